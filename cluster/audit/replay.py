@@ -1,7 +1,6 @@
 """Folding the ledger again, from nothing: the same state digest, or something is wrong."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from replica.fold import apply_batch, apply_entry
 from replica.messages import Batch, ReleaseNeeded
@@ -29,36 +28,37 @@ class ReplayFailed(Exception):
         self.sentence = sentence
 
 
-class Replayed(NamedTuple):
-    """What a replay came to. `entries` is how many were read, of them `batches`, `no_ops` and `void_batches`."""
+class Replayed:
+    """What a replay has come to. `entries` is how many were read, of them `batches`, `no_ops` and `void_batches`."""
 
-    state: State
-    state_digest: bytes
-    ledger_digest: bytes
-    first_index: int
-    last_index: int
-    entries: int
-    batches: int
-    no_ops: int
-    void_batches: int
-
-
-class _Replay:
     def __init__(self, state: State, index: int, digest: bytes, at_revision: int | None) -> None:
-        self.state, self.index, self.digest = state, index, digest
+        self.state = state
+        self.last_index, self.ledger_digest = index, digest
         self.first_index = index + 1
         self.at_revision = at_revision
         self.batches = self.no_ops = self.void_batches = 0
 
     @property
+    def entries(self) -> int:
+        """How many entries were read."""
+        return self.last_index - self.first_index + 1
+
+    @property
+    def state_digest(self) -> bytes:
+        """Digest of the state that the entries led to."""
+        return state_digest(self.state)
+
+    @property
     def arrived(self) -> bool:
+        """Whether the moment that was asked for has come."""
         return self.at_revision is not None and self.state.revision >= self.at_revision
 
     def take(self, entry: LedgerEntry) -> None:
-        if entry.index != self.index + 1:
+        """Fold the next entry; ReplayRefused where it is not the next, ReplayFailed where it cannot be."""
+        if entry.index != self.last_index + 1:
             raise ReplayRefused(
-                f"this replica does not hold the entries {self.index + 1} to {entry.index - 1}; replay the ledger of a "
-                f"replica that does, or start from a snapshot with --from-snapshot"
+                f"this replica does not hold the entries {self.last_index + 1} to {entry.index - 1}; replay the ledger "
+                f"of a replica that does, or start from a snapshot with --from-snapshot"
             )
         try:
             match kind_of(entry.data):
@@ -73,7 +73,7 @@ class _Replay:
             raise
         except (CodecError, LedgerViolation) as error:
             raise ReplayFailed(entry.index, str(error)) from error
-        self.index, self.digest = entry.index, entry.digest
+        self.last_index, self.ledger_digest = entry.index, entry.digest
 
     def _settle(self, batch: Batch) -> None:
         after = apply_batch(self.state, batch)
@@ -103,27 +103,27 @@ def replay(
     ReplayFailed or LedgerBroken where the ledger is not what it must be.
     """
     ledger = ledger.as_of_now()
-    replaying = _Replay(EMPTY, 0, b"", at_revision) if start is None else _from_image(ledger, start, at_revision)
+    replaying = Replayed(EMPTY, 0, b"", at_revision) if start is None else _from_image(ledger, start, at_revision)
     last_index = ledger.applied_index
     if at_revision is not None and at_revision < replaying.state.revision:
         raise ReplayRefused(f"revision {at_revision} lies before revision {replaying.state.revision} of the snapshot")
-    while replaying.index < last_index and not replaying.arrived:
-        before = replaying.index
+    while replaying.last_index < last_index and not replaying.arrived:
+        before = replaying.last_index
         for entry in ledger.read(before + 1, limit=min(READ_ENTRIES, last_index - before)):
             replaying.take(entry)
             if replaying.arrived:
                 break
-        if replaying.index == before:
+        if replaying.last_index == before:
             raise ReplayRefused(
                 f"this replica does not hold the entries {before + 1} to {last_index}; replay the ledger of a replica "
                 f"that does, or start from a snapshot with --from-snapshot"
             )
         if progress is not None:
-            progress(replaying.index, last_index)
+            progress(replaying.last_index, last_index)
     return _finished(ledger, replaying)
 
 
-def _from_image(ledger: Ledger, image: Image, at_revision: int | None) -> _Replay:
+def _from_image(ledger: Ledger, image: Image, at_revision: int | None) -> Replayed:
     if image.index > ledger.applied_index:
         raise ReplayRefused(
             f"the snapshot is of entry {image.index}, the ledger ends at {ledger.applied_index}; use an older snapshot"
@@ -131,10 +131,10 @@ def _from_image(ledger: Ledger, image: Image, at_revision: int | None) -> _Repla
     known = next(iter(ledger.read(image.index, limit=1)), None)
     if known is not None and known.index == image.index and known.digest != image.chain_digest:
         raise ReplayFailed(image.index, "the snapshot's digest of the ledger is not that of this ledger")
-    return _Replay(image.state, image.index, image.chain_digest, at_revision)
+    return Replayed(image.state, image.index, image.chain_digest, at_revision)
 
 
-def _finished(ledger: Ledger, replaying: _Replay) -> Replayed:
+def _finished(ledger: Ledger, replaying: Replayed) -> Replayed:
     state = replaying.state
     if replaying.at_revision is not None and state.revision != replaying.at_revision:
         raise ReplayRefused(f"revision {replaying.at_revision} is not settled; the last one is {state.revision}")
@@ -142,25 +142,15 @@ def _finished(ledger: Ledger, replaying: _Replay) -> Replayed:
         _compare(ledger, replaying)
     faults = check(state)
     if faults:
-        raise ReplayFailed(replaying.index, "; ".join(faults))
-    return Replayed(
-        state=state,
-        state_digest=state_digest(state),
-        ledger_digest=replaying.digest,
-        first_index=replaying.first_index,
-        last_index=replaying.index,
-        entries=replaying.index - replaying.first_index + 1,
-        batches=replaying.batches,
-        no_ops=replaying.no_ops,
-        void_batches=replaying.void_batches,
-    )
+        raise ReplayFailed(replaying.last_index, "; ".join(faults))
+    return replaying
 
 
-def _compare(ledger: Ledger, replaying: _Replay) -> None:
+def _compare(ledger: Ledger, replaying: Replayed) -> None:
     revision: Revision | int = ledger.applied_revision
     if revision != replaying.state.revision:
         raise ReplayFailed(
-            replaying.index, f"it ends at revision {replaying.state.revision}, the replica recorded {revision}"
+            replaying.last_index, f"it ends at revision {replaying.state.revision}, the replica recorded {revision}"
         )
-    if replaying.digest and ledger.applied_digest != replaying.digest:
-        raise LedgerBroken(replaying.index, "its digest is not the one that was recorded as applied")
+    if replaying.ledger_digest and ledger.applied_digest != replaying.ledger_digest:
+        raise LedgerBroken(replaying.last_index, "its digest is not the one that was recorded as applied")
