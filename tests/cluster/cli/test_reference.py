@@ -11,8 +11,8 @@ from cluster.cli.app import cli
 from cluster.cli.audit_commands import audit_commands, words_of
 from cluster.cli.commands.submit import submit
 from cluster.cli.exits import MEANINGS, SERVE_MEANINGS, ExitCode
-from cluster.cli.reference import render
 from cluster.cli.submission.sbatch import OPTIONS
+from tests.repo.cli_reference import render
 
 ROOT = Path(__file__).parents[3]
 

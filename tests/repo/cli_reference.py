@@ -9,7 +9,7 @@ import click
 
 from cluster.cli.app import cli
 from cluster.cli.exits import MEANINGS, SERVE_MEANINGS
-from cluster.cli.submission import OPTIONS
+from cluster.cli.submission.sbatch import OPTIONS
 
 
 def render() -> str:
