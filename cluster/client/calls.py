@@ -19,7 +19,7 @@ reached refused our certificate or showed one that we refuse: trust does not com
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -32,6 +32,7 @@ from cluster.client.errors import (
     OUTCOME_UNKNOWN,
     REDIRECT_LOOP,
     UNREACHABLE,
+    UNTRUSTED,
     ApiError,
     error_of,
 )
@@ -196,16 +197,6 @@ class Endpoints:
             self._order.append(address)
 
 
-class Trouble(NamedTuple):
-    """Why a replica's turn was over; `status` 0 where it did not answer."""
-
-    status: int
-    code: str
-    sentence: str
-    remedy: str
-    untrusted: bool = False
-
-
 class Caller:
     """Performs calls over one exchange and remembers who led last."""
 
@@ -241,7 +232,8 @@ class _Run:
         self._deadline_s = clock.monotonic_s() + call.deadline_s
         self._may_have_happened = False
         self._retry_after_s = 0.0
-        self._last: Trouble | None = None
+        self._last: ApiError | None = None
+        """Why the turn of the replica that was asked last was over."""
         self._connect_s = CONNECT_S
 
     async def finish(self, sleep: Callable[[float], Awaitable[None]]) -> Answer:
@@ -263,7 +255,7 @@ class _Run:
         """Ask every replica once; None if nobody could answer."""
         tried: set[Address] = set()
         silent: set[Address] = set()
-        troubles: list[Trouble] = []
+        troubles: list[ApiError] = []
         self._retry_after_s = 0.0
         target = self._endpoints.next_after(tried)
         redirects = 0
@@ -278,13 +270,14 @@ class _Run:
                 redirects += 1
                 if outcome in silent:
                     # Its peers have not noticed that the leader is gone; waiting for it again would cost an attempt.
-                    outcome = Trouble(NO_ANSWER, UNREACHABLE, f"{target} redirected to {outcome}, which is silent", "")
+                    outcome = ApiError(NO_ANSWER, UNREACHABLE, f"{target} redirected to {outcome}, which is silent")
                 elif redirects <= REDIRECTS_MAX:
                     target = outcome
                     continue
                 else:
                     sentence = f"{target} redirected for the {redirects}th time in a row"
-                    outcome = Trouble(NO_ANSWER, REDIRECT_LOOP, sentence, "see `forebay member list` for who leads")
+                    remedy = "see `forebay member list` for who leads"
+                    outcome = ApiError(NO_ANSWER, REDIRECT_LOOP, sentence, remedy=remedy)
             redirects = 0
             if outcome.status == NO_ANSWER and outcome.code == UNREACHABLE:
                 silent.add(target)
@@ -293,12 +286,12 @@ class _Run:
                 # What the call's own deadline cut short says less than what was answered before.
                 self._last = outcome
             target = self._endpoints.next_after(tried)
-        if any(trouble.untrusted for trouble in troubles) and all(trouble.status == NO_ANSWER for trouble in troubles):
-            refused = next(trouble for trouble in troubles if trouble.untrusted)
-            raise self._error(refused.status, refused.code, refused.sentence, refused.remedy)
+        untrusted = next((trouble for trouble in troubles if trouble.code == UNTRUSTED), None)
+        if untrusted is not None and all(trouble.status == NO_ANSWER for trouble in troubles):
+            raise self._error(untrusted.status, untrusted.code, untrusted.sentence, untrusted.remedy)
         return None
 
-    async def _ask(self, address: Address) -> Answer | Address | Trouble:
+    async def _ask(self, address: Address) -> Answer | Address | ApiError:
         """Send one request: an answer, where to go instead, or why this replica's turn is over."""
         call = self._call
         timeout_s = min(self._left_s(), call.attempt_s)
@@ -311,7 +304,7 @@ class _Run:
             self._may_have_happened |= failure.may_have_arrived
             if failure.code == ANSWER_TOO_LARGE:
                 raise self._error(NO_ANSWER, failure.code, failure.sentence, failure.remedy) from failure
-            return Trouble(NO_ANSWER, failure.code, failure.sentence, failure.remedy, failure.untrusted)
+            return failure
         if answer.status < 300:
             if call.leader_only:
                 self._endpoints.led(address)
@@ -320,7 +313,7 @@ class _Run:
             try:
                 return redirection(address, answer.location)
             except ValueError as fault:
-                return Trouble(answer.status, BAD_ANSWER, str(fault), "check its api address")
+                return ApiError(answer.status, BAD_ANSWER, str(fault), remedy="check its api address")
         error = error_of(answer.status, answer.body, who=str(address), command_id=call.command_id)
         if answer.status not in RETRY_STATUSES:
             raise self._final(error)
@@ -328,7 +321,7 @@ class _Run:
         if answer.status == TOO_MANY:
             # A full queue knows when there will be room; the end of an election nobody knows: our own back-off decides.
             self._retry_after_s = max(self._retry_after_s, parse_retry_after(answer.retry_after))
-        return Trouble(answer.status, error.code, error.sentence, error.remedy)
+        return error
 
     def _final(self, error: ApiError) -> ApiError:
         """Return what a refusal comes to: one that looked at nothing says nothing of the requests before it."""
@@ -337,9 +330,8 @@ class _Run:
         return unknown_after(error, self._call.command_id)
 
     def _gave_up(self) -> ApiError:
-        last = self._last or Trouble(
-            NO_ANSWER, UNREACHABLE, "the deadline is too short to ask anybody", "allow more time"
-        )
+        too_short = "the deadline is too short to ask anybody"
+        last = self._last or ApiError(NO_ANSWER, UNREACHABLE, too_short, remedy="allow more time")
         sentence = f"no replica could answer within {self._call.deadline_s:g} s; the last trouble: {last.sentence}"
         if self._call.command_id is not None and self._may_have_happened:
             return self._error(

@@ -105,9 +105,7 @@ class EventStream:
             if target is None:
                 if untrusted is not None and not streamed:
                     # Nobody in the whole round could be talked to, and trust does not come by waiting.
-                    raise ApiError(
-                        NO_ANSWER, untrusted.code, untrusted.sentence, remedy=untrusted.remedy
-                    ) from untrusted
+                    raise untrusted
                 if self._clock.monotonic_s() - heard_s >= self._give_up_s:
                     raise ApiError(
                         NO_ANSWER,

@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from cluster.client.errors import ANSWER_TOO_LARGE, UNREACHABLE, UNTRUSTED
+from cluster.client.errors import ANSWER_TOO_LARGE, NO_ANSWER, UNREACHABLE, UNTRUSTED, ApiError
 from cluster.security import TlsFiles, client_context, describe_authority, describe_certificate
 from cluster.system import Address
 
@@ -48,11 +48,10 @@ class Answer(msgspec.Struct, frozen=True):
     body: bytes
     location: str | None = None
     retry_after: str | None = None
-    revision: str | None = None
     unsure: bool = False
 
 
-class AttemptFailed(Exception):
+class AttemptFailed(ApiError):
     """A request that got no complete answer.
 
     `may_have_arrived`: the replica may have carried it out. `untrusted`: one side refused the other's certificate, so
@@ -60,11 +59,8 @@ class AttemptFailed(Exception):
     """
 
     def __init__(self, sentence: str, *, code: str, may_have_arrived: bool, remedy: str = "") -> None:
-        super().__init__(sentence)
-        self.sentence = sentence
-        self.code = code
+        super().__init__(NO_ANSWER, code, sentence, remedy=remedy)
         self.may_have_arrived = may_have_arrived
-        self.remedy = remedy
 
     @property
     def untrusted(self) -> bool:
@@ -92,13 +88,7 @@ class Exchange:
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s)
         async with self._attempt(address, timeout_s, connect_s):
             async with self._request(address, method, target, body, timeout) as response:
-                return Answer(
-                    status=response.status,
-                    body=await _read_bounded(response, address),
-                    location=response.headers.get("Location"),
-                    retry_after=response.headers.get("Retry-After"),
-                    revision=response.headers.get("Forebay-Revision"),
-                )
+                return _answer(response, await _read_bounded(response, address))
 
     @contextlib.asynccontextmanager
     async def stream(
@@ -112,13 +102,7 @@ class Exchange:
         async with self._attempt(address, idle_s, connect_s):
             async with self._request(address, "GET", target, None, timeout, accept="text/event-stream") as response:
                 body = b"" if response.status == 200 else await _read_bounded(response, address)
-                answer = Answer(
-                    status=response.status,
-                    body=body,
-                    location=response.headers.get("Location"),
-                    retry_after=response.headers.get("Retry-After"),
-                )
-                yield answer, response.content.iter_chunked(CHUNK_BYTES)
+                yield _answer(response, body), response.content.iter_chunked(CHUNK_BYTES)
 
     async def close(self) -> None:
         """Close all connections; the exchange may be used again and then opens new ones."""
@@ -217,6 +201,10 @@ class Exchange:
             may_have_arrived=False,
             remedy="use a certificate that the authority of that replica's cluster issued",
         )
+
+
+def _answer(response: aiohttp.ClientResponse, body: bytes) -> Answer:
+    return Answer(response.status, body, response.headers.get("Location"), response.headers.get("Retry-After"))
 
 
 async def _read_bounded(response: aiohttp.ClientResponse, address: Address) -> bytes:
