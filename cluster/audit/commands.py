@@ -14,7 +14,7 @@ from cluster.audit.replay import ReplayFailed, ReplayRefused, replay
 from cluster.cli.audit_commands import audit_commands
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.group import SETTINGS, ForebayGroup
-from cluster.cli.session import load_config
+from cluster.cli.session import Session
 from cluster.cli.text import fields_table, moment, show, show_json, snapshot_fields, stderr_console
 from cluster.schemas import LedgerEntryView, made_of
 from cluster.server import Applied, snapshot_view
@@ -82,7 +82,7 @@ def _directory(context: click.Context, data: Path | None, name: str | None) -> P
         raise bad_input("which ledger is not said", "give either --data DIRECTORY or --name REPLICA")
     if data is not None:
         return data / "wal" if (data / "wal").is_dir() else data
-    config = load_config(context.find_root().params.get("config"))
+    config = Session(config_path=context.find_root().params.get("config")).config()
     assert name is not None  # one of the two was given
     try:
         config.replica(name)

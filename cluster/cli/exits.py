@@ -73,24 +73,13 @@ BBF_LINE: Final = "Invalid --bbf specification"
 class Failure(Exception):
     """A command that cannot go on: `sentence` says what is wrong, `remedy` what to do, `place` where."""
 
-    def __init__(
-        self,
-        code: ExitCode,
-        sentence: str,
-        remedy: str = "",
-        *,
-        place: str = "",
-        invalid_request: bool = False,
-        last: str = "",
-    ) -> None:
+    def __init__(self, code: ExitCode, sentence: str, remedy: str = "", *, place: str = "", last: str = "") -> None:
         super().__init__(sentence)
         self.code = code
         self.sentence = sentence
         self.remedy = remedy
         self.place = place
-        self.invalid_request = invalid_request
-        """Whether a burst-buffer request was refused: Slurm's line is printed last."""
-        self.last = last or (INVALID_REQUEST_LINE if invalid_request else "")
+        self.last = last
         """The last line, byte for byte as Slurm prints it; empty: none."""
 
     def lines(self) -> list[str]:
@@ -104,9 +93,9 @@ class Failure(Exception):
         return lines
 
 
-def bad_input(sentence: str, remedy: str, *, place: str = "", last: str = "") -> Failure:
+def bad_input(sentence: str, remedy: str, *, place: str = "") -> Failure:
     """Return the failure for something that the user wrote wrongly."""
-    return Failure(ExitCode.BAD_INPUT, sentence, remedy, place=place, last=last)
+    return Failure(ExitCode.BAD_INPUT, sentence, remedy, place=place)
 
 
 def converted(text: str, convert: Callable[[str], T], place: str) -> T:

@@ -10,8 +10,9 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from cluster.cli.exits import MEANINGS, ExitCode, Failure
+from cluster.cli.exits import MEANINGS, ExitCode, Failure, bad_input
 from cluster.cli.text import note
+from cluster.config import ConfigError
 
 TRACEBACK_VARIABLE: Final = "FOREBAY_TRACEBACK"
 """Environment variable that shows the traceback of a fault, for whoever repairs it."""
@@ -108,6 +109,8 @@ def _noticing_readers() -> Iterator[None]:
 
 def report(error: BaseException) -> ExitCode:
     """Print an error as sentences on stderr; return the code to exit with. SystemExit goes on as it is."""
+    if isinstance(error, ConfigError):
+        error = _config_failure(error)
     if isinstance(error, Failure):
         for line in error.lines():
             note(line)
@@ -126,6 +129,14 @@ def report(error: BaseException) -> ExitCode:
     if isinstance(error, SystemExit):
         raise error
     return _fault(error)
+
+
+def _config_failure(error: ConfigError) -> Failure:
+    """Return the failure for a configuration that cannot be used."""
+    place = f"{error.place}, {error.key}" if error.key else error.place
+    if isinstance(error.__cause__, PermissionError):
+        return Failure(ExitCode.PERMISSION_DENIED, error.sentence, "ask its owner for a copy", place=place)
+    return bad_input(error.sentence, error.remedy, place=place)
 
 
 def _sentence(error: click.ClickException) -> str:

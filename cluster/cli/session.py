@@ -8,9 +8,9 @@ from typing import Any, Final, TypeVar
 import click
 import msgspec
 
-from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.exits import ExitCode, Failure
 from cluster.client import NO_ANSWER, UNTRUSTED, ApiError, Client, run
-from cluster.config import OPERATOR_NAME, Config, ConfigError
+from cluster.config import OPERATOR_NAME, Config
 from cluster.schemas import Operation
 from cluster.security import TlsRefused
 from cluster.system import Clock, SystemClock
@@ -24,18 +24,10 @@ DEADLINE_S: Final = 10.0
 DEADLINE_S_MAX: Final = 3_600.0
 
 _CODES: Final = {
-    400: ExitCode.BAD_INPUT,
-    401: ExitCode.PERMISSION_DENIED,
-    403: ExitCode.PERMISSION_DENIED,
+    **dict.fromkeys((400, 413, 414, 415, 422, 431), ExitCode.BAD_INPUT),
+    **dict.fromkeys((401, 403), ExitCode.PERMISSION_DENIED),
     404: ExitCode.NOT_FOUND,
-    413: ExitCode.BAD_INPUT,
-    414: ExitCode.BAD_INPUT,
-    415: ExitCode.BAD_INPUT,
-    422: ExitCode.BAD_INPUT,
-    431: ExitCode.BAD_INPUT,
-    502: ExitCode.UNREACHABLE,
-    503: ExitCode.UNREACHABLE,
-    504: ExitCode.UNREACHABLE,
+    **dict.fromkeys((502, 503, 504), ExitCode.UNREACHABLE),
 }
 
 _COMMANDS: Final = (
@@ -60,8 +52,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     clock: Clock = SystemClock()
 
     def config(self) -> Config:
-        """Return the configuration; Failure says which file and key is wrong."""
-        return load_config(self.config_path)
+        """Return the configuration of --config, or ./forebay.toml; ConfigError says which file and key is wrong."""
+        return Config.load(self.config_path or CONFIG_DEFAULT)
 
     def ask(self, call: Callable[[Client], Awaitable[_T]]) -> _T:
         """Run a call with a client of the cluster and return its answer; Failure says why there is none."""
@@ -77,8 +69,6 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
             return run(perform())
         except ApiError as error:
             raise failure_of(error) from error
-        except ConfigError as error:
-            raise config_failure(error) from error
         except TlsRefused as error:
             sentence, _, remedy = str(error).partition("; ")
             raise Failure(ExitCode.PERMISSION_DENIED, sentence, remedy) from error
@@ -99,22 +89,6 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
             return await client.call(operation, request, **path)
 
         return self.ask(send)
-
-
-def load_config(path: Path | None) -> Config:
-    """Read the configuration at `path`, or ./forebay.toml; Failure says what is wrong and where."""
-    try:
-        return Config.load(CONFIG_DEFAULT if path is None else path)
-    except ConfigError as error:
-        raise config_failure(error) from error
-
-
-def config_failure(error: ConfigError) -> Failure:
-    """Return the failure for a configuration that cannot be used."""
-    place = f"{error.place}, {error.key}" if error.key else error.place
-    if isinstance(error.__cause__, PermissionError):
-        return Failure(ExitCode.PERMISSION_DENIED, error.sentence, "ask its owner for a copy", place=place)
-    return bad_input(error.sentence, error.remedy, place=place)
 
 
 def failure_of(error: ApiError) -> Failure:

@@ -11,7 +11,7 @@ import msgspec
 
 from cluster.cli.commands.options import JSON_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.session import Session, config_failure, session
+from cluster.cli.session import Session, session
 from cluster.cli.text import note, readable_size
 from cluster.config import AgentConfig, ConfigError
 from cluster.schemas import operations as ops
@@ -101,10 +101,7 @@ def agent_receipt(
 def _agent(current: Session, name: str | None) -> AgentConfig:
     config = current.config()
     if name is not None:
-        try:
-            return config.agent(name)
-        except ConfigError as error:
-            raise config_failure(error) from error
+        return config.agent(name)
     here = [agent for agent in config.agents if agent.directory.is_dir()]
     if len(here) != 1:
         raise bad_input(
@@ -142,8 +139,8 @@ def _in_ledger(current: Session, which: "Kept") -> str:
     """Return the digest that the ledger has, empty with a remark if nobody can be asked."""
     try:
         answer = current.read(ops.LIST_RECEIPTS, id=which.job, stage=which.stage, attempt=which.attempt)
-    except Failure as failure:
-        note(f"The ledger's receipt could not be asked for: {failure}.")
+    except (ConfigError, Failure) as failure:
+        note(f"The ledger's receipt could not be asked for: {failure.sentence}.")
         return ""
     return answer.receipts[-1].digest if answer.receipts else ""
 

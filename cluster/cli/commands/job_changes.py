@@ -40,10 +40,7 @@ JOBS = click.argument("job_ids", metavar="JOB…", type=JOB_ID, nargs=-1, requir
 
 
 def _change(
-    name: str,
-    help_text: str,
-    operation: Operation[Any, JobView],
-    among: Callable[..., BulkCommand],
+    name: str, help_text: str, operation: Operation[Any, JobView], among: Callable[..., BulkCommand]
 ) -> click.Command:
     """Return the command that changes jobs one way: `operation` for one, `among` is one of many."""
 
@@ -55,35 +52,24 @@ def _change(
     return change
 
 
-HOLD = _change(
-    "hold",
-    "Hold pending jobs back until they are released.",
-    ops.HOLD_JOB,
-    HoldCommand,
-)
-RELEASE = _change(
-    "release",
-    "Release held jobs; an operation that had failed for good is tried again.",
-    ops.RELEASE_JOB,
-    ReleaseCommand,
-)
-SUSPEND = _change(
-    "suspend",
-    "Stop running jobs where they are; their time limits stand still.",
-    ops.SUSPEND_JOB,
-    SuspendCommand,
-)
-RESUME = _change(
-    "resume",
-    "Let suspended jobs go on where they were stopped.",
-    ops.RESUME_JOB,
-    ContinueCommand,
-)
-REQUEUE = _change(
-    "requeue",
-    "End the present run of jobs, or take back their buffers; they wait and stage in again.",
-    ops.REQUEUE_JOB,
-    RequeueCommand,
+_PLAIN_CHANGES = (
+    _change("hold", "Hold pending jobs back until they are released.", ops.HOLD_JOB, HoldCommand),
+    _change(
+        "release",
+        "Release held jobs; an operation that had failed for good is tried again.",
+        ops.RELEASE_JOB,
+        ReleaseCommand,
+    ),
+    _change(
+        "suspend", "Stop running jobs where they are; their time limits stand still.", ops.SUSPEND_JOB, SuspendCommand
+    ),
+    _change("resume", "Let suspended jobs go on where they were stopped.", ops.RESUME_JOB, ContinueCommand),
+    _change(
+        "requeue",
+        "End the present run of jobs, or take back their buffers; they wait and stage in again.",
+        ops.REQUEUE_JOB,
+        RequeueCommand,
+    ),
 )
 
 
@@ -220,4 +206,4 @@ def _standings(jobs: Iterable[JobView]) -> list[str]:
     ]
 
 
-CHANGES = (cancel, HOLD, RELEASE, SUSPEND, RESUME, REQUEUE, update)
+CHANGES = (cancel, *_PLAIN_CHANGES, update)

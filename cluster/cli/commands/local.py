@@ -2,9 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Literal, NoReturn, cast
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -13,11 +12,11 @@ from cluster.cli.commands.agent_receipt import agent_receipt
 from cluster.cli.commands.local_cluster import children_of, module_command, run
 from cluster.cli.commands.member import save_snapshot
 from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.session import Session, config_failure, session
+from cluster.cli.session import session
 from cluster.cli.text import moment, note
 from cluster.client import Client
 from cluster.client import run as run_to_end
-from cluster.config import OPERATOR_NAME, Config, ConfigError, Founding, FoundingRefused, PoolSpec, found
+from cluster.config import OPERATOR_NAME, Config, Founding, FoundingRefused, PoolSpec, found
 from cluster.schemas import operations as ops
 from cluster.security import certificate_of
 from cluster.system import SystemClock, format_instant
@@ -30,10 +29,12 @@ _STANDARD: Final = Founding()
 
 @click.command("init")
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--cluster-name", default=_STANDARD.name, show_default=True, help="For people; the id is made.")
+@click.option("--cluster-name", "name", default=_STANDARD.name, show_default=True, help="For people; the id is made.")
 @click.option("--replicas", type=int, default=_STANDARD.replicas, show_default=True, help="1, 3 or 5.")
 @click.option("--agents", type=int, default=_STANDARD.agents, show_default=True, help="Nodes with an agent.")
-@click.option("--cpus", type=int, default=_STANDARD.cpus_per_agent, show_default=True, help="CPUs of each node.")
+@click.option(
+    "--cpus", "cpus_per_agent", type=int, default=_STANDARD.cpus_per_agent, show_default=True, help="CPUs of each node."
+)
 @click.option("--host", default=_STANDARD.host, show_default=True, help="Address of all replicas.")
 @click.option(
     "--base-port", type=int, default=_STANDARD.base_port, show_default=True, help="Peers from here, API + 10."
@@ -51,10 +52,8 @@ _STANDARD: Final = Founding()
 @click.option("--allow-root", is_flag=True, help="Let the user root submit jobs.")
 @click.option("--user", "users", multiple=True, metavar="NAME", help="Also issue a certificate for this user.")
 def init(
-    directory: Path, cluster_name: str, replicas: int, agents: int, cpus: int, host: str, base_port: int,
-    pools: tuple[str, ...], sources: tuple[str, ...], destinations: tuple[str, ...], accounts: str, allow_root: bool,
-    users: tuple[str, ...],
-) -> None:  # fmt: skip
+    directory: Path, pools: tuple[str, ...], sources: tuple[str, ...], destinations: tuple[str, ...], **fields: Any
+) -> None:
     """Write a new cluster's forebay.toml and certificates into DIRECTORY.
 
     Nothing that is there is overwritten. Staging roots are relative to the present directory, and none means that jobs
@@ -63,18 +62,10 @@ def init(
     here = Path.cwd()
     try:
         founding = Founding(
-            name=cluster_name,
-            host=host,
-            base_port=base_port,
-            replicas=replicas,
-            agents=agents,
-            cpus_per_agent=cpus,
-            accounts=cast(Literal["own", "switch"], accounts),
             pools=tuple(PoolSpec.parse(pool) for pool in pools) or _STANDARD.pools,
-            users=users,
             source_roots=tuple(Path(os.path.normpath(here / root)) for root in sources),
             destination_roots=tuple(Path(os.path.normpath(here / root)) for root in destinations),
-            allow_root=allow_root,
+            **fields,
         )
         config = found(directory, founding, clock=SystemClock())
     except FoundingRefused as error:
@@ -86,7 +77,7 @@ def init(
         f"{moment(format_instant(until)).partition('T')[0]}."
     )
     click.echo(f"Next: forebay --config {config.file} up")
-    if not allow_root and os.geteuid() == 0:
+    if not founding.allow_root and os.geteuid() == 0:
         note(
             "forebay: warning: you are root, and root may not submit jobs to this cluster: see --allow-root and --user"
         )
@@ -167,7 +158,8 @@ def serve(name: str, first_start: bool, join: bool) -> None:
     A replica without data is refused, unless `forebay init` made its directory or --first-start says that it has never
     run: one that lost its data has forgotten votes and entries that the others count on.
     """
-    config = _checked(session(), lambda config: config.replica(name))
+    config = session().config()
+    config.replica(name)  # refused here, before another program begins
     words = [*(["--first-start"] if first_start else []), *(["--join"] if join else [])]
     _replace(module_command("cluster.serve", "--config", str(config.file), "--name", name, *words))
 
@@ -184,20 +176,12 @@ def agent(context: click.Context, name: str | None) -> None:
         return
     if name is None:
         raise bad_input("forebay agent does not say which node this is", "forebay agent --name NODE runs its agent")
-    config = _checked(session(), lambda config: config.agent(name))
+    config = session().config()
+    config.agent(name)
     _replace(module_command("cluster.agent", "--config", str(config.file), "--name", name))
 
 
 agent.add_command(agent_receipt)
-
-
-def _checked(current: Session, look_up: Callable[[Config], object]) -> Config:
-    config = current.config()
-    try:
-        look_up(config)
-    except ConfigError as error:
-        raise config_failure(error) from error
-    return config
 
 
 def _replace(command: tuple[str, ...]) -> NoReturn:

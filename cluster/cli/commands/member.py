@@ -13,10 +13,10 @@ import msgspec
 
 from cluster.cli.commands.options import JSON_OPTION, NAME
 from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.session import config_failure, session
+from cluster.cli.session import session
 from cluster.cli.text import Cell, fields_table, members_table, note, present, show, show_json, snapshot_fields, table
 from cluster.client import ApiError, Client
-from cluster.config import Config, ConfigError, ReplicaConfig
+from cluster.config import ReplicaConfig
 from cluster.schemas import DigestsAnswer, MembersAnswer, MemberView, StatusView
 from cluster.schemas import operations as ops
 from cluster.system import Address, AddressError
@@ -205,7 +205,7 @@ def status(name: str | None, digest: bool, as_json: bool) -> None:
     """
     current = session()
     config = current.config()
-    replicas = config.replicas if name is None else (find_replica(config, name),)
+    replicas = config.replicas if name is None else (config.replica(name),)
 
     async def ask_all(client: Client) -> list[ReplicaStatus]:
         return await asyncio.gather(*(_ask(client, replica, digest) for replica in replicas))
@@ -274,27 +274,9 @@ def _row(answer: ReplicaStatus) -> tuple[Cell, ...]:
     found = answer.status
     if found is None:
         return (answer.name, "unreachable", "no", *[None] * 7)
-    digest = found.state_digest
-    return (
-        answer.name,
-        found.role,
-        "yes" if found.ready else "no",
-        found.term,
-        found.leader,
-        found.commit_index,
-        found.applied_index,
-        found.revision,
-        found.snapshot_index,
-        None if digest is None else digest[:DIGEST_DIGITS_SHOWN],
-    )
-
-
-def find_replica(config: Config, name: str) -> ReplicaConfig:
-    """Return the replica of that name; Failure names the near one."""
-    try:
-        return config.replica(name)
-    except ConfigError as error:
-        raise config_failure(error) from error
+    ready, digest = "yes" if found.ready else "no", (found.state_digest or "")[:DIGEST_DIGITS_SHOWN]
+    indexes = (found.commit_index, found.applied_index, found.revision, found.snapshot_index)
+    return (answer.name, found.role, ready, found.term, found.leader, *indexes, digest)
 
 
 @click.command("save")
@@ -303,6 +285,6 @@ def find_replica(config: Config, name: str) -> ReplicaConfig:
 def save_snapshot(name: str | None, as_json: bool) -> None:
     """Let a replica write a snapshot now (operators)."""
     current = session()
-    address: Address | None = None if name is None else find_replica(current.config(), name).api
+    address: Address | None = None if name is None else current.config().replica(name).api
     view = current.ask(lambda client: client.call(ops.SAVE_SNAPSHOT, replica=address))
     present(view, as_json, lambda: fields_table(snapshot_fields(view)))

@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from cluster.cli.commands.options import JSON_OPTION, job_options
-from cluster.cli.exits import NODE_COUNT_LINE, PERMISSION_LINE, ExitCode, Failure, bad_input
+from cluster.cli.exits import INVALID_REQUEST_LINE, NODE_COUNT_LINE, PERMISSION_LINE, ExitCode, Failure, bad_input
 from cluster.cli.session import exit_code_of, session
 from cluster.cli.submission import Prepared, located, prepare, read_bounded
 from cluster.cli.text import note, present
@@ -113,10 +113,10 @@ def _failure(error: ApiError, prepared: Prepared) -> Failure:
         )
     concerned = error.code in REQUEST_CODES or error.place.startswith(REQUEST_PLACES)
     invalid = concerned and code in (ExitCode.BAD_INPUT, ExitCode.REFUSED, ExitCode.PERMISSION_DENIED)
-    last = ""
+    last = INVALID_REQUEST_LINE if invalid else ""
     if error.sentence in PERMISSION_SENTENCES:
         last = PERMISSION_LINE
     elif error.sentence == NODE_COUNT_LINE:
         last = NODE_COUNT_LINE
     place = located(error.place, prepared.sources)
-    return Failure(code, error.sentence, remedy, place=place, invalid_request=invalid, last=last)
+    return Failure(code, error.sentence, remedy, place=place, last=last)
