@@ -226,9 +226,7 @@ def set_reservation(name: str, as_json: bool, **fields: Any) -> None:
 # The rules, and estimates --------------------------------------------------------------------------------------------
 
 
-@click.group("scheduling")
-def scheduling_group() -> None:
-    """Show and change the site's rules of scheduling."""
+scheduling_group = click.Group("scheduling", help="Show and change the site's rules of scheduling.")
 
 
 @scheduling_group.command("show")
@@ -286,9 +284,9 @@ def _print_scheduling(answer: v.SchedulingAnswer, as_json: bool) -> None:
     present(answer, as_json, lambda: "\n".join(lines))
 
 
-@click.group("usage")
-def usage_group() -> None:
-    """Show and reset what accounts and QOS have used of burst buffers, which GrpBBMinutes limits."""
+usage_group = click.Group(
+    "usage", help="Show and reset what accounts and QOS have used of burst buffers, which GrpBBMinutes limits."
+)
 
 
 @usage_group.command("show")

@@ -4,11 +4,15 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 import msgspec
 
+from cluster.agent.files import PathRefused
+from cluster.agent.processes import AccountRefused, account_for, become
+from cluster.agent.receipts import Kept, algorithm_of, differences, digest_of_lines, kept, opened
+from cluster.agent.transfer import Algorithm, Difference, raw_lines, read_lines
 from cluster.cli.commands.options import JSON_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import Session, session
@@ -17,10 +21,6 @@ from cluster.config import AgentConfig, ConfigError
 from cluster.schemas import operations as ops
 from cluster.system import SystemClock
 from replica.values import plain
-
-if TYPE_CHECKING:
-    from cluster.agent.receipts import Kept
-    from cluster.agent.transfer import Algorithm, Difference
 
 STAGES: Final = ("stage_in", "stage_out")
 
@@ -56,9 +56,6 @@ def agent_receipt(
     each file that is not at its destination as it was put there is named. A digest or a file that differs, or a
     damaged line, ends with exit code 7; a receipt that is not on this node with 3; one that may not be read with 6.
     """
-    # Only this command needs them, and they take time to load.
-    from cluster.agent import receipts
-
     current = session()
     home = _agent(current, context.parent.params["name"] if context.parent is not None else None).directory
     given = _algorithm(digest)
@@ -66,10 +63,10 @@ def agent_receipt(
         raise bad_input("--as-user says who reads the destinations, and nothing is to be read", "add --recheck")
     try:
         which = _which(home, job, stage, attempt)
-        with receipts.opened(home, which) as descriptor:
+        with opened(home, which) as descriptor:
             wanted = digest or _in_ledger(current, which)
             algorithm = given or _algorithm(wanted) or "xxh3-128"
-            found = receipts.digest_of_lines(descriptor, algorithm)
+            found = digest_of_lines(descriptor, algorithm)
             if wanted and found != wanted:
                 raise Failure(
                     ExitCode.VERIFICATION_FAILED,
@@ -111,18 +108,14 @@ def _agent(current: Session, name: str | None) -> AgentConfig:
     return here[0]
 
 
-def _algorithm(digest: str | None) -> "Algorithm | None":
-    from cluster.agent.receipts import algorithm_of
-
+def _algorithm(digest: str | None) -> Algorithm | None:
     try:
         return algorithm_of(digest) if digest else None
     except ValueError as error:
         raise bad_input(str(error), "forebay transfer receipt JOB shows it") from error
 
 
-def _which(home: Path, job: int, stage: str | None, attempt: int | None) -> "Kept":
-    from cluster.agent.receipts import kept
-
+def _which(home: Path, job: int, stage: str | None, attempt: int | None) -> Kept:
     found = [one for one in kept(home, job) if stage in (None, one.stage) and attempt in (None, one.attempt)]
     if not found:
         what = f" of {stage}" if stage else ""
@@ -135,7 +128,7 @@ def _which(home: Path, job: int, stage: str | None, attempt: int | None) -> "Kep
     return found[-1]
 
 
-def _in_ledger(current: Session, which: "Kept") -> str:
+def _in_ledger(current: Session, which: Kept) -> str:
     """Return the digest that the ledger has, empty with a remark if nobody can be asked."""
     try:
         answer = current.read(ops.LIST_RECEIPTS, id=which.job, stage=which.stage, attempt=which.attempt)
@@ -145,13 +138,7 @@ def _in_ledger(current: Session, which: "Kept") -> str:
     return answer.receipts[-1].digest if answer.receipts else ""
 
 
-def _differences(
-    home: Path, which: "Kept", descriptor: int, algorithm: "Algorithm", user: str | None
-) -> "list[Difference]":
-    from cluster.agent.files import PathRefused
-    from cluster.agent.processes import AccountRefused, account_for, become
-    from cluster.agent.receipts import differences
-
+def _differences(home: Path, which: Kept, descriptor: int, algorithm: Algorithm, user: str | None) -> list[Difference]:
     try:
         if user is not None:
             become(account_for("switch", user))
@@ -181,8 +168,6 @@ def _progress() -> Callable[[int, int], None]:
 
 
 def _show(descriptor: int) -> None:
-    from cluster.agent.transfer import read_lines
-
     for line in read_lines(descriptor):
         path = plain(line.path) or "."
         if line.kind == "left out":
@@ -197,16 +182,14 @@ def _show(descriptor: int) -> None:
 
 
 def _show_json(
-    which: "Kept",
+    which: Kept,
     descriptor: int,
     digest: str,
     proven: bool,
-    differing: "list[Difference]",
+    differing: list[Difference],
     rechecked: bool,
 ) -> None:
     """Write one object, a line at a time: there may be millions."""
-    from cluster.agent.transfer import raw_lines
-
     head = msgspec.json.encode(
         {
             "job_id": which.job,

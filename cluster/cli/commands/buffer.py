@@ -12,10 +12,7 @@ from cluster.eventloop import uid_of
 from cluster.schemas import BurstAnswer, burst_text
 from cluster.schemas import operations as ops
 
-
-@click.group("buffer")
-def buffer_group() -> None:
-    """List buffers."""
+buffer_group = click.Group("buffer", help="List buffers.")
 
 
 @buffer_group.command("list")

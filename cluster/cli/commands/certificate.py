@@ -52,9 +52,7 @@ class CertificatesAnswer(msgspec.Struct, frozen=True, kw_only=True):
     certificates: tuple[CertificateRow, ...]
 
 
-@click.group("certificate")
-def certificate_group() -> None:
-    """Issue certificates and look at those there are."""
+certificate_group = click.Group("certificate", help="Issue certificates and look at those there are.")
 
 
 @certificate_group.command("list")

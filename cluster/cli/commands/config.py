@@ -141,9 +141,7 @@ _EXPECT = click.option(
 )
 
 
-@click.group("config")
-def config_group() -> None:
-    """Show, compare and change the site's configuration (operators)."""
+config_group = click.Group("config", help="Show, compare and change the site's configuration (operators).")
 
 
 @config_group.command("show")

@@ -31,9 +31,7 @@ UNFINISHED: Final = tuple(state.name for state in JobState if state not in ENDED
 _BY_CODE: Final = {state.code: state.name for state in JobState}
 
 
-@click.group("job")
-def job_group() -> None:
-    """List, explain and steer jobs."""
+job_group = click.Group("job", help="List, explain and steer jobs.")
 
 
 for _command in CHANGES:

@@ -8,10 +8,10 @@ from typing import Any, Final, NoReturn
 import click
 
 from cluster.cli.audit_commands import audit_commands, words_of
-from cluster.cli.commands.agent_receipt import agent_receipt
 from cluster.cli.commands.local_cluster import children_of, module_command, run
 from cluster.cli.commands.member import save_snapshot
 from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.group import LazyCommands
 from cluster.cli.session import session
 from cluster.cli.text import moment, note
 from cluster.client import Client
@@ -164,7 +164,11 @@ def serve(name: str, first_start: bool, join: bool) -> None:
     _replace(module_command("cluster.serve", "--config", str(config.file), "--name", name, *words))
 
 
-@click.group("agent", invoke_without_command=True)
+_RECEIPT = {"receipt": "cluster.cli.commands.agent_receipt:agent_receipt"}
+"""Imported when it is used: it needs much of an agent."""
+
+
+@click.group("agent", commands=LazyCommands(_RECEIPT), invoke_without_command=True)
 @click.option("--name", metavar="NODE", help="Which agent (node) of the configuration this is.")
 @click.pass_context
 def agent(context: click.Context, name: str | None) -> None:
@@ -179,9 +183,6 @@ def agent(context: click.Context, name: str | None) -> None:
     config = session().config()
     config.agent(name)
     _replace(module_command("cluster.agent", "--config", str(config.file), "--name", name))
-
-
-agent.add_command(agent_receipt)
 
 
 def _replace(command: tuple[str, ...]) -> NoReturn:
@@ -199,14 +200,10 @@ def _replace(command: tuple[str, ...]) -> NoReturn:
 # What is kept in a replica's directory -------------------------------------------------------------------------------
 
 
-@click.group("ledger")
-def ledger_group() -> None:
-    """Verify, replay and print a replica's ledger, offline."""
+ledger_group = click.Group("ledger", help="Verify, replay and print a replica's ledger, offline.")
 
 
-@click.group("snapshot")
-def snapshot_group() -> None:
-    """Save and inspect snapshots."""
+snapshot_group = click.Group("snapshot", help="Save and inspect snapshots.")
 
 
 def _perform_audit(words: tuple[str, ...], options: dict[str, Any]) -> NoReturn:

@@ -97,9 +97,7 @@ class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Only with --digest, of several replicas."""
 
 
-@click.group("member")
-def member_group() -> None:
-    """Look at the replicas, and change who they are: one at a time."""
+member_group = click.Group("member", help="Look at the replicas, and change who they are: one at a time.")
 
 
 @member_group.command("list")

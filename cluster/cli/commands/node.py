@@ -99,9 +99,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-@click.group("node")
-def node_group() -> None:
-    """List, drain and resume nodes."""
+node_group = click.Group("node", help="List, drain and resume nodes.")
 
 
 @node_group.command("list")

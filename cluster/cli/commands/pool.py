@@ -16,10 +16,7 @@ from cluster.schemas import operations as ops
 from replica.model import UNIT_WORDS, PoolUnit, format_amount, parse_amount, unit_of
 from replica.values import SizeError, parse_size, plain
 
-
-@click.group("pool")
-def pool_group() -> None:
-    """List and change pools."""
+pool_group = click.Group("pool", help="List and change pools.")
 
 
 @pool_group.command("list")

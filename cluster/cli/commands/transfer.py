@@ -30,9 +30,7 @@ STAGES: Final = ("stage_in", "stage_out")
 _WATCH = click.option("--watch", is_flag=True, help="Draw it again every second, until nothing is moved or Ctrl-C.")
 
 
-@click.group("transfer")
-def transfer_group() -> None:
-    """Show what is moved, how far it is, and the receipts of what was moved."""
+transfer_group = click.Group("transfer", help="Show what is moved, how far it is, and the receipts of what was moved.")
 
 
 @transfer_group.command("list")
