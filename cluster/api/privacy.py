@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from cluster.api.service import Call
-from cluster.api.web import Problem
+from cluster.api.web import denied
 from cluster.schemas import JobView
 from cluster.security import Role
 from replica.model import private_data
@@ -48,13 +48,8 @@ def owns(call: Call[Any], state: State, job_id: int) -> bool:
 def check_sight(call: Call[Any], state: State, job_id: int) -> None:
     """Raise Problem 403 where what happened to the buffer of a job is not the caller's to see."""
     if job_id in state.buffers and not may_see(call, state, job_id):
-        raise Problem(
-            403,
-            "permission_denied",
-            f"the buffer of job {job_id} is private to its user",
-            "ask its user or an operator; the site has Flags=PrivateData",
-            "job id",
-        )
+        remedy = "ask its user or an operator; the site has Flags=PrivateData"
+        raise denied(f"the buffer of job {job_id} is private to its user", remedy, "job id")
 
 
 def shown(call: Call[Any], state: State, view: JobView) -> JobView:

@@ -20,7 +20,7 @@ from cluster.api import (
     transfers,
 )
 from cluster.api.service import Route
-from cluster.api.web import Problem
+from cluster.api.web import Problem, bad
 from cluster.schemas import OPERATIONS, Operation
 
 SEGMENT_CHARACTERS_MAX = 256
@@ -86,9 +86,7 @@ def _segment(part: str) -> str:
     except UnicodeDecodeError as error:
         raise Problem(400, "invalid_field", "the path is not UTF-8", "encode it as UTF-8", "path") from error
     if not text or len(text) > SEGMENT_CHARACTERS_MAX or not text.isprintable():
-        raise Problem(
-            400, "invalid_field", f"{text[:64]!r} cannot be part of a path", "write a name or a number", "path"
-        )
+        raise bad(f"{text[:64]!r} cannot be part of a path", "write a name or a number", "path")
     return text
 
 
@@ -97,21 +95,10 @@ def check_query(operation: Operation[Any, Any], query: Mapping[str, str], names:
     for name in names:
         if name not in operation.query:
             known = ", ".join(sorted(operation.query)) or "none"
-            raise Problem(
-                400,
-                "unknown_query",
-                f"the query parameter {name!r} is unknown here",
-                f"known are: {known}",
-                f"query {name}",
-            )
+            sentence = f"the query parameter {name!r} is unknown here"
+            raise bad(sentence, f"known are: {known}", f"query {name}", "unknown_query")
     if len(names) != len(set(names)):
-        raise Problem(400, "invalid_field", "a query parameter is given twice", "give each once", "query")
+        raise bad("a query parameter is given twice", "give each once", "query")
     for name, word in (("stale", "ok"), ("digest", "yes"), ("live", "yes")):
         if query.get(name, word) != word:
-            raise Problem(
-                400,
-                "invalid_field",
-                f"{name} is {query[name]!r}",
-                f"write {name}={word}, or leave it out",
-                f"query {name}",
-            )
+            raise bad(f"{name} is {query[name]!r}", f"write {name}={word}, or leave it out", f"query {name}")

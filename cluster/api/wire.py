@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from cluster.api.web import Problem, bad
+from cluster.api.web import Problem, bad, denied
 from cluster.schemas import SubmitRequest, UpdateRequest, made_of
 from cluster.schemas import requests as r
 from cluster.security import Identity, Role
@@ -78,13 +78,7 @@ def submission(
         )
     user = identity.name if request.user is None else request.user
     if identity.role is not Role.OPERATOR and user != identity.name:
-        raise Problem(
-            403,
-            "permission_denied",
-            f"{identity} may not submit for user {user!r}",
-            "leave out user, or ask an operator",
-            "user",
-        )
+        raise denied(f"{identity} may not submit for user {user!r}", "leave out user, or ask an operator", "user")
     _refuse_blank(request, "leave it out, or write a request")
     reading = _read(request.script, request, site, too_large=413)
     dependencies, after_tasks = _dependencies(tuple(text for text in request.dependencies if text != SINGLETON))

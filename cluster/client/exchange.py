@@ -58,7 +58,7 @@ class AttemptFailed(ApiError):
     that asking again cannot help.
     """
 
-    def __init__(self, sentence: str, *, code: str, may_have_arrived: bool, remedy: str = "") -> None:
+    def __init__(self, sentence: str, *, code: str = UNREACHABLE, may_have_arrived: bool, remedy: str = "") -> None:
         super().__init__(NO_ANSWER, code, sentence, remedy=remedy)
         self.may_have_arrived = may_have_arrived
 
@@ -149,28 +149,19 @@ class Exchange:
             if tls_error is not None:
                 raise self._client_refused(address, tls_error) from error
             reason = error.os_error.strerror or str(error.os_error)
-            raise AttemptFailed(
-                f"{address} cannot be reached ({reason})", code=UNREACHABLE, may_have_arrived=False
-            ) from error
+            raise AttemptFailed(f"{address} cannot be reached ({reason})", may_have_arrived=False) from error
         except aiohttp.ConnectionTimeoutError as error:
-            raise AttemptFailed(
-                f"{address} did not finish a handshake within {connect_s:.3g} s",
-                code=UNREACHABLE,
-                may_have_arrived=False,
-            ) from error
+            sentence = f"{address} did not finish a handshake within {connect_s:.3g} s"
+            raise AttemptFailed(sentence, may_have_arrived=False) from error
         except (aiohttp.ServerTimeoutError, TimeoutError) as error:
-            raise AttemptFailed(
-                f"{address} did not answer within {timeout_s:.3g} s",
-                code=UNREACHABLE,
-                may_have_arrived=True,
-            ) from error
+            sentence = f"{address} did not answer within {timeout_s:.3g} s"
+            raise AttemptFailed(sentence, may_have_arrived=True) from error
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
             tls_error = _tls_error(error)
             if tls_error is not None and _is_alert(tls_error):
                 raise self._client_refused(address, tls_error) from error
             raise AttemptFailed(
                 f"the connection to {address} broke before the answer was complete ({error or type(error).__name__})",
-                code=UNREACHABLE,
                 may_have_arrived=True,
                 # TLS 1.3 lets a server refuse a client after the handshake; asyncio then closes without an alert.
                 remedy=f"if every replica does this, it may be refusing {describe_certificate(self._tls.certificate)}",

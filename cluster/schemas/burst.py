@@ -131,14 +131,18 @@ def _lines(burst: BurstAnswer, zone: Zone) -> Iterator[str]:
         yield f"  AllowUsers={_text(','.join(burst.allow_users))}"
     if burst.deny_users:
         yield f"  DenyUsers={_text(','.join(burst.deny_users))}"
-    yield from _program("CreateBuffer", burst.create_buffer)
-    yield from _program("DestroyBuffer", burst.destroy_buffer)
-    yield f"  GetSysState={_word(burst.get_sys_state)}"
-    yield f"  GetSysStatus={_word(burst.get_sys_status)}"
-    yield from _program("StartStageIn", burst.start_stage_in)
-    yield from _program("StartStageOut", burst.start_stage_out)
-    yield from _program("StopStageIn", burst.stop_stage_in)
-    yield from _program("StopStageOut", burst.stop_stage_out)
+    for name, path in (
+        ("CreateBuffer", burst.create_buffer),
+        ("DestroyBuffer", burst.destroy_buffer),
+        ("GetSysState", burst.get_sys_state or NO_VALUE),
+        ("GetSysStatus", burst.get_sys_status or NO_VALUE),
+        ("StartStageIn", burst.start_stage_in),
+        ("StartStageOut", burst.start_stage_out),
+        ("StopStageIn", burst.stop_stage_in),
+        ("StopStageOut", burst.stop_stage_out),
+    ):
+        if path:
+            yield f"  {name}={_text(path)}"
     if burst.buffers:
         yield "  Allocated Buffers:"
     for buffer in burst.buffers:
@@ -147,11 +151,6 @@ def _lines(burst: BurstAnswer, zone: Zone) -> Iterator[str]:
         yield "  Per User Buffer Use:"
     for use in burst.uses:
         yield f"    UserID={owner(use.user, use.uid)} Used={_amount(use.unit)(use.used)}"
-
-
-def _program(name: str, path: str | None) -> Iterator[str]:
-    if path:
-        yield f"  {name}={_text(path)}"
 
 
 def _amounts(pool: BurstPoolView) -> str:

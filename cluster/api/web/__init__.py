@@ -17,6 +17,7 @@ from cluster.api.web.problems import (
     Problem,
     Redirect,
     bad,
+    denied,
     no_leader,
     outcome_unknown,
     queue_full,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from cluster.api.web.problems import Problem
+from cluster.api.web.problems import Problem, denied
 from cluster.security import Identity, NotIdentified, Role, identify
 from replica.messages import Actor, ActorRole
 
@@ -24,28 +24,19 @@ def permit(identity: Identity, roles: frozenset[Role], what: str) -> None:
     """Refuse who has none of the roles; Problem 403."""
     if identity.role not in roles:
         allowed = ", ".join(sorted(roles))
-        raise Problem(
-            403,
-            "permission_denied",
-            f"{identity} may not {what}",
-            f"use the certificate of a role that may: {allowed}",
-        )
+        raise denied(f"{identity} may not {what}", f"use the certificate of a role that may: {allowed}")
 
 
 def permit_node(identity: Identity, node: str) -> None:
     """Refuse an agent that speaks for another node than its own; Problem 403."""
     if identity.name != node:
-        raise Problem(
-            403,
-            "permission_denied",
-            f"{identity} may not speak for node {node!r}",
-            "start each agent with the certificate of its own node",
-        )
+        remedy = "start each agent with the certificate of its own node"
+        raise denied(f"{identity} may not speak for node {node!r}", remedy)
 
 
 def actor_of(identity: Identity) -> Actor:
     """Return the identity as commands carry it; Problem 403 for a replica, which commands nothing through the API."""
     role = _ACTOR_ROLES.get(identity.role)
     if role is None:
-        raise Problem(403, "permission_denied", f"{identity} may not send commands", "use another certificate")
+        raise denied(f"{identity} may not send commands", "use another certificate")
     return Actor(role, identity.name)

@@ -102,6 +102,11 @@ def too_busy(sentence: str, remedy: str = "try again in a moment", retry_after_s
     return Problem(503, "too_busy", sentence, remedy, headers={"Retry-After": str(retry_after_s)})
 
 
+def denied(sentence: str, remedy: str, place: str = "") -> Problem:
+    """Return the answer to who may not do what is asked for."""
+    return Problem(403, "permission_denied", sentence, remedy, place)
+
+
 def no_leader(sentence: str = "no replica leads at the moment") -> Problem:
     """Return the answer where nothing has happened because nobody could be asked to let it happen."""
     return Problem(503, "no_leader", sentence, "try again in a moment", headers={"Retry-After": str(RETRY_AFTER_S)})

@@ -36,7 +36,6 @@ from replica.values import Instant, plain, seconds
 
 INDENT: Final = "\n   "
 
-_ENDED: Final = frozenset(state.name for state in ENDED)
 _NOT_OVER: Final = frozenset({JobState.PENDING.name, JobState.RUNNING.name, JobState.SUSPENDED.name})
 
 Uid = Callable[[str], int | None]
