@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
+from typing import Any
 
 from cluster.api.privacy import check_sight, owns
 from cluster.api.render import actor_words, as_json, event_name, job_words, sentence_of, task_words, verdict_words
@@ -32,16 +33,12 @@ BLOCKERS_MAX = 100
 @handles(ops.SHOW_JOB_HISTORY)
 async def show_job_history(call: Call[None]) -> Reply[HistoryAnswer]:
     state = await call.state()
-    job_id = call.job_in(state)
-    if not 0 < job_id < state.next_job:
-        raise unknown_job(f"there is no job {job_id}")
-    check_sight(call, state, job_id)
-    applied_log, past = call.service.controller.applied_log, call.service.controller.time_travel
-    submitted_at = state.jobs[job_id].submitted_at if job_id in state.jobs else NEVER
+    job_id = recorded_job(call, state)
+    past = call.service.controller.time_travel
     rows: list[HistoryRow] = []
     names = owns(call, state, job_id)
     try:
-        async for step in past.history(first_revision_at(applied_log, state.revision, submitted_at)):
+        async for step in past.history(first_revision_of(call, state, job_id)):
             rows.extend(_rows(step, job_id, names=names))
             if len(rows) >= ROWS_MAX or step.after.revision >= state.revision:
                 break
@@ -148,6 +145,21 @@ def _entry_rows(
         )
         for event in mine
     ]
+
+
+def recorded_job(call: Call[None], state: State) -> int:
+    """Return the job that the path names, whether it is in the state or only in the ledger; Problem 403 or 404."""
+    job_id = call.job_in(state)
+    if not 0 < job_id < state.next_job:
+        raise unknown_job(f"there is no job {job_id}")
+    check_sight(call, state, job_id)
+    return job_id
+
+
+def first_revision_of(call: Call[Any], state: State, job_id: int) -> int:
+    """Return a revision before which the ledger has nothing of a job."""
+    submitted_at = state.jobs[job_id].submitted_at if job_id in state.jobs else NEVER
+    return first_revision_at(call.service.controller.applied_log, state.revision, submitted_at)
 
 
 def first_revision_at(applied_log: AppliedLog, last: Revision, at: Instant) -> int:

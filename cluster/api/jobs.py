@@ -19,7 +19,6 @@ from cluster.schemas import (
     BulkAnswer,
     Command,
     CommandResult,
-    ErrorView,
     JobsAnswer,
     JobView,
     Operation,
@@ -194,27 +193,25 @@ def _job(call: Call[Any], state: State, job_id: int, warnings: tuple[str, ...] =
 async def send_commands(call: Call[r.BulkRequest]) -> Reply[BulkAnswer]:
     service = call.service
     await service.lead()
-    begun: list[tuple[r.BulkCommand, c.Command | None, Answer | Problem]] = []
     invalid = await _validated(call)
-    for request in call.body.commands:
-        command: c.Command | None = None
-        outcome: Answer | Problem
-        try:
-            if request.command_id in invalid:
-                raise invalid[request.command_id]
-            answer: Answer = asyncio.get_running_loop().create_future()
-            command, outcome = service.admit(call.identity, request, answer), answer
-        except Problem as problem:
-            outcome = problem
-        except Redirect:
-            outcome = no_leader("this replica stopped leading")
-        begun.append((request, command, outcome))
-    results = []
+    begun = [(request, _begin(call, request, invalid)) for request in call.body.commands]
     deadline = service.deadline()
-    for request, command, outcome in begun:
-        results.append(await _result(service, request, command, outcome, deadline))
+    results = [await _result(service, request, outcome, deadline) for request, outcome in begun]
     state = service.controller.state
     return Reply(state.revision, BulkAnswer(revision=state.revision, results=tuple(results)))
+
+
+def _begin(
+    call: Call[r.BulkRequest], request: r.BulkCommand, invalid: dict[str, Problem]
+) -> tuple[c.Command, Answer] | Problem | Redirect:
+    """Queue one of many commands; return it and what its answer will be, or why it was not taken."""
+    if request.command_id in invalid:
+        return invalid[request.command_id]
+    answer: Answer = asyncio.get_running_loop().create_future()
+    try:
+        return call.service.admit(call.identity, request, answer), answer
+    except (Problem, Redirect) as error:
+        return error
 
 
 async def _validated(call: Call[r.BulkRequest]) -> dict[str, Problem]:
@@ -238,52 +235,45 @@ async def _validated(call: Call[r.BulkRequest]) -> dict[str, Problem]:
 async def _result(
     service: Service,
     request: r.BulkCommand,
-    command: c.Command | None,
-    outcome: Answer | Problem,
+    begun: tuple[c.Command, Answer] | Problem | Redirect,
     deadline: float,
 ) -> CommandResult:
-    if command is None or isinstance(outcome, Problem):
-        if not isinstance(outcome, Problem):
-            raise AssertionError("a command without a problem has an answer")
-        return _failed(request.command_id, outcome)
     try:
-        settled = await service.finish(outcome, deadline)
-    except Problem as problem:
-        return _failed(request.command_id, problem)
+        if isinstance(begun, Problem | Redirect):
+            raise begun
+        command, answer = begun
+        return _succeeded(service, request, command, await service.finish(answer, deadline))
+    except Problem as error:
+        problem = error
     except Redirect:
-        return _failed(request.command_id, no_leader("this replica stopped leading"))
-    return _succeeded(service, request, command, settled)
-
-
-def _failed(command_id: str, problem: Problem) -> CommandResult:
-    view: ErrorView = problem.view
-    return CommandResult(command_id=command_id, status=problem.status, error=view)
+        problem = no_leader("this replica stopped leading")
+    return CommandResult(command_id=request.command_id, status=problem.status, error=problem.view)
 
 
 def _succeeded(service: Service, request: r.BulkCommand, command: c.Command, settled: Settled) -> CommandResult:
-    state, status, revision, command_id = settled.state, 200, settled.revision, request.command_id
+    state = settled.state
     warnings: tuple[str, ...] = ()
+    result = CommandResult(command_id=request.command_id, status=200, revision=settled.revision)
+    replace = msgspec.structs.replace
     match command:
         case c.SubmitJob():
-            job, status = settled.job, 201
+            job, result = settled.job, replace(result, status=201)
             if isinstance(request, r.SubmitCommand):
                 warnings = wire.warnings_of(request, state.site)
         case c.ClearBuffer() if command.name:
-            return CommandResult(command_id=command_id, status=status, revision=revision)
+            return result
         case c.SetPool():
             name = command.pool.name
-            view = pool_view(state, name, holders(state).get(name, 0))
-            return CommandResult(command_id=command_id, status=status, revision=revision, pool=view)
+            return replace(result, pool=pool_view(state, name, holders(state).get(name, 0)))
         case c.DrainNode() | c.ResumeNode():
-            liveness = service.controller.liveness
-            node = node_view(state, command.node, node_jobs(state)[command.node], liveness)
-            return CommandResult(command_id=command_id, status=status, revision=revision, node=node)
+            jobs, liveness = node_jobs(state)[command.node], service.controller.liveness
+            return replace(result, node=node_view(state, command.node, jobs, liveness))
         case _:
             if not isinstance(command, Change):
                 raise AssertionError(f"{c.kind_of(command)} cannot come in bulk")
             job = _first_of(state, command)
     found = job_view(state, job, service.verdicts, warnings=warnings) if job in state.jobs else None
-    return CommandResult(command_id=command_id, status=status, revision=revision, job=found)
+    return replace(result, job=found)
 
 
 @handles(ops.UPDATE_JOB)

@@ -191,7 +191,7 @@ class Service:
 
     # Commands
 
-    def check_age(self, identity: Identity, command_id: str, place: str = "command_id") -> bytes:
+    def check_age(self, identity: Identity, command_id: str) -> bytes:
         """Return the id as bytes; Problem 400 if it is no UUIDv7, or new and too far from this replica's clock.
 
         An agent's clock may be as far ahead as anybody's may be behind: an agent must be heard.
@@ -199,7 +199,7 @@ class Service:
         try:
             found = bytes_of(command_id)
         except ValueError as error:
-            raise bad(str(error), "let the client make it", place) from error
+            raise bad(str(error), "let the client make it", "command_id") from error
         age_s = (self.clock.now() - instant_in(found)) / MICROSECONDS_PER_SECOND
         most_s = COMMAND_AHEAD_S_MAX if age_s < 0 and identity.role is not Role.AGENT else COMMAND_AGE_S_MAX
         if abs(age_s) > most_s and found not in self.controller.state.receipts:
@@ -210,7 +210,7 @@ class Service:
                 f"clock; at most {most_s} s are accepted",
                 "look whether the command was carried out, and send it again with a new command id if not; "
                 "compare the clocks if it is new",
-                place,
+                "command_id",
                 # Receipts do not last for ever: who sent it before learns here that nobody can tell any more.
                 outcome="unknown" if age_s > 0 else "refused",
             )

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from cluster.api.history import first_revision_at
+from cluster.api.history import first_revision_of, recorded_job
 from cluster.api.privacy import check_sight, may_see, owns
 from cluster.api.render import task_words
 from cluster.api.service import Call, Reply, handles
@@ -81,10 +81,7 @@ async def list_receipts(call: Call[None]) -> Reply[ReceiptsAnswer]:
         raise bad(f"the stage {stage[:32]!r} moves nothing", "use stage_in or stage_out", "query stage")
     attempt = call.integer("attempt", 0, least=1, most=2**63 - 1)
     state = await call.state()
-    job_id = call.job_in(state)
-    if not 0 < job_id < state.next_job:
-        raise unknown_job(f"there is no job {job_id}")
-    check_sight(call, state, job_id)
+    job_id = recorded_job(call, state)
     found: list[ReceiptView] = []
     complete = False
     names = owns(call, state, job_id)
@@ -108,10 +105,7 @@ async def list_receipts(call: Call[None]) -> Reply[ReceiptsAnswer]:
 
 async def _events_of(call: Call[Any], state: State, job_id: int) -> AsyncIterator[tuple[int, e.Event]]:
     """Yield what the ledger has of a job's submit and receipts, with the revision of each."""
-    controller = call.service.controller
-    submitted_at = state.jobs[job_id].submitted_at if job_id in state.jobs else NEVER
-    first = first_revision_at(controller.applied_log, state.revision, submitted_at)
-    async for applied in controller.time_travel.entries(first):
+    async for applied in call.service.controller.time_travel.entries(first_revision_of(call, state, job_id)):
         batch = applied.batch
         if batch is None or applied.void:
             continue

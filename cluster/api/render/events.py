@@ -95,7 +95,7 @@ def as_json(record: Any, *, private: bool, names: bool = False) -> Any:
     return record
 
 
-def event_views(batch: Batch, entry: Entry, revision: Revision, *, private: bool = False) -> list[EventView]:
+def event_views(batch: Batch, entry: Entry, revision: Revision) -> list[EventView]:
     """Return the events of one settled command."""
     at = format_instant(batch.at) or ""
     actor = actor_words(entry.actor, entry.command)
@@ -108,7 +108,7 @@ def event_views(batch: Batch, entry: Entry, revision: Revision, *, private: bool
             command=entry.command,
             event=event_name(event),
             job_id=e.job_of(event),
-            detail=as_json(event, private=private),
+            detail=as_json(event, private=False),
         )
         for sequence, event in enumerate(entry.events)
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from typing import TypeVar
 
 import msgspec
@@ -54,24 +55,7 @@ class _Account:
     def __init__(self, room: Room) -> None:
         self.room = room
         self.held_bytes = 0
-        self.held_by: dict[Identity, int] = {}
-
-    def take(self, who: Identity, size_bytes: int) -> None:
-        mine = self.held_by.get(who, 0) + size_bytes
-        if mine > self.room.share_bytes:
-            raise too_busy(f"this replica is reading as much of {who} as it may")
-        if self.held_bytes + size_bytes > self.room.bytes_max:
-            raise too_busy("this replica is reading as many requests as it may")
-        self.held_bytes += size_bytes
-        self.held_by[who] = mine
-
-    def give(self, who: Identity, size_bytes: int) -> None:
-        self.held_bytes -= size_bytes
-        left = self.held_by.get(who, 0) - size_bytes
-        if left > 0:
-            self.held_by[who] = left
-        else:
-            self.held_by.pop(who, None)
+        self.held_by: Counter[Identity] = Counter()
 
 
 class Claim:
@@ -84,13 +68,23 @@ class Claim:
 
     def take(self, size_bytes: int) -> None:
         """Hold so many bytes more; Problem 503 where there is no room."""
-        self._account.take(self._who, size_bytes)
-        self._held_bytes += size_bytes
+        account, who = self._account, self._who
+        if account.held_by[who] + size_bytes > account.room.share_bytes:
+            raise too_busy(f"this replica is reading as much of {who} as it may")
+        if account.held_bytes + size_bytes > account.room.bytes_max:
+            raise too_busy("this replica is reading as many requests as it may")
+        self._hold(size_bytes)
 
     def give(self) -> None:
         """Give back all of it."""
-        self._account.give(self._who, self._held_bytes)
-        self._held_bytes = 0
+        self._hold(-self._held_bytes)
+
+    def _hold(self, size_bytes: int) -> None:
+        self._held_bytes += size_bytes
+        self._account.held_bytes += size_bytes
+        self._account.held_by[self._who] += size_bytes
+        if not self._account.held_by[self._who]:
+            del self._account.held_by[self._who]
 
 
 class BodyBudget:
