@@ -22,7 +22,7 @@ import msgpack  # type: ignore[import-untyped]
 import msgspec
 
 from replica.state import TABLES
-from snapshots.image import Image, ImageRefused, Slice, to_sections
+from snapshots.image import Image, ImageRefused, Slice, nothing, to_sections
 
 MAGIC = b"FBIMAG"
 MAGIC_OF_A_STEP = b"FBSNAP"
@@ -191,7 +191,7 @@ def write_snapshot(
     image: Image,
     *,
     progress: Callable[[int, int], None] | None = None,
-    breathe: Callable[[], None] | None = None,
+    breathe: Callable[[], None] = nothing,
     disk: Disk = DISK,
 ) -> Path:
     """Write the image into the directory and return its path, once it would survive a power cut.
@@ -207,7 +207,7 @@ def write_snapshot(
     try:
         file = _begin(disk, folder, temporary, path)
         try:
-            _fill(file, image, path, progress, breathe or _nothing, disk)
+            _fill(file, image, path, progress, breathe, disk)
             disk.sync(file)
             disk.rename(folder, temporary, name)
         except BaseException as why:
@@ -278,7 +278,3 @@ def _fill(
         if progress is not None:
             progress(done, total)
     disk.write(file, digest.digest())
-
-
-def _nothing() -> None:
-    return None

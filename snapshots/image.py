@@ -147,11 +147,11 @@ _DECODERS: Mapping[int, msgspec.msgpack.Decoder[Any]] = {
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-def _nothing() -> None:
-    return None
+def nothing(*_: object) -> None:
+    """Do nothing: where nobody waits between two steps, or looks at what is read."""
 
 
-def to_sections(image: Image, *, breathe: Callable[[], None] = _nothing) -> Iterator[Slice]:
+def to_sections(image: Image, *, breathe: Callable[[], None] = nothing) -> Iterator[Slice]:
     """Yield the image slice by slice, the same bytes for equal images; `breathe` is called after each piece of work.
 
     Raises ImageRefused if the image could not be read back: a record under a key that is not its own, a record larger
@@ -427,7 +427,7 @@ class Assembly:
         derived = derived_capacity({pool.name: pool for pool in self.pools}, self._held)
         compare_capacity(self.capacity, derived, self._held, "the snapshot says")
 
-    def image(self, breathe: Callable[[], None] = lambda: None) -> Image:
+    def image(self, breathe: Callable[[], None] = nothing) -> Image:
         """Return the image; raises ImageRefused for capacity that differs, or an invariant that does not hold.
 
         `breathe` is called now and then, may wait there to let other threads run, and may raise.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from snapshots.finalize import (
@@ -137,23 +137,15 @@ class Receiver:
             self._must_be_open()
             self._verifying = True
         try:
-            os.lseek(self._file, 0, os.SEEK_SET)
-            image = load_open(os.dup(self._file), self._path, breathe=self._breathe_unless_over)
-            sentence = self._accept(image)
-            if sentence is not None:
-                raise SnapshotRefused(self._path, sentence)
-            self._breathe_unless_over()
-            self._disk.sync(self._file)
-            self._image = image
-        except SnapshotAbandoned:
-            self.suspend()
-            raise
-        except OSError as why:
-            self.abort()
-            raise failure(self._path, why) from why
-        except BaseException:
-            self.abort()
-            raise
+            with self._aborted_on_failure():
+                os.lseek(self._file, 0, os.SEEK_SET)
+                image = load_open(os.dup(self._file), self._path, breathe=self._breathe_unless_over)
+                sentence = self._accept(image)
+                if sentence is not None:
+                    raise SnapshotRefused(self._path, sentence)
+                self._breathe_unless_over()
+                self._disk.sync(self._file)
+                self._image = image
         finally:
             with self._lock:
                 self._verifying = False
@@ -167,15 +159,9 @@ class Receiver:
         """
         self._must_be_open()
         _ = self.image
-        try:
+        with self._aborted_on_failure():
             self._disk.rename(self._folder, self._temporary, str(self._name))
             self._disk.sync_directory(self._folder)
-        except OSError as why:
-            self.abort()
-            raise failure(self._path, why) from why
-        except BaseException:
-            self.abort()
-            raise
         self.suspend()
         self._finished(self._name)
         return self._path
@@ -187,6 +173,20 @@ class Receiver:
     def suspend(self) -> None:
         """Let go of the file and leave it where it is; does nothing when the receiver is over."""
         self._end(remove=False)
+
+    @contextmanager
+    def _aborted_on_failure(self) -> Iterator[None]:
+        """Throw away what was received if anything fails, unless it is only given up for now."""
+        try:
+            yield
+        except SnapshotAbandoned:
+            self.suspend()
+            raise
+        except BaseException as why:
+            self.abort()
+            if isinstance(why, OSError):
+                raise failure(self._path, why) from why
+            raise
 
     def _reopen(self, resume_bytes: int) -> int:
         """Return the file that an earlier process left, to go on with; -1 if it is not there any more."""

@@ -27,7 +27,7 @@ from snapshots.finalize import (
     SnapshotName,
     frame_checksum,
 )
-from snapshots.image import SLICE_BYTES_MAX, Assembly, Image, ImageRefused
+from snapshots.image import SLICE_BYTES_MAX, Assembly, Image, ImageRefused, nothing
 
 READ_BYTES = 256 * 1024
 """Read at once, bytes: large enough that system calls do not count, small enough not to."""
@@ -77,7 +77,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 def load_snapshot(path: Path) -> Image:
     """Return the image in the file; raises SnapshotRefused with a sentence that says what is wrong with it."""
-    return load_open(_open(path), path)
+    return load_open(open_snapshot(path), path)
 
 
 def inspect(path: Path) -> Summary:
@@ -85,7 +85,7 @@ def inspect(path: Path) -> Summary:
 
     Raises SnapshotRefused.
     """
-    file = _open(path)
+    file = open_snapshot(path)
     try:
         assembly, digest, size_bytes = _read(file, path, keep=False)
     finally:
@@ -111,7 +111,7 @@ def inspect(path: Path) -> Summary:
     )
 
 
-def load_open(file: int, path: Path, *, breathe: Callable[[], None] | None = None) -> Image:
+def load_open(file: int, path: Path, *, breathe: Callable[[], None] = nothing) -> Image:
     """Return the image in an open file, which is closed; `path` is for sentences. Raises SnapshotRefused.
 
     `breathe` is called between two slices, may wait there to let other threads run, and may raise.
@@ -120,8 +120,8 @@ def load_open(file: int, path: Path, *, breathe: Callable[[], None] | None = Non
     collecting = gc.isenabled()
     gc.disable()
     try:
-        assembly, _, _ = _read(file, path, keep=True, breathe=breathe or _nothing)
-        return assembly.image(breathe or _nothing)
+        assembly, _, _ = _read(file, path, keep=True, breathe=breathe)
+        return assembly.image(breathe)
     except ImageRefused as why:
         raise SnapshotRefused(path, why.sentence) from why
     finally:
@@ -140,37 +140,26 @@ def sound_prefix_bytes(file: int) -> int:
     sound_bytes = 0
     try:
         _check_preamble(_exactly(file, len(PREAMBLE)))
-        for sound_bytes, _, _ in _frames(file, size_bytes - len(PREAMBLE), _nothing_of):  # noqa: B007
+        for sound_bytes, _, _ in _frames(file, size_bytes - len(PREAMBLE), nothing):  # noqa: B007
             pass
     except ImageRefused:
         pass
     return sound_bytes
 
 
-def open_beneath(directory: int, name: str, path: Path) -> int:
-    """Return a descriptor of a file in an open directory, never through a link; raises SnapshotRefused."""
+def open_snapshot(path: Path, directory: int | None = None) -> int:
+    """Return a descriptor of the file, found by its name in an open directory if there is one.
+
+    Never through a link; raises SnapshotRefused.
+    """
+    name, flags = path if directory is None else path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        return os.open(name, flags, dir_fd=directory)
     except OSError as why:
         raise SnapshotRefused(path, f"it cannot be opened: {why.strerror}") from why
 
 
-def _open(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as why:
-        raise SnapshotRefused(path, f"it cannot be opened: {why.strerror}") from why
-
-
-def _nothing() -> None:
-    return None
-
-
-def _nothing_of(data: bytes) -> None:
-    return None
-
-
-def _read(file: int, path: Path, *, keep: bool, breathe: Callable[[], None] = _nothing) -> tuple[Assembly, bytes, int]:
+def _read(file: int, path: Path, *, keep: bool, breathe: Callable[[], None] = nothing) -> tuple[Assembly, bytes, int]:
     """Return everything in the file, its digest, and its size, bytes."""
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode):

@@ -28,7 +28,7 @@ from snapshots.finalize import (
 )
 from snapshots.image import Image
 from snapshots.receive import RECEIVING_SUFFIX, Receiver, receiving_name
-from snapshots.restore import SnapshotRefused, load_open, open_beneath, sound_prefix_bytes
+from snapshots.restore import SnapshotRefused, load_open, open_snapshot, sound_prefix_bytes
 
 LOGGER = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ class SnapshotStore:
         path = self._directory / str(name)
         folder = open_directory(self._directory)
         try:
-            image = load_open(open_beneath(folder, str(name), path), path)
+            image = load_open(open_snapshot(path, folder), path)
             sentence = self._foreign(image)
             if sentence is not None:
                 raise SnapshotRefused(path, sentence)
@@ -299,7 +299,8 @@ class SnapshotStore:
             return self._foreign(image)
 
         # Nothing is pruned yet: until whoever asked has adopted it durably, an older one may be what a restart needs.
-        partial = self._take_partial()
+        with self._lock:
+            partial, self._partial = self._partial, None
         resumes = partial is not None and partial.name == name
         if partial is not None and not resumes:
             self._remove_part(partial.name)
@@ -382,11 +383,6 @@ class SnapshotStore:
             return sound_prefix_bytes(file)
         finally:
             os.close(file)
-
-    def _take_partial(self) -> Partial | None:
-        with self._lock:
-            partial, self._partial = self._partial, None
-        return partial
 
     def _forget_old_part(self) -> None:
         """Remove a part that nobody will ask for any more: a snapshot as new as it is there."""

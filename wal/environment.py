@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import lmdb
 
@@ -15,7 +15,7 @@ from wal import records
 from wal.directory import Files, Lock
 from wal.failures import DATA_FILE, LOG_FILE, READERS_FILE, BrokenInvariant, Condition, RecoveryRefused, StorageFailed
 from wal.records import GENESIS, TABLES, Damaged, HardState, Identity, LogMark, Marks
-from wal.sync_log import DiskStore, SyncLog, is_used, make_log, open_log
+from wal.sync_log import DiskStore, Record, SyncLog, is_used, make_log, open_log
 
 if TYPE_CHECKING:
     from lmdb import _Database
@@ -101,14 +101,6 @@ READERS_MAX: Final = 64
 """Read transactions open at once, over all processes: the replica itself has one or two, the rest are audits."""
 
 
-class Sync(Protocol):
-    """What is waited for before a promise: a transaction of LMDB's, or a record of the sync log."""
-
-    def commit(self) -> None:
-        """Make it durable."""
-        ...
-
-
 class Environment:
     """The storage of one replica: five tables in one file, written by one transaction at a time, each one durable; and
     the sync log, which holds what LMDB will be given with the next transaction.
@@ -131,7 +123,7 @@ class Environment:
         self.failure: StorageFailed | None = None
         self.readonly = False
         self.log: Final = log
-        self.commit: Callable[[Sync], None] = _commit
+        self.commit: Callable[[lmdb.Transaction[bytes] | Record], None] = _commit
         """The seam where syncs are timed, and a test makes one fail: called with each transaction and record."""
         self._environment: lmdb.Environment | None = environment
         self._tables: Final = tables
@@ -378,7 +370,7 @@ class Environment:
         return self.failure
 
 
-def _commit(sync: Sync) -> None:
+def _commit(sync: "lmdb.Transaction[bytes] | Record") -> None:
     sync.commit()
 
 

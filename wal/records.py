@@ -147,10 +147,13 @@ def unpack_checked(key: bytes, value: bytes) -> bytes:
     """The body of a stored value. Damaged if the checksum does not hold."""
     if len(value) < _U32.size:
         raise Damaged(f"value has {len(value)} bytes, which is too short for a checksum")
-    view = memoryview(value)
-    if crc32(view[_U32.size :], crc32(key)) != int.from_bytes(view[: _U32.size], "big"):
-        raise Damaged("the checksum does not hold")
+    _check(key, memoryview(value))
     return value[_U32.size :]
+
+
+def _check(key: bytes, value: memoryview) -> None:
+    if crc32(value[_U32.size :], crc32(key)) != int.from_bytes(value[: _U32.size], "big"):
+        raise Damaged("the checksum does not hold")
 
 
 def pack_entry(key: bytes, entry: Entry) -> bytes:
@@ -164,8 +167,7 @@ def unpack_entry(key: bytes, value: bytes) -> Entry:
     if len(value) < _ENTRY_HEAD_BYTES:
         raise Damaged(f"value has {len(value)} bytes, which is too short for an entry")
     view = memoryview(value)
-    if crc32(view[_U32.size :], crc32(key)) != int.from_bytes(view[: _U32.size], "big"):
-        raise Damaged("the checksum does not hold")
+    _check(key, view)
     return Entry(index, int.from_bytes(view[_U32.size : _ENTRY_HEAD_BYTES], "big"), value[_ENTRY_HEAD_BYTES:])
 
 

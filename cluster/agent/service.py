@@ -11,7 +11,7 @@ import signal
 import sys
 import uuid
 from collections.abc import Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from cluster.agent.activities import Activities
 from cluster.agent.files import FileRefused
@@ -31,7 +31,6 @@ from cluster.config import Config, ConfigError
 from cluster.schemas import (
     PollAnswer,
     PollRequest,
-    RegisterAnswer,
     RegisterRequest,
     Report,
     ReportsAnswer,
@@ -72,26 +71,10 @@ CLOCK_OFF: Final = "command_too_old"
 """Code with which a registration is refused if its id is too far from the leader's clock: a clock can be set."""
 
 
-class Controller(Protocol):
-    """What an agent needs of the cluster; cluster.client.Client is one."""
-
-    async def register(self, node: str, request: RegisterRequest) -> RegisterAnswer:
-        """Announce the agent."""
-        ...
-
-    async def poll(self, node: str, request: PollRequest) -> PollAnswer:
-        """Wait for orders that differ from those at `seen_revision`."""
-        ...
-
-    async def report(self, node: str, request: ReportsRequest) -> ReportsAnswer:
-        """Report results."""
-        ...
-
-
 class Agent:
     """Agent in its directory."""
 
-    def __init__(self, home: Home, settings: Settings, cpus: int, controller: Controller, clock: Clock) -> None:
+    def __init__(self, home: Home, settings: Settings, cpus: int, controller: Client, clock: Clock) -> None:
         """Prepare; AgentFailed or FileRefused if what an earlier agent left cannot be read."""
         self._home = home
         self._node = settings.node

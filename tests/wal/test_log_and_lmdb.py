@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.wal.logs import content_of, made_with_log, rewrite
 from tests.wal.support import apply, entry, fill, open_env, opened
 from wal import BrokenInvariant, Entry, Environment, Journal, RecoveryRefused, StorageFailed, sync_log
 from wal import journal as journal_module
-from wal.environment import DATA_FILE, Sync
+from wal.environment import DATA_FILE
 from wal.failures import LOG_FILE
 from wal.ledger import Ledger
 from wal.recovery import Condition
@@ -29,7 +30,7 @@ def counted(env: Environment) -> Iterator[Counter[str]]:
     """What was made durable, by kind."""
     done, commit = Counter[str](), env.commit
 
-    def count(sync: Sync) -> None:
+    def count(sync: Any) -> None:
         done["record" if isinstance(sync, Record) else "checkpoint"] += 1
         commit(sync)
 
@@ -277,7 +278,7 @@ def test_an_interrupted_sync_stops_the_environment_too(tmp_path: Path) -> None:
     with open_env(tmp_path) as env:
         journal = Journal(env)
 
-        def interrupt(sync: Sync) -> None:
+        def interrupt(sync: Any) -> None:
             raise KeyboardInterrupt
 
         env.commit = interrupt

@@ -26,7 +26,7 @@ from cluster.agent.worker.work import Outcome, Work
 from cluster.providers import OperationError, Provider, Subject, log_to_stderr, provider_for
 from cluster.system import SystemClock, become_subreaper, closing, open_directory
 from replica.messages import OperationDone
-from replica.model import Order
+from replica.model import NO_OPTIONS, Order
 
 PRE_RUN: Final = "pre_run"
 """The stage that an agent makes of the first part of a run; no order names it."""
@@ -44,7 +44,20 @@ def perform(work: Work) -> Outcome:
     log_to_stderr(f"job {order.job}: ")
     try:
         provider = provider_for(order.provision, work.local, SystemClock())
-        return _STAGES[order.stage](work, provider, subject_of(order, work.accounts, work.node), _directory(work))
+        subject, directory = subject_of(order, work.accounts, work.node), _directory(work)
+        match order.stage:
+            case "stage_in":
+                return _stage_in(work, provider, subject, directory)
+            case "post_run":
+                return _post_run(work, provider, subject, directory)
+            case "teardown":
+                return _teardown(work, provider, subject, directory)
+            case "stage_out":
+                provider.data_out(subject, directory)
+            case _:
+                assert order.stage == PRE_RUN
+                provider.pre_run(subject, directory)
+        return OperationDone()
     except OperationError as error:
         return failure(error.message, final=error.final, operation=error.operation)
 
@@ -52,42 +65,33 @@ def perform(work: Work) -> Outcome:
 def subject_of(order: Order, accounts: Mode, node: str) -> Subject:
     """Return what a provider is told of the order's job; AccountRefused if its user has to be known here and is not."""
     uid, gid = _ids(order.user, accounts)
-    options = order.options
-    more = (
-        {}
-        if options is None
-        else {
-            "account": options.account,
-            "qos": options.qos,
-            "partition": options.partition,
-            "comment": options.comment,
-            "reservation": options.reservation,
-            "nodes": options.nodes,
-            "persistent_only": options.nodes == 0,
-        }
-    )
-    if order.array is not None:
-        more |= {"array_job": order.array.job, "array_task": order.array.task}
-    return msgspec.convert(
-        {
-            "job": order.job,
-            "name": order.name,
-            "user": order.user,
-            "uid": uid,
-            "gid": order.gid or gid,
-            "workdir": order.workdir,
-            "script": order.script,
-            "directives": order.directives,
-            "pool": order.pool,
-            "size": order.capacity_bytes,
-            "size_is_bytes": order.pool_is_bytes,
-            "has_size": order.capacity_bytes > 0,
-            "node": node,
-            "time_limit_s": order.time_limit_s,
-            "cpus": order.cpus,
-        }
-        | more,
-        type=Subject,
+    options = order.options or NO_OPTIONS
+    array = order.array
+    return Subject(
+        job=order.job,
+        name=order.name,
+        user=order.user,
+        uid=uid,
+        gid=order.gid or gid,
+        workdir=order.workdir,
+        script=order.script,
+        directives=order.directives,
+        pool=order.pool,
+        size=order.capacity_bytes,
+        size_is_bytes=order.pool_is_bytes,
+        has_size=order.capacity_bytes > 0,
+        node=node,
+        time_limit_s=order.time_limit_s,
+        cpus=order.cpus,
+        account=options.account,
+        qos=options.qos,
+        partition=options.partition,
+        comment=options.comment,
+        reservation=options.reservation,
+        nodes=options.nodes,
+        persistent_only=options.nodes == 0,
+        array_job=0 if array is None else array.job,
+        array_task=0 if array is None else array.task,
     )
 
 
@@ -103,9 +107,8 @@ def _ids(user: str, accounts: Mode) -> tuple[int, int]:
 
 def _directory(work: Work) -> str:
     """Return where the files for this job's calls are; only the agent's account can look in."""
-    calls = open_directory(os.path.join(work.home, CALLS))
     name = str(work.order.job)
-    with closing(calls):
+    with closing(open_directory(os.path.join(work.home, CALLS))) as calls:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, _PRIVATE, dir_fd=calls)
         os.close(open_directory(name, dir_fd=calls))
@@ -146,21 +149,11 @@ def _stage_in(work: Work, provider: Provider, subject: Subject, directory: str) 
     return OperationDone(size_bytes=size or 0)
 
 
-def _pre_run(work: Work, provider: Provider, subject: Subject, directory: str) -> Outcome:
-    provider.pre_run(subject, directory)
-    return OperationDone()
-
-
 def _post_run(work: Work, provider: Provider, subject: Subject, directory: str) -> Outcome:
     left = kill_job(f"{work.storage_id}.{work.order.job}", account_for(work.accounts, work.order.user).uid)
     if left:
         return failure(f"processes of job {work.order.job} cannot be killed: {', '.join(map(str, left[:20]))}")
     provider.post_run(subject, directory)
-    return OperationDone()
-
-
-def _stage_out(work: Work, provider: Provider, subject: Subject, directory: str) -> Outcome:
-    provider.data_out(subject, directory)
     return OperationDone()
 
 
@@ -170,17 +163,6 @@ def _teardown(work: Work, provider: Provider, subject: Subject, directory: str) 
     for unwanted in work.order.destroys:
         provider.destroy_persistent(subject, unwanted, directory)
     provider.teardown(subject, work.order.hurry, directory)
-    home = open_directory(work.home)
-    calls = open_directory(CALLS, dir_fd=home)
-    with closing(calls), closing(home):
+    with closing(open_directory(os.path.join(work.home, CALLS))) as calls:
         forget(calls, work.order.job)
     return OperationDone()
-
-
-_STAGES = {
-    "stage_in": _stage_in,
-    PRE_RUN: _pre_run,
-    "post_run": _post_run,
-    "stage_out": _stage_out,
-    "teardown": _teardown,
-}
