@@ -32,8 +32,7 @@ from wal.configuration import (
 )
 from wal.environment import MAP_SIZE_BYTES, Environment
 from wal.failures import BrokenInvariant, Condition, RecoveryRefused, StorageFailed
-from wal.history_backfill import Handed, NotThisHistory, fill, hand_over
 from wal.journal import Journal
-from wal.ledger import Ledger, LedgerBroken, LedgerEntry, Verified
+from wal.ledger import Handed, Ledger, LedgerBroken, LedgerEntry, NotThisHistory, Verified, fill, hand_over
 from wal.records import ENTRY_MAX_BYTES, Entry, Gap
 from wal.recovery import may_have_run

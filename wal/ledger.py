@@ -1,15 +1,109 @@
-"""The committed history for audits, replay and verification: read in short steps, every checksum and digest checked."""
+"""The committed history for audits, replay and verification: read in short steps, every checksum and digest checked.
+
+A reader beside the replica must not write, and the replica goes on while its files are read: a checkpoint may come
+between reading LMDB and reading the sync log, and a record may be half written. So LMDB's generation is read again
+after the log, whatever was found in the log, and what seems damaged is read again.
+
+History that a snapshot replaced is filled in by whoever holds it: a gap of the ledger from its end. The digest after
+the gap is known, and a digest proves the one before it together with the entry in between. So each entry is proven as
+it comes, the gap becomes shorter with each transaction, and what a crash interrupts goes on where it was. The first
+entry of the gap must follow on what is held before it.
+"""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import lmdb
 
-from wal import read_view, records
-from wal.environment import Environment
-from wal.read_view import ReadView
-from wal.records import ChainRow, Damaged, Entry, Gap
+from wal import records
+from wal.environment import Environment, log_mark
+from wal.failures import BrokenInvariant, Condition, RecoveryRefused
+from wal.records import ChainRow, Damaged, Entry, Gap, Marks, chained
+from wal.replay import Contradiction, replay
+from wal.rows import read_chain_row
+from wal.sync_log import SyncLog
+
+SCANS_MAX: Final = 20
+"""How often a reader scans before it gives up: a scan takes milliseconds, and checkpoints are much further apart."""
+
+
+class ReadView(NamedTuple):
+    """The marks of the whole ledger, and those applied entries and rows that LMDB does not have or has otherwise."""
+
+    marks: Marks
+    entries: Mapping[int, Entry]
+    chain: Mapping[int, ChainRow]
+    revisions: list[tuple[int, int]]
+    """The last revision that an entry settled, and its index; ascending."""
+    stored_revision: int
+    """LMDB has the rows of revisions up to here."""
+
+
+def read_view(env: Environment) -> ReadView:
+    """What is to be added to LMDB's rows now; nothing for the replica's own process. Raises RecoveryRefused.
+
+    What it says stays true while LMDB is given more: nothing that was applied is ever changed. A log is refused only by
+    a scan during which no checkpoint came; if one came during the last one too, it is refused as restless.
+    """
+    if not env.readonly:
+        with env.read() as transaction:
+            marks = _marks(env, transaction)
+        return ReadView(marks, {}, {}, [], marks.applied_revision)
+    refused: RecoveryRefused | None = None
+    for _ in range(SCANS_MAX):
+        with env.read() as transaction:
+            mark = log_mark(env.directory, transaction.get(records.LOG_KEY, db=env.table(records.STATE)))
+            found: ReadView | RecoveryRefused
+            try:
+                found = _scan_once(env, env.log, transaction, mark.generation)
+            except RecoveryRefused as error:
+                found = error
+        if env.log_mark().generation != mark.generation:
+            # What was found is of two moments: as a ledger it would be too short, as a damage it would be none.
+            refused = None
+        elif isinstance(found, ReadView):
+            return found
+        else:
+            refused = found
+    raise refused or RecoveryRefused(Condition.SYNC_LOG_RESTLESS, str(env.log.path))
+
+
+def _scan_once(env: Environment, log: SyncLog, transaction: "lmdb.Transaction[bytes]", generation: int) -> ReadView:
+    """The read view by what LMDB says, which is of this generation, and then the log."""
+    marks = _marks(env, transaction)
+    try:
+        hard = records.unpack_hard(transaction.get(records.HARD_KEY, b"", db=env.table(records.STATE)))
+    except Damaged as error:
+        place = f"{env.directory}, table state, key hard ({error})"
+        raise RecoveryRefused(Condition.HARD_STATE_DAMAGED, place) from error
+    bodies = log.read(generation)
+
+    def stored(index: int) -> Entry:
+        key = records.index_key(index)
+        return records.unpack_entry(key, transaction.get(key, b"", db=env.table(records.ENTRIES)))
+
+    try:
+        replayed = replay(hard, marks, bodies, stored)
+    except (Contradiction, Damaged) as error:
+        raise RecoveryRefused(Condition.SYNC_LOG_CONTRADICTS, f"{log.path} ({error})") from error
+    after = replayed.marks
+    return ReadView(
+        after,
+        {entry.index: entry for entry in replayed.entries if entry.index <= after.applied_index},
+        {applied.at: applied.row for applied in replayed.applied},
+        [(applied.row.revision, applied.at) for applied in replayed.applied if applied.advanced],
+        marks.applied_revision,
+    )
+
+
+def _marks(env: Environment, transaction: "lmdb.Transaction[bytes]") -> Marks:
+    try:
+        return records.unpack_marks(transaction.get(records.MARKS_KEY, b"", db=env.table(records.STATE)))
+    except Damaged as error:
+        place = f"{env.directory}, table state, key marks ({error})"
+        raise RecoveryRefused(Condition.MARKS_DAMAGED, place) from error
+
 
 STEP_MAX_ENTRIES: Final = 256
 STEP_MAX_BYTES: Final = 8 << 20
@@ -189,12 +283,12 @@ class Ledger:
             return [self._chain_row(view, transaction, index - 1) for index in range(first, last + 1)]
 
     def _view(self) -> ReadView:
-        return read_view.read(self._env) if self._seen is None else self._seen.view
+        return read_view(self._env) if self._seen is None else self._seen.view
 
     def _scan(self) -> _Scan:
         if self._seen is not None:
             return self._seen
-        view = read_view.read(self._env)
+        view = read_view(self._env)
         with self._env.read() as transaction:
             gaps = self._gaps(transaction)
         # A snapshot may have been installed since the marks were read; its gap begins behind what was applied then.
@@ -264,3 +358,100 @@ def _held(scan: _Scan) -> str:
     if start <= last:
         ranges.append(f"{start} to {last}")
     return " and ".join(ranges) or "none"
+
+
+HANDED_ENTRIES_MAX: Final = 512
+HANDED_BYTES_MAX: Final = 1 << 20
+"""Entries handed over at once, count and bytes, but at least one: a transaction of a few milliseconds for each side."""
+
+
+class Handed(NamedTuple):
+    """An entry of the ledger, with the digest and the revision before it."""
+
+    entry: Entry
+    digest_before: bytes
+    revision_before: int
+
+
+class NotThisHistory(Exception):
+    """What was handed over is not what the digests speak of; nothing was written."""
+
+
+def hand_over(
+    ledger: Ledger, last: int, *, entries_max: int = HANDED_ENTRIES_MAX, bytes_max: int = HANDED_BYTES_MAX
+) -> list[Handed]:
+    """Entries of a ledger that end with `last`, the newest first, within both bounds but at least one.
+
+    LookupError if `last` is not held; LedgerBroken.
+    """
+    behind = max((gap.last_index for gap in ledger.gaps() if gap.first_index <= last), default=0)
+    count = min(entries_max, last - max(behind, ledger.first_index - 1))
+    if count < 1 or last > ledger.applied_index:
+        raise LookupError(f"entry {last} is not held here")
+    held = list(ledger.read(last - count + 1, limit=count))
+    rows = ledger.rows_before(held[0].index, last)
+    found: list[Handed] = []
+    size_bytes = 0
+    for one, row in zip(reversed(held), reversed(rows), strict=True):
+        size_bytes += len(one.data)
+        if found and size_bytes > bytes_max:
+            break
+        found.append(Handed(Entry(one.index, one.term, one.data), row.digest, row.revision))
+    return found
+
+
+def fill(env: Environment, gap: Gap, handed: Sequence[Handed]) -> Gap | None:
+    """Give the ledger entries that end with the last one of a gap, the newest first; return what is left of the gap.
+
+    Durable on return. NotThisHistory if they do not follow from each other and from what is held behind the gap;
+    BrokenInvariant if they do, but not on what is held before it: then this replica's own history is another one.
+    Raises StorageFailed.
+    """
+    last = read_chain_row(env, gap.last_index)
+    if last is None:
+        raise BrokenInvariant(f"the gap {gap.first_index} to {gap.last_index} has no digest at its end")
+    rows: list[tuple[Entry, ChainRow, ChainRow]] = []
+    after, index = last, gap.last_index
+    for entry, digest_before, revision_before in handed:
+        if entry.index != index or index < gap.first_index:
+            raise NotThisHistory(f"entry {entry.index} came where entry {index} was to come")
+        if len(digest_before) != records.DIGEST_BYTES or chained(digest_before, entry) != after.digest:
+            raise NotThisHistory(f"entry {index} is not the one that the digest behind it speaks of")
+        if not gap.revision_before <= revision_before <= after.revision:
+            raise NotThisHistory(f"revision {revision_before} before entry {index}, and {after.revision} after it")
+        before = ChainRow(digest_before, revision_before)
+        rows.append((entry, before, after))
+        after, index = before, index - 1
+    if not rows:
+        return gap
+    if index < gap.first_index:
+        held = ChainRow(records.GENESIS, 0) if index == 0 else read_chain_row(env, index)
+        if after != held:
+            raise BrokenInvariant(
+                f"the history up to entry {index} is not the cluster's: entry {index + 1} follows on digest "
+                f"{after.digest.hex()[:16]} and revision {after.revision}"
+            )
+    left = Gap(gap.first_index, index, gap.revision_before, after.revision) if index >= gap.first_index else None
+    _write_backfill(env, gap, rows, left)
+    return left
+
+
+def _write_backfill(env: Environment, gap: Gap, rows: list[tuple[Entry, ChainRow, ChainRow]], left: Gap | None) -> None:
+    entries, chain, revisions, gaps = (
+        env.table(name) for name in (records.ENTRIES, records.CHAIN, records.REVISIONS, records.GAPS)
+    )
+    with env.write() as transaction:
+        for entry, before, after in rows:
+            key = records.index_key(entry.index)
+            transaction.put(key, records.pack_entry(key, entry), db=entries)
+            if after.revision > before.revision:
+                key = records.index_key(after.revision)
+                transaction.put(key, records.pack_number(key, entry.index), db=revisions)
+            if entry.index > gap.first_index:
+                key = records.index_key(entry.index - 1)
+                transaction.put(key, records.pack_chain(key, before), db=chain)
+        key = records.index_key(gap.first_index)
+        if left is None:
+            transaction.delete(key, db=gaps)
+        else:
+            transaction.put(key, records.pack_gap(key, left), db=gaps)

@@ -177,7 +177,7 @@ class ScriptRun:
         else:
             return None
         try:
-            record.write_status(ended)
+            record.write("status.json", ended)
         except OSError as error:
             if not is_no_room(error):
                 raise
@@ -277,7 +277,7 @@ class ScriptRun:
                 self._on_started()
             self._start_reported = True
             # For the next agent, which would report it once more: that is refused, and does no harm.
-            record.write_reported(self._order.attempt)
+            record.write("reported", self._order.attempt)
         except OSError as error:
             if not is_no_room(error):
                 raise

@@ -2,7 +2,7 @@
 
 In the background, from any peer that holds it, newest first, a megabyte at a time: whoever asks this replica for the
 history of a job gets an answer again, and every member can prove all of it. Nothing that a peer says is believed: each
-entry is proven by the digest behind it (`wal.history_backfill`), and the entry itself says which revisions it settled.
+entry is proven by the digest behind it (`wal.ledger`), and the entry itself says which revisions it settled.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Ask = Callable[[str, int], Awaitable[Iterable[HandedView]]]
 """Returns a peer's entries that end with an index, the newest first; raises what it likes when there are none."""
 
 Fill = Callable[[Gap, Sequence[Handed]], Gap | None]
-"""Writes entries into the ledger; returns what is left of the gap (`wal.history_backfill.fill`)."""
+"""Writes entries into the ledger; returns what is left of the gap (`wal.ledger.fill`)."""
 
 
 class Backfill(Background):

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from tests.wal.support import apply, edit, entry, fill, open_env, opened
 from wal import BrokenInvariant, Environment, Journal
-from wal.history_backfill import Handed, NotThisHistory, hand_over
-from wal.history_backfill import fill as fill_gap
-from wal.ledger import Ledger
+from wal.ledger import Handed, Ledger, NotThisHistory, hand_over
+from wal.ledger import fill as fill_gap
 from wal.records import ENTRIES, GAPS, Gap
 
 LAST = 60

@@ -8,9 +8,8 @@ import pytest
 
 from tests.wal.support import apply, edit, entry, fill, open_env
 from wal import Environment, Journal, RecoveryRefused, records
-from wal.history_backfill import fill as fill_gap
-from wal.history_backfill import hand_over
-from wal.ledger import Gap, Ledger, LedgerBroken, Verified
+from wal.ledger import Gap, Ledger, LedgerBroken, Verified, hand_over
+from wal.ledger import fill as fill_gap
 from wal.records import CHAIN, ENTRIES, GENESIS, REVISIONS, ChainRow, Entry, chained
 
 

@@ -12,8 +12,7 @@ from tests.wal.support import apply, entry, fill, open_env, opened
 from wal import Environment, Journal, RecoveryRefused, sectors
 from wal.environment import DATA_FILE
 from wal.failures import LOG_FILE
-from wal.ledger import Ledger
-from wal.read_view import SCANS_MAX
+from wal.ledger import SCANS_MAX, Ledger
 from wal.recovery import Condition
 from wal.sync_log import SyncLog
 

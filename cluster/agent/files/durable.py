@@ -151,6 +151,15 @@ class ReserveFiles:
         self._free.pop()
         return True
 
+    def write(self, directory: int, name: str, data: bytes) -> None:
+        """Write a file as `write_durably` does, into a reserve file if the disk is full. OSError if none is left."""
+        try:
+            write_durably(directory, name, data)
+        except OSError as error:
+            if not is_disk_full(error) or not self.lend(directory, name + RESERVE_SUFFIX):
+                raise
+            write_durably(directory, name, data)
+
     def drop(self, directory: int, name: str) -> None:
         """Remove the file `name` of an open directory: a reserve file that was lent comes back as one."""
         with contextlib.suppress(FileNotFoundError):

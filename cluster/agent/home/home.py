@@ -46,7 +46,6 @@ from cluster.agent.files import (
     Identity,
     ReserveFiles,
     identity_of,
-    is_disk_full,
     is_no_room,
     read_bounded,
     write_durably,
@@ -283,13 +282,7 @@ class Outbox:
             type=Report,
         )
         number = self._next
-        name, data = f"{number:020}.json", msgspec.json.encode(report)
-        try:
-            write_durably(self._directory, name, data)
-        except OSError as error:
-            if not is_disk_full(error) or not self._spares.lend(self._directory, name + RESERVE_SUFFIX):
-                raise
-            write_durably(self._directory, name, data)
+        self._spares.write(self._directory, f"{number:020}.json", msgspec.json.encode(report))
         self._next += 1
         self._spares.fill()
         self._reports[number] = report

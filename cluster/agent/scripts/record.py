@@ -92,31 +92,21 @@ class ScriptRecord:
         """Return how the script ended, None if that is not known."""
         return self._read("status.json", ScriptEnded)
 
-    def write_started(self, process: ProcessName) -> None:
-        """Record, durably, that the script may run from now on."""
-        write_durably(self.directory, "started.json", msgspec.json.encode(process))
-
-    def write_supervisor(self, process: ProcessName) -> None:
-        """Record who supervises."""
-        write_durably(self.directory, "supervisor.json", msgspec.json.encode(process))
-
-    def write_status(self, ended: ScriptEnded) -> None:
-        """Record, durably, how the script ended."""
-        write_durably(self.directory, "status.json", msgspec.json.encode(ended))
+    def write(self, name: str, what: ProcessName | ScriptEnded | int) -> None:
+        """Record something, durably: `started.json` before the script may run, `supervisor.json`, `status.json` at its
+        end, and with `reported` the attempt whose start is in the outbox.
+        """
+        write_durably(self.directory, name, msgspec.json.encode(what))
 
     def count_launch(self) -> int:
         """Count one more launch, durably, and return the count."""
         count = (self._read("launches", int) or 0) + 1
-        write_durably(self.directory, "launches", msgspec.json.encode(count))
+        self.write("launches", count)
         return count
 
     def reported_attempt(self) -> int:
         """Return the attempt for which the start of the script was reported, 0 if it was not."""
         return self._read("reported", int) or 0
-
-    def write_reported(self, attempt: int) -> None:
-        """Record that the start of the script is in the outbox."""
-        write_durably(self.directory, "reported", msgspec.json.encode(attempt))
 
     def try_lock(self) -> int | None:
         """Return a descriptor that holds the lock, or None while somebody else does."""

@@ -102,7 +102,7 @@ class Supervisor:
         os.close(go_read)
         os.close(refusal_write)
         script = ProcessName(pid=self._script, started=start_time(self._script) or 0, boot=boot_id())
-        if not insist(lambda: self._record.write_started(script), unless_ended=True):
+        if not insist(lambda: self._record.write("started.json", script), unless_ended=True):
             # Without the word the child ends by itself: the script never ran.
             os.close(go_write)
             os.close(refusal_read)
@@ -268,12 +268,12 @@ def main(arguments: list[str]) -> int:
         print(f"{directory}: there is nothing that may be started", file=sys.stderr)
         return 1
     me = ProcessName(pid=os.getpid(), started=start_time(os.getpid()) or 0, boot=boot_id())
-    if not insist(lambda: record.write_supervisor(me), unless_ended=True):
+    if not insist(lambda: record.write("supervisor.json", me), unless_ended=True):
         # The record still says that the script never ran, which whoever holds the lock next can believe.
         return 0
     ended = Supervisor(record, wanted, lock).run()
     # Nobody else will ever know it: it is kept until it can be written down, whoever wants it ended.
-    insist(lambda: record.write_status(ended), unless_ended=False)
+    insist(lambda: record.write("status.json", ended), unless_ended=False)
     return 0
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple, Self
 
 from cluster.agent.files import (
@@ -195,29 +195,21 @@ def _listed(
     lines = read_list(special.list_roots, transfer.source, home)
     prefix = transfer.destination.rstrip("/") + "/"
     persistent = "" if transfer.outgoing else persistent_of(transfer.destination)
-    of_line: Callable[[Listed], Item]
     if transfer.outgoing:
         directory = paths.outside(order.roots, transfer.destination, order.stage)
-
-        def of_line(line: Listed) -> Item:
-            return Item(Kind.FILE, paths.inside(line.path), _below(directory, line.name), destination_barred=home)
     else:
         directory = paths.inside(transfer.destination)
-
-        def of_line(line: Listed) -> Item:
-            source = paths.outside(order.roots, line.path, order.stage)
-            return Item(Kind.FILE, source, _below(directory, line.name), source_barred=home)
-
     for line in lines:
         try:
-            item = of_line(line)
+            below = directory._replace(parts=(*directory.parts, line.name))
+            if transfer.outgoing:
+                item = Item(Kind.FILE, paths.inside(line.path), below, destination_barred=home)
+            else:
+                source = paths.outside(order.roots, line.path, order.stage)
+                item = Item(Kind.FILE, source, below, source_barred=home)
         except PathRefused as error:
             raise PathRefused(f"line {line.line} of the list: {error}") from error
         yield Movement(item, line.path, prefix + line.name, choice, persistent)
-
-
-def _below(directory: Target, name: str) -> Target:
-    return directory._replace(parts=(*directory.parts, name))
 
 
 @contextlib.contextmanager

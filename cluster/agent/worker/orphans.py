@@ -15,18 +15,15 @@ from typing import Final
 import msgspec
 
 from cluster.agent.files import (
-    RESERVE_SUFFIX,
     FileRefused,
     Identity,
     PathRefused,
     ReserveFiles,
     Target,
     inside_target,
-    is_disk_full,
     opened,
     outside_target,
     read_bounded,
-    write_durably,
 )
 from cluster.agent.transfer import Claimant, fence
 from replica.model import NOTHING_SPECIAL, Order, TransferKind
@@ -76,14 +73,7 @@ def expected(order: Order) -> Orphans:
 
 def begin(orphans: int, reserve_files: ReserveFiles, job: int, left: Orphans) -> None:
     """Make the file for a transfer in the open directory. OSError if the disk does not take it."""
-    name = str(job)
-    data = msgspec.json.encode(left) + b"\n"
-    try:
-        write_durably(orphans, name, data)
-    except OSError as error:
-        if not is_disk_full(error) or not reserve_files.lend(orphans, name + RESERVE_SUFFIX):
-            raise
-        write_durably(orphans, name, data)
+    reserve_files.write(orphans, str(job), msgspec.json.encode(left) + b"\n")
 
 
 def forget(orphans: int, reserve_files: ReserveFiles, job: int) -> None:

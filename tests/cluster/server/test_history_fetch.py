@@ -17,8 +17,9 @@ from cluster.schemas.ledger import HandedAnswer, HandedView
 from cluster.server.history_fetch import JOURNAL_FILL_MAX, Backfill
 from cluster.server.storage import Storage, open_storage
 from tests.cluster.rig import Rig, placed, story, until
-from wal import BrokenInvariant, history_backfill
-from wal.history_backfill import Handed
+from wal import BrokenInvariant
+from wal import ledger as ledgers
+from wal.ledger import Handed
 from wal.records import Gap
 
 BEFORE, MISSED, AFTER = 3, 40, 2
@@ -53,7 +54,7 @@ class Away:
     def backfill(self, *peers: str) -> Backfill:
         return Backfill(
             self.storage.ledger,
-            fill=lambda gap, handed: history_backfill.fill(self.storage.environment, gap, handed),
+            fill=lambda gap, handed: ledgers.fill(self.storage.environment, gap, handed),
             journal_fill=lambda: self.fill,
             peers=lambda: peers,
             ask=self.ask,
@@ -92,9 +93,7 @@ async def away(config: Config, directory: Path, *, knew: bool = True) -> AsyncIt
 async def test_the_gap_that_a_snapshot_left_is_filled_by_whoever_holds_it(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, knew: bool
 ) -> None:
-    monkeypatch.setattr(
-        history_backfill.hand_over, "__kwdefaults__", {"entries_max": 7, "bytes_max": history_backfill.HANDED_BYTES_MAX}
-    )
+    monkeypatch.setattr(ledgers.hand_over, "__kwdefaults__", {"entries_max": 7, "bytes_max": ledgers.HANDED_BYTES_MAX})
     caplog.set_level(logging.DEBUG)
     async with away(config, tmp_path, knew=knew) as case:
         ledger = case.storage.ledger
