@@ -105,18 +105,14 @@ class SnapshotStore:
         self._stop = threading.Event()
         self._saving: Future[Path] | None = None
         self._receiver: Receiver | None = None
-        self._partial: Partial | None = None
+        self.partial: Partial | None = None
+        """What is left of a snapshot that an earlier process received in part; there is never more than one."""
         self._executor: Background = background or ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshot")
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as why:
             raise failure(directory, why) from why
         self._clean()
-
-    @property
-    def partial(self) -> Partial | None:
-        """What is left of a snapshot that an earlier process received in part; there is never more than one."""
-        return self._partial
 
     @property
     def directory(self) -> Path:
@@ -134,11 +130,6 @@ class SnapshotStore:
     def saving(self) -> bool:
         """Whether a background save is going on."""
         return self._saving is not None and not self._saving.done()
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._stop.is_set()
 
     def names(self) -> list[SnapshotName]:
         """Return the names in the directory, newest first, whatever is in the files. Raises SnapshotFailed."""
@@ -300,7 +291,7 @@ class SnapshotStore:
 
         # Nothing is pruned yet: until whoever asked has adopted it durably, an older one may be what a restart needs.
         with self._lock:
-            partial, self._partial = self._partial, None
+            partial, self.partial = self.partial, None
         resumes = partial is not None and partial.name == name
         if partial is not None and not resumes:
             self._remove_part(partial.name)
@@ -363,7 +354,7 @@ class SnapshotStore:
             if parts and (newest is None or parts[-1] > newest):
                 sound_bytes = self._sound_bytes(folder, parts[-1])
                 if sound_bytes:
-                    self._partial = Partial(parts.pop(), sound_bytes)
+                    self.partial = Partial(parts.pop(), sound_bytes)
             for name in parts:
                 remove_if_abandoned(self._disk, folder, receiving_name(name))
             for name in _temporaries(left, TEMPORARY_SUFFIX):
@@ -388,10 +379,10 @@ class SnapshotStore:
         """Remove a part that nobody will ask for any more: a snapshot as new as it is there."""
         newest = max(self.names(), default=None)
         with self._lock:
-            partial = self._partial
+            partial = self.partial
             if partial is None or newest is None or newest < partial.name:
                 return
-            self._partial = None
+            self.partial = None
         self._remove_part(partial.name)
 
     def _remove_part(self, name: SnapshotName) -> None:

@@ -320,10 +320,6 @@ class Environment:
         before = self.log_mark()
         return before._replace(generation=before.generation + 1)
 
-    def begin_log(self, mark: LogMark) -> None:
-        """Begin a generation of the sync log, which LMDB durably names."""
-        self.log.begin(mark.generation)
-
     def append(self, body: bytes) -> None:
         """Add a record to the sync log, durable on return; any exception stops the environment for ever.
 

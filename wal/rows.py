@@ -103,7 +103,8 @@ def write(env: Environment, changes: Changes) -> None:
             transaction.put(records.HARD_KEY, records.pack_hard(changes.hard), db=state)
         transaction.put(records.MARKS_KEY, records.pack_marks(changes.marks), db=state)
         transaction.put(records.LOG_KEY, records.pack_log(mark), db=state)
-    env.begin_log(mark)
+    # Which LMDB durably names by now.
+    env.log.begin(mark.generation)
 
 
 def _write_entries(env: Environment, transaction: "lmdb.Transaction[bytes]", changes: Changes) -> None:

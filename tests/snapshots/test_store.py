@@ -201,7 +201,7 @@ def test_closing_gives_up_a_save_at_its_next_slice_and_takes_no_other(tmp_path: 
     assert started.wait(30)
     closing = threading.Thread(target=store.close)
     closing.start()
-    while not store.closed:
+    while not store._stop.is_set():
         threading.Event().wait(0.001)
     go.set()
     closing.join(30)

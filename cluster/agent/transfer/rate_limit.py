@@ -98,8 +98,8 @@ class Pace:
 
     def __init__(self, control: int, shared: SharedCounters, clock: Clock) -> None:
         """Look at the page behind the descriptor `control`, which stays the caller's; -1: no limit, never stopped."""
-        self._memory = None if control < 0 else mmap.mmap(control, mmap.PAGESIZE, prot=mmap.PROT_READ)
-        self._words = None if self._memory is None else memoryview(self._memory).cast("q")
+        page = None if control < 0 else mmap.mmap(control, mmap.PAGESIZE, prot=mmap.PROT_READ)
+        self._words = None if page is None else memoryview(page).cast("q")
         self._shared = shared
         self._clock = clock
         self._mutex = threading.Lock()
@@ -166,13 +166,6 @@ class Pace:
             at_ns = then_ns + earned * _NS // rate_bytes_s if then_ns and rate_bytes_s else now_ns
             self._shared.tokens = tokens, at_ns
         return wait_s
-
-    def close(self) -> None:
-        """Stop looking: no limit, never stopped."""
-        if self._words is not None and self._memory is not None:
-            self._words.release()
-            self._memory.close()
-            self._words = self._memory = None
 
 
 @contextlib.contextmanager

@@ -35,7 +35,6 @@ class Rig:
         return pace
 
     def close(self) -> None:
-        self.pace.close()
         self.shared.close()
         self.control.close()
         os.close(self.descriptor)
@@ -151,7 +150,6 @@ def test_who_waits_for_a_rate_is_stopped_within_a_look() -> None:
     control.stop()
     thread.join(10)
     assert len(ended) == 1
-    pace.close()
     shared.close()
     control.close()
     os.close(descriptor)

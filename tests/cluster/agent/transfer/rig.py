@@ -31,7 +31,7 @@ class Unpaced(Pace):
 
     def __init__(self) -> None:
         """Begin with no agent that decides anything."""
-        self._ended = self._words = self._memory = None
+        self._ended = self._words = None
 
 
 class Rig:
