@@ -151,7 +151,7 @@ class Operation:
         try:
             return os.open(name, how | os.O_CREAT, 0o600, dir_fd=directory)
         except OSError as error:
-            # Not even an empty file can be made: a reserve file one will do, whatever is in it.
+            # Not even an empty file can be made: a reserve file will do, whatever is in it.
             if not is_disk_full(error) or not self._home.reserve_files.lend(directory, name):
                 raise
             return os.open(name, how, dir_fd=directory)

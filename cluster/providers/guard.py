@@ -96,7 +96,7 @@ def run(
     """Make the call in a child and return how it ended; at its timeout it is ended with everything it started.
 
     `call` is given a descriptor to write its result to, and its own standard streams: nothing to read, and pipes. It
-    inherits the descriptors in `keep`. `poll` is told the child's number every `look_s` seconds until it has ended.
+    inherits the descriptors in `keep`. `poll` is told the child's number every `poll_s` seconds until it has ended.
     OSError if no process can be made. An exception in the meantime (SIGTERM to this process) ends the call, too.
     """
     before = _tree()

@@ -87,7 +87,7 @@ def _fill(directory: int, name: str, how: int, data: bytes, mode: int, owner: tu
 
 
 def reserve(directory: int, name: str) -> None:
-    """Make an empty file of ROOM_BYTES whose blocks are its own; OSError if there is no room for it."""
+    """Make an empty file of RESERVE_BYTES whose blocks are its own; OSError if there is no room for it."""
     descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
     try:
         os.posix_fallocate(descriptor, 0, RESERVE_BYTES)

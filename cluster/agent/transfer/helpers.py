@@ -182,7 +182,7 @@ class Helpers:
             self._let_finish(self._idle.pop())
 
     def wait(self) -> list[Moved]:
-        """Wait LOOK_S at most, and return what was done meanwhile.
+        """Wait POLL_S at most, and return what was done meanwhile.
 
         What ended a helper ends its parent: TransferFailed, Fenced, OSError (the agent's own records), Stopped, Paused.
         """

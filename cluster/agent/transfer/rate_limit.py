@@ -3,7 +3,7 @@
 The agent decides the rate (cluster.agent.rate_governor shares out what a node, a user and a cluster may do) and writes
 it into a page that the transfer can only read. The transfer keeps one bucket in its own memory
 (`SharedCounters.tokens`): who wants to move takes from it, and waits while it is empty. A new rate counts from the next
-look on, LOOK_S later at most.
+look on, POLL_S later at most.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Pace:
         """Have `check` raise this from now on, in this process, unless the agent's page says something else.
 
         For the handler of a signal: it may run between any two steps, so that what it raised itself could undo half of
-        one, such as a descriptor that is closed and not yet known to be. Whoever waits looks every LOOK_S.
+        one, such as a descriptor that is closed and not yet known to be. Whoever waits looks every POLL_S.
         """
         self._ended = error
 

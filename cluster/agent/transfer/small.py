@@ -62,7 +62,7 @@ class _Written(NamedTuple):
     copied: Copied
     tries: int
     batch_directory: BatchDirectory | None
-    """Where it is; None: where `Places.part` says."""
+    """Where it is; None: where `RecordPaths.part` says."""
 
 
 class SmallFiles:
@@ -81,7 +81,7 @@ class SmallFiles:
         self._batch_directory: BatchDirectory | None = None
         """Where the next file is written."""
         self._mixed: dict[int, BatchDirectory] = {}
-        """Shelves for what is alone in its directory, by their staging directories."""
+        """Batch directories for what is alone in its directory, by their staging directories."""
         self._named = 0
         """How many of those have their names."""
         self._written: list[_Written] = []

@@ -1,6 +1,6 @@
 """What an order moves: every transfer of it, and every line of its lists, as one item each.
 
-The roots, and the buffers that the transfers name, are opened once; items share them, and `Places` closes them.
+The roots, and the buffers that the transfers name, are opened once; items share them, and `RecordPaths` closes them.
 
 Lists of files to move (`type=list`): a file outside with one path a line.
 
