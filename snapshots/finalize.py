@@ -12,8 +12,8 @@ import fcntl
 import os
 import re
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from zlib import crc32
@@ -127,10 +127,8 @@ def frame_checksum(section: int, sequence: int, payload: bytes) -> int:
 
 def open_directory(directory: Path) -> int:
     """Return a descriptor of the directory; raises SnapshotFailed by its name."""
-    try:
+    with failing(directory):
         return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as why:
-        raise failure(directory, why) from why
 
 
 def create_temporary(disk: Disk, directory: int, name: str) -> int:
@@ -205,7 +203,8 @@ def write_snapshot(
     path = directory / name
     folder = open_directory(directory)
     try:
-        file = _begin(disk, folder, temporary, path)
+        with failing(path):
+            file = create_temporary(disk, folder, temporary)
         try:
             _fill(file, image, path, progress, breathe, disk)
             disk.sync(file)
@@ -220,13 +219,20 @@ def write_snapshot(
             raise
         finally:
             os.close(file)
-        try:
+        with failing(path):
             disk.sync_directory(folder)
-        except OSError as why:
-            raise failure(path, why) from why
     finally:
         os.close(folder)
     return path
+
+
+@contextmanager
+def failing(path: Path) -> Iterator[None]:
+    """Raise SnapshotFailed, by the path, where the system raises OSError."""
+    try:
+        yield
+    except OSError as why:
+        raise failure(path, why) from why
 
 
 def failure(path: Path, why: OSError) -> SnapshotFailed:
@@ -242,13 +248,6 @@ def failure(path: Path, why: OSError) -> SnapshotFailed:
         errno.EAGAIN: "let the other process finish",
     }.get(why.errno or 0, "see to the cause; the replica tries again with its next snapshot")
     return SnapshotFailed(f"{path}: the snapshot was not written: {why.strerror or why}; {remedy}")
-
-
-def _begin(disk: Disk, folder: int, temporary: str, path: Path) -> int:
-    try:
-        return create_temporary(disk, folder, temporary)
-    except OSError as why:
-        raise failure(path, why) from why
 
 
 def _fill(

@@ -20,6 +20,7 @@ from snapshots.finalize import (
     SnapshotAbandoned,
     SnapshotFailed,
     SnapshotName,
+    failing,
     failure,
     open_directory,
     remove_if_abandoned,
@@ -108,10 +109,8 @@ class SnapshotStore:
         self.partial: Partial | None = None
         """What is left of a snapshot that an earlier process received in part; there is never more than one."""
         self._executor: Background = background or ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshot")
-        try:
+        with failing(directory):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as why:
-            raise failure(directory, why) from why
         self._clean()
 
     @property
@@ -133,10 +132,8 @@ class SnapshotStore:
 
     def names(self) -> list[SnapshotName]:
         """Return the names in the directory, newest first, whatever is in the files. Raises SnapshotFailed."""
-        try:
+        with failing(self._directory):
             found = [SnapshotName.parse(name) for name in os.listdir(self._directory)]
-        except OSError as why:
-            raise failure(self._directory, why) from why
         return sorted((name for name in found if name is not None), reverse=True)
 
     def newest_usable(self, why_not: Callable[[Image], str | None] = lambda image: None) -> tuple[Path, Image] | None:
@@ -240,12 +237,8 @@ class SnapshotStore:
                     kept += not refused
                     continue
                 path = self._directory / str(name)
-                try:
+                with failing(path), suppress(FileNotFoundError):
                     self._disk.remove(folder, str(name))
-                except FileNotFoundError:
-                    pass
-                except OSError as why:
-                    raise failure(path, why) from why
                 with self._lock:
                     self._sound.discard(name)
                     self._skipped.pop(name, None)
