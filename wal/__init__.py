@@ -1,12 +1,10 @@
 """What a replica remembers: the journal of consensus, which is the ledger, in one LMDB environment."""
 
 from wal.codec import (
-    NO_OP,
     CodecError,
     Kind,
     batch_of_encoded,
     decode_batch,
-    encode_batch,
     encode_entry,
     is_earlier_form,
     kind_of,
@@ -30,7 +28,7 @@ from wal.configuration import (
     name_of,
     unknown,
 )
-from wal.environment import MAP_SIZE_BYTES, Environment
+from wal.environment import Environment
 from wal.failures import BrokenInvariant, Condition, RecoveryRefused, StorageFailed
 from wal.journal import Journal
 from wal.ledger import Handed, Ledger, LedgerBroken, LedgerEntry, NotThisHistory, Verified, fill, hand_over

@@ -2,7 +2,6 @@
 
 from cluster.consensus.configurations import Wanted
 from cluster.consensus.driver import Consensus
-from cluster.consensus.frames import MAX_ENTRY_BYTES
 from cluster.consensus.interface import (
     NO_OP,
     ChangeRefused,
@@ -10,7 +9,6 @@ from cluster.consensus.interface import (
     LostDurableState,
     Machine,
     NotLeader,
-    PeerStatus,
     RemovedFromCluster,
     Role,
     SnapshotRef,

@@ -24,5 +24,5 @@ from replica.grammar.burst_buffer_conf import (
 )
 from replica.grammar.directives import Reading, read_request
 from replica.grammar.lexer import DirectiveRefused
-from replica.grammar.paths import path_fault, persistent_name, split_inside
+from replica.grammar.paths import path_fault, split_inside
 from replica.grammar.settings import KEYS, Key, Kind, Owner, ValueFault, find_key, format_value

@@ -41,5 +41,4 @@ from replica.messages.events import (
 from replica.messages.features import (
     ReleaseNeeded,
     check_level,
-    level_refusal,
 )

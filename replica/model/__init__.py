@@ -70,7 +70,7 @@ from replica.model.failure_texts import (
     operation_of,
 )
 from replica.model.job_names import NameGroup, Several, first_of, members_of
-from replica.model.jobs import ENDED, Hold, Interruptions, Job, JobState, commented, interrupted
+from replica.model.jobs import ENDED, Hold, Job, JobState, commented, interrupted
 from replica.model.mail import MAIL_TYPES, Mail, MailKind, message_name, wants
 from replica.model.nodes import Node, NodeState
 from replica.model.operations import (
@@ -117,7 +117,7 @@ from replica.model.provider import (
     provider_facts,
     provision_of,
 )
-from replica.model.rates import Measured, Rates, rates_of
+from replica.model.rates import Rates, rates_of
 from replica.model.requests import (
     NO_CHANGE,
     NO_OPTIONS,

@@ -320,7 +320,10 @@ def fence_skipped() -> list[Any]:
     def fold_anyway(state: State, batch: Any) -> State | None:
         return apply_batch(state, msgspec.structs.replace(batch, base=state.revision, at=max(batch.at, state.at)))
 
-    return [patch.object(controller_module, "apply_batch", fold_anyway), patch.object(storage_module, "apply_batch", fold_anyway)]
+    return [
+        patch.object(controller_module, "apply_batch", fold_anyway),
+        patch.object(storage_module, "apply_batch", fold_anyway),
+    ]
 
 
 def receipts_not_asked() -> list[Any]:

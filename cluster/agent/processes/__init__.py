@@ -16,4 +16,4 @@ from cluster.agent.processes.environment import (
     environment_of,
     persistent_variables,
 )
-from cluster.agent.processes.job_processes import OPERATION_VARIABLE, SCRIPT_VARIABLE, kill_job, kill_operation, spawn
+from cluster.agent.processes.job_processes import OPERATION_VARIABLE, kill_job, kill_operation, spawn
