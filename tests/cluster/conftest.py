@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cluster.config.config import Config
-from tests.cluster.rig import make_cluster, placed
+from tests.cluster.harness import make_cluster, placed
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ from cluster.config.config import Config
 from cluster.providers.calls import PoolWatch
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages.commands import CONTROLLER, ConfigureSite, Request
+from tests.cluster.harness import Harness, until
 from tests.cluster.providers.conftest import Programs
-from tests.cluster.rig import Rig, until
 
 
 def script(*actions: str) -> str:
@@ -26,26 +26,26 @@ def provided(config: Config, directory: Path) -> tuple[Config, Programs]:
     return msgspec.structs.replace(config, provider=programs.local), programs
 
 
-async def configure(rig: Rig, programs: Programs) -> None:
+async def configure(harness: Harness, programs: Programs) -> None:
     """Make the Lua script the cluster's provider, and look at its pools until they are known."""
-    await until(lambda: rig.controller.leads and rig.controller.state.feature_level >= 1)
+    await until(lambda: harness.controller.leads and harness.controller.state.feature_level >= 1)
     settings = (
         Setting("BurstBufferType", "burst_buffer/lua"),
         Setting("LuaScript", str(programs.script)),
         Setting("ValidateTimeout", "2"),
     )
     actor = msgspec.structs.replace(CONTROLLER, role=type(CONTROLLER.role).OPERATOR)
-    settled = await rig.controller.submit(Request(b"", actor, ConfigureSite(settings, partial=True)))
+    settled = await harness.controller.submit(Request(b"", actor, ConfigureSite(settings, partial=True)))
     assert settled.refusal is None, settled.refusal
-    service = rig.service
+    service = harness.service
     watch = PoolWatch(
         service.providing.calls,
         programs.local,
-        state=lambda: rig.controller.state,
-        leads=lambda: rig.controller.leads,
-        submit=rig.controller.submit,
-        clock=rig.controller.clock,
+        state=lambda: harness.controller.state,
+        leads=lambda: harness.controller.leads,
+        submit=harness.controller.submit,
+        clock=harness.controller.clock,
     )
-    rig.controller.register(watch)
+    harness.controller.register(watch)
     watch.poll()
-    await until(lambda: rig.controller.state.pools["fast"].quantity_bytes == 5 * 1024**2)
+    await until(lambda: harness.controller.state.pools["fast"].quantity_bytes == 5 * 1024**2)

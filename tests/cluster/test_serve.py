@@ -16,7 +16,7 @@ from cluster.schemas import operations as ops
 from cluster.schemas.job_fields import SubmitRequest
 from cluster.server.storage import first_start_mark
 from cluster.system.clock import SystemClock
-from tests.cluster.rig import PATIENCE_S, PLAIN, story
+from tests.cluster.harness import PATIENCE_S, PLAIN, story
 from tests.ports import free_ports
 from tests.repo.tree import ROOT
 from wal.sync_log import LOG_BYTES

@@ -47,7 +47,7 @@ from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import Instant
 from replica.values.verdicts import Reason
 from snapshots.image import WORDS
-from tests.cluster.rig import Rig, make_cluster, placed
+from tests.cluster.harness import Harness, make_cluster, placed
 from tests.contract.golden import HERE, compare
 
 ROOT = HERE.parents[1]
@@ -313,18 +313,18 @@ def test_every_metric_has_the_name_the_type_and_the_labels_that_it_had(
     rows: set[str] = set()
 
     async def scrape() -> None:
-        async with Rig(placed(make_cluster(tmp_path / "cluster"), tmp_path)) as rig:
+        async with Harness(placed(make_cluster(tmp_path / "cluster"), tmp_path)) as harness:
             # What is told of only where there is such a thing: a limit, a snapshot, a refusal, a sync.
             limit = {
-                "command_id": rig.new_id(),
+                "command_id": harness.new_id(),
                 "settings": [{"key": "TransferRate", "value": "1MiB"}],
                 "partial": True,
             }
-            assert (await rig.ask("POST", "/v1/configuration", limit)).status == 200
-            assert (await rig.ask("POST", "/v1/snapshots")).status == 200
-            assert (await rig.ask("GET", "/v1/nothing")).status == 404
-            rig.service.metrics.synced(0.001)
-            assert (await rig.ask("GET", "/metrics")).status == 200
+            assert (await harness.ask("POST", "/v1/configuration", limit)).status == 200
+            assert (await harness.ask("POST", "/v1/snapshots")).status == 200
+            assert (await harness.ask("GET", "/v1/nothing")).status == 404
+            harness.service.metrics.synced(0.001)
+            assert (await harness.ask("GET", "/metrics")).status == 200
             for registry in registries:
                 for family in collect(registry):
                     rows.add(f"{family.name} {family.type}: {' '.join(sorted(labels_of(family)))}".rstrip())

@@ -22,7 +22,7 @@ from cluster.schemas import operations as ops
 from cluster.schemas.jobs import StatusView
 from cluster.schemas.requests import AddMemberRequest, FeatureLevelRequest
 from cluster.serve import EXIT_RELEASE_NEEDED
-from tests.cluster.rig import PATIENCE_S, story
+from tests.cluster.harness import PATIENCE_S, story
 from tests.cluster.server.test_membership import Site, members, to, voters
 from tests.cluster.test_serve import ROOT, ready, request
 from tests.golden.make_ledger import REPLICAS

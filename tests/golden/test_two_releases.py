@@ -24,7 +24,7 @@ from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
 from cluster.schemas.job_fields import SubmitRequest, UpdateRequest
 from replica.messages import features
-from tests.cluster.rig import PLAIN, SCRIPT, story
+from tests.cluster.harness import PLAIN, SCRIPT, story
 from tests.cluster.test_serve import make, ready
 from tests.golden.make_ledger import REPLICAS
 from tests.golden.test_rolling_restart import EARLIER_TREE, STAND_IN, Skewed, ending, to, to_level

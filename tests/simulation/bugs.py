@@ -314,7 +314,7 @@ def digest_skipped() -> list[Any]:
     ]
 
 
-def fence_skipped() -> list[Any]:
+def base_unchecked() -> list[Any]:
     """A batch is folded whatever revision it was decided on (law 4)."""
 
     def fold_anyway(state: State, batch: Any) -> State | None:
@@ -372,7 +372,7 @@ PLANTS: Final[dict[str, Plant]] = {
         failed_sync_ignored,
         capacity_leaked_on_failover,
         digest_skipped,
-        fence_skipped,
+        base_unchecked,
         receipts_not_asked,
         answered_before_commit,
         *PLANTS_OF_MEMBERS,

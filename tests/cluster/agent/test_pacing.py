@@ -18,7 +18,7 @@ from cluster.system.clock import SystemClock
 from tests.clocks import ManualClock
 
 
-class Rig:
+class Harness:
     """A transfer's pace by a clock that only its waits move."""
 
     def __init__(self) -> None:
@@ -41,8 +41,8 @@ class Rig:
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    made = Rig()
+def harness() -> Iterator[Harness]:
+    made = Harness()
     yield made
     made.close()
 
@@ -55,13 +55,13 @@ def rig() -> Iterator[Rig]:
 def test_whatever_helpers_take_no_more_moves_than_the_rate_a_burst_and_a_step(
     rate: int, takes: list[tuple[int, int, float]]
 ) -> None:
-    rig = Rig()
+    harness = Harness()
     try:
-        helpers = [rig.pace, rig.another(), rig.another()]
-        rig.control.rate_bytes_s = rate
-        begun_s, moved, largest = rig.clock.monotonic_s(), 0, 0
+        helpers = [harness.pace, harness.another(), harness.another()]
+        harness.control.rate_bytes_s = rate
+        begun_s, moved, largest = harness.clock.monotonic_s(), 0, 0
         for helper, most, idle_s in takes:
-            rig.clock.advance(idle_s)
+            harness.clock.advance(idle_s)
             step = helpers[helper].step_bytes(most)
             assert 1 <= step <= most and step <= max(STEP_BYTES_MIN, rate // 10)
             # Long pauses would only be waited out.
@@ -69,63 +69,63 @@ def test_whatever_helpers_take_no_more_moves_than_the_rate_a_burst_and_a_step(
                 break
             helpers[helper].take(step)
             moved, largest = moved + step, max(largest, step)
-            passed_s = rig.clock.monotonic_s() - begun_s
+            passed_s = harness.clock.monotonic_s() - begun_s
             assert moved <= rate * (passed_s + BURST_S) + largest + 1
     finally:
-        rig.close()
+        harness.close()
 
 
 @pytest.mark.parametrize("rate", [7, 30, 1000, 123_456_789])
-def test_over_time_all_of_the_rate_is_had(rig: Rig, rate: int) -> None:
-    rig.control.rate_bytes_s = rate
-    begun_s, moved, step = rig.clock.monotonic_s(), 0, max(1, rate // 20)
+def test_over_time_all_of_the_rate_is_had(harness: Harness, rate: int) -> None:
+    harness.control.rate_bytes_s = rate
+    begun_s, moved, step = harness.clock.monotonic_s(), 0, max(1, rate // 20)
     while moved < rate * 20:
-        rig.pace.take(step)
+        harness.pace.take(step)
         moved += step
-    assert rig.clock.monotonic_s() - begun_s == pytest.approx(20, rel=0.05)
+    assert harness.clock.monotonic_s() - begun_s == pytest.approx(20, rel=0.05)
 
 
-def test_a_rate_that_rises_counts_at_the_next_look_however_much_was_owed(rig: Rig) -> None:
-    rig.control.rate_bytes_s = 1
-    rig.pace.take(STEP_BYTES_MIN)
+def test_a_rate_that_rises_counts_at_the_next_look_however_much_was_owed(harness: Harness) -> None:
+    harness.control.rate_bytes_s = 1
+    harness.pace.take(STEP_BYTES_MIN)
     waits: list[float] = []
 
     def wait(wait_s: float) -> None:
         waits.append(wait_s)
-        rig.clock.advance(wait_s)
-        rig.control.rate_bytes_s = 10**9
+        harness.clock.advance(wait_s)
+        harness.control.rate_bytes_s = 10**9
 
-    rig.pace._never.wait = wait  # type: ignore[method-assign,assignment]
-    rig.pace.take(STEP_BYTES_MIN)
-    assert waits[0] == POLL_S and len(waits) <= 2 and rig.shared.waits == len(waits)
+    harness.pace._never.wait = wait  # type: ignore[method-assign,assignment]
+    harness.pace.take(STEP_BYTES_MIN)
+    assert waits[0] == POLL_S and len(waits) <= 2 and harness.shared.waits == len(waits)
 
 
-def test_a_rate_of_0_pauses_until_it_is_another_and_the_pause_is_a_sign_of_life(rig: Rig) -> None:
-    rig.control.rate_bytes_s = 0
+def test_a_rate_of_0_pauses_until_it_is_another_and_the_pause_is_a_sign_of_life(harness: Harness) -> None:
+    harness.control.rate_bytes_s = 0
     seen: list[int] = []
 
     def wait(wait_s: float) -> None:
-        rig.clock.advance(wait_s)
-        seen.append(rig.shared.waits)
+        harness.clock.advance(wait_s)
+        seen.append(harness.shared.waits)
         if len(seen) == 1000:
-            rig.control.rate_bytes_s = UNLIMITED
+            harness.control.rate_bytes_s = UNLIMITED
 
-    rig.pace._never.wait = wait  # type: ignore[method-assign,assignment]
-    rig.pace.take(1)
+    harness.pace._never.wait = wait  # type: ignore[method-assign,assignment]
+    harness.pace.take(1)
     assert seen == list(range(1, 1001))
 
 
 @pytest.mark.parametrize(("resuming", "kind"), [(False, Stopped), (True, Paused)])
 @pytest.mark.parametrize("rate", [UNLIMITED, 0, 1])
 def test_who_is_told_to_stop_stops_at_once_at_any_rate(
-    rig: Rig, resuming: bool, kind: type[BaseException], rate: int
+    harness: Harness, resuming: bool, kind: type[BaseException], rate: int
 ) -> None:
-    rig.control.rate_bytes_s = 10**9
-    rig.pace.take(10**6)
-    rig.control.rate_bytes_s = rate
-    rig.pace.check()
-    rig.control.stop(resuming=resuming)
-    for ask in (rig.pace.check, lambda: rig.pace.take(1)):
+    harness.control.rate_bytes_s = 10**9
+    harness.pace.take(10**6)
+    harness.control.rate_bytes_s = rate
+    harness.pace.check()
+    harness.control.stop(resuming=resuming)
+    for ask in (harness.pace.check, lambda: harness.pace.take(1)):
         with pytest.raises(kind):
             ask()
 
@@ -155,13 +155,13 @@ def test_who_waits_for_a_rate_is_stopped_within_a_look() -> None:
     os.close(descriptor)
 
 
-def test_without_a_limit_nothing_is_waited_for_or_cut(rig: Rig) -> None:
-    for pace in (rig.pace, Pace(-1, rig.shared, rig.clock)):
-        before_s = rig.clock.monotonic_s()
+def test_without_a_limit_nothing_is_waited_for_or_cut(harness: Harness) -> None:
+    for pace in (harness.pace, Pace(-1, harness.shared, harness.clock)):
+        before_s = harness.clock.monotonic_s()
         assert pace.step_bytes(10**12) == 10**12
         pace.take(10**12)
-        assert rig.clock.monotonic_s() == before_s
-    assert rig.shared.waits == 0
+        assert harness.clock.monotonic_s() == before_s
+    assert harness.shared.waits == 0
 
 
 def test_a_transfer_cannot_change_its_own_rate() -> None:
@@ -179,12 +179,12 @@ def test_a_transfer_cannot_change_its_own_rate() -> None:
     control.close()
 
 
-def test_counters_and_the_file_are_seen_as_they_were_written(rig: Rig) -> None:
+def test_counters_and_the_file_are_seen_as_they_were_written(harness: Harness) -> None:
     told = Counters(1, 2, 3, 4, 5, 6, 7, 8, 9, 3, 10, 11)
-    rig.shared.write(told)
-    rig.shared.at("d/" + "x" * 5000 + "/end")
-    other = SharedCounters(rig.descriptor)
+    harness.shared.write(told)
+    harness.shared.at("d/" + "x" * 5000 + "/end")
+    other = SharedCounters(harness.descriptor)
     assert other.read() == told and other.file.endswith("x/end") and len(other.file) == 1000
-    rig.shared.at(b"\xff\n")
+    harness.shared.at(b"\xff\n")
     assert other.file == "\ufffd\n"
     other.close()

@@ -33,7 +33,7 @@ from replica.model.buffers import Transfer, TransferKind
 from replica.model.operations import Stage
 from replica.model.orders import Order
 from replica.model.transfers import LeftOut
-from tests.cluster.agent.transfer.rig import Unpaced
+from tests.cluster.agent.transfer.harness import Unpaced
 
 STORAGE_ID = "0" * 32
 

@@ -9,22 +9,22 @@ import pytest
 from cluster.config.config import Config
 from replica.grammar.account_limits import TextFault, format_limits, parse_limits
 from replica.model.accounts import Limit, LimitKind
-from tests.cluster.rig import Rig, story
+from tests.cluster.harness import Harness, story
 
 
-def sent(rig: Rig, **fields: Any) -> dict[str, Any]:
-    return {"command_id": rig.new_id(), **fields}
+def sent(harness: Harness, **fields: Any) -> dict[str, Any]:
+    return {"command_id": harness.new_id(), **fields}
 
 
 @story
 async def test_what_an_operator_sets_is_listed_and_what_he_deletes_is_gone(config: Config) -> None:
-    async with Rig(config) as rig:
+    async with Harness(config) as harness:
         body = {
             "users": ["alan"],
             "limits": {"GrpBB:bb/fast": "10MiB", "MaxJobsPerUser": "4"},
             "user_limits": {"alan": {"MaxBBPerJob:bb/native": "0"}},
         }
-        answer = await rig.ask("PUT", "/v1/accounts/a", sent(rig, **body))
+        answer = await harness.ask("PUT", "/v1/accounts/a", sent(harness, **body))
         assert answer.status == 200, answer.body
         row = answer.body["accounts"][0]
         assert {key: row[key] for key in body} == body
@@ -33,19 +33,19 @@ async def test_what_an_operator_sets_is_listed_and_what_he_deletes_is_gone(confi
             ("licenses", {"total": 3}),
             ("reservations", {"end": "2100-01-01T00:00:00Z", "users": ["alan"], "burst_buffer": "native:1MiB"}),
         ):
-            made = await rig.ask("PUT", f"/v1/{kind}/x", sent(rig, **fields))
+            made = await harness.ask("PUT", f"/v1/{kind}/x", sent(harness, **fields))
             assert made.status == 200, made.body
-            (listed,) = (await rig.ask("GET", f"/v1/{kind}")).body[kind]
+            (listed,) = (await harness.ask("GET", f"/v1/{kind}")).body[kind]
             assert listed["name"] == "x"
-            gone = await rig.ask("POST", f"/v1/{kind}/x/delete", sent(rig))
+            gone = await harness.ask("POST", f"/v1/{kind}/x/delete", sent(harness))
             assert (gone.status, gone.body[kind]) == (200, [])
-        rules = await rig.ask("PUT", "/v1/scheduling", sent(rig, size_points_per_gib=2, default_account="a"))
+        rules = await harness.ask("PUT", "/v1/scheduling", sent(harness, size_points_per_gib=2, default_account="a"))
         assert (rules.status, rules.body["size_points_per_gib"], rules.body["default_account"]) == (200, 2, "a")
 
 
 @story
 async def test_a_limit_or_a_space_that_cannot_be_read_is_400_with_its_place(config: Config) -> None:
-    async with Rig(config) as rig:
+    async with Harness(config) as harness:
         for kind, fields, place in (
             ("accounts", {"limits": {"GrpBB": "1"}}, "limits"),
             ("accounts", {"limits": {"Nonsense": "1"}}, "limits"),
@@ -55,18 +55,18 @@ async def test_a_limit_or_a_space_that_cannot_be_read_is_400_with_its_place(conf
             ("reservations", {"end": "2100-01-01T00:00:00Z", "burst_buffer": "lua:1MiB"}, "burst_buffer"),
             ("reservations", {"end": "2100-01-01T00:00:00Z", "burst_buffer": "1XB"}, "burst_buffer"),
         ):
-            answer = await rig.ask("PUT", f"/v1/{kind}/x", sent(rig, **fields))
+            answer = await harness.ask("PUT", f"/v1/{kind}/x", sent(harness, **fields))
             assert (answer.status, answer.body["error"]["place"]) == (400, place), answer.body
             assert answer.body["error"]["remedy"]
 
 
 @story
 async def test_an_estimate_says_when_and_why(config: Config) -> None:
-    async with Rig(config) as rig:
-        job = (await rig.submit(hold=True)).body["job_id"]
-        answer = await rig.ask("GET", f"/v1/jobs/{job}/estimate")
+    async with Harness(config) as harness:
+        job = (await harness.submit(hold=True)).body["job_id"]
+        answer = await harness.ask("GET", f"/v1/jobs/{job}/estimate")
         assert (answer.status, answer.body["start"], answer.body["steps"][0]["what"]) == (200, None, "hold")
-        assert (await rig.ask("GET", "/v1/jobs/999/estimate")).status == 404
+        assert (await harness.ask("GET", "/v1/jobs/999/estimate")).status == 404
 
 
 def test_limits_are_read_as_they_are_written() -> None:

@@ -13,36 +13,38 @@ from replica.model.nodes import Node
 from replica.state.state import EMPTY
 from replica.values.units import Instant
 from tests.clocks import ManualClock
-from tests.cluster.rig import SCRIPT, Answer, Rig, story, until
+from tests.cluster.harness import SCRIPT, Answer, Harness, story, until
 
 
-async def register(rig: Rig, node: str = "n1", instance: str = "i") -> Answer:
-    body = {"command_id": rig.new_id(), "instance": instance, "storage_id": "s", "cpus": 2}
-    return await rig.ask("POST", f"/v1/agents/{node}/register", body, who=node)
+async def register(harness: Harness, node: str = "n1", instance: str = "i") -> Answer:
+    body = {"command_id": harness.new_id(), "instance": instance, "storage_id": "s", "cpus": 2}
+    return await harness.ask("POST", f"/v1/agents/{node}/register", body, who=node)
 
 
-async def poll(rig: Rig, node: str = "n1", **fields: Any) -> Answer:
+async def poll(harness: Harness, node: str = "n1", **fields: Any) -> Answer:
     body = {"instance": "i", "seen_revision": 0, "wait_s": 0, **fields}
-    return await rig.ask("POST", f"/v1/agents/{node}/poll", body, who=node)
+    return await harness.ask("POST", f"/v1/agents/{node}/poll", body, who=node)
 
 
-async def report(rig: Rig, stage: str, result: dict[str, Any], command_id: str | None = None, **fields: Any) -> Answer:
+async def report(
+    harness: Harness, stage: str, result: dict[str, Any], command_id: str | None = None, **fields: Any
+) -> Answer:
     row = {
-        "command_id": command_id or rig.new_id(),
+        "command_id": command_id or harness.new_id(),
         "job": 1,
-        "attempt": rig.controller.state.jobs[1].attempt,
+        "attempt": harness.controller.state.jobs[1].attempt,
         "stage": stage,
         "result": result,
         **fields,
     }
-    return await rig.ask("POST", "/v1/agents/n1/reports", {"reports": [row]}, who="n1")
+    return await harness.ask("POST", "/v1/agents/n1/reports", {"reports": [row]}, who="n1")
 
 
 @story
 async def test_a_job_goes_from_submit_to_complete_by_orders_and_reports_alone(config: Config) -> None:
-    async with Rig(config) as rig:
-        await register(rig)
-        await rig.submit(script=SCRIPT)
+    async with Harness(config) as harness:
+        await register(harness)
+        await harness.submit(script=SCRIPT)
         stages = []
         results: dict[str, list[dict[str, Any]]] = {
             "stage_in": [{"type": "done", "files": 0, "size_bytes": 0}],
@@ -52,34 +54,34 @@ async def test_a_job_goes_from_submit_to_complete_by_orders_and_reports_alone(co
             "teardown": [{"type": "done"}],
         }
         async with asyncio.timeout(20):
-            while rig.controller.state.unfinished:
-                orders = (await poll(rig)).body["orders"]
+            while harness.controller.state.unfinished:
+                orders = (await poll(harness)).body["orders"]
                 if not orders:
                     await asyncio.sleep(0.01)
                     continue
                 (order,) = orders
                 stages.append(order["stage"])
                 for result in results[order["stage"]]:
-                    answer = await report(rig, order["stage"], result, attempt=order["attempt"])
+                    answer = await report(harness, order["stage"], result, attempt=order["attempt"])
                     assert answer.body["results"][0]["outcome"] == "accepted", answer
         assert stages == ["stage_in", "run", "post_run", "stage_out", "teardown"]
-        shown = (await rig.ask("GET", "/v1/jobs/1", who="alice")).body
+        shown = (await harness.ask("GET", "/v1/jobs/1", who="alice")).body
         assert (shown["state"], shown["burst_buffer_state"], shown["reason"]) == ("COMPLETED", "complete", "None")
-        pools = (await rig.ask("GET", "/v1/pools", who="alice")).body["pools"]
+        pools = (await harness.ask("GET", "/v1/pools", who="alice")).body["pools"]
         assert all(pool["free_bytes"] == pool["quantity_bytes"] for pool in pools)
 
 
 @story
 async def test_a_poll_is_answered_as_soon_as_the_nodes_orders_change_and_not_before(config: Config) -> None:
-    async with Rig(config) as rig:
-        await register(rig)
-        seen = (await poll(rig)).body["revision"]
-        waiting = asyncio.create_task(poll(rig, seen_revision=seen, wait_s=30))
-        await until(lambda: rig.controller.orders.waiting == 1)
-        await rig.submit(hold=True)
+    async with Harness(config) as harness:
+        await register(harness)
+        seen = (await poll(harness)).body["revision"]
+        waiting = asyncio.create_task(poll(harness, seen_revision=seen, wait_s=30))
+        await until(lambda: harness.controller.orders.waiting == 1)
+        await harness.submit(hold=True)
         await asyncio.sleep(0.05)
         assert not waiting.done()
-        await rig.submit()
+        await harness.submit()
         answer = await waiting
         assert [order["stage"] for order in answer.body["orders"]] == ["stage_in"]
         assert answer.body["revision"] > seen
@@ -87,67 +89,67 @@ async def test_a_poll_is_answered_as_soon_as_the_nodes_orders_change_and_not_bef
 
 @story
 async def test_a_poll_that_has_not_seen_the_latest_orders_is_answered_at_once(config: Config) -> None:
-    async with Rig(config) as rig:
-        await register(rig)
-        seen = (await poll(rig)).body["revision"]
-        await rig.submit()
-        answer = await asyncio.wait_for(poll(rig, seen_revision=seen, wait_s=30), 5)
+    async with Harness(config) as harness:
+        await register(harness)
+        seen = (await poll(harness)).body["revision"]
+        await harness.submit()
+        answer = await asyncio.wait_for(poll(harness, seen_revision=seen, wait_s=30), 5)
         assert len(answer.body["orders"]) == 1
 
 
 @story
 async def test_a_poll_waits_no_longer_than_it_says_and_a_newer_one_replaces_it(config: Config) -> None:
-    async with Rig(config) as rig:
-        await register(rig)
-        seen = (await poll(rig)).body["revision"]
-        answer = await asyncio.wait_for(poll(rig, seen_revision=seen, wait_s=0.05), 5)
+    async with Harness(config) as harness:
+        await register(harness)
+        seen = (await poll(harness)).body["revision"]
+        answer = await asyncio.wait_for(poll(harness, seen_revision=seen, wait_s=0.05), 5)
         assert answer.body["orders"] == []
-        older = asyncio.create_task(poll(rig, seen_revision=seen, wait_s=30))
-        await until(lambda: rig.controller.orders.waiting == 1)
-        newer = asyncio.create_task(poll(rig, seen_revision=seen, wait_s=30))
+        older = asyncio.create_task(poll(harness, seen_revision=seen, wait_s=30))
+        await until(lambda: harness.controller.orders.waiting == 1)
+        newer = asyncio.create_task(poll(harness, seen_revision=seen, wait_s=30))
         assert (await asyncio.wait_for(older, 5)).status == 200
         assert not newer.done()
-        await rig.submit()
+        await harness.submit()
         assert len((await newer).body["orders"]) == 1
 
 
 @story
 async def test_a_waiting_poll_is_sent_to_the_new_leader_when_leadership_is_lost(config: Config) -> None:
-    async with Rig(config) as rig:
-        await register(rig)
-        seen = (await poll(rig)).body["revision"]
-        waiting = asyncio.create_task(poll(rig, seen_revision=seen, wait_s=30))
-        await until(lambda: rig.controller.orders.waiting == 1)
-        rig.engine.depose(None)
+    async with Harness(config) as harness:
+        await register(harness)
+        seen = (await poll(harness)).body["revision"]
+        waiting = asyncio.create_task(poll(harness, seen_revision=seen, wait_s=30))
+        await until(lambda: harness.controller.orders.waiting == 1)
+        harness.engine.depose(None)
         assert (await asyncio.wait_for(waiting, 5)).status == 503
 
 
 @story
 async def test_an_agent_that_is_unknown_or_replaced_is_told_so(config: Config) -> None:
-    async with Rig(config) as rig:
-        unknown = await poll(rig)
+    async with Harness(config) as harness:
+        unknown = await poll(harness)
         assert (unknown.status, unknown.code) == (404, "unknown_node")
-        await register(rig, instance="first")
-        await register(rig, instance="second")
-        old = await poll(rig, instance="first")
+        await register(harness, instance="first")
+        await register(harness, instance="second")
+        old = await poll(harness, instance="first")
         assert (old.status, old.code) == (409, "stale_instance")
-        assert (await poll(rig, instance="second")).status == 200
+        assert (await poll(harness, instance="second")).status == 200
 
 
 @story
 async def test_a_report_is_settled_once_and_a_stale_one_is_refused_and_acknowledged(config: Config) -> None:
-    async with Rig(config) as rig:
-        await register(rig)
-        await rig.submit()
-        id_ = rig.new_id()
-        attempt = rig.controller.state.jobs[1].attempt
-        first = await report(rig, "stage_in", {"type": "done"}, id_, attempt=attempt)
+    async with Harness(config) as harness:
+        await register(harness)
+        await harness.submit()
+        id_ = harness.new_id()
+        attempt = harness.controller.state.jobs[1].attempt
+        first = await report(harness, "stage_in", {"type": "done"}, id_, attempt=attempt)
         assert first.body["results"] == [{"command_id": id_, "outcome": "accepted", "code": None, "sentence": None}]
-        revision = rig.controller.state.revision
-        again = await report(rig, "stage_in", {"type": "done"}, id_, attempt=attempt)
+        revision = harness.controller.state.revision
+        again = await report(harness, "stage_in", {"type": "done"}, id_, attempt=attempt)
         assert again.body["results"] == first.body["results"]
-        assert rig.controller.state.revision == revision
-        stale = await report(rig, "stage_in", {"type": "failed", "message": "late"}, attempt=attempt)
+        assert harness.controller.state.revision == revision
+        stale = await report(harness, "stage_in", {"type": "failed", "message": "late"}, attempt=attempt)
         assert stale.status == 200
         assert stale.body["results"][0]["outcome"] == "refused"
         assert stale.body["results"][0]["code"] == "stale_attempt"
@@ -157,16 +159,16 @@ async def test_a_report_is_settled_once_and_a_stale_one_is_refused_and_acknowled
 async def test_a_report_from_before_a_long_outage_is_still_heard_and_happens_once(config: Config) -> None:
     """Ids expire; what an agent has to tell does not: its attempt is fence enough."""
     clock = ManualClock(Instant(1_750_000_000_000_000))
-    async with Rig(config, clock=clock) as rig:
-        await register(rig)
-        await rig.submit()
-        id_, attempt = rig.new_id(), rig.controller.state.jobs[1].attempt
+    async with Harness(config, clock=clock) as harness:
+        await register(harness)
+        await harness.submit()
+        id_, attempt = harness.new_id(), harness.controller.state.jobs[1].attempt
         clock.advance(3_000)
-        first = await report(rig, "stage_in", {"type": "done"}, id_, attempt=attempt)
+        first = await report(harness, "stage_in", {"type": "done"}, id_, attempt=attempt)
         assert first.body["results"][0]["outcome"] == "accepted", first
-        again = await report(rig, "stage_in", {"type": "done"}, id_, attempt=attempt)
+        again = await report(harness, "stage_in", {"type": "done"}, id_, attempt=attempt)
         assert again.body["results"][0]["outcome"] == "refused"
-        assert rig.controller.state.buffers[1].state.word in ("staged-in", "pre-run")
+        assert harness.controller.state.buffers[1].state.word in ("staged-in", "pre-run")
 
 
 @story
@@ -175,48 +177,48 @@ async def test_a_report_whose_receipt_is_used_up_while_it_waits_is_sent_again_an
 ) -> None:
     """The proposer knows the commands under way, `_report_id` only those that were applied."""
     monkeypatch.setattr(importlib.import_module("replica.fold.apply"), "RECEIPTS_MAX", 16)
-    async with Rig(config) as rig:
-        await register(rig)
-        await rig.submit(script="#!/bin/sh\n")
-        await until(lambda: rig.controller.state.jobs[1].state.name == "CONFIGURING")
-        assert (await report(rig, "run", {"type": "started"})).body["results"][0]["outcome"] == "accepted"
-        made_now = rig.new_id()
+    async with Harness(config) as harness:
+        await register(harness)
+        await harness.submit(script="#!/bin/sh\n")
+        await until(lambda: harness.controller.state.jobs[1].state.name == "CONFIGURING")
+        assert (await report(harness, "run", {"type": "started"})).body["results"][0]["outcome"] == "accepted"
+        made_now = harness.new_id()
         await asyncio.sleep(0.01)
-        rig.engine.automatic = False
-        refused = [{"type": "hold_job", "command_id": rig.new_id(), "job_id": 999} for _ in range(40)]
-        many = asyncio.create_task(rig.ask("POST", "/v1/commands", {"commands": refused}, who="bob"))
-        await until(lambda: rig.controller.proposer.batches_in_flight >= 1)
+        harness.engine.automatic = False
+        refused = [{"type": "hold_job", "command_id": harness.new_id(), "job_id": 999} for _ in range(40)]
+        many = asyncio.create_task(harness.ask("POST", "/v1/commands", {"commands": refused}, who="bob"))
+        await until(lambda: harness.controller.proposer.batches_in_flight >= 1)
         ended = {"type": "ended", "exit_code": 0, "result": int(JobState.COMPLETED)}
-        first = asyncio.create_task(report(rig, "run", ended, made_now))
+        first = asyncio.create_task(report(harness, "run", ended, made_now))
         await asyncio.sleep(0.1)
-        rig.engine.commit()
-        rig.engine.automatic = True
+        harness.engine.commit()
+        harness.engine.automatic = True
         await many
         assert ((await first).status, (await first).body["error"]["outcome"]) == (503, "unknown")
-        again = await report(rig, "run", ended, made_now)
+        again = await report(harness, "run", ended, made_now)
         assert again.body["results"][0]["outcome"] == "accepted"
-        assert rig.controller.state.jobs[1].state.name == "COMPLETED"
+        assert harness.controller.state.jobs[1].state.name == "COMPLETED"
 
 
 @story
 async def test_reports_that_were_not_settled_are_not_acknowledged(config: Config) -> None:
-    async with Rig(config) as rig:
-        await register(rig)
-        await rig.submit()
-        rig.engine.automatic = False
-        asked = asyncio.create_task(report(rig, "stage_in", {"type": "done"}))
-        await until(lambda: rig.engine.uncommitted > 0)
-        rig.engine.depose(None)
+    async with Harness(config) as harness:
+        await register(harness)
+        await harness.submit()
+        harness.engine.automatic = False
+        asked = asyncio.create_task(report(harness, "stage_in", {"type": "done"}))
+        await until(lambda: harness.engine.uncommitted > 0)
+        harness.engine.depose(None)
         answer = await asked
         assert (answer.status, answer.code) == (503, "outcome_unknown")
 
 
 @story
 async def test_progress_of_current_attempts_is_shown_and_of_others_is_not(config: Config) -> None:
-    async with Rig(config) as rig:
-        await register(rig)
-        await rig.submit()
-        attempt = rig.controller.state.jobs[1].attempt
+    async with Harness(config) as harness:
+        await register(harness)
+        await harness.submit()
+        attempt = harness.controller.state.jobs[1].attempt
         row = {
             "job": 1,
             "attempt": attempt,
@@ -225,11 +227,11 @@ async def test_progress_of_current_attempts_is_shown_and_of_others_is_not(config
             "bytes_total": 9,
             "rate_bytes_s": 2.5,
         }
-        await poll(rig, progress=[row, {**row, "job": 7}])
-        transfers = (await rig.ask("GET", "/v1/transfers", who="bob")).body["transfers"]
+        await poll(harness, progress=[row, {**row, "job": 7}])
+        transfers = (await harness.ask("GET", "/v1/transfers", who="bob")).body["transfers"]
         assert [(t["job_id"], t["bytes_done"], t["bytes_total"], t["node"]) for t in transfers] == [(1, 5, 9, "n1")]
-        await report(rig, "stage_in", {"type": "done"})
-        assert (await rig.ask("GET", "/v1/transfers", who="bob")).body["transfers"] == []
+        await report(harness, "stage_in", {"type": "done"})
+        assert (await harness.ask("GET", "/v1/transfers", who="bob")).body["transfers"] == []
 
 
 @story
@@ -237,19 +239,19 @@ async def test_a_silent_node_is_marked_down_and_taken_back_when_it_is_heard(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ManualClock(Instant(1_750_000_000_000_000))
-    async with Rig(config, clock=clock) as rig:
-        await register(rig)
-        poll_duties = rig.controller._duties.poll
+    async with Harness(config, clock=clock) as harness:
+        await register(harness)
+        poll_duties = harness.controller._duties.poll
         for _ in range(int(NODE_DOWN_S) + 2):
-            assert not rig.controller.state.nodes["n1"].down
+            assert not harness.controller.state.nodes["n1"].down
             clock.advance(1)
             poll_duties()
             await asyncio.sleep(0)
-        await until(lambda: rig.controller.state.nodes["n1"].down)
-        nodes = (await rig.ask("GET", "/v1/nodes", who="bob")).body["nodes"]
+        await until(lambda: harness.controller.state.nodes["n1"].down)
+        nodes = (await harness.ask("GET", "/v1/nodes", who="bob")).body["nodes"]
         assert (nodes[0]["state"], nodes[0]["reason"][:28]) == ("DOWN", "its agent has not been heard")
-        await poll(rig)
-        await until(lambda: not rig.controller.state.nodes["n1"].down)
+        await poll(harness)
+        await until(lambda: not harness.controller.state.nodes["n1"].down)
 
 
 def test_a_leader_that_was_away_itself_does_not_take_the_nodes_for_dead() -> None:

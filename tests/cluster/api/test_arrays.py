@@ -7,69 +7,71 @@ import pytest
 from cluster.api.render.reasons import Verdicts
 from cluster.config.config import Config
 from replica.views.jobs import verdict_of
-from tests.cluster.rig import Rig, story, until
+from tests.cluster.harness import Harness, story, until
 
 SCRIPT = "#!/bin/sh\n#DW jobdw capacity=10MiB access_mode=striped type=scratch\ntrue\n"
 
 
-async def ready(rig: Rig) -> None:
-    await until(lambda: rig.controller.state.feature_level >= 1)
-    agent = {"command_id": rig.new_id(), "instance": "i", "storage_id": "s", "cpus": 2}
-    await rig.ask("POST", "/v1/agents/n1/register", agent, who="n1")
+async def ready(harness: Harness) -> None:
+    await until(lambda: harness.controller.state.feature_level >= 1)
+    agent = {"command_id": harness.new_id(), "instance": "i", "storage_id": "s", "cpus": 2}
+    await harness.ask("POST", "/v1/agents/n1/register", agent, who="n1")
 
 
 @story
 async def test_tasks_are_shown_explained_and_cancelled_by_what_people_call_them(config: Config) -> None:
-    async with Rig(config) as rig:
-        await ready(rig)
-        await rig.submit(script=SCRIPT, array="1-4%2")
-        array = rig.controller.state.arrays[1]
+    async with Harness(config) as harness:
+        await ready(harness)
+        await harness.submit(script=SCRIPT, array="1-4%2")
+        array = harness.controller.state.arrays[1]
         assert dict(array) == {1: 1, 2: 2, 3: 3, 4: 4}
-        shown = await rig.ask("GET", "/v1/jobs/1_3", who="alice")
+        shown = await harness.ask("GET", "/v1/jobs/1_3", who="alice")
         assert shown.body["job_id"] == 3 and shown.body["reason"] == "JobArrayTaskLimit"
-        why = await rig.ask("GET", "/v1/jobs/1_3/why", who="alice")
+        why = await harness.ask("GET", "/v1/jobs/1_3/why", who="alice")
         assert why.body["reason"] == "JobArrayTaskLimit" and "at most 2 tasks" in why.body["sentence"]
-        history = await rig.ask("GET", "/v1/jobs/1_3/history", who="alice")
+        history = await harness.ask("GET", "/v1/jobs/1_3/history", who="alice")
         assert history.body["rows"][0]["event"] == "job_submitted" and history.body["complete"]
         assert "tasks 1-4 of array 1, at most 2 at once" in history.body["rows"][0]["sentence"]
-        cancelled = await rig.ask("POST", "/v1/jobs/1_%5B3-4%5D/cancel", {"command_id": rig.new_id()}, who="alice")
+        cancelled = await harness.ask(
+            "POST", "/v1/jobs/1_%5B3-4%5D/cancel", {"command_id": harness.new_id()}, who="alice"
+        )
         assert cancelled.status == 200 and cancelled.body["job_id"] == 3
-        assert [rig.controller.state.jobs[job].state.name for job in (1, 2, 3, 4)] == [
+        assert [harness.controller.state.jobs[job].state.name for job in (1, 2, 3, 4)] == [
             "PENDING", "PENDING", "CANCELLED", "CANCELLED",
         ]  # fmt: skip
-        held = await rig.ask("POST", "/v1/jobs/1/hold", {"command_id": rig.new_id()}, who="alice")
+        held = await harness.ask("POST", "/v1/jobs/1/hold", {"command_id": harness.new_id()}, who="alice")
         assert held.status == 200
-        assert {rig.controller.state.jobs[job].hold.name for job in (1, 2)} == {"USER"}
+        assert {harness.controller.state.jobs[job].hold.name for job in (1, 2)} == {"USER"}
 
 
 @story
 async def test_what_names_no_task_is_refused_in_words(config: Config) -> None:
-    async with Rig(config) as rig:
-        await ready(rig)
-        await rig.submit(script=SCRIPT, array="1-2")
+    async with Harness(config) as harness:
+        await ready(harness)
+        await harness.submit(script=SCRIPT, array="1-2")
         for path, status, words in (
             ("/v1/jobs/1_9", 404, "no task 9"),
             ("/v1/jobs/1_x", 400, "names no job"),
             ("/v1/jobs/1_%5B1-2%5D", 400, "only one task"),
             ("/v1/jobs/7", 404, "no job 7"),
         ):
-            answer = await rig.ask("GET", path, who="alice")
+            answer = await harness.ask("GET", path, who="alice")
             assert answer.status == status and words in answer.sentence
 
 
 @story
 async def test_what_is_said_follows_from_state_to_state_and_is_what_a_walk_says(config: Config) -> None:
-    async with Rig(config) as rig:
-        await ready(rig)
-        verdicts = Verdicts(rig.controller.applied_log)
+    async with Harness(config) as harness:
+        await ready(harness)
+        verdicts = Verdicts(harness.controller.applied_log)
         built = 0
         for number in range(12):
-            await rig.submit(
+            await harness.submit(
                 script=SCRIPT.replace("10MiB", f"{10 + 7 * number % 40}MiB"), array="1-3" if number % 3 else None
             )
             if number % 4 == 3:
-                await rig.ask("POST", f"/v1/jobs/{number}/cancel", {"command_id": rig.new_id()}, who="alice")
-            state = rig.controller.state
+                await harness.ask("POST", f"/v1/jobs/{number}/cancel", {"command_id": harness.new_id()}, who="alice")
+            state = harness.controller.state
             before = verdicts._index
             await verdicts.ready(state, state.jobs)
             built += verdicts._index is not before
@@ -77,7 +79,7 @@ async def test_what_is_said_follows_from_state_to_state_and_is_what_a_walk_says(
                 assert verdicts.of(state, job_id) == verdict_of(state, job_id)
                 assert verdicts.reason(state, job_id) == str(verdict_of(state, job_id).reason)
         assert built == 1  # made once, then it followed the ledger
-        older = await rig.controller.time_travel.state_at(int(state.revision) - 3)
+        older = await harness.controller.time_travel.state_at(int(state.revision) - 3)
         for job_id in older.jobs:
             assert verdicts.of(older, job_id) == verdict_of(older, job_id)
         verdicts.drop()
@@ -89,15 +91,15 @@ async def test_what_is_said_follows_from_state_to_state_and_is_what_a_walk_says(
 async def test_an_index_that_cannot_follow_is_made_anew(
     config: Config, gap: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Rig(config) as rig:
-        await ready(rig)
+    async with Harness(config) as harness:
+        await ready(harness)
         monkeypatch.setattr("cluster.api.render.reasons.FOLLOWED_MAX", gap)
-        verdicts = Verdicts(rig.controller.applied_log)
-        await rig.submit(script=SCRIPT)
-        verdicts.of(rig.controller.state, 1)
+        verdicts = Verdicts(harness.controller.applied_log)
+        await harness.submit(script=SCRIPT)
+        verdicts.of(harness.controller.state, 1)
         first = verdicts._index
         for _ in range(4):
-            await rig.submit(script=SCRIPT)
-        state = rig.controller.state
+            await harness.submit(script=SCRIPT)
+        state = harness.controller.state
         assert verdicts.of(state, 5) == verdict_of(state, 5)
         assert verdicts._index is not first

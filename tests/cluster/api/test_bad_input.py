@@ -10,7 +10,7 @@ from cluster.api.web.problems import STATUS_OF
 from cluster.config.config import Config
 from replica.values.errors import RefusalCode
 from replica.values.limits import SCRIPT_BYTES_MAX
-from tests.cluster.rig import PLAIN, Rig, story
+from tests.cluster.harness import PLAIN, Harness, story
 
 Changes = Callable[[Config], dict[str, Any]]
 
@@ -129,9 +129,9 @@ def test_a_bad_submission_is_refused_with_its_place_and_changes_nothing(config: 
 
     @story
     async def run() -> None:
-        async with Rig(config) as rig:
-            before = rig.controller.state
-            answer = await rig.submit(**changes)
+        async with Harness(config) as harness:
+            before = harness.controller.state
+            answer = await harness.submit(**changes)
             assert (answer.status, answer.code) == (status, code), answer
             error = answer.body["error"]
             for word in words:
@@ -139,7 +139,7 @@ def test_a_bad_submission_is_refused_with_its_place_and_changes_nothing(config: 
             assert error["place"].startswith(place), error
             assert error["remedy"], error
             assert error["outcome"] == "refused"
-            after = rig.controller.state
+            after = harness.controller.state
             assert after.revision == before.revision + decided
             for field in ("jobs", "buffers", "pools", "nodes", "held_bytes", "next_job"):
                 assert getattr(after, field) == getattr(before, field), field
@@ -149,13 +149,13 @@ def test_a_bad_submission_is_refused_with_its_place_and_changes_nothing(config: 
 
 @story
 async def test_what_is_not_json_or_not_as_expected_is_refused_with_its_place(config: Config) -> None:
-    async with Rig(config) as rig:
-        revision = rig.controller.state.revision
+    async with Harness(config) as harness:
+        revision = harness.controller.state.revision
 
         async def refused(
             method: str, path: str, status: int, code: str, word: str, *, who: str = "operator", **options: Any
         ) -> None:
-            answer = await rig.ask(method, path, who=who, **options)
+            answer = await harness.ask(method, path, who=who, **options)
             assert (answer.status, answer.code) == (status, code), answer
             assert word in answer.sentence + answer.body["error"]["place"], answer
             assert answer.body["error"]["remedy"], answer
@@ -191,17 +191,17 @@ async def test_what_is_not_json_or_not_as_expected_is_refused_with_its_place(con
         await refused("GET", "/v1/nothing", 404, "unknown_route", "/v1/nothing")
         await refused("DELETE", "/v1/jobs", 405, "method_not_allowed", "DELETE")
         await refused("GET", "/v1/jobs?user=" + "u" * 5000, 414, "limit_exceeded", "characters")
-        assert rig.controller.state.revision == revision
+        assert harness.controller.state.revision == revision
         for path, body in (
-            ("/v1/jobs/99/cancel", {"command_id": rig.new_id()}),
-            ("/v1/jobs/99/hold", {"command_id": rig.new_id()}),
+            ("/v1/jobs/99/cancel", {"command_id": harness.new_id()}),
+            ("/v1/jobs/99/hold", {"command_id": harness.new_id()}),
         ):
             await refused("POST", path, 404, "unknown_job", "99", body=body)
-        pool = {"command_id": rig.new_id(), "quantity": "10GB", "granularity": "5furlong"}
+        pool = {"command_id": harness.new_id(), "quantity": "10GB", "granularity": "5furlong"}
         await refused("PUT", "/v1/pools/fast", 400, "invalid_capacity", "granularity", body=pool)
-        drain = {"command_id": rig.new_id(), "reason": "dust"}
+        drain = {"command_id": harness.new_id(), "reason": "dust"}
         await refused("POST", "/v1/nodes/n9/drain", 404, "unknown_node", "n9", body=drain)
-        assert not rig.controller.state.jobs
+        assert not harness.controller.state.jobs
 
 
 def test_every_refusal_has_a_status() -> None:
@@ -215,7 +215,7 @@ def test_every_refusal_has_a_status() -> None:
 async def test_a_number_that_no_field_of_the_ledger_holds_is_refused_by_its_place(
     config: Config, field: str, number: int
 ) -> None:
-    async with Rig(config) as rig:
-        answer = await rig.submit(**{field: number})
+    async with Harness(config) as harness:
+        answer = await harness.submit(**{field: number})
         assert (answer.status, answer.code) == (400, "invalid_field")
         assert field in answer.body["error"]["place"]

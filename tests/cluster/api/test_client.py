@@ -6,12 +6,12 @@ from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
 from cluster.schemas.job_fields import SubmitRequest
 from replica.messages.commands import OperationDone
-from tests.cluster.rig import SCRIPT, Rig, story
+from tests.cluster.harness import SCRIPT, Harness, story
 
 
 @story
 async def test_every_method_of_the_client_gets_its_answer(config: Config) -> None:
-    async with Rig(config):
+    async with Harness(config):
         async with (
             Client(config.endpoints, config.tls_files("operator")) as operator,
             Client(config.endpoints, config.tls_files("alice")) as alice,

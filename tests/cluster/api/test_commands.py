@@ -12,68 +12,68 @@ from replica.grammar.burst_buffer_conf import Setting
 from replica.messages.commands import CONTROLLER, ConfigureSite, Request
 from replica.values.units import Instant
 from tests.clocks import ManualClock
-from tests.cluster.rig import Answer, Rig, story, until
+from tests.cluster.harness import Answer, Harness, story, until
 
 
 @story
 async def test_a_submitted_job_is_answered_with_its_place_after_the_commit(config: Config) -> None:
-    async with Rig(config) as rig:
-        answer = await rig.submit()
+    async with Harness(config) as harness:
+        answer = await harness.submit()
         assert answer.status == 201, answer
         assert answer.body["job_id"] == 1
         assert answer.body["user"] == "alice"
         assert answer.body["state"] == "PENDING"
         assert answer.body["burst_buffer_state"] == "pending"
-        assert answer.revision == answer.body["revision"] == rig.controller.state.revision
-        shown = await rig.ask("GET", "/v1/jobs/1", who="bob")
+        assert answer.revision == answer.body["revision"] == harness.controller.state.revision
+        shown = await harness.ask("GET", "/v1/jobs/1", who="bob")
         # With no node yet nobody knows when it starts.
         assert shown.body == {**answer.body, "expected_after": ["space", "cpus"]}
 
 
 @story
 async def test_a_retry_with_the_same_id_gets_the_first_answer_also_after_a_restart(config: Config) -> None:
-    async with Rig(config) as rig:
-        body = rig.job()
-        first = await rig.ask("POST", "/v1/jobs", body, who="alice")
-        again = await rig.ask("POST", "/v1/jobs", body, who="alice")
+    async with Harness(config) as harness:
+        body = harness.job()
+        first = await harness.ask("POST", "/v1/jobs", body, who="alice")
+        again = await harness.ask("POST", "/v1/jobs", body, who="alice")
         assert (again.status, again.body["job_id"]) == (first.status, first.body["job_id"]) == (201, 1)
-        revision = rig.controller.state.revision
-        await rig.restart()
-        third = await rig.ask("POST", "/v1/jobs", body, who="alice")
+        revision = harness.controller.state.revision
+        await harness.restart()
+        third = await harness.ask("POST", "/v1/jobs", body, who="alice")
         assert (third.status, third.body["job_id"]) == (201, 1)
-        assert rig.controller.state.revision == revision
-        assert len(rig.controller.state.jobs) == 1
+        assert harness.controller.state.revision == revision
+        assert len(harness.controller.state.jobs) == 1
 
 
 @story
 async def test_a_retry_of_a_refused_command_gets_the_refusal_again(config: Config) -> None:
-    async with Rig(config) as rig:
-        body = {"command_id": rig.new_id()}
-        first = await rig.ask("POST", "/v1/jobs/7/cancel", body, who="alice")
-        again = await rig.ask("POST", "/v1/jobs/7/cancel", body, who="alice")
+    async with Harness(config) as harness:
+        body = {"command_id": harness.new_id()}
+        first = await harness.ask("POST", "/v1/jobs/7/cancel", body, who="alice")
+        again = await harness.ask("POST", "/v1/jobs/7/cancel", body, who="alice")
         assert first.status == again.status == 404
         assert first.body == again.body
 
 
 @story
 async def test_receipts_survive_a_snapshot_and_a_restart(config: Config) -> None:
-    async with Rig(config) as rig:
-        body = rig.job()
-        await rig.ask("POST", "/v1/jobs", body, who="alice")
-        saved = await rig.ask("POST", "/v1/snapshots")
+    async with Harness(config) as harness:
+        body = harness.job()
+        await harness.ask("POST", "/v1/jobs", body, who="alice")
+        saved = await harness.ask("POST", "/v1/snapshots")
         assert saved.status == 200, saved
-        assert saved.body["revision"] == rig.controller.state.revision
-        await rig.restart()
-        assert rig.storage.replayed <= 2
-        again = await rig.ask("POST", "/v1/jobs", body, who="alice")
+        assert saved.body["revision"] == harness.controller.state.revision
+        await harness.restart()
+        assert harness.storage.replayed <= 2
+        again = await harness.ask("POST", "/v1/jobs", body, who="alice")
         assert (again.status, again.body["job_id"]) == (201, 1)
-        assert len(rig.controller.state.jobs) == 1
+        assert len(harness.controller.state.jobs) == 1
 
 
 @story
 async def test_many_clients_at_once_get_one_job_each(config: Config) -> None:
-    async with Rig(config) as rig:
-        answers = await asyncio.gather(*(rig.submit(hold=True) for _ in range(40)))
+    async with Harness(config) as harness:
+        answers = await asyncio.gather(*(harness.submit(hold=True) for _ in range(40)))
         assert sorted(answer.body["job_id"] for answer in answers) == list(range(1, 41))
 
 
@@ -82,44 +82,44 @@ async def test_a_full_queue_is_429_with_retry_after_and_nothing_happens(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster.server.proposer, "QUEUE_COMMANDS_MAX", 2)
-    async with Rig(config, automatic=False) as rig:
-        commands = [{"type": "submit_job", **rig.job(hold=True)} for _ in range(5)]
-        asked = asyncio.create_task(rig.ask("POST", "/v1/commands", {"commands": commands}, who="alice"))
-        await until(lambda: rig.engine.uncommitted > 0)
-        rig.engine.commit()
+    async with Harness(config, automatic=False) as harness:
+        commands = [{"type": "submit_job", **harness.job(hold=True)} for _ in range(5)]
+        asked = asyncio.create_task(harness.ask("POST", "/v1/commands", {"commands": commands}, who="alice"))
+        await until(lambda: harness.engine.uncommitted > 0)
+        harness.engine.commit()
         answer = await asked
         assert answer.status == 200
         statuses = [result["status"] for result in answer.body["results"]]
         assert statuses == [201, 201, 429, 429, 429]
         assert answer.body["results"][4]["error"]["outcome"] == "refused"
-        assert len(rig.controller.state.jobs) == 2
+        assert len(harness.controller.state.jobs) == 2
 
 
 @story
 async def test_a_single_command_to_a_full_queue_is_429(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Rig(config) as rig:
+    async with Harness(config) as harness:
         monkeypatch.setattr(cluster.server.proposer, "QUEUE_COMMANDS_MAX", 0)
-        answer = await rig.submit()
+        answer = await harness.submit()
         assert (answer.status, answer.code, answer.headers["Retry-After"]) == (429, "queue_full", "1")
-        assert not rig.controller.state.jobs
+        assert not harness.controller.state.jobs
 
 
 @story
 async def test_loss_of_leadership_is_503_outcome_unknown_and_the_retry_happens_once(config: Config) -> None:
-    async with Rig(config, automatic=False) as rig:
-        body = rig.job()
-        asked = asyncio.create_task(rig.ask("POST", "/v1/jobs", body, who="alice"))
-        await until(lambda: rig.engine.uncommitted == 1)
-        rig.engine.depose(lose=False)
+    async with Harness(config, automatic=False) as harness:
+        body = harness.job()
+        asked = asyncio.create_task(harness.ask("POST", "/v1/jobs", body, who="alice"))
+        await until(lambda: harness.engine.uncommitted == 1)
+        harness.engine.depose(lose=False)
         answer = await asked
         assert (answer.status, answer.code) == (503, "outcome_unknown")
         assert answer.body["error"]["outcome"] == "unknown"
         assert answer.headers["Retry-After"]
-        rig.engine.automatic = True
-        rig.engine.lead()
-        again = await rig.ask("POST", "/v1/jobs", body, who="alice")
+        harness.engine.automatic = True
+        harness.engine.lead()
+        again = await harness.ask("POST", "/v1/jobs", body, who="alice")
         assert (again.status, again.body["job_id"]) == (201, 1)
-        assert len(rig.controller.state.jobs) == 1
+        assert len(harness.controller.state.jobs) == 1
 
 
 @story
@@ -127,26 +127,32 @@ async def test_a_commit_that_does_not_come_is_503_outcome_unknown_in_bounded_tim
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cluster.api.service.COMMIT_WAIT_S", 0.05)
-    async with Rig(config, automatic=False) as rig:
-        answer = await rig.submit()
+    async with Harness(config, automatic=False) as harness:
+        answer = await harness.submit()
         assert (answer.status, answer.code) == (503, "outcome_unknown")
-        rig.engine.commit()
-        assert len(rig.controller.state.jobs) == 1
+        harness.engine.commit()
+        assert len(harness.controller.state.jobs) == 1
 
 
 @story
 async def test_bulk_commands_are_settled_in_order_and_a_refusal_stops_none(config: Config) -> None:
-    async with Rig(config) as rig:
+    async with Harness(config) as harness:
         commands = [
-            {"type": "submit_job", **rig.job(hold=True)},
-            {"type": "release_job", "command_id": rig.new_id(), "job_id": 1},
-            {"type": "cancel_job", "command_id": rig.new_id(), "job_id": 99},
-            {"type": "hold_job", "command_id": rig.new_id(), "job_id": 1},
-            {"type": "submit_job", **rig.job(script="#!/bin/sh\n#DW nonsense\n")},
-            {"type": "submit_job", **rig.job()},
-            {"type": "set_pool", "command_id": rig.new_id(), "name": "new", "quantity": "1GiB", "granularity": "1MiB"},
+            {"type": "submit_job", **harness.job(hold=True)},
+            {"type": "release_job", "command_id": harness.new_id(), "job_id": 1},
+            {"type": "cancel_job", "command_id": harness.new_id(), "job_id": 99},
+            {"type": "hold_job", "command_id": harness.new_id(), "job_id": 1},
+            {"type": "submit_job", **harness.job(script="#!/bin/sh\n#DW nonsense\n")},
+            {"type": "submit_job", **harness.job()},
+            {
+                "type": "set_pool",
+                "command_id": harness.new_id(),
+                "name": "new",
+                "quantity": "1GiB",
+                "granularity": "1MiB",
+            },
         ]
-        answer = await rig.ask("POST", "/v1/commands", {"commands": commands})
+        answer = await harness.ask("POST", "/v1/commands", {"commands": commands})
         assert answer.status == 200, answer
         results = answer.body["results"]
         assert [result["status"] for result in results] == [201, 200, 404, 200, 400, 201, 200]
@@ -168,88 +174,88 @@ async def test_a_follower_sends_writes_and_current_reads_to_the_leader_and_answe
 
     other = msgspec.structs.replace(config.replicas[0], name="r2", api=Address("127.0.0.2", 7))
     config = msgspec.structs.replace(config, replicas=(*config.replicas, other))
-    async with Rig(config) as rig:
-        await rig.submit()
-        rig.engine.depose("r2")
+    async with Harness(config) as harness:
+        await harness.submit()
+        harness.engine.depose("r2")
         for method, path, body in (
-            ("POST", "/v1/jobs", rig.job()),
+            ("POST", "/v1/jobs", harness.job()),
             ("GET", "/v1/jobs/1", None),
             ("GET", "/v1/pools", None),
             ("GET", "/v1/jobs/1/why?at=1", None),
-            ("POST", "/v1/jobs/1/cancel", {"command_id": rig.new_id(), "hurry": True}),
+            ("POST", "/v1/jobs/1/cancel", {"command_id": harness.new_id(), "hurry": True}),
         ):
-            answer = await rig.ask(method, path, body, who="alice")
+            answer = await harness.ask(method, path, body, who="alice")
             assert answer.status == 307, (path, answer)
             assert answer.headers["Location"] == f"https://127.0.0.2:7{path}"
-            assert answer.revision == rig.controller.state.revision
-        stale = await rig.ask("GET", "/v1/jobs/1?stale=ok", who="alice")
+            assert answer.revision == harness.controller.state.revision
+        stale = await harness.ask("GET", "/v1/jobs/1?stale=ok", who="alice")
         assert (stale.status, stale.body["job_id"]) == (200, 1)
-        rig.engine.depose(None)
-        nobody = await rig.submit()
+        harness.engine.depose(None)
+        nobody = await harness.submit()
         assert (nobody.status, nobody.code, nobody.body["error"]["outcome"]) == (503, "no_leader", "refused")
 
 
 @story
 async def test_a_command_id_far_from_the_leaders_clock_is_refused_unless_it_was_answered(config: Config) -> None:
     clock = ManualClock(Instant(1_750_000_000_000_000))
-    async with Rig(config, clock=clock) as rig:
-        body = rig.job()
-        early = rig.job()
-        assert (await rig.ask("POST", "/v1/jobs", body, who="alice")).status == 201
-        revision = rig.controller.state.revision
+    async with Harness(config, clock=clock) as harness:
+        body = harness.job()
+        early = harness.job()
+        assert (await harness.ask("POST", "/v1/jobs", body, who="alice")).status == 201
+        revision = harness.controller.state.revision
         clock.advance(301)
-        assert (await rig.ask("POST", "/v1/jobs", body, who="alice")).status == 201
-        answer = await rig.ask("POST", "/v1/jobs", early, who="alice")
+        assert (await harness.ask("POST", "/v1/jobs", body, who="alice")).status == 201
+        answer = await harness.ask("POST", "/v1/jobs", early, who="alice")
         assert (answer.status, answer.code) == (400, "command_too_old")
         assert "301 s ago" in answer.sentence
         assert answer.body["error"]["outcome"] == "unknown", "its receipt may be gone"
         for ahead_s in (301, 31):
             clock.set_wall(Instant(1_750_000_000_000_000 - ahead_s * 1_000_000))
-            answer = await rig.ask("POST", "/v1/jobs", early, who="alice")
+            answer = await harness.ask("POST", "/v1/jobs", early, who="alice")
             assert (answer.status, answer.code) == (400, "command_too_old")
             assert f"{ahead_s} s from now" in answer.sentence
             assert answer.body["error"]["outcome"] == "refused", "nobody can have sent it"
-        assert rig.controller.state.revision == revision
+        assert harness.controller.state.revision == revision
         register = {"command_id": early["command_id"], "instance": "i", "storage_id": "s", "cpus": 4}
-        assert (await rig.ask("POST", "/v1/agents/n1/register", register, who="n1")).status == 200, (
+        assert (await harness.ask("POST", "/v1/agents/n1/register", register, who="n1")).status == 200, (
             "agents must be heard"
         )
 
 
 @story
 async def test_what_was_carried_out_is_not_called_refused_because_its_job_has_left_the_list(config: Config) -> None:
-    async with Rig(config) as rig:
-        await until(lambda: rig.controller.state.feature_level >= 1)
+    async with Harness(config) as harness:
+        await until(lambda: harness.controller.state.feature_level >= 1)
         operator = msgspec.structs.replace(CONTROLLER, role=type(CONTROLLER.role).OPERATOR)
         keep_none = ConfigureSite((Setting("FinishedJobsKept", "0"),), partial=True)
-        assert (await rig.controller.submit(Request(b"", operator, keep_none))).refusal is None
-        body = rig.job(hold=True)
-        assert (await rig.ask("POST", "/v1/jobs", body, who="alice")).status == 201
-        cancel = {"command_id": rig.new_id()}
-        await rig.ask("POST", "/v1/jobs/1/cancel", cancel, who="alice")
-        await until(lambda: 1 not in rig.controller.state.jobs)
+        assert (await harness.controller.submit(Request(b"", operator, keep_none))).refusal is None
+        body = harness.job(hold=True)
+        assert (await harness.ask("POST", "/v1/jobs", body, who="alice")).status == 201
+        cancel = {"command_id": harness.new_id()}
+        await harness.ask("POST", "/v1/jobs/1/cancel", cancel, who="alice")
+        await until(lambda: 1 not in harness.controller.state.jobs)
         for path, again in (("/v1/jobs", body), ("/v1/jobs/1/cancel", cancel)):
-            answer = await rig.ask("POST", path, again, who="alice")
+            answer = await harness.ask("POST", path, again, who="alice")
             assert (answer.status, answer.body["error"]["outcome"]) == (404, "unknown")
             assert "was carried out at revision" in answer.sentence
 
 
 @story
 async def test_a_replica_that_does_not_lead_refuses_nothing_that_the_leader_may_take(config: Config) -> None:
-    async with Rig(config) as rig:
-        rig.engine.depose("r2")
+    async with Harness(config) as harness:
+        harness.engine.depose("r2")
         for script in ("#!/bin/sh\n", "#!/bin/sh\n#DW jobdw capacity=oops\n"):
-            answer = await rig.ask("POST", "/v1/jobs", rig.job(script=script), who="alice")
+            answer = await harness.ask("POST", "/v1/jobs", harness.job(script=script), who="alice")
             assert answer.status in (307, 503), answer.body
 
 
 @story
 async def test_users_act_on_their_own_jobs_only_and_operators_on_all(config: Config) -> None:
-    async with Rig(config) as rig:
-        await rig.submit(hold=True)
+    async with Harness(config) as harness:
+        await harness.submit(hold=True)
 
         async def act(what: str, who: str) -> Answer:
-            return await rig.ask("POST", f"/v1/jobs/1/{what}", {"command_id": rig.new_id()}, who=who)
+            return await harness.ask("POST", f"/v1/jobs/1/{what}", {"command_id": harness.new_id()}, who=who)
 
         for what in ("release", "hold", "cancel"):
             foreign = await act(what, "bob")
@@ -257,16 +263,16 @@ async def test_users_act_on_their_own_jobs_only_and_operators_on_all(config: Con
         assert (await act("release", "alice")).status == 200
         assert (await act("hold", "operator")).status == 200
         assert (await act("cancel", "operator")).body["state"] == "CANCELLED"
-        own = await rig.submit(user="bob")
+        own = await harness.submit(user="bob")
         assert (own.status, own.code) == (403, "permission_denied")
-        behalf = await rig.submit(who="operator", user="bob")
+        behalf = await harness.submit(who="operator", user="bob")
         assert (behalf.status, behalf.body["user"]) == (201, "bob")
 
 
 @story
 async def test_unknown_outcomes_of_bodies_that_are_the_same_bytes_do_not_confuse_ids(config: Config) -> None:
-    async with Rig(config) as rig:
-        one, two = rig.job(), rig.job()
+    async with Harness(config) as harness:
+        one, two = harness.job(), harness.job()
         assert json.dumps(one) != json.dumps(two)
-        answers = [await rig.ask("POST", "/v1/jobs", body, who="alice") for body in (one, two, one, two)]
+        answers = [await harness.ask("POST", "/v1/jobs", body, who="alice") for body in (one, two, one, two)]
         assert [answer.body["job_id"] for answer in answers] == [1, 2, 1, 2]

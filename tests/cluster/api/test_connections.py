@@ -17,7 +17,7 @@ from cluster.config.config import Config
 from cluster.schemas.jobs import ErrorAnswer
 from cluster.security.identity import Identity, Role
 from cluster.security.tls import client_context
-from tests.cluster.rig import Rig, story, until
+from tests.cluster.harness import Harness, story, until
 
 
 async def connect(config: Config) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -52,7 +52,7 @@ async def close(writer: asyncio.StreamWriter) -> None:
 async def test_a_head_that_trickles_in_is_cut(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster.api.web.connections, "HEADERS_S_MAX", 0.2)
     monkeypatch.setattr("cluster.api.server.SWEEP_PERIOD_S", 0.02)
-    async with Rig(config):
+    async with Harness(config):
         reader, writer = await connect(config)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
         end = asyncio.create_task(ended(reader))
@@ -69,7 +69,7 @@ async def test_a_head_that_trickles_in_is_cut(config: Config, monkeypatch: pytes
 async def test_a_connection_that_says_nothing_is_cut(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster.api.web.connections, "IDLE_S_MAX", 0.1)
     monkeypatch.setattr("cluster.api.server.SWEEP_PERIOD_S", 0.02)
-    async with Rig(config):
+    async with Harness(config):
         reader, writer = await connect(config)
         assert await ended(reader) == b""
         await close(writer)
@@ -78,7 +78,7 @@ async def test_a_connection_that_says_nothing_is_cut(config: Config, monkeypatch
 @story
 async def test_a_body_that_does_not_come_is_answered_408(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster.api.web.bodies, "BODY_READ_S", 0.1)
-    async with Rig(config) as rig:
+    async with Harness(config) as harness:
         reader, writer = await connect(config)
         writer.write(
             b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
@@ -86,7 +86,7 @@ async def test_a_body_that_does_not_come_is_answered_408(config: Config, monkeyp
         head = await reader.readline()
         assert b" 408 " in head
         await close(writer)
-        assert (await rig.submit()).status == 201
+        assert (await harness.submit()).status == 201
 
 
 def begun(length: int, sent: bytes = b"{") -> bytes:
@@ -97,35 +97,38 @@ def begun(length: int, sent: bytes = b"{") -> bytes:
 
 @story
 async def test_bodies_that_are_announced_and_do_not_come_keep_nobody_out(config: Config) -> None:
-    async with Rig(config) as rig:
+    async with Harness(config) as harness:
         held = []
         for _ in range(12):
             _, writer = await connect(config)
             writer.write(begun(BODY_BYTES_MAX))
             held.append(writer)
-        await until(lambda: rig.server._budget.held_bytes == len(held))
+        await until(lambda: harness.server._budget.held_bytes == len(held))
         for who in ("alice", "operator"):
-            small, large = await rig.submit(who=who), await rig.submit(who=who, script="#!/bin/sh\n" + "#" * 200_000)
+            small, large = (
+                await harness.submit(who=who),
+                await harness.submit(who=who, script="#!/bin/sh\n" + "#" * 200_000),
+            )
             assert (small.status, large.status) == (201, 201)
         for writer in held:
             await close(writer)
-        await until(lambda: rig.server._budget.held_bytes == 0)
+        await until(lambda: harness.server._budget.held_bytes == 0)
 
 
 @story
 async def test_who_fills_the_share_of_one_identity_is_refused_and_nobody_else(config: Config) -> None:
-    async with Rig(config) as rig:
+    async with Harness(config) as harness:
         room = Room(bytes_max=400_000, share_bytes=150_000)
-        rig.server._budget = BodyBudget(Rooms(large=room))
+        harness.server._budget = BodyBudget(Rooms(large=room))
         reader, writer = await connect(config)
         writer.write(begun(300_000, b"{" * 140_000))
-        await until(lambda: rig.server._budget.held_bytes == 140_000)
+        await until(lambda: harness.server._budget.held_bytes == 140_000)
         second_reader, second = await connect(config)
         second.write(begun(300_000, b"{" * 20_000))
         assert b" 503 " in await second_reader.readline()
         writer.write(b"{" * 20_000)
         assert b" 503 " in await reader.readline()
-        await until(lambda: rig.server._budget.held_bytes == 0)
+        await until(lambda: harness.server._budget.held_bytes == 0)
         for one in (writer, second):
             await close(one)
 
@@ -184,7 +187,7 @@ def test_a_whole_body_of_the_largest_size_fits_into_the_share_of_whoever_sends_i
 
 @story
 async def test_a_body_without_a_length_is_refused(config: Config) -> None:
-    async with Rig(config):
+    async with Harness(config):
         reader, writer = await connect(config)
         writer.write(
             b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -196,7 +199,7 @@ async def test_a_body_without_a_length_is_refused(config: Config) -> None:
 
 @story
 async def test_a_body_is_invited_by_who_asks_for_it(config: Config) -> None:
-    async with Rig(config):
+    async with Harness(config):
         reader, writer = await connect(config)
         writer.write(
             b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 2\r\n"
@@ -212,17 +215,17 @@ async def test_a_body_is_invited_by_who_asks_for_it(config: Config) -> None:
 @story
 async def test_more_connections_than_the_bound_are_refused(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster.api.web.connections, "CONNECTIONS_MAX", 3)
-    async with Rig(config) as rig:
+    async with Harness(config) as harness:
         held = [await connect(config) for _ in range(3)]
-        assert rig.server._guarded is not None
-        await until(lambda: len(rig.server._guarded.connections) == 3)  # type: ignore[union-attr]
+        assert harness.server._guarded is not None
+        await until(lambda: len(harness.server._guarded.connections) == 3)  # type: ignore[union-attr]
         reader, writer = await connect(config)
         assert await ended(reader) == b""
         await close(writer)
         for _, other in held:
             await close(other)
-        await until(lambda: not rig.server._guarded.connections)  # type: ignore[union-attr]
-        assert (await rig.ask("GET", "/healthz")).status == 200
+        await until(lambda: not harness.server._guarded.connections)  # type: ignore[union-attr]
+        assert (await harness.ask("GET", "/healthz")).status == 200
 
 
 @story
@@ -230,18 +233,18 @@ async def test_one_holder_of_a_certificate_cannot_take_all_the_connections(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster.api.web.connections, "CONNECTIONS_PER_IDENTITY_MAX", 2)
-    async with Rig(config) as rig:
+    async with Harness(config) as harness:
         held = [await connect(config) for _ in range(2)]
-        guarded = rig.server._guarded
+        guarded = harness.server._guarded
         assert guarded is not None
         await until(lambda: guarded.held["user alice"] == 2)
         reader, writer = await connect(config)
         assert await ended(reader) == b""
         await close(writer)
-        assert (await rig.ask("GET", "/healthz", who="bob")).status == 200
+        assert (await harness.ask("GET", "/healthz", who="bob")).status == 200
         await close(held.pop()[1])
         await until(lambda: guarded.held["user alice"] == 1)
-        assert (await rig.ask("GET", "/healthz", who="alice")).status == 200
+        assert (await harness.ask("GET", "/healthz", who="alice")).status == 200
         await close(held.pop()[1])
         await until(lambda: guarded.held["user alice"] <= 1)
 
@@ -262,7 +265,7 @@ async def test_what_is_no_request_gets_the_error_of_all_others_and_no_line_of_th
     config: Config, caplog: pytest.LogCaptureFixture, sent: bytes, status: int, code: str
 ) -> None:
     caplog.set_level(logging.INFO)
-    async with Rig(config, raises=False) as rig:
+    async with Harness(config, raises=False) as harness:
         caplog.clear()
         reader, writer = await connect(config)
         writer.write(sent)
@@ -276,4 +279,4 @@ async def test_what_is_no_request_gets_the_error_of_all_others_and_no_line_of_th
         # The cluster may be founded only now, and says so.
         founding = {"cluster.server.controller", "cluster.server.bootstrap"}
         assert not [record for record in caplog.records if record.name not in founding]
-        assert (await rig.ask("GET", "/healthz")).status == 200
+        assert (await harness.ask("GET", "/healthz")).status == 200

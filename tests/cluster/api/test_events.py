@@ -18,12 +18,12 @@ from cluster.client.sse import ServerSentEvent, SseParser
 from cluster.config.config import Config
 from cluster.security.tls import client_context
 from snapshots import Image
-from tests.cluster.rig import Rig, story, until
+from tests.cluster.harness import Harness, story, until
 
 
 @asynccontextmanager
-async def streaming(rig: Rig, query: str = "", headers: dict[str, str] | None = None) -> AsyncIterator[Any]:
-    async with rig.session("alice").get(rig.url + "/v1/events" + query, headers=headers) as response:
+async def streaming(harness: Harness, query: str = "", headers: dict[str, str] | None = None) -> AsyncIterator[Any]:
+    async with harness.session("alice").get(harness.url + "/v1/events" + query, headers=headers) as response:
         assert response.status == 200, await response.read()
         assert response.headers["Content-Type"].startswith("text/event-stream")
         yield response
@@ -43,24 +43,24 @@ def places(events: list[ServerSentEvent]) -> list[tuple[int, int]]:
     return [(data["revision"], data["sequence"]) for data in (json.loads(event.data) for event in events)]
 
 
-async def prepare(rig: Rig, jobs: int = 5) -> None:
-    instance = {"command_id": rig.new_id(), "instance": "i", "storage_id": "s", "cpus": 2}
-    await rig.ask("POST", "/v1/agents/n1/register", instance, who="n1")
+async def prepare(harness: Harness, jobs: int = 5) -> None:
+    instance = {"command_id": harness.new_id(), "instance": "i", "storage_id": "s", "cpus": 2}
+    await harness.ask("POST", "/v1/agents/n1/register", instance, who="n1")
     for _ in range(jobs):
-        await rig.submit()
+        await harness.submit()
 
 
-def total(rig: Rig) -> int:
-    applied = rig.controller.applied_log.read(1, limit=10_000)
+def total(harness: Harness) -> int:
+    applied = harness.controller.applied_log.read(1, limit=10_000)
     return sum(len(entry.events) for one in applied if one.batch for entry in one.batch.entries)
 
 
 @story
 async def test_a_stream_from_zero_has_every_event_and_then_those_that_come(config: Config) -> None:
-    async with Rig(config) as rig:
-        await prepare(rig)
-        async with streaming(rig, "?from=0") as response:
-            events = await read(response, total(rig))
+    async with Harness(config) as harness:
+        await prepare(harness)
+        async with streaming(harness, "?from=0") as response:
+            events = await read(response, total(harness))
             assert events[0].event == "cluster_founded"
             assert places(events) == sorted(set(places(events)))
             submitted = [event for event in events if event.event == "job_submitted"]
@@ -68,39 +68,39 @@ async def test_a_stream_from_zero_has_every_event_and_then_those_that_come(confi
             detail = json.loads(submitted[0].data)
             assert (detail["actor"], detail["job_id"], detail["command"]) == ("user alice", 1, "submit_job")
             assert "script" not in detail["detail"]["request"] and "environment" not in detail["detail"]["request"]
-            await rig.submit(hold=True)
+            await harness.submit(hold=True)
             (later,) = await read(response, 1)
             assert later.event == "job_submitted" and json.loads(later.data)["job_id"] == 6
 
 
 @story
 async def test_a_stream_resumed_at_any_revision_continues_without_gap_or_repetition(config: Config) -> None:
-    async with Rig(config) as rig:
-        await prepare(rig)
-        async with streaming(rig, "?from=0") as response:
-            everything = places(await read(response, total(rig)))
+    async with Harness(config) as harness:
+        await prepare(harness)
+        async with streaming(harness, "?from=0") as response:
+            everything = places(await read(response, total(harness)))
         # Once from the memory of this process, once from the ledger on disk.
         for _ in range(2):
-            for revision in range(rig.controller.state.revision):
+            for revision in range(harness.controller.state.revision):
                 wanted = [place for place in everything if place[0] > revision]
                 if not wanted:
                     continue
-                async with streaming(rig, f"?from={revision}") as response:
+                async with streaming(harness, f"?from={revision}") as response:
                     assert places(await read(response, len(wanted))) == wanted
-                async with streaming(rig, headers={"Last-Event-ID": str(revision)}) as response:
+                async with streaming(harness, headers={"Last-Event-ID": str(revision)}) as response:
                     assert places(await read(response, len(wanted))) == wanted
-            await rig.restart()
+            await harness.restart()
 
 
 @story
 async def test_only_the_last_event_of_a_revision_carries_its_id(config: Config) -> None:
-    async with Rig(config) as rig:
-        await prepare(rig, jobs=1)
-        body = {"command_id": rig.new_id(), "hurry": True}
-        await rig.ask("POST", "/v1/jobs/1/cancel", body, who="alice")
-        async with streaming(rig, "?from=0") as response:
+    async with Harness(config) as harness:
+        await prepare(harness, jobs=1)
+        body = {"command_id": harness.new_id(), "hurry": True}
+        await harness.ask("POST", "/v1/jobs/1/cancel", body, who="alice")
+        async with streaming(harness, "?from=0") as response:
             raw = await response.content.readany()
-            while raw.count(b"data: ") < total(rig):
+            while raw.count(b"data: ") < total(harness):
                 raw += await response.content.readany()
         frames = [frame for frame in raw.split(b"\n\n") if frame]
         for frame, following in zip(frames, frames[1:] + [b""], strict=True):
@@ -115,10 +115,10 @@ async def test_the_client_of_this_project_reads_the_stream(config: Config) -> No
 
     from cluster.client import Client
 
-    async with Rig(config) as rig:
-        await prepare(rig)
+    async with Harness(config) as harness:
+        await prepare(harness)
         async with Client(config.endpoints, config.tls_files("alice")) as client, aclosing(client.events()) as events:
-            found = [await anext(events) for _ in range(total(rig))]
+            found = [await anext(events) for _ in range(total(harness))]
             assert found[0].event == "cluster_founded"
             assert len({(event.revision, event.sequence) for event in found}) == len(found)
 
@@ -128,7 +128,7 @@ async def test_a_subscriber_that_does_not_read_is_cut_and_told_where_to_resume(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster.api.events, "WRITE_S_MAX", 0.2)
-    async with Rig(config) as rig:
+    async with Harness(config) as harness:
         raw = socket.socket()
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         raw.setblocking(False)
@@ -140,17 +140,17 @@ async def test_a_subscriber_that_does_not_read_is_cut_and_told_where_to_resume(
         )
         writer.write(b"GET /v1/events?from=0 HTTP/1.1\r\nHost: x\r\n\r\n")
         await writer.drain()
-        await until(lambda: rig.service.event_streams == 1)
+        await until(lambda: harness.service.event_streams == 1)
         reader._transport.pause_reading()  # type: ignore[attr-defined]
         long_name = "#!/bin/sh\n#DW jobdw capacity=8MiB access_mode=striped type=scratch\n" + "".join(
             f"#DW stage_in type=file source={config.file.parent}/in/{'x' * 200}{n} destination=$DW_JOB_STRIPED/{n}\n"
             for n in range(400)
         )
         for _ in range(200):
-            await rig.submit(hold=True, script=long_name)
-            if rig.service.event_streams == 0:
+            await harness.submit(hold=True, script=long_name)
+            if harness.service.event_streams == 0:
                 break
-        assert rig.service.event_streams == 0
+        assert harness.service.event_streams == 0
         reader._transport.resume_reading()  # type: ignore[attr-defined]
         received = b""
         while True:
@@ -168,9 +168,9 @@ async def test_a_subscriber_that_does_not_read_is_cut_and_told_where_to_resume(
 @story
 async def test_too_many_streams_are_refused(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster.api.events, "STREAMS_MAX", 1)
-    async with Rig(config) as rig:
-        async with streaming(rig):
-            answer = await rig.ask("GET", "/v1/events", who="bob")
+    async with Harness(config) as harness:
+        async with streaming(harness):
+            answer = await harness.ask("GET", "/v1/events", who="bob")
             assert (answer.status, answer.code) == (503, "too_busy")
 
 
@@ -180,20 +180,20 @@ async def test_one_holder_of_a_certificate_cannot_take_all_the_streams(
 ) -> None:
     monkeypatch.setattr(cluster.api.events, "STREAMS_PER_IDENTITY_MAX", 2)
     monkeypatch.setattr(cluster.api.events, "KEEP_ALIVE_S", 0.02)
-    async with Rig(config) as rig:
-        async with streaming(rig):
-            async with streaming(rig):
-                answer = await rig.ask("GET", "/v1/events", who="alice")
+    async with Harness(config) as harness:
+        async with streaming(harness):
+            async with streaming(harness):
+                answer = await harness.ask("GET", "/v1/events", who="alice")
                 assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "too_busy", "5")
                 assert "user alice has 2 event streams open" in answer.sentence
-                async with rig.session("operator").get(rig.url + "/v1/events") as other:
+                async with harness.session("operator").get(harness.url + "/v1/events") as other:
                     assert other.status == 200
-                await until(lambda: rig.service.event_streams == 2)
-            await until(lambda: rig.service.event_streams == 1)
+                await until(lambda: harness.service.event_streams == 2)
+            await until(lambda: harness.service.event_streams == 1)
             # Neither the refusals nor those that went away hold a place.
-            async with streaming(rig):
-                assert (await rig.ask("GET", "/v1/events", who="alice")).status == 503
-        await until(lambda: rig.service.event_streams == 0)
+            async with streaming(harness):
+                assert (await harness.ask("GET", "/v1/events", who="alice")).status == 503
+        await until(lambda: harness.service.event_streams == 0)
 
 
 def test_the_streams_of_one_identity_are_half_of_all_at_most() -> None:
@@ -205,7 +205,7 @@ def test_the_streams_of_one_identity_are_half_of_all_at_most() -> None:
 async def test_a_stream_that_ends_while_it_is_prepared_gives_its_place_back(
     config: Config, end: type[BaseException]
 ) -> None:
-    async with Rig(config) as rig:
+    async with Harness(config) as harness:
         prepare_response = web.StreamResponse.prepare
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cluster.api.events, "STREAMS_PER_IDENTITY_MAX", 1)
@@ -213,7 +213,7 @@ async def test_a_stream_that_ends_while_it_is_prepared_gives_its_place_back(
             async def vanish(response: web.StreamResponse, request: web.BaseRequest) -> Any:
                 if type(response) is not web.StreamResponse:
                     return await prepare_response(response, request)
-                assert rig.service.event_streams == 1
+                assert harness.service.event_streams == 1
                 assert request.transport is not None
                 request.transport.abort()
                 raise end()
@@ -221,21 +221,21 @@ async def test_a_stream_that_ends_while_it_is_prepared_gives_its_place_back(
             for _ in range(2):
                 patch.setattr(web.StreamResponse, "prepare", vanish)
                 with pytest.raises(aiohttp.ClientConnectionError):
-                    await rig.ask("GET", "/v1/events", who="alice")
-                await until(lambda: rig.service.event_streams == 0)
+                    await harness.ask("GET", "/v1/events", who="alice")
+                await until(lambda: harness.service.event_streams == 0)
             # A position that is none takes no place for longer than its refusal.
-            assert (await rig.ask("GET", "/v1/events?from=-1", who="alice")).status == 400
+            assert (await harness.ask("GET", "/v1/events?from=-1", who="alice")).status == 400
             patch.setattr(web.StreamResponse, "prepare", prepare_response)
-            async with streaming(rig):
-                assert rig.service.event_streams == 1
+            async with streaming(harness):
+                assert harness.service.event_streams == 1
 
 
-def catch_up(rig: Rig, *, entries: int, revisions: int) -> None:
+def catch_up(harness: Harness, *, entries: int, revisions: int) -> None:
     """Let a snapshot arrive that is so many entries and revisions later, as at a follower that was away."""
-    controller = rig.controller
-    rig.engine.depose()
+    controller = harness.controller
+    harness.engine.depose()
     state = msgspec.structs.replace(controller.state, revision=controller.state.revision + revisions)
-    controller.installed(Image(state, rig.engine.applied_index + entries, rig.engine.term, bytes(range(32))))
+    controller.installed(Image(state, harness.engine.applied_index + entries, harness.engine.term, bytes(range(32))))
 
 
 @story
@@ -243,24 +243,24 @@ def catch_up(rig: Rig, *, entries: int, revisions: int) -> None:
 async def test_a_subscriber_is_told_at_once_that_a_snapshot_came_in_place_of_its_events(
     config: Config, behind: bool
 ) -> None:
-    async with Rig(config) as rig:
-        await prepare(rig)
-        held, count = rig.controller.state.revision, total(rig)
-        async with streaming(rig, "?from=0") as reader:
+    async with Harness(config) as harness:
+        await prepare(harness)
+        held, count = harness.controller.state.revision, total(harness)
+        async with streaming(harness, "?from=0") as reader:
             everything = places(await read(reader, count))
         if behind:
-            catch_up(rig, entries=1000, revisions=1000)
-        async with streaming(rig, "?from=0") as response:
+            catch_up(harness, entries=1000, revisions=1000)
+        async with streaming(harness, "?from=0") as response:
             if not behind:
                 assert places(await read(response, count)) == everything
-                catch_up(rig, entries=1000, revisions=1000)
+                catch_up(harness, entries=1000, revisions=1000)
             # Nothing follows the snapshot: the stream ends all the same, after all that is held.
             async with asyncio.timeout(20):
                 rest = await response.content.read()
         parser = SseParser()
         assert places(parser.feed(rest)) == (everything if behind else [])
         assert rest.endswith(f": revisions after {held} are not held here; ask another replica\n\n".encode())
-        assert (await rig.ask("GET", f"/v1/events?from={held}", who="alice")).code == "history_not_held"
+        assert (await harness.ask("GET", f"/v1/events?from={held}", who="alice")).code == "history_not_held"
 
 
 @story
@@ -269,24 +269,24 @@ async def test_a_snapshot_that_settled_nothing_new_interrupts_no_stream(
     config: Config, monkeypatch: pytest.MonkeyPatch, woken: str
 ) -> None:
     monkeypatch.setattr(cluster.api.events, "KEEP_ALIVE_S", 0.02)
-    async with Rig(config) as rig:
-        await prepare(rig)
-        gate, more = asyncio.Event(), rig.controller.applied_log.more
+    async with Harness(config) as harness:
+        await prepare(harness)
+        gate, more = asyncio.Event(), harness.controller.applied_log.more
 
         async def gated(index: int, timeout_s: float) -> bool:
             await gate.wait()
             return await more(index, timeout_s)
 
-        monkeypatch.setattr(rig.controller.applied_log, "more", gated)
-        async with streaming(rig) as response:
-            revision = rig.controller.state.revision
-            catch_up(rig, entries=1000, revisions=0)
+        monkeypatch.setattr(harness.controller.applied_log, "more", gated)
+        async with streaming(harness) as response:
+            revision = harness.controller.state.revision
+            catch_up(harness, entries=1000, revisions=0)
             if woken == "by the snapshot":
                 gate.set()
                 # It waits as for any other entry, and says so.
                 assert (await response.content.readline()) == f": revision {revision}\n".encode()
-            rig.engine.lead()
-            await rig.submit(hold=True)
+            harness.engine.lead()
+            await harness.submit(hold=True)
             gate.set()
             (event,) = await read(response, 1)
             assert (event.event, places([event])) == ("job_submitted", [(revision + 1, 0)])
@@ -295,23 +295,23 @@ async def test_a_snapshot_that_settled_nothing_new_interrupts_no_stream(
 @story
 async def test_a_silent_stream_shows_that_it_lives(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster.api.events, "KEEP_ALIVE_S", 0.02)
-    async with Rig(config) as rig:
-        async with streaming(rig) as response:
+    async with Harness(config) as harness:
+        async with streaming(harness) as response:
             assert (await response.content.readline()).startswith(b": revision ")
 
 
 @story
 async def test_a_stopping_replica_tells_its_subscribers_where_to_resume(config: Config) -> None:
-    async with Rig(config) as rig:
-        async with streaming(rig) as response:
-            rig.service.stopping.set()
+    async with Harness(config) as harness:
+        async with streaming(harness) as response:
+            harness.service.stopping.set()
             rest = await response.content.read()
-            assert f"resume with from={rig.controller.state.revision}" in rest.decode()
+            assert f"resume with from={harness.controller.state.revision}" in rest.decode()
 
 
 @story
 async def test_a_position_that_is_no_revision_is_refused(config: Config) -> None:
-    async with Rig(config) as rig:
-        assert (await rig.ask("GET", "/v1/events?from=-1", who="alice")).status == 400
-        answer = await rig.ask("GET", "/v1/events", who="alice", headers={"Last-Event-ID": "yesterday"})
+    async with Harness(config) as harness:
+        assert (await harness.ask("GET", "/v1/events?from=-1", who="alice")).status == 400
+        answer = await harness.ask("GET", "/v1/events", who="alice", headers={"Last-Event-ID": "yesterday"})
         assert (answer.status, answer.body["error"]["place"]) == (400, "header Last-Event-ID")

@@ -7,7 +7,7 @@ import pytest
 from cluster.config.config import Config
 from cluster.config.toml import ConfigError
 from cluster.consensus import ChangeRefused, Wanted
-from tests.cluster.rig import Rig, story
+from tests.cluster.harness import Harness, story
 from wal.configuration import Action
 
 R4 = {"name": "r4", "peer": "127.0.0.1:7404", "api": "127.0.0.1:7414"}
@@ -15,7 +15,7 @@ R4 = {"name": "r4", "peer": "127.0.0.1:7404", "api": "127.0.0.1:7414"}
 
 @story
 async def test_a_name_or_an_address_that_cannot_be_is_refused_with_its_place(config: Config) -> None:
-    async with Rig(config) as rig:
+    async with Harness(config) as harness:
         wrong: list[tuple[dict[str, Any], str]] = [
             ({"name": "r 4"}, "name"),
             ({"name": "r4#2"}, "name"),
@@ -23,7 +23,7 @@ async def test_a_name_or_an_address_that_cannot_be_is_refused_with_its_place(con
             ({"api": "127.0.0.1:99999"}, "api"),
         ]
         for fields, place in wrong:
-            answer = await rig.ask("POST", "/v1/members", {"command_id": rig.new_id(), **R4, **fields})
+            answer = await harness.ask("POST", "/v1/members", {"command_id": harness.new_id(), **R4, **fields})
             assert (answer.status, answer.body["error"]["place"]) == (400, place)
 
 
@@ -31,7 +31,7 @@ async def test_a_name_or_an_address_that_cannot_be_is_refused_with_its_place(con
 async def test_what_consensus_refuses_is_told_with_its_code_and_remedy(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Rig(config) as rig:
+    async with Harness(config) as harness:
         asked: list[Wanted] = []
 
         def change(wanted: Wanted) -> tuple[int, int]:
@@ -39,22 +39,22 @@ async def test_what_consensus_refuses_is_told_with_its_code_and_remedy(
             code = "unknown_member" if wanted.name == "r9" else "change_under_way"
             raise ChangeRefused(code, "it cannot be now", "wait")
 
-        monkeypatch.setattr(rig.engine, "change", change)
-        command_id = rig.new_id()
-        answer = await rig.ask("POST", "/v1/members", {"command_id": command_id, **R4})
+        monkeypatch.setattr(harness.engine, "change", change)
+        command_id = harness.new_id()
+        answer = await harness.ask("POST", "/v1/members", {"command_id": command_id, **R4})
         assert (answer.status, answer.code, answer.sentence) == (409, "change_under_way", "it cannot be now")
         for verb, action in (("remove", Action.REMOVE), ("replace", Action.REPLACE)):
-            answer = await rig.ask("POST", f"/v1/members/r9/{verb}", {"command_id": rig.new_id()})
+            answer = await harness.ask("POST", f"/v1/members/r9/{verb}", {"command_id": harness.new_id()})
             assert (answer.status, answer.code, asked[-1].action) == (404, "unknown_member", action)
         assert asked[0] == Wanted(action=Action.ADD, id=bytes.fromhex(command_id), actor="operator operator", **R4)
-        answer = await rig.ask("POST", "/v1/members/transfer", {"command_id": rig.new_id()})
+        answer = await harness.ask("POST", "/v1/members/transfer", {"command_id": harness.new_id()})
         assert (answer.status, answer.code) == (409, "no_heir")
 
 
 @story
 async def test_members_are_those_of_the_journal_not_those_of_the_file(config: Config) -> None:
-    async with Rig(config) as rig:
-        answer = await rig.ask("GET", "/v1/members")
+    async with Harness(config) as harness:
+        answer = await harness.ask("GET", "/v1/members")
         assert [(row["name"], row["id"], row["votes"]) for row in answer.body["members"]] == [("r1", "r1", True)]
         assert answer.body["version"] == 1
 

@@ -8,7 +8,7 @@ import msgspec
 from cluster.api.web.openapi import document
 from cluster.config.config import Config
 from cluster.schemas.operations import OPERATIONS
-from tests.cluster.rig import Rig, story
+from tests.cluster.harness import Harness, story
 
 
 def test_the_document_lists_every_route_with_its_roles_parameters_and_body() -> None:
@@ -64,17 +64,17 @@ def check(value: Any, schema: dict[str, Any], components: dict[str, Any], place:
 
 @story
 async def test_real_answers_are_what_the_served_document_says(config: Config) -> None:
-    async with Rig(config) as rig:
-        served = (await rig.ask("GET", "/v1/openapi.json", who="n1")).body
+    async with Harness(config) as harness:
+        served = (await harness.ask("GET", "/v1/openapi.json", who="n1")).body
         assert served == msgspec.json.decode(msgspec.json.encode(document("test")))
         components = served["components"]["schemas"]
-        agent = {"command_id": rig.new_id(), "instance": "i", "storage_id": "s", "cpus": 2}
-        pool = {"command_id": rig.new_id(), "quantity": "1GiB", "granularity": "1MiB"}
-        cancel = {"command_id": rig.new_id()}
-        bulk = {"commands": [{"type": "hold_job", "command_id": rig.new_id(), "job_id": 9}]}
+        agent = {"command_id": harness.new_id(), "instance": "i", "storage_id": "s", "cpus": 2}
+        pool = {"command_id": harness.new_id(), "quantity": "1GiB", "granularity": "1MiB"}
+        cancel = {"command_id": harness.new_id()}
+        bulk = {"commands": [{"type": "hold_job", "command_id": harness.new_id(), "job_id": 9}]}
         asked: list[tuple[str, str, str, Any, str, int]] = [
             ("POST", "/v1/agents/n1/register", "/v1/agents/{node}/register", agent, "n1", 200),
-            ("POST", "/v1/jobs", "/v1/jobs", rig.job(dependencies=[]), "alice", 201),
+            ("POST", "/v1/jobs", "/v1/jobs", harness.job(dependencies=[]), "alice", 201),
             ("POST", "/v1/agents/n1/poll", "/v1/agents/{node}/poll", {"instance": "i", "wait_s": 0}, "n1", 200),
             ("PUT", "/v1/pools/new", "/v1/pools/{name}", pool, "operator", 200),
             ("POST", "/v1/commands", "/v1/commands", bulk, "operator", 200),
@@ -95,10 +95,10 @@ async def test_real_answers_are_what_the_served_document_says(config: Config) ->
             ("GET", "/v1/ledger", "/v1/ledger", None, "alice", 403),
         ]
         for method, target, path, body, who, status in asked:
-            answer = await rig.ask(method, target, body, who=who)
+            answer = await harness.ask(method, target, body, who=who)
             assert answer.status == status, (target, answer)
             responses = served["paths"][path][method.lower()]["responses"]
             response = responses.get(str(status), responses["default"])
             check(answer.body, response["content"]["application/json"]["schema"], components, target)
             assert int(answer.headers["Forebay-Revision"]) >= 0
-            assert status >= 400 or answer.body["revision"] <= rig.controller.state.revision
+            assert status >= 400 or answer.body["revision"] <= harness.controller.state.revision

@@ -8,7 +8,7 @@ import pytest
 from cluster.config.config import Config
 from cluster.schemas.operations import OPERATIONS, Operation
 from cluster.security.identity import Role
-from tests.cluster.rig import Rig, story
+from tests.cluster.harness import Harness, story
 
 O, U, A, R = Role.OPERATOR, Role.USER, Role.AGENT, Role.REPLICA  # noqa: E741
 WHO = {O: "operator", U: "alice", A: "n1", R: "r1"}
@@ -105,14 +105,14 @@ def target(route: Operation[Any, Any]) -> str:
 
 @story
 async def test_each_role_may_ask_exactly_what_the_table_says(config: Config) -> None:
-    async with Rig(config) as rig:
-        await rig.submit(hold=True)
+    async with Harness(config) as harness:
+        await harness.submit(hold=True)
         for route, role, allowed in product():
             if route.path == "/v1/events" and allowed:
                 continue
-            revision = rig.controller.state.revision
+            revision = harness.controller.state.revision
             body: dict[str, Any] | None = {} if route.has_body else None
-            answer = await rig.ask(route.method, target(route), body, who=WHO[role])
+            answer = await harness.ask(route.method, target(route), body, who=WHO[role])
             asked = f"{role} {route.method} {route.path}: {answer}"
             if allowed:
                 # The empty body of a write is refused as such: the request came past the permission.
@@ -123,24 +123,24 @@ async def test_each_role_may_ask_exactly_what_the_table_says(config: Config) -> 
             else:
                 assert (answer.status, answer.code) == (403, "permission_denied"), asked
                 assert answer.sentence.startswith(str(role)), asked
-                assert rig.controller.state.revision == revision, asked
+                assert harness.controller.state.revision == revision, asked
 
 
 @pytest.mark.parametrize("what", ["register", "poll", "reports"])
 def test_an_agent_may_touch_its_own_node_only(config: Config, what: str) -> None:
     @story
     async def run() -> None:
-        async with Rig(config) as rig:
+        async with Harness(config) as harness:
             bodies: dict[str, dict[str, Any]] = {
-                "register": {"command_id": rig.new_id(), "instance": "i", "storage_id": "s", "cpus": 1},
+                "register": {"command_id": harness.new_id(), "instance": "i", "storage_id": "s", "cpus": 1},
                 "poll": {"instance": "i", "wait_s": 0},
                 "reports": {"reports": []},
             }
-            revision = rig.controller.state.revision
-            answer = await rig.ask("POST", f"/v1/agents/n2/{what}", bodies[what], who="n1")
+            revision = harness.controller.state.revision
+            answer = await harness.ask("POST", f"/v1/agents/n2/{what}", bodies[what], who="n1")
             assert (answer.status, answer.code) == (403, "permission_denied")
             assert answer.sentence == "agent n1 may not speak for node 'n2'"
-            assert rig.controller.state.revision == revision
+            assert harness.controller.state.revision == revision
 
     run()
 
@@ -151,10 +151,10 @@ async def test_who_has_no_certificate_of_the_cluster_is_not_even_heard(config: C
 
     import aiohttp
 
-    from tests.cluster.rig import make_cluster
+    from tests.cluster.harness import make_cluster
 
     foreign = make_cluster(tmp_path_factory.mktemp("foreign"))
-    async with Rig(config) as rig:
+    async with Harness(config) as harness:
         for files in (None, foreign.tls_files("operator")):
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.load_verify_locations(config.tls.authority)
@@ -162,5 +162,5 @@ async def test_who_has_no_certificate_of_the_cluster_is_not_even_heard(config: C
                 context.load_cert_chain(files.certificate, files.key)
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
                 with pytest.raises(aiohttp.ClientError):
-                    async with session.get(rig.url + "/healthz") as response:
+                    async with session.get(harness.url + "/healthz") as response:
                         await response.read()

@@ -13,68 +13,68 @@ from replica.fold.apply import apply_entry
 from replica.messages.features import FEATURE_LEVEL_KNOWN
 from replica.state.state import EMPTY, State
 from replica.views.jobs import reason_of
-from tests.cluster.rig import Rig, story, until
+from tests.cluster.harness import Harness, story, until
 
 
-async def busy(rig: Rig) -> dict[int, State]:
+async def busy(harness: Harness) -> dict[int, State]:
     """Have things happen, more than fit at once; return the state after each batch by revision."""
     states = {}
-    original = rig.controller.apply
+    original = harness.controller.apply
 
     def apply(index: int, term: int, data: bytes) -> None:
         original(index, term, data)
-        states[int(rig.controller.state.revision)] = rig.controller.state
+        states[int(harness.controller.state.revision)] = harness.controller.state
 
-    rig.engine.machine.apply = apply  # type: ignore[method-assign]
-    agent = {"command_id": rig.new_id(), "instance": "i", "storage_id": "s", "cpus": 2}
-    await rig.ask("POST", "/v1/agents/n1/register", agent, who="n1")
+    harness.engine.machine.apply = apply  # type: ignore[method-assign]
+    agent = {"command_id": harness.new_id(), "instance": "i", "storage_id": "s", "cpus": 2}
+    await harness.ask("POST", "/v1/agents/n1/register", agent, who="n1")
     big = "#!/bin/sh\n#DW jobdw capacity=40MiB access_mode=striped type=scratch\ntrue\n"
     for _ in range(4):
-        await rig.submit(script=big)
-    await rig.ask("POST", "/v1/jobs/4/hold", {"command_id": rig.new_id()}, who="alice")
+        await harness.submit(script=big)
+    await harness.ask("POST", "/v1/jobs/4/hold", {"command_id": harness.new_id()}, who="alice")
     for job, stage, result in ((1, "stage_in", {"type": "done"}), (1, "run", {"type": "started"})):
-        await until(lambda: rig.controller.state.jobs[1].attempt > 0)
+        await until(lambda: harness.controller.state.jobs[1].attempt > 0)
         report = {
-            "command_id": rig.new_id(),
+            "command_id": harness.new_id(),
             "job": job,
-            "attempt": rig.controller.state.jobs[job].attempt,
+            "attempt": harness.controller.state.jobs[job].attempt,
             "stage": stage,
             "result": result,
         }
-        answer = await rig.ask("POST", "/v1/agents/n1/reports", {"reports": [report]}, who="n1")
+        answer = await harness.ask("POST", "/v1/agents/n1/reports", {"reports": [report]}, who="n1")
         assert answer.body["results"][0]["outcome"] == "accepted", answer
-    await rig.ask("POST", "/v1/jobs/2/cancel", {"command_id": rig.new_id(), "hurry": True}, who="alice")
+    await harness.ask("POST", "/v1/jobs/2/cancel", {"command_id": harness.new_id(), "hurry": True}, who="alice")
     return states
 
 
 @story
 async def test_why_at_a_revision_gives_the_reason_that_show_gave_at_that_revision(config: Config) -> None:
-    async with Rig(config) as rig:
-        states = await busy(rig)
+    async with Harness(config) as harness:
+        states = await busy(harness)
         reasons = set()
         # Once with the process that saw it happen, once with one that knows only the files.
         for _ in range(2):
             for revision, state in states.items():
                 for job in state.jobs:
                     shown = reason_of(state, job)
-                    answer = await rig.ask("GET", f"/v1/jobs/{job}/why?at={revision}", who="alice")
+                    answer = await harness.ask("GET", f"/v1/jobs/{job}/why?at={revision}", who="alice")
                     assert answer.status == 200, answer
                     assert (answer.body["reason"], answer.body["state"]) == (shown, state.jobs[job].state.name)
                     assert answer.body["revision"] == revision
                     reasons.add(shown)
-            await rig.restart()
+            await harness.restart()
         assert {"BurstBufferResources", "BurstBufferStageIn", "JobHeldUser", "None"} <= reasons
 
 
 @story
 async def test_the_reason_in_a_view_is_the_one_that_a_scheduling_pass_gives(config: Config) -> None:
-    async with Rig(config) as rig:
-        states = await busy(rig)
+    async with Harness(config) as harness:
+        states = await busy(harness)
         plain = {"script": "#!/bin/sh\n", "cpus": 2}
         for changes in ({}, {}, {"dependencies": ["afterok:3"]}, {"begin_at": "2100-01-01T00:00:00Z"}, {"hold": True}):
-            await rig.submit(**{**plain, **changes})
+            await harness.submit(**{**plain, **changes})
         seen = set()
-        for state in [*states.values(), rig.controller.state]:
+        for state in [*states.values(), harness.controller.state]:
             for job in state.jobs:
                 shown = job_view(state, job, Verdicts())
                 assert shown.reason == reason_of(state, job)
@@ -84,28 +84,28 @@ async def test_the_reason_in_a_view_is_the_one_that_a_scheduling_pass_gives(conf
 
 @story
 async def test_the_state_at_every_revision_is_what_folding_the_ledger_to_it_gives(config: Config) -> None:
-    async with Rig(config) as rig:
-        await busy(rig)
-        await rig.ask("POST", "/v1/snapshots")
-        await rig.submit(hold=True)
+    async with Harness(config) as harness:
+        await busy(harness)
+        await harness.ask("POST", "/v1/snapshots")
+        await harness.submit(hold=True)
         for _ in range(2):
             folded = EMPTY
-            for applied in list(rig.controller.applied_log.read(1, limit=1000)):
+            for applied in list(harness.controller.applied_log.read(1, limit=1000)):
                 if applied.batch is None:
                     continue
                 for entry in applied.batch.entries:
                     folded = apply_entry(folded, entry, applied.batch.at)
-                    assert await rig.controller.time_travel.state_at(folded.revision) == folded
-            assert folded == rig.controller.state
-            await rig.restart()
+                    assert await harness.controller.time_travel.state_at(folded.revision) == folded
+            assert folded == harness.controller.state
+            await harness.restart()
 
 
 @story
 async def test_a_history_tells_what_happened_with_the_state_and_reason_after_each_event(config: Config) -> None:
-    async with Rig(config) as rig:
-        states = await busy(rig)
+    async with Harness(config) as harness:
+        states = await busy(harness)
         for _ in range(2):
-            answer = await rig.ask("GET", "/v1/jobs/1/history", who="bob")
+            answer = await harness.ask("GET", "/v1/jobs/1/history", who="bob")
             assert answer.status == 200 and answer.body["complete"], answer
             rows = answer.body["rows"]
             events = [row["event"] for row in rows]
@@ -117,17 +117,17 @@ async def test_a_history_tells_what_happened_with_the_state_and_reason_after_eac
                 if row["revision"] in states:
                     state = states[row["revision"]]
                     assert (row["reason"], row["state"]) == (reason_of(state, 1), state.jobs[1].state.name)
-            await rig.restart()
+            await harness.restart()
 
 
 @story
 async def test_a_revision_that_has_not_happened_or_is_not_a_number_is_refused(config: Config) -> None:
-    async with Rig(config) as rig:
-        await rig.submit()
-        answer = await rig.ask("GET", "/v1/jobs/1/why?at=999", who="alice")
+    async with Harness(config) as harness:
+        await harness.submit()
+        answer = await harness.ask("GET", "/v1/jobs/1/why?at=999", who="alice")
         assert (answer.status, answer.code) == (404, "unknown_revision")
-        assert (await rig.ask("GET", "/v1/jobs/1/why?at=now", who="alice")).status == 400
-        answer = await rig.ask("GET", "/v1/jobs/1/why?at=1", who="alice")
+        assert (await harness.ask("GET", "/v1/jobs/1/why?at=now", who="alice")).status == 400
+        answer = await harness.ask("GET", "/v1/jobs/1/why?at=1", who="alice")
         assert (answer.status, answer.code) == (404, "unknown_job")
 
 
@@ -136,32 +136,32 @@ async def test_a_read_proves_leadership_first_and_a_stale_one_does_not(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cluster.server.controller.READ_WAIT_S", 0.05)
-    async with Rig(config) as rig:
-        await rig.submit()
-        before = rig.engine.confirmations
-        assert (await rig.ask("GET", "/v1/jobs/1", who="alice")).status == 200
-        assert rig.engine.confirmations == before + 1
-        rig.engine.confirms = False
-        cut_off = await rig.ask("GET", "/v1/jobs/1", who="alice")
+    async with Harness(config) as harness:
+        await harness.submit()
+        before = harness.engine.confirmations
+        assert (await harness.ask("GET", "/v1/jobs/1", who="alice")).status == 200
+        assert harness.engine.confirmations == before + 1
+        harness.engine.confirms = False
+        cut_off = await harness.ask("GET", "/v1/jobs/1", who="alice")
         assert (cut_off.status, cut_off.code) == (503, "no_leader")
-        stale = await rig.ask("GET", "/v1/jobs/1?stale=ok", who="alice")
+        stale = await harness.ask("GET", "/v1/jobs/1?stale=ok", who="alice")
         assert (stale.status, stale.body["job_id"]) == (200, 1)
 
 
 @story
 async def test_a_read_waits_until_what_was_committed_before_it_is_applied(config: Config) -> None:
-    async with Rig(config, automatic=False) as rig:
-        submitted = asyncio.create_task(rig.submit())
-        await until(lambda: rig.engine.uncommitted == 1)
+    async with Harness(config, automatic=False) as harness:
+        submitted = asyncio.create_task(harness.submit())
+        await until(lambda: harness.engine.uncommitted == 1)
 
         async def confirm() -> int:
-            return rig.engine.last_index
+            return harness.engine.last_index
 
-        rig.engine.confirm_leadership = confirm  # type: ignore[method-assign]
-        read = asyncio.create_task(rig.ask("GET", "/v1/jobs/1", who="alice"))
+        harness.engine.confirm_leadership = confirm  # type: ignore[method-assign]
+        read = asyncio.create_task(harness.ask("GET", "/v1/jobs/1", who="alice"))
         await asyncio.sleep(0.05)
         assert not read.done()
-        rig.engine.commit()
+        harness.engine.commit()
         assert (await read).body["job_id"] == 1
         await submitted
 
@@ -169,31 +169,31 @@ async def test_a_read_waits_until_what_was_committed_before_it_is_applied(config
 @story
 async def test_ready_means_that_a_command_can_be_committed(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cluster.api.ledger.READY_WAIT_S", 0.05)
-    async with Rig(config) as rig:
+    async with Harness(config) as harness:
 
         async def ready() -> int:
-            return (await rig.ask("GET", "/readyz", who="n1")).status
+            return (await harness.ask("GET", "/readyz", who="n1")).status
 
         assert await ready() == 200
-        rig.engine.confirms = False
+        harness.engine.confirms = False
         assert await ready() == 503
-        rig.engine.confirms = True
-        rig.engine.depose(None)
+        harness.engine.confirms = True
+        harness.engine.depose(None)
         assert await ready() == 503
-        assert (await rig.ask("GET", "/healthz", who="n1")).status == 200
-        status = await rig.ask("GET", "/v1/status")
+        assert (await harness.ask("GET", "/healthz", who="n1")).status == 200
+        status = await harness.ask("GET", "/v1/status")
         assert (status.body["ready"], status.body["not_ready"]) == (False, "no leader is known")
 
 
 @story
 async def test_jobs_are_listed_by_state_and_user_and_within_a_limit(config: Config) -> None:
-    async with Rig(config) as rig:
+    async with Harness(config) as harness:
         for who in ("alice", "bob", "alice"):
-            await rig.submit(who=who, hold=True)
-        await rig.ask("POST", "/v1/jobs/1/cancel", {"command_id": rig.new_id()}, who="alice")
+            await harness.submit(who=who, hold=True)
+        await harness.ask("POST", "/v1/jobs/1/cancel", {"command_id": harness.new_id()}, who="alice")
 
         async def listed(query: str) -> tuple[list[int], bool]:
-            answer = await rig.ask("GET", "/v1/jobs" + query, who="bob")
+            answer = await harness.ask("GET", "/v1/jobs" + query, who="bob")
             return [job["job_id"] for job in answer.body["jobs"]], answer.body["truncated"]
 
         assert await listed("") == ([1, 2, 3], False)
@@ -206,10 +206,10 @@ async def test_jobs_are_listed_by_state_and_user_and_within_a_limit(config: Conf
 
 @story
 async def test_pools_show_derived_free_capacity_and_buffers_what_they_hold(config: Config) -> None:
-    async with Rig(config) as rig:
-        await busy(rig)
-        pools = {pool["name"]: pool for pool in (await rig.ask("GET", "/v1/pools", who="bob")).body["pools"]}
-        buffers = (await rig.ask("GET", "/v1/buffers", who="bob")).body["buffers"]
+    async with Harness(config) as harness:
+        await busy(harness)
+        pools = {pool["name"]: pool for pool in (await harness.ask("GET", "/v1/pools", who="bob")).body["pools"]}
+        buffers = (await harness.ask("GET", "/v1/buffers", who="bob")).body["buffers"]
         held = sum(buffer["held_bytes"] for buffer in buffers if buffer["pool"] == "fast")
         assert held > 0
         assert pools["fast"]["held_bytes"] == held
@@ -219,52 +219,52 @@ async def test_pools_show_derived_free_capacity_and_buffers_what_they_hold(confi
 
 @story
 async def test_the_ledger_is_read_with_its_digests_and_says_what_the_status_says(config: Config) -> None:
-    async with Rig(config) as rig:
-        await busy(rig)
+    async with Harness(config) as harness:
+        await busy(harness)
         for _ in range(2):
             found: list[dict[str, Any]] = []
             first = 1
             while True:
-                answer = await rig.ask("GET", f"/v1/ledger?from={first}&limit=3")
+                answer = await harness.ask("GET", f"/v1/ledger?from={first}&limit=3")
                 if not answer.body["entries"]:
                     break
                 found += answer.body["entries"]
                 first = found[-1]["index"] + 1
-            status = (await rig.ask("GET", "/v1/status?digest=yes")).body
+            status = (await harness.ask("GET", "/v1/status?digest=yes")).body
             assert [entry["index"] for entry in found] == list(range(1, status["applied_index"] + 1))
             assert found[-1]["digest"] == status["ledger_digest"]
             revisions = [record["revision"] for entry in found for record in entry["records"]]
             assert revisions == list(range(1, status["revision"] + 1))
             assert len(status["state_digest"]) == 64
-            await rig.restart()
+            await harness.restart()
 
 
 @story
 async def test_each_sync_is_in_the_histogram_whether_it_was_told_before_the_scrape_or_for_it(config: Config) -> None:
-    async with Rig(config) as rig:
+    async with Harness(config) as harness:
         for _ in range(SYNCS_KEPT_MAX + 2):
-            rig.service.metrics.synced(0.0002)
-        rig.service.metrics.synced(5.0)
+            harness.service.metrics.synced(0.0002)
+        harness.service.metrics.synced(5.0)
         for _ in range(2):
-            text = (await rig.ask("GET", "/metrics", who="alice")).body.decode()
+            text = (await harness.ask("GET", "/metrics", who="alice")).body.decode()
             assert f"forebay_journal_sync_seconds_count {SYNCS_KEPT_MAX + 3}.0" in text
             assert f'forebay_journal_sync_seconds_bucket{{le="0.0003"}} {SYNCS_KEPT_MAX + 2}.0' in text
 
 
 @story
 async def test_metrics_show_pools_jobs_queue_and_latency(config: Config) -> None:
-    async with Rig(config) as rig:
-        await busy(rig)
-        await rig.submit(user="bob")
-        text = (await rig.ask("GET", "/metrics", who="alice")).body.decode()
+    async with Harness(config) as harness:
+        await busy(harness)
+        await harness.submit(user="bob")
+        text = (await harness.ask("GET", "/metrics", who="alice")).body.decode()
         for line in (
             'forebay_role{role="leader"} 1.0',
             'forebay_pool_bytes{pool="fast"} 1.00663296e+08',
             'forebay_jobs{state="RUNNING"} 1.0',
             "forebay_queue_commands 0.0",
-            f"forebay_feature_level {float(rig.controller.state.feature_level)}",
+            f"forebay_feature_level {float(harness.controller.state.feature_level)}",
             f"forebay_feature_level_known {float(FEATURE_LEVEL_KNOWN)}",
-            f"forebay_revision {float(rig.controller.state.revision)}",
+            f"forebay_revision {float(harness.controller.state.revision)}",
         ):
             assert line in text, line
         assert 'forebay_api_request_seconds_count{route="submit_job",status="2xx"}' in text
@@ -284,7 +284,7 @@ class PeerDouble:
 
 @story
 async def test_a_follower_is_ready_only_while_it_hears_its_leader(config: Config) -> None:
-    async with Rig(config) as rig:
+    async with Harness(config) as harness:
         silence_s = config.timing.election_max_s
         cases: list[tuple[bool, list[PeerDouble], int]] = [
             (True, [PeerDouble()], 200),
@@ -295,79 +295,80 @@ async def test_a_follower_is_ready_only_while_it_hears_its_leader(config: Config
             (True, [], 503),
             (False, [PeerDouble()], 503),
         ]
-        rig.engine.depose("r2")
+        harness.engine.depose("r2")
         for in_step, peers, status in cases:
-            rig.engine.ready = in_step
-            rig.engine.peers = lambda peers=peers: peers  # type: ignore[method-assign,misc]
-            answer = await rig.ask("GET", "/readyz", who="n1")
+            harness.engine.ready = in_step
+            harness.engine.peers = lambda peers=peers: peers  # type: ignore[method-assign,misc]
+            answer = await harness.ask("GET", "/readyz", who="n1")
             assert answer.status == status, (in_step, peers[0].__dict__ if peers else None, answer)
 
 
 @story
 async def test_a_peer_that_forgot_what_it_acknowledged_is_shown_to_people_and_to_prometheus(config: Config) -> None:
-    async with Rig(config) as rig:
+    async with Harness(config) as harness:
         for forgot in (True, False):
             peer = PeerDouble()
             peer.forgot = forgot
-            rig.engine.peers = lambda peer=peer: [peer]  # type: ignore[method-assign,misc]
-            text = (await rig.ask("GET", "/metrics", who="alice")).body.decode()
+            harness.engine.peers = lambda peer=peer: [peer]  # type: ignore[method-assign,misc]
+            text = (await harness.ask("GET", "/metrics", who="alice")).body.decode()
             assert f'forebay_peer_refused{{peer="r2"}} {float(forgot)}' in text
 
 
 @story
 async def test_all_jobs_can_be_read_page_by_page_after_the_last_id(config: Config) -> None:
-    async with Rig(config) as rig:
+    async with Harness(config) as harness:
         for _ in range(5):
-            await rig.submit()
-        await rig.ask("POST", "/v1/jobs/3/cancel", {"command_id": rig.new_id()}, who="alice")
+            await harness.submit()
+        await harness.ask("POST", "/v1/jobs/3/cancel", {"command_id": harness.new_id()}, who="alice")
         pages, after, more = [], 0, True
         while more:
-            answer = (await rig.ask("GET", f"/v1/jobs?after={after}&limit=2", who="alice")).body
+            answer = (await harness.ask("GET", f"/v1/jobs?after={after}&limit=2", who="alice")).body
             pages.append([job["job_id"] for job in answer["jobs"]])
             after, more = pages[-1][-1], answer["truncated"]
         assert pages == [[1, 2], [3, 4], [5]]
-        newest = (await rig.ask("GET", "/v1/jobs?limit=2", who="alice")).body
+        newest = (await harness.ask("GET", "/v1/jobs?limit=2", who="alice")).body
         assert ([job["job_id"] for job in newest["jobs"]], newest["truncated"]) == ([4, 5], True)
-        pending = (await rig.ask("GET", "/v1/jobs?after=1&limit=2&state=CANCELLED", who="alice")).body
+        pending = (await harness.ask("GET", "/v1/jobs?after=1&limit=2&state=CANCELLED", who="alice")).body
         assert ([job["job_id"] for job in pending["jobs"]], pending["truncated"]) == ([3], False)
-        assert (await rig.ask("GET", "/v1/jobs?after=-1", who="alice")).status == 400
+        assert (await harness.ask("GET", "/v1/jobs?after=-1", who="alice")).status == 400
 
 
 @story
 async def test_live_buffers_leave_out_those_that_hold_nothing_any_more(config: Config) -> None:
-    async with Rig(config) as rig:
+    async with Harness(config) as harness:
         for _ in range(2):
-            await rig.submit()
-        await rig.ask("POST", "/v1/jobs/1/cancel", {"command_id": rig.new_id()}, who="alice")
-        everything = (await rig.ask("GET", "/v1/buffers", who="alice")).body["buffers"]
-        live = (await rig.ask("GET", "/v1/buffers?live=yes", who="alice")).body["buffers"]
+            await harness.submit()
+        await harness.ask("POST", "/v1/jobs/1/cancel", {"command_id": harness.new_id()}, who="alice")
+        everything = (await harness.ask("GET", "/v1/buffers", who="alice")).body["buffers"]
+        live = (await harness.ask("GET", "/v1/buffers?live=yes", who="alice")).body["buffers"]
         assert [buffer["job_id"] for buffer in everything] == [1, 2]
         assert [buffer["job_id"] for buffer in live] == [2]
-        assert (await rig.ask("GET", "/v1/buffers?live=no", who="alice")).status == 400
+        assert (await harness.ask("GET", "/v1/buffers?live=no", who="alice")).status == 400
 
 
 @story
 async def test_a_drained_node_is_draining_while_it_has_jobs_and_drained_afterwards(config: Config) -> None:
-    async with Rig(config) as rig:
-        agent = {"command_id": rig.new_id(), "instance": "i", "storage_id": "s", "cpus": 2}
-        await rig.ask("POST", "/v1/agents/n1/register", agent, who="n1")
-        await rig.submit()
-        drained = await rig.ask("POST", "/v1/nodes/n1/drain", {"command_id": rig.new_id(), "reason": "disks"})
+    async with Harness(config) as harness:
+        agent = {"command_id": harness.new_id(), "instance": "i", "storage_id": "s", "cpus": 2}
+        await harness.ask("POST", "/v1/agents/n1/register", agent, who="n1")
+        await harness.submit()
+        drained = await harness.ask("POST", "/v1/nodes/n1/drain", {"command_id": harness.new_id(), "reason": "disks"})
         assert (drained.body["state"], drained.body["jobs"]) == ("DRAINING", [1])
-        await rig.ask("POST", "/v1/jobs/1/cancel", {"command_id": rig.new_id(), "hurry": True}, who="alice")
-        attempt = rig.controller.state.jobs[1].attempt
+        await harness.ask("POST", "/v1/jobs/1/cancel", {"command_id": harness.new_id(), "hurry": True}, who="alice")
+        attempt = harness.controller.state.jobs[1].attempt
         report = {
-            "command_id": rig.new_id(), "job": 1, "attempt": attempt, "stage": "teardown", "result": {"type": "done"},
+            "command_id": harness.new_id(), "job": 1, "attempt": attempt, "stage": "teardown",
+            "result": {"type": "done"},
         }  # fmt: skip
-        await rig.ask("POST", "/v1/agents/n1/reports", {"reports": [report]}, who="n1")
-        node = (await rig.ask("GET", "/v1/nodes")).body["nodes"][0]
+        await harness.ask("POST", "/v1/agents/n1/reports", {"reports": [report]}, who="n1")
+        node = (await harness.ask("GET", "/v1/nodes")).body["nodes"][0]
         assert (node["state"], node["drained"], node["jobs"]) == ("DRAINED", True, [])
 
 
 @story
 async def test_the_operator_is_named_once_in_a_history_and_everybody_else_with_their_role(config: Config) -> None:
-    async with Rig(config) as rig:
-        await rig.submit(who="operator", hold=True)
-        await rig.ask("POST", "/v1/jobs/1/release", {"command_id": rig.new_id()})
-        rows = (await rig.ask("GET", "/v1/jobs/1/history")).body["rows"]
+    async with Harness(config) as harness:
+        await harness.submit(who="operator", hold=True)
+        await harness.ask("POST", "/v1/jobs/1/release", {"command_id": harness.new_id()})
+        rows = (await harness.ask("GET", "/v1/jobs/1/history")).body["rows"]
         assert {row["actor"] for row in rows if row["command"] != "run_scheduling_pass"} == {"operator"}

@@ -13,40 +13,40 @@ from replica.model.operations import Stage
 from replica.model.transfers import LeftOut, TransferCheckpoint, TransferReceipt
 from replica.values.units import SIZE_BYTES_MAX
 from tests.cluster.api.test_agents import poll, register
-from tests.cluster.rig import SCRIPT, Answer, Rig, story, until
+from tests.cluster.harness import SCRIPT, Answer, Harness, story, until
 
 OUT = SCRIPT.replace("true\n", "#DW stage_out type=file source=$DW_JOB_STRIPED/r destination={}/r\ntrue\n")
 
 
-async def says(rig: Rig, job: int, stage: str, result: c.OperationResult, **fields: Any) -> Answer:
+async def says(harness: Harness, job: int, stage: str, result: c.OperationResult, **fields: Any) -> Answer:
     row = {
-        "command_id": rig.new_id(),
+        "command_id": harness.new_id(),
         "job": job,
-        "attempt": rig.controller.state.jobs[job].attempt,
+        "attempt": harness.controller.state.jobs[job].attempt,
         "stage": stage,
         "result": msgspec.to_builtins(result),
         **fields,
     }
-    answer = await rig.ask("POST", "/v1/agents/n1/reports", {"reports": [row]}, who="n1")
+    answer = await harness.ask("POST", "/v1/agents/n1/reports", {"reports": [row]}, who="n1")
     assert answer.status == 200, answer
     return answer
 
 
-async def submit(rig: Rig) -> int:
+async def submit(harness: Harness) -> int:
     """Submit a job that stages out; return it once its stage-in is ordered."""
-    answer = await rig.submit(script=OUT.format(rig.config.file.parent / "out"))
+    answer = await harness.submit(script=OUT.format(harness.config.file.parent / "out"))
     job = int(answer.body["job_id"])
-    await until(lambda: bool(rig.controller.state.jobs[job].attempt))
+    await until(lambda: bool(harness.controller.state.jobs[job].attempt))
     return job
 
 
-async def to_stage_out(rig: Rig, job: int) -> None:
-    await says(rig, job, "stage_in", c.OperationDone())
-    await until(lambda: rig.controller.state.buffers[job].state.word == "pre-run")
-    await says(rig, job, "run", c.ScriptStarted())
-    await says(rig, job, "run", c.ScriptEnded(JobState.COMPLETED))
-    await says(rig, job, "post_run", c.OperationDone())
-    assert rig.controller.state.buffers[job].state.word == "staging-out"
+async def to_stage_out(harness: Harness, job: int) -> None:
+    await says(harness, job, "stage_in", c.OperationDone())
+    await until(lambda: harness.controller.state.buffers[job].state.word == "pre-run")
+    await says(harness, job, "run", c.ScriptStarted())
+    await says(harness, job, "run", c.ScriptEnded(JobState.COMPLETED))
+    await says(harness, job, "post_run", c.OperationDone())
+    assert harness.controller.state.buffers[job].state.word == "staging-out"
 
 
 def receipt(stage: Stage = Stage.STAGE_IN, **fields: Any) -> TransferReceipt:
@@ -54,23 +54,23 @@ def receipt(stage: Stage = Stage.STAGE_IN, **fields: Any) -> TransferReceipt:
     return msgspec.structs.replace(made, **fields)
 
 
-async def configure(rig: Rig, **settings: str) -> None:
+async def configure(harness: Harness, **settings: str) -> None:
     body = {
-        "command_id": rig.new_id(),
+        "command_id": harness.new_id(),
         "partial": True,
         "settings": [{"key": key, "value": value} for key, value in settings.items()],
     }
-    answer = await rig.ask("POST", "/v1/configuration", body)
+    answer = await harness.ask("POST", "/v1/configuration", body)
     assert answer.status == 200, answer
 
 
 @story
 async def test_what_is_moved_is_shown_with_its_limits_and_how_far_its_agent_says_it_is(config: Config) -> None:
-    async with Rig(config) as rig:
-        await register(rig)
-        job = await submit(rig)
-        await configure(rig, TransferRatePerNode="10MiB", TransfersAtOnce="1")
-        (row,) = (await rig.ask("GET", "/v1/transfers", who="alice")).body["transfers"]
+    async with Harness(config) as harness:
+        await register(harness)
+        job = await submit(harness)
+        await configure(harness, TransferRatePerNode="10MiB", TransfersAtOnce="1")
+        (row,) = (await harness.ask("GET", "/v1/transfers", who="alice")).body["transfers"]
         assert (row["state"], row["updated_time"], row["time_left_s"]) == ("moving", None, None)
         assert (row["node_limit_bytes_s"], row["user_limit_bytes_s"], row["paused"]) == (10 * 2**20, None, False)
         said = {
@@ -89,20 +89,20 @@ async def test_what_is_moved_is_shown_with_its_limits_and_how_far_its_agent_says
             "file": "deep/below/file",
             "waiting": True,
         }
-        answer = await poll(rig, progress=[said])
+        answer = await poll(harness, progress=[said])
         (order,) = answer.body["orders"]
         assert order["shares"] == [None, None, 10 * 2**20] and order["rules"][4] is None
-        waiting = await submit(rig)
-        rows = (await rig.ask("GET", "/v1/transfers", who="operator")).body["transfers"]
+        waiting = await submit(harness)
+        rows = (await harness.ask("GET", "/v1/transfers", who="operator")).body["transfers"]
         assert [(row["job_id"], row["state"]) for row in rows] == [(job, "moving"), (waiting, "queued")]
         assert (rows[0]["time_left_s"], rows[0]["file"], rows[0]["phase"]) == (2.0, "deep/below/file", "copying")
         assert (rows[0]["retries"], rows[0]["resumed_bytes"], rows[0]["waiting"]) == (2, 60, True)
         # Which file it is, is for its user and for operators.
-        rows = (await rig.ask("GET", "/v1/transfers", who="bob")).body["transfers"]
+        rows = (await harness.ask("GET", "/v1/transfers", who="bob")).body["transfers"]
         assert (rows[0]["file"], rows[0]["bytes_done"]) == ("", 100)
-        rows = (await rig.ask("GET", "/v1/transfers", who="alice")).body["transfers"]
+        rows = (await harness.ask("GET", "/v1/transfers", who="alice")).body["transfers"]
         assert rows[0]["file"] == ("deep/below/file" if rows[0]["user"] == "alice" else "")
-        text = (await rig.ask("GET", "/metrics")).body.decode()
+        text = (await harness.ask("GET", "/metrics")).body.decode()
         assert "forebay_transfers 1.0\n" in text and "forebay_transfers_left_bytes 1000.0\n" in text
         assert 'forebay_transfer_limit_bytes_per_second{scope="node"} 1.048576e+07\n' in text
         assert "forebay_transfers_held_back 1.0\n" in text
@@ -110,71 +110,71 @@ async def test_what_is_moved_is_shown_with_its_limits_and_how_far_its_agent_says
 
 @story
 async def test_a_new_limit_reaches_an_agent_that_waits_and_so_does_a_share_that_shrinks(config: Config) -> None:
-    async with Rig(config) as rig:
-        await register(rig)
-        await submit(rig)
-        seen = (await poll(rig)).body["revision"]
-        waiting = asyncio.create_task(poll(rig, seen_revision=seen, wait_s=30))
-        await until(lambda: rig.controller.orders.waiting == 1)
-        await configure(rig, TransferRateOfCluster="1000")
+    async with Harness(config) as harness:
+        await register(harness)
+        await submit(harness)
+        seen = (await poll(harness)).body["revision"]
+        waiting = asyncio.create_task(poll(harness, seen_revision=seen, wait_s=30))
+        await until(lambda: harness.controller.orders.waiting == 1)
+        await configure(harness, TransferRateOfCluster="1000")
         answer = await asyncio.wait_for(waiting, 10)
         assert [order["shares"] for order in answer.body["orders"]] == [[None, None, 1000]]
         # Another node begins to move data: this one hears of its smaller share.
-        await register(rig, "n2", "j")
-        seen = (await poll(rig)).body["revision"]
-        waiting = asyncio.create_task(poll(rig, seen_revision=seen, wait_s=30))
-        await until(lambda: rig.controller.orders.waiting == 1)
-        other = await submit(rig)
-        assert rig.controller.state.jobs[other].node == "n2"
+        await register(harness, "n2", "j")
+        seen = (await poll(harness)).body["revision"]
+        waiting = asyncio.create_task(poll(harness, seen_revision=seen, wait_s=30))
+        await until(lambda: harness.controller.orders.waiting == 1)
+        other = await submit(harness)
+        assert harness.controller.state.jobs[other].node == "n2"
         answer = await asyncio.wait_for(waiting, 10)
         assert [order["shares"] for order in answer.body["orders"]] == [[None, None, 500]]
 
 
 @story
 async def test_receipts_are_shown_and_stay_in_the_ledger_when_their_job_is_gone(config: Config) -> None:
-    async with Rig(config) as rig:
-        await register(rig)
-        job = await submit(rig)
+    async with Harness(config) as harness:
+        await register(harness)
+        job = await submit(harness)
         failed = receipt(complete=False, left_out=1, left_out_first=(LeftOut("/in/fifo", "a FIFO"),))
         reached = c.OperationReached(TransferCheckpoint(Stage.STAGE_IN, 1, 1, 2048, 2, 4096))
-        await says(rig, job, "stage_in", reached)
-        shown = (await rig.ask("GET", f"/v1/transfers/{job}", who="alice")).body
+        await says(harness, job, "stage_in", reached)
+        shown = (await harness.ask("GET", f"/v1/transfers/{job}", who="alice")).body
         assert shown["checkpoint"]["size_bytes"] == 2048 and shown["transfer"]["state"] == "moving"
-        await says(rig, job, "stage_in", c.OperationFailed("it broke", receipt=failed))
-        shown = (await rig.ask("GET", f"/v1/transfers/{job}", who="operator")).body
+        await says(harness, job, "stage_in", c.OperationFailed("it broke", receipt=failed))
+        shown = (await harness.ask("GET", f"/v1/transfers/{job}", who="operator")).body
         assert (shown["transfer"]["state"], shown["checkpoint"]) == ("retrying", None)
         assert "it broke" in shown["transfer"]["message"]
-        await until(lambda: not rig.controller.state.jobs[job].retry_at)
-        attempt = rig.controller.state.jobs[job].attempt
-        await says(rig, job, "stage_in", c.OperationDone(receipt=receipt(resumed_files=1, resumed_bytes=2048)))
-        found = (await rig.ask("GET", f"/v1/jobs/{job}", who="operator")).body["transfers"]
+        await until(lambda: not harness.controller.state.jobs[job].retry_at)
+        attempt = harness.controller.state.jobs[job].attempt
+        await says(harness, job, "stage_in", c.OperationDone(receipt=receipt(resumed_files=1, resumed_bytes=2048)))
+        found = (await harness.ask("GET", f"/v1/jobs/{job}", who="operator")).body["transfers"]
         assert [(one["attempt"], one["complete"]) for one in found["receipts"]] == [(1, False), (attempt, True)]
-        history = (await rig.ask("GET", f"/v1/jobs/{job}/history", who="operator")).body["rows"]
+        history = (await harness.ask("GET", f"/v1/jobs/{job}/history", who="operator")).body["rows"]
         sentences = [row["sentence"] for row in history if row["event"].startswith("transfer_")]
         assert sentences == [
             "stage-in goes on: 1 file, 2KiB are durable",
             "stage-in moved before it failed: 2 files, 4KiB; 1 left out: /in/fifo (a FIFO); receipt xxh3-128:ab",
             "stage-in moved: 2 files, 4KiB; 1 file, 2KiB of it by an earlier attempt; receipt xxh3-128:ab",
         ]
-        await configure(rig, FinishedJobsKept="0")
-        await rig.ask("POST", f"/v1/jobs/{job}/cancel", {"command_id": rig.new_id(), "hurry": True})
-        await says(rig, job, "run", c.ScriptEnded(JobState.CANCELLED))
-        await says(rig, job, "teardown", c.OperationDone())
-        await until(lambda: job not in rig.controller.state.jobs)
-        gone = await rig.ask("GET", f"/v1/transfers/{job}", who="operator")
+        await configure(harness, FinishedJobsKept="0")
+        await harness.ask("POST", f"/v1/jobs/{job}/cancel", {"command_id": harness.new_id(), "hurry": True})
+        await says(harness, job, "run", c.ScriptEnded(JobState.CANCELLED))
+        await says(harness, job, "teardown", c.OperationDone())
+        await until(lambda: job not in harness.controller.state.jobs)
+        gone = await harness.ask("GET", f"/v1/transfers/{job}", who="operator")
         assert gone.status == 404 and "receipts" in gone.body["error"]["remedy"]
-        answer = (await rig.ask("GET", f"/v1/transfers/{job}/receipts", who="operator")).body
+        answer = (await harness.ask("GET", f"/v1/transfers/{job}/receipts", who="operator")).body
         assert answer["complete"] and [one["complete"] for one in answer["receipts"]] == [False, True]
         assert all(one["revision"] for one in answer["receipts"])
         assert answer["receipts"][0]["left_out_first"] == [{"path": "/in/fifo", "reason": "a FIFO"}]
-        others = (await rig.ask("GET", f"/v1/transfers/{job}/receipts?attempt=1", who="bob")).body["receipts"]
+        others = (await harness.ask("GET", f"/v1/transfers/{job}/receipts?attempt=1", who="bob")).body["receipts"]
         assert [(one["attempt"], one["left_out"], one["left_out_first"]) for one in others] == [(1, 1, [])]
-        none = (await rig.ask("GET", f"/v1/transfers/{job}/receipts?stage=stage_out")).body
+        none = (await harness.ask("GET", f"/v1/transfers/{job}/receipts?stage=stage_out")).body
         assert (none["receipts"], none["complete"]) == ([], True)
         for query in ("stage=run", "attempt=0", "attempt=x"):
-            assert (await rig.ask("GET", f"/v1/transfers/{job}/receipts?{query}")).status == 400
-        assert (await rig.ask("GET", "/v1/transfers/99/receipts")).status == 404
-        text = (await rig.ask("GET", "/metrics")).body.decode()
+            assert (await harness.ask("GET", f"/v1/transfers/{job}/receipts?{query}")).status == 400
+        assert (await harness.ask("GET", "/v1/transfers/99/receipts")).status == 404
+        text = (await harness.ask("GET", "/metrics")).body.decode()
         assert 'forebay_transfers_ended_total{outcome="failed",stage="stage_in"} 1.0\n' in text
         assert 'forebay_transferred_bytes_total{stage="stage_in"} 8192.0\n' in text
         assert 'forebay_transfer_resumed_bytes_total{stage="stage_in"} 2048.0\n' in text
@@ -182,57 +182,65 @@ async def test_receipts_are_shown_and_stay_in_the_ledger_when_their_job_is_gone(
 
 @story
 async def test_what_was_not_exported_is_shown_until_it_is_and_said_to_be_lost_when_it_is(config: Config) -> None:
-    async with Rig(config) as rig:
-        await register(rig)
-        job = await submit(rig)
-        await to_stage_out(rig, job)
-        await says(rig, job, "stage_out", c.OperationFailed("the destination is full", final=True))
-        shown = (await rig.ask("GET", f"/v1/jobs/{job}", who="operator")).body
+    async with Harness(config) as harness:
+        await register(harness)
+        job = await submit(harness)
+        await to_stage_out(harness, job)
+        await says(harness, job, "stage_out", c.OperationFailed("the destination is full", final=True))
+        shown = (await harness.ask("GET", f"/v1/jobs/{job}", who="operator")).body
         (missing,) = shown["transfers"]["not_exported"]
         assert missing["path"].endswith("/out/r") and "the destination is full" in missing["why"]
         assert (missing["lost"], shown["transfers"]["transfer"]["state"]) == (False, "failed")
         assert shown["burst_buffer_state"] == "staging-out"  # the only copy is kept
-        await rig.ask("POST", f"/v1/jobs/{job}/cancel", {"command_id": rig.new_id(), "hurry": True})
-        (missing,) = (await rig.ask("GET", f"/v1/transfers/{job}")).body["not_exported"]
+        await harness.ask("POST", f"/v1/jobs/{job}/cancel", {"command_id": harness.new_id(), "hurry": True})
+        (missing,) = (await harness.ask("GET", f"/v1/transfers/{job}")).body["not_exported"]
         assert missing["lost"]
 
 
 @story
 async def test_paths_of_others_are_not_shown_where_data_is_private(config: Config) -> None:
-    async with Rig(config) as rig:
-        await register(rig)
-        job = await submit(rig)
-        await configure(rig, PrivateData="yes")
-        user = rig.controller.state.jobs[job].request.user
+    async with Harness(config) as harness:
+        await register(harness)
+        job = await submit(harness)
+        await configure(harness, PrivateData="yes")
+        user = harness.controller.state.jobs[job].request.user
         for who in ("alice", "bob"):
             expected = 200 if who == user else 403
-            assert (await rig.ask("GET", f"/v1/transfers/{job}", who=who)).status == expected
-            assert (await rig.ask("GET", f"/v1/transfers/{job}/receipts", who=who)).status == expected
-            rows = (await rig.ask("GET", "/v1/transfers", who=who)).body["transfers"]
+            assert (await harness.ask("GET", f"/v1/transfers/{job}", who=who)).status == expected
+            assert (await harness.ask("GET", f"/v1/transfers/{job}/receipts", who=who)).status == expected
+            rows = (await harness.ask("GET", "/v1/transfers", who=who)).body["transfers"]
             assert bool(rows) == (who == user)
-            shown = (await rig.ask("GET", f"/v1/jobs/{job}", who=who)).body
+            shown = (await harness.ask("GET", f"/v1/jobs/{job}", who=who)).body
             assert bool(shown["transfers"]) == (who == user)
 
 
 @pytest.mark.parametrize("number", [-1, 2**63, 2**80])
 @story
 async def test_numbers_that_no_ledger_holds_are_cut_and_the_report_counts(config: Config, number: int) -> None:
-    async with Rig(config) as rig:
-        await register(rig)
-        job = await submit(rig)
-        await says(rig, job, "stage_in", c.OperationReached(TransferCheckpoint(Stage.STAGE_IN, 1, size_bytes=number)))
+    async with Harness(config) as harness:
+        await register(harness)
+        job = await submit(harness)
+        await says(
+            harness, job, "stage_in", c.OperationReached(TransferCheckpoint(Stage.STAGE_IN, 1, size_bytes=number))
+        )
         done = c.OperationDone(number, number, "", receipt(files=number, left_out=number))
-        answer = await says(rig, job, "stage_in", done)
+        answer = await says(harness, job, "stage_in", done)
         assert answer.body["results"][0]["outcome"] == "accepted", answer
-        kept = rig.controller.state.transfers[job].receipts[0]
+        kept = harness.controller.state.transfers[job].receipts[0]
         assert kept.files == kept.left_out == (0 if number < 0 else SIZE_BYTES_MAX)
 
 
 @story
 async def test_a_report_with_a_job_number_that_cannot_be_one_is_refused_with_its_place(config: Config) -> None:
-    async with Rig(config) as rig:
-        await register(rig)
-        job = await submit(rig)
-        row = {"command_id": rig.new_id(), "job": 2**70, "attempt": 1, "stage": "stage_in", "result": {"type": "done"}}
-        answer = await rig.ask("POST", "/v1/agents/n1/reports", {"reports": [row]}, who="n1")
-        assert answer.status == 400 and rig.controller.state.jobs[job].attempt == 1
+    async with Harness(config) as harness:
+        await register(harness)
+        job = await submit(harness)
+        row = {
+            "command_id": harness.new_id(),
+            "job": 2**70,
+            "attempt": 1,
+            "stage": "stage_in",
+            "result": {"type": "done"},
+        }
+        answer = await harness.ask("POST", "/v1/agents/n1/reports", {"reports": [row]}, who="n1")
+        assert answer.status == 400 and harness.controller.state.jobs[job].attempt == 1

@@ -19,14 +19,14 @@ from cluster.schemas.channel_frames import CHANNEL_VERSION, FRAME_BYTES_MAX, LEN
 from cluster.security.tls import client_context, server_context
 from cluster.system.address import Address
 from replica.values.limits import SCRIPT_BYTES_MAX
-from tests.cluster.rig import PLAIN, SCRIPT, Rig, story, until
+from tests.cluster.harness import PLAIN, SCRIPT, Harness, story, until
 from tests.ports import free_port
 
 
 @contextlib.asynccontextmanager
-async def channel_of(rig: Rig) -> AsyncIterator[ChannelServer]:
-    tls = server_context(rig.config.tls_files("r1"))
-    server = ChannelServer(rig.service, address=Address("127.0.0.1", 0), tls=tls)
+async def channel_of(harness: Harness) -> AsyncIterator[ChannelServer]:
+    tls = server_context(harness.config.tls_files("r1"))
+    server = ChannelServer(harness.service, address=Address("127.0.0.1", 0), tls=tls)
     await server.start()
     try:
         yield server
@@ -34,26 +34,26 @@ async def channel_of(rig: Rig) -> AsyncIterator[ChannelServer]:
         await server.stop()
 
 
-async def connect(rig: Rig, server: ChannelServer, who: str = "alice") -> Connection:
-    tls = client_context(rig.config.tls_files(who))
-    return await Connection.open(Address("127.0.0.1", server.port), tls, rig.config.cluster.id)
+async def connect(harness: Harness, server: ChannelServer, who: str = "alice") -> Connection:
+    tls = client_context(harness.config.tls_files(who))
+    return await Connection.open(Address("127.0.0.1", server.port), tls, harness.config.cluster.id)
 
 
-def submission(rig: Rig, **changes: Any) -> r.SubmitCommand:
-    body = {"script": PLAIN, "time_limit_s": 60, "workdir": str(rig.config.file.parent / "out"), "hold": True}
-    return r.SubmitCommand(command_id=rig.new_id(), **{**body, **changes})
+def submission(harness: Harness, **changes: Any) -> r.SubmitCommand:
+    body = {"script": PLAIN, "time_limit_s": 60, "workdir": str(harness.config.file.parent / "out"), "hold": True}
+    return r.SubmitCommand(command_id=harness.new_id(), **{**body, **changes})
 
 
 @story
 async def test_commands_sent_together_are_settled_in_one_batch_and_each_is_answered(config: Config) -> None:
-    async with Rig(config) as rig, channel_of(rig) as server:
-        connection = await connect(rig, server)
-        batches = rig.controller.proposer.counts.batches
-        done = await asyncio.gather(*[connection.ask(submission(rig)) for _ in range(50)])
+    async with Harness(config) as harness, channel_of(harness) as server:
+        connection = await connect(harness, server)
+        batches = harness.controller.proposer.counts.batches
+        done = await asyncio.gather(*[connection.ask(submission(harness)) for _ in range(50)])
         assert [answer.job for answer in done] == list(range(1, 51))
         assert [answer.revision for answer in done] == list(range(done[0].revision, done[0].revision + 50))
-        assert rig.controller.proposer.counts.batches <= batches + 3
-        assert rig.controller.state.jobs[50].request.user == "alice"
+        assert harness.controller.proposer.counts.batches <= batches + 3
+        assert harness.controller.state.jobs[50].request.user == "alice"
         connection.close()
 
 
@@ -77,22 +77,22 @@ class Writes:
 async def test_the_last_answer_of_a_connection_leaves_at_once_with_those_before_it(
     config: Config, together: int
 ) -> None:
-    async with Rig(config, automatic=False) as rig, channel_of(rig) as server:
-        connection = await connect(rig, server)
+    async with Harness(config, automatic=False) as harness, channel_of(harness) as server:
+        connection = await connect(harness, server)
         (other_end,) = server.connections
         assert other_end._transport is not None
         written = other_end._transport = Writes(other_end._transport)  # type: ignore[assignment]
         asking = Writes(connection._transport)  # type: ignore[arg-type]
         connection._transport = asking  # type: ignore[assignment]
-        answers = [connection.ask(submission(rig)) for _ in range(together)]
+        answers = [connection.ask(submission(harness)) for _ in range(together)]
         assert asking.count == 1, "who asks first waits for nobody"
-        await until(lambda: sum(len(flight.waiters) for flight in rig.controller.proposer._in_flight) == together)
+        await until(lambda: sum(len(flight.waiters) for flight in harness.controller.proposer._in_flight) == together)
         assert asking.count == min(together, 2)
         before = written.count
         for _ in range(together):
-            rig.engine.commit()
+            harness.engine.commit()
         await asyncio.sleep(0)
-        rig.engine.commit()
+        harness.engine.commit()
         assert written.count == before + 1
         assert sorted([(await answer).job for answer in answers]) == list(range(1, together + 1))
         connection.close()
@@ -101,58 +101,60 @@ async def test_the_last_answer_of_a_connection_leaves_at_once_with_those_before_
 @story
 @pytest.mark.parametrize("together", [1, 3, 7])
 async def test_those_whose_answers_came_together_ask_again_together(config: Config, together: int) -> None:
-    async with Rig(config) as rig, channel_of(rig) as server:
-        connection = await connect(rig, server)
+    async with Harness(config) as harness, channel_of(harness) as server:
+        connection = await connect(harness, server)
         for _ in range(2):
             asked = Writes(connection._transport)  # type: ignore[arg-type]
             connection._transport = asked  # type: ignore[assignment]
-            answers = [connection.ask(submission(rig)) for _ in range(together)]
+            answers = [connection.ask(submission(harness)) for _ in range(together)]
             await asyncio.gather(*answers)
         assert asked.count == 1, "a frame that leaves before the others is a batch of its own"
         connection.close()
 
 
-COMMANDS: list[Callable[[Rig], r.BulkCommand]] = [
-    lambda rig: submission(rig),
-    lambda rig: submission(rig, user="bob"),
-    lambda rig: submission(rig, script="#!/bin/sh\n#DW jobdw capacity=lots\n"),
-    lambda rig: submission(rig, script=SCRIPT, bb="pool=nowhere capacity=1MiB"),
-    lambda rig: submission(rig, dependencies=("never:1",)),
-    lambda rig: submission(rig, script="#!/bin/sh\n" + "#" * SCRIPT_BYTES_MAX),
-    lambda rig: r.HoldCommand(command_id=rig.new_id(), job_id=1),
-    lambda rig: r.ReleaseCommand(command_id=rig.new_id(), job_id=1),
-    lambda rig: r.UpdateCommand(command_id=rig.new_id(), job_id=1, comment="later"),
-    lambda rig: r.UpdateCommand(command_id=rig.new_id(), job_id=1, bb="capacity=lots"),
-    lambda rig: r.CancelCommand(command_id=rig.new_id(), job_id=77),
-    lambda rig: r.HoldCommand(command_id=rig.new_id(), job_id="1"),
-    lambda rig: r.CancelCommand(command_id=rig.new_id(), job_id="1_[2-3]"),
-    lambda rig: r.CancelCommand(command_id=rig.new_id(), job_id="1_[2-"),
-    lambda rig: r.SuspendCommand(command_id=rig.new_id(), job_id=1),
-    lambda rig: r.ContinueCommand(command_id=rig.new_id(), job_id=1),
-    lambda rig: r.RequeueCommand(command_id=rig.new_id(), job_id=1),
-    lambda rig: r.ClearCommand(command_id=rig.new_id(), job_id=1),
-    lambda rig: r.ClearCommand(command_id=rig.new_id(), name="lake"),
-    lambda rig: r.ClearCommand(command_id=rig.new_id()),
-    lambda rig: r.PoolCommand(command_id=rig.new_id(), name="fast", quantity="96MiB", granularity="8MiB"),
-    lambda rig: r.PoolCommand(command_id=rig.new_id(), name="fast", quantity="many", granularity="8MiB"),
-    lambda rig: r.DrainCommand(command_id=rig.new_id(), node="n9", reason="x"),
-    lambda rig: r.HoldCommand(command_id="0" * 32, job_id=1),
-    lambda rig: r.HoldCommand(command_id="000000000000700080" + "0" * 14, job_id=1),
+COMMANDS: list[Callable[[Harness], r.BulkCommand]] = [
+    lambda harness: submission(harness),
+    lambda harness: submission(harness, user="bob"),
+    lambda harness: submission(harness, script="#!/bin/sh\n#DW jobdw capacity=lots\n"),
+    lambda harness: submission(harness, script=SCRIPT, bb="pool=nowhere capacity=1MiB"),
+    lambda harness: submission(harness, dependencies=("never:1",)),
+    lambda harness: submission(harness, script="#!/bin/sh\n" + "#" * SCRIPT_BYTES_MAX),
+    lambda harness: r.HoldCommand(command_id=harness.new_id(), job_id=1),
+    lambda harness: r.ReleaseCommand(command_id=harness.new_id(), job_id=1),
+    lambda harness: r.UpdateCommand(command_id=harness.new_id(), job_id=1, comment="later"),
+    lambda harness: r.UpdateCommand(command_id=harness.new_id(), job_id=1, bb="capacity=lots"),
+    lambda harness: r.CancelCommand(command_id=harness.new_id(), job_id=77),
+    lambda harness: r.HoldCommand(command_id=harness.new_id(), job_id="1"),
+    lambda harness: r.CancelCommand(command_id=harness.new_id(), job_id="1_[2-3]"),
+    lambda harness: r.CancelCommand(command_id=harness.new_id(), job_id="1_[2-"),
+    lambda harness: r.SuspendCommand(command_id=harness.new_id(), job_id=1),
+    lambda harness: r.ContinueCommand(command_id=harness.new_id(), job_id=1),
+    lambda harness: r.RequeueCommand(command_id=harness.new_id(), job_id=1),
+    lambda harness: r.ClearCommand(command_id=harness.new_id(), job_id=1),
+    lambda harness: r.ClearCommand(command_id=harness.new_id(), name="lake"),
+    lambda harness: r.ClearCommand(command_id=harness.new_id()),
+    lambda harness: r.PoolCommand(command_id=harness.new_id(), name="fast", quantity="96MiB", granularity="8MiB"),
+    lambda harness: r.PoolCommand(command_id=harness.new_id(), name="fast", quantity="many", granularity="8MiB"),
+    lambda harness: r.DrainCommand(command_id=harness.new_id(), node="n9", reason="x"),
+    lambda harness: r.HoldCommand(command_id="0" * 32, job_id=1),
+    lambda harness: r.HoldCommand(command_id="000000000000700080" + "0" * 14, job_id=1),
 ]
 
 
 @story
 async def test_each_identity_gets_the_same_answer_to_each_command_as_in_bulk_over_http(config: Config) -> None:
-    async with Rig(config) as rig, channel_of(rig) as server:
-        await rig.submit(who="bob", hold=True)
+    async with Harness(config) as harness, channel_of(harness) as server:
+        await harness.submit(who="bob", hold=True)
         for who, make in itertools.product(("operator", "alice", "bob"), COMMANDS):
-            connection = await connect(rig, server, who)
+            connection = await connect(harness, server, who)
             # Two of a kind: the same id again would be answered from the receipts.
-            over_http = await rig.ask("POST", "/v1/commands", {"commands": [msgspec.to_builtins(make(rig))]}, who=who)
+            over_http = await harness.ask(
+                "POST", "/v1/commands", {"commands": [msgspec.to_builtins(make(harness))]}, who=who
+            )
             (expected,) = over_http.body["results"]
-            await rig.ask("POST", "/v1/jobs/1/hold", {"command_id": rig.new_id()}, who="bob")  # as it was
+            await harness.ask("POST", "/v1/jobs/1/hold", {"command_id": harness.new_id()}, who="bob")  # as it was
             try:
-                await connection.ask(make(rig))
+                await connection.ask(make(harness))
             except ChannelError as error:
                 view = expected["error"]
                 found = {
@@ -169,7 +171,7 @@ async def test_each_identity_gets_the_same_answer_to_each_command_as_in_bulk_ove
                 assert error.sentence == view["sentence"] or "ago by the leader's clock" in error.sentence
             else:
                 assert expected["status"] in (200, 201), expected
-            await rig.ask("POST", "/v1/jobs/1/hold", {"command_id": rig.new_id()}, who="bob")
+            await harness.ask("POST", "/v1/jobs/1/hold", {"command_id": harness.new_id()}, who="bob")
             connection.close()
 
 
@@ -177,11 +179,11 @@ async def test_each_identity_gets_the_same_answer_to_each_command_as_in_bulk_ove
 def test_agents_and_replicas_are_turned_away_as_the_api_does(config: Config, who: str) -> None:
     @story
     async def run() -> None:
-        async with Rig(config) as rig, channel_of(rig) as server:
-            answer = await rig.ask("POST", "/v1/commands", {"commands": []}, who=who)
+        async with Harness(config) as harness, channel_of(harness) as server:
+            answer = await harness.ask("POST", "/v1/commands", {"commands": []}, who=who)
             assert answer.status == 403
             with pytest.raises(ApiError, match="closed at once"):
-                await connect(rig, server, who)
+                await connect(harness, server, who)
             assert not server.connections
 
     run()
@@ -189,12 +191,12 @@ def test_agents_and_replicas_are_turned_away_as_the_api_does(config: Config, who
 
 @story
 async def test_a_retry_over_the_channel_of_what_came_over_http_gets_the_first_answer(config: Config) -> None:
-    async with Rig(config) as rig, channel_of(rig) as server:
-        connection = await connect(rig, server)
-        body = rig.job()
-        first = await rig.ask("POST", "/v1/jobs", body, who="alice")
+    async with Harness(config) as harness, channel_of(harness) as server:
+        connection = await connect(harness, server)
+        body = harness.job()
+        first = await harness.ask("POST", "/v1/jobs", body, who="alice")
         done = await connection.ask(r.SubmitCommand(**body))
-        assert (done.job, len(rig.controller.state.jobs)) == (first.body["job_id"], 1)
+        assert (done.job, len(harness.controller.state.jobs)) == (first.body["job_id"], 1)
         connection.close()
 
 
@@ -202,15 +204,15 @@ async def test_a_retry_over_the_channel_of_what_came_over_http_gets_the_first_an
 async def test_who_does_not_lead_says_where_the_leaders_channel_is(config: Config) -> None:
     other = msgspec.structs.replace(config.replicas[0], name="r2", channel=Address("127.0.0.1", free_port()))
     config = msgspec.structs.replace(config, replicas=(*config.replicas, other))
-    async with Rig(config) as rig, channel_of(rig) as server:
-        connection = await connect(rig, server)
-        rig.engine.depose("r2")
+    async with Harness(config) as harness, channel_of(harness) as server:
+        connection = await connect(harness, server)
+        harness.engine.depose("r2")
         with pytest.raises(ChannelError) as told:
-            await connection.ask(submission(rig))
+            await connection.ask(submission(harness))
         assert (told.value.status, told.value.outcome, told.value.leader) == (307, "refused", str(other.channel))
-        rig.engine.depose(None)
+        harness.engine.depose(None)
         with pytest.raises(ChannelError) as told:
-            await connection.ask(submission(rig))
+            await connection.ask(submission(harness))
         assert (told.value.status, told.value.code, told.value.leader) == (503, "no_leader", "")
         connection.close()
 
@@ -219,68 +221,68 @@ async def test_who_does_not_lead_says_where_the_leaders_channel_is(config: Confi
 async def test_leadership_lost_under_way_leaves_the_outcome_unknown_and_the_same_id_settles_it_once(
     config: Config,
 ) -> None:
-    async with Rig(config, automatic=False) as rig, channel_of(rig) as server:
-        connection = await connect(rig, server)
-        command = submission(rig)
+    async with Harness(config, automatic=False) as harness, channel_of(harness) as server:
+        connection = await connect(harness, server)
+        command = submission(harness)
         answer = connection.ask(command)
-        await until(lambda: rig.engine.uncommitted > 0)
-        rig.engine.depose("r1", lose=False)
+        await until(lambda: harness.engine.uncommitted > 0)
+        harness.engine.depose("r1", lose=False)
         with pytest.raises(ChannelError) as told:
             await answer
         assert (told.value.status, told.value.outcome) == (503, "unknown")
-        rig.engine.lead()
+        harness.engine.lead()
         again = connection.ask(command)
         await until(lambda: again.done())
         assert again.result().job == 1
-        assert len(rig.controller.state.jobs) == 1
+        assert len(harness.controller.state.jobs) == 1
         connection.close()
 
 
 @story
 async def test_an_entry_that_is_not_committed_in_time_is_answered_as_unknown(config: Config) -> None:
-    async with Rig(config, automatic=False) as rig, channel_of(rig) as server:
-        connection = await connect(rig, server)
-        answer = connection.ask(submission(rig))
-        await until(lambda: rig.engine.uncommitted > 0)
+    async with Harness(config, automatic=False) as harness, channel_of(harness) as server:
+        connection = await connect(harness, server)
+        answer = connection.ask(submission(harness))
+        await until(lambda: harness.engine.uncommitted > 0)
         for known in server.connections:
             known.sweep(asyncio.get_running_loop().time() + server_module.COMMIT_WAIT_S + 1)
         with pytest.raises(ChannelError) as told:
             await answer
         assert told.value.outcome == "unknown"
-        rig.engine.commit()
+        harness.engine.commit()
         connection.close()
 
 
 @story
 async def test_a_late_answer_is_not_given_to_a_later_command_with_the_same_number(config: Config) -> None:
-    async with Rig(config, automatic=False) as rig, channel_of(rig) as server:
-        connection = await connect(rig, server)
-        first = connection.ask(submission(rig))
-        await until(lambda: rig.engine.uncommitted > 0)
+    async with Harness(config, automatic=False) as harness, channel_of(harness) as server:
+        connection = await connect(harness, server)
+        first = connection.ask(submission(harness))
+        await until(lambda: harness.engine.uncommitted > 0)
         for known in server.connections:
             known.sweep(asyncio.get_running_loop().time() + server_module.COMMIT_WAIT_S + 1)
         with pytest.raises(ChannelError):
             await first
         connection._number -= 1
-        second = connection.ask(submission(rig))
-        await until(lambda: rig.engine.uncommitted > 1)
-        rig.engine.commit()
+        second = connection.ask(submission(harness))
+        await until(lambda: harness.engine.uncommitted > 1)
+        harness.engine.commit()
         assert (await second).job == 2
         connection.close()
 
 
 @story
 async def test_a_broken_connection_leaves_the_outcome_unknown_and_the_command_stands(config: Config) -> None:
-    async with Rig(config, automatic=False) as rig, channel_of(rig) as server:
-        connection = await connect(rig, server)
-        answer = connection.ask(submission(rig))
-        await until(lambda: rig.engine.uncommitted > 0)
+    async with Harness(config, automatic=False) as harness, channel_of(harness) as server:
+        connection = await connect(harness, server)
+        answer = connection.ask(submission(harness))
+        await until(lambda: harness.engine.uncommitted > 0)
         connection.close()
         with pytest.raises(ApiError) as told:
             await answer
         assert told.value.outcome == "unknown"
-        rig.engine.commit()
-        assert len(rig.controller.state.jobs) == 1
+        harness.engine.commit()
+        assert len(harness.controller.state.jobs) == 1
 
 
 @story
@@ -288,22 +290,22 @@ async def test_no_more_than_the_bound_is_outstanding_and_what_is_sent_beyond_it_
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "OUTSTANDING_MAX", 4)
-    async with Rig(config, automatic=False) as rig, channel_of(rig) as server:
-        connection = await connect(rig, server)
-        answers = [connection.ask(submission(rig)) for _ in range(30)]
+    async with Harness(config, automatic=False) as harness, channel_of(harness) as server:
+        connection = await connect(harness, server)
+        answers = [connection.ask(submission(harness)) for _ in range(30)]
         jobs = 0
         while jobs < 30:
-            await until(lambda: rig.engine.uncommitted > 0)
+            await until(lambda: harness.engine.uncommitted > 0)
             assert all(len(known._waiting) <= 4 for known in server.connections)
-            rig.engine.commit()
-            assert len(rig.controller.state.jobs) - jobs <= 4
-            jobs = len(rig.controller.state.jobs)
+            harness.engine.commit()
+            assert len(harness.controller.state.jobs) - jobs <= 4
+            jobs = len(harness.controller.state.jobs)
         assert [(await answer).job for answer in answers] == list(range(1, 31))
         connection.close()
 
 
-def hello(rig: Rig, **changes: Any) -> bytes:
-    fields = {"version": CHANNEL_VERSION, "cluster": rig.config.cluster.id, **changes}
+def hello(harness: Harness, **changes: Any) -> bytes:
+    fields = {"version": CHANNEL_VERSION, "cluster": harness.config.cluster.id, **changes}
     return encode_frame(Hello(**fields))
 
 
@@ -311,14 +313,14 @@ def ask(number: int, command: Any) -> bytes:
     return encode_frame(Ask(number, msgspec.Raw(msgspec.msgpack.encode(command))))
 
 
-WRONG: dict[str, Callable[[Rig], bytes]] = {
-    "another cluster": lambda rig: hello(rig, cluster="0" * 32),
-    "another version": lambda rig: hello(rig, version=99),
-    "no greeting": lambda rig: ask(1, submission(rig)),
-    "too long": lambda rig: hello(rig) + LENGTH.pack(FRAME_BYTES_MAX + 1),
-    "not MessagePack": lambda rig: hello(rig) + LENGTH.pack(3) + b"\xc1\xc1\xc1",
-    "unknown kind": lambda rig: hello(rig) + LENGTH.pack(2) + msgspec.msgpack.encode([77]),
-    "a number twice": lambda rig: hello(rig) + ask(1, submission(rig)) + ask(1, submission(rig)),
+WRONG: dict[str, Callable[[Harness], bytes]] = {
+    "another cluster": lambda harness: hello(harness, cluster="0" * 32),
+    "another version": lambda harness: hello(harness, version=99),
+    "no greeting": lambda harness: ask(1, submission(harness)),
+    "too long": lambda harness: hello(harness) + LENGTH.pack(FRAME_BYTES_MAX + 1),
+    "not MessagePack": lambda harness: hello(harness) + LENGTH.pack(3) + b"\xc1\xc1\xc1",
+    "unknown kind": lambda harness: hello(harness) + LENGTH.pack(2) + msgspec.msgpack.encode([77]),
+    "a number twice": lambda harness: hello(harness) + ask(1, submission(harness)) + ask(1, submission(harness)),
 }
 
 
@@ -326,14 +328,14 @@ WRONG: dict[str, Callable[[Rig], bytes]] = {
 def test_what_is_no_channel_of_this_cluster_is_closed_and_nobody_else_notices(config: Config, wrong: str) -> None:
     @story
     async def run() -> None:
-        async with Rig(config) as rig, channel_of(rig) as server:
-            good = await connect(rig, server)
-            tls = client_context(rig.config.tls_files("alice"))
+        async with Harness(config) as harness, channel_of(harness) as server:
+            good = await connect(harness, server)
+            tls = client_context(harness.config.tls_files("alice"))
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=tls)
-            writer.write(WRONG[wrong](rig))
+            writer.write(WRONG[wrong](harness))
             await reader.read()  # until it is closed
             writer.close()
-            assert (await good.ask(submission(rig))).job >= 1
+            assert (await good.ask(submission(harness))).job >= 1
             good.close()
 
     run()
@@ -341,40 +343,40 @@ def test_what_is_no_channel_of_this_cluster_is_closed_and_nobody_else_notices(co
 
 @story
 async def test_a_command_that_is_malformed_is_refused_by_its_number_and_the_connection_goes_on(config: Config) -> None:
-    async with Rig(config) as rig, channel_of(rig) as server:
-        connection = await connect(rig, server)
-        body = msgspec.to_builtins(submission(rig))
+    async with Harness(config) as harness, channel_of(harness) as server:
+        connection = await connect(harness, server)
+        body = msgspec.to_builtins(submission(harness))
         bad = connection.ask({**body, "colour": "red"})  # type: ignore[arg-type]
         with pytest.raises(ChannelError) as told:
             await bad
         assert (told.value.status, told.value.place) == (400, "colour")
-        assert (await connection.ask(submission(rig))).job == 1
+        assert (await connection.ask(submission(harness))).job == 1
         connection.close()
 
 
 @story
 async def test_a_program_follows_the_leader_and_sends_the_same_id_until_it_is_carried_out(config: Config) -> None:
-    async with Rig(config) as rig, channel_of(rig) as server:
+    async with Harness(config) as harness, channel_of(harness) as server:
         dead = Address("127.0.0.1", free_port())
         live = Address("127.0.0.1", server.port)
-        async with Channel([dead, live], rig.config.tls_files("alice"), rig.config.cluster.id) as channel:
-            assert (await channel.perform(submission(rig))).job == 1
-            rig.engine.depose(None)
-            waiting = asyncio.create_task(channel.perform(submission(rig)))
-            await until(lambda: rig.controller.proposer.counts.commands > 0 and not waiting.done())
-            rig.engine.lead()
+        async with Channel([dead, live], harness.config.tls_files("alice"), harness.config.cluster.id) as channel:
+            assert (await channel.perform(submission(harness))).job == 1
+            harness.engine.depose(None)
+            waiting = asyncio.create_task(channel.perform(submission(harness)))
+            await until(lambda: harness.controller.proposer.counts.commands > 0 and not waiting.done())
+            harness.engine.lead()
             assert (await waiting).job == 2
             with pytest.raises(ChannelError) as told:
-                await channel.perform(r.CancelCommand(command_id=rig.new_id(), job_id=99))
+                await channel.perform(r.CancelCommand(command_id=harness.new_id(), job_id=99))
             assert told.value.status == 404
 
 
 @story
 async def test_when_nobody_leads_until_the_deadline_the_program_is_told_that_nothing_happened(config: Config) -> None:
-    async with Rig(config) as rig, channel_of(rig) as server:
+    async with Harness(config) as harness, channel_of(harness) as server:
         live = Address("127.0.0.1", server.port)
-        rig.engine.depose(None)
-        async with Channel([live], rig.config.tls_files("alice"), rig.config.cluster.id) as channel:
+        harness.engine.depose(None)
+        async with Channel([live], harness.config.tls_files("alice"), harness.config.cluster.id) as channel:
             with pytest.raises(ApiError) as told:
-                await channel.perform(submission(rig), deadline_s=0.3)
+                await channel.perform(submission(harness), deadline_s=0.3)
             assert told.value.outcome == "refused"

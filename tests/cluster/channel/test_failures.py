@@ -16,8 +16,8 @@ from cluster.providers.limits import CALLS_MAX
 from cluster.schemas.channel_frames import ANSWER_BYTES_MAX, FRAME_BYTES_MAX, encode_frame
 from tests.cluster.channel.test_channel import channel_of, connect, submission
 from tests.cluster.channel.test_validation import provided_channel
+from tests.cluster.harness import Harness, story, until
 from tests.cluster.provided import script
-from tests.cluster.rig import Rig, story, until
 
 
 class Surprise(Exception):
@@ -36,15 +36,15 @@ async def surprise_later(*_: object) -> None:
 async def test_what_is_unforeseen_is_answered_as_unknown_and_the_connection_goes_on(
     config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with Rig(config) as rig, channel_of(rig) as server:
-        connection = await connect(rig, server)
+    async with Harness(config) as harness, channel_of(harness) as server:
+        connection = await connect(harness, server)
         with monkeypatch.context() as patched:
             patched.setattr(Service, "admit", surprise)
             with pytest.raises(ChannelError) as told:
-                await connection.ask(submission(rig))
+                await connection.ask(submission(harness))
         assert (told.value.status, told.value.code, told.value.outcome) == (500, "internal_error", "unknown")
         assert "Surprise" in caplog.text
-        assert (await connection.ask(submission(rig))).job == 1
+        assert (await connection.ask(submission(harness))).job == 1
         connection.close()
 
 
@@ -52,30 +52,30 @@ async def test_what_is_unforeseen_is_answered_as_unknown_and_the_connection_goes
 async def test_what_is_unforeseen_while_a_submit_is_validated_is_answered_as_unknown(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with provided_channel(config, tmp_path / "programs") as (rig, _, __, connection):
+    async with provided_channel(config, tmp_path / "programs") as (harness, _, __, connection):
         for name, wrong in (("validate_bulk", surprise_later), ("admit", surprise)):
             with monkeypatch.context() as patched:
                 patched.setattr(Service, name, wrong)
                 with pytest.raises(ChannelError) as told:
-                    await connection.ask(submission(rig, script=script()))
+                    await connection.ask(submission(harness, script=script()))
             assert (told.value.status, told.value.code, told.value.outcome) == (500, "internal_error", "unknown")
         assert "Surprise" in caplog.text
-        assert (await connection.ask(submission(rig, script=script()))).job == 1
+        assert (await connection.ask(submission(harness, script=script()))).job == 1
 
 
 @story
 async def test_an_error_of_the_proposer_that_nobody_foresaw_is_answered_as_unknown(config: Config) -> None:
-    async with Rig(config, automatic=False) as rig, channel_of(rig) as server:
-        connection = await connect(rig, server)
-        answer = connection.ask(submission(rig))
-        await until(lambda: rig.engine.uncommitted > 0)
+    async with Harness(config, automatic=False) as harness, channel_of(harness) as server:
+        connection = await connect(harness, server)
+        answer = connection.ask(submission(harness))
+        await until(lambda: harness.engine.uncommitted > 0)
         (other_end,) = server.connections
         (asker,) = other_end._waiting.values()
         asker.set_exception(Surprise("something"))
         with pytest.raises(ChannelError) as told:
             await answer
         assert (told.value.status, told.value.outcome) == (500, "unknown")
-        rig.engine.commit()
+        harness.engine.commit()
         connection.close()
 
 
@@ -85,10 +85,10 @@ def test_a_refusal_that_repeats_what_a_program_made_up_is_bounded_and_stays_a_re
 ) -> None:
     @story
     async def run() -> None:
-        async with Rig(config) as rig, channel_of(rig) as server:
-            connection = await connect(rig, server)
-            other = connection.ask(submission(rig))
-            body = msgspec.to_builtins(submission(rig))
+        async with Harness(config) as harness, channel_of(harness) as server:
+            connection = await connect(harness, server)
+            other = connection.ask(submission(harness))
+            body = msgspec.to_builtins(submission(harness))
             with pytest.raises(ChannelError) as told:
                 await connection.ask({**body, "x" * characters: 1})  # type: ignore[arg-type]
             assert (told.value.status, told.value.outcome) == (400, "refused")
@@ -111,30 +111,30 @@ async def test_words_that_are_no_text_are_answered_as_unknown(config: Config, mo
     def refuse(*_: object) -> None:
         raise Problem(400, "invalid_field", "half a pair: \ud800")
 
-    async with Rig(config) as rig, channel_of(rig) as server:
-        connection = await connect(rig, server)
+    async with Harness(config) as harness, channel_of(harness) as server:
+        connection = await connect(harness, server)
         with monkeypatch.context() as patched:
             patched.setattr(Service, "admit", refuse)
             with pytest.raises(ChannelError) as told:
-                await connection.ask(submission(rig))
+                await connection.ask(submission(harness))
         assert (told.value.status, told.value.outcome) == (500, "unknown")
-        assert (await connection.ask(submission(rig))).job == 1
+        assert (await connection.ask(submission(harness))).job == 1
         connection.close()
 
 
 @story
 async def test_a_replica_that_does_not_lead_judges_no_command(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Rig(config) as rig, channel_of(rig) as server:
-        connection = await connect(rig, server)
-        rig.engine.depose(None)
-        too_old = msgspec.structs.replace(submission(rig), command_id="000000000000700080" + "0" * 14)
-        wrong = submission(rig, bb="capacity=lots")
-        unheard_of = {**msgspec.to_builtins(submission(rig)), "of_a_later_release": 1}
+    async with Harness(config) as harness, channel_of(harness) as server:
+        connection = await connect(harness, server)
+        harness.engine.depose(None)
+        too_old = msgspec.structs.replace(submission(harness), command_id="000000000000700080" + "0" * 14)
+        wrong = submission(harness, bb="capacity=lots")
+        unheard_of = {**msgspec.to_builtins(submission(harness)), "of_a_later_release": 1}
         for command in (too_old, wrong, unheard_of):
             with pytest.raises(ChannelError) as told:
                 await connection.ask(command)
             assert (told.value.status, told.value.code, told.value.outcome) == (503, "no_leader", "refused")
-        rig.engine.lead()
+        harness.engine.lead()
         for command in (too_old, wrong, unheard_of):
             with pytest.raises(ChannelError) as told:
                 await connection.ask(command)
@@ -146,15 +146,15 @@ async def test_a_replica_that_does_not_lead_judges_no_command(config: Config, mo
 async def test_a_replica_that_stops_leading_while_the_provider_is_asked_judges_the_submit_no_more(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with provided_channel(config, tmp_path / "programs") as (rig, _, __, connection):
+    async with provided_channel(config, tmp_path / "programs") as (harness, _, __, connection):
 
         async def deposed(*_: object) -> None:
-            rig.engine.depose(None)
+            harness.engine.depose(None)
 
         monkeypatch.setattr(Service, "validate_bulk", deposed)
         monkeypatch.setattr(Service, "admit", surprise)
         with pytest.raises(ChannelError) as told:
-            await connection.ask(submission(rig, script=script()))
+            await connection.ask(submission(harness, script=script()))
         assert (told.value.status, told.value.code, told.value.outcome) == (503, "no_leader", "refused")
 
 
@@ -162,7 +162,7 @@ async def test_a_replica_that_stops_leading_while_the_provider_is_asked_judges_t
 async def test_a_submit_that_waits_for_its_turn_is_not_judged_once_this_replica_stops_leading(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with provided_channel(config, tmp_path / "programs") as (rig, _, __, connection):
+    async with provided_channel(config, tmp_path / "programs") as (harness, _, __, connection):
         judged = 0
         go_on = asyncio.Event()
 
@@ -172,9 +172,9 @@ async def test_a_submit_that_waits_for_its_turn_is_not_judged_once_this_replica_
             await go_on.wait()
 
         monkeypatch.setattr(Service, "validate_bulk", judge)
-        answers = [connection.ask(submission(rig, script=script())) for _ in range(CALLS_MAX + 1)]
+        answers = [connection.ask(submission(harness, script=script())) for _ in range(CALLS_MAX + 1)]
         await until(lambda: judged == CALLS_MAX)
-        rig.engine.depose(None)
+        harness.engine.depose(None)
         go_on.set()
         told = await asyncio.gather(*answers, return_exceptions=True)
         assert [(error.status, error.code) for error in told if isinstance(error, ChannelError)] == [

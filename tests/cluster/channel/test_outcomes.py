@@ -11,7 +11,7 @@ from cluster.config.config import Config
 from cluster.schemas import requests as r
 from cluster.schemas.channel_frames import NOT_LEADER, Done, Failed
 from cluster.system.address import Address
-from tests.cluster.rig import story
+from tests.cluster.harness import story
 
 ADDRESSES = [Address("127.0.0.1", 1), Address("127.0.0.1", 2)]
 COMMAND = r.HoldCommand(command_id="0" * 32, job_id=1)

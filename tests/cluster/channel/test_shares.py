@@ -8,7 +8,7 @@ from cluster.client.errors import ApiError
 from cluster.config.config import Config
 from cluster.security.identity import Identity, Role
 from tests.cluster.channel.test_channel import channel_of, connect, submission
-from tests.cluster.rig import Rig, story, until
+from tests.cluster.harness import Harness, story, until
 
 BOB = Identity(Role.USER, "bob")
 
@@ -18,18 +18,18 @@ async def test_one_holder_of_a_certificate_cannot_take_all_the_places(
     config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(server_module, "CONNECTIONS_PER_IDENTITY_MAX", 2)
-    async with Rig(config) as rig, channel_of(rig) as server:
-        held: list[Connection] = [await connect(rig, server, "bob") for _ in range(2)]
+    async with Harness(config) as harness, channel_of(harness) as server:
+        held: list[Connection] = [await connect(harness, server, "bob") for _ in range(2)]
         with pytest.raises(ApiError, match="closed at once"):
-            await connect(rig, server, "bob")
+            await connect(harness, server, "bob")
         assert "user bob has 2 connections open" in caplog.text
-        operator = await connect(rig, server, "operator")
-        assert (await operator.ask(submission(rig))).job == 1
+        operator = await connect(harness, server, "operator")
+        assert (await operator.ask(submission(harness))).job == 1
         assert server.held[BOB] == 2, "who was turned away holds no place"
 
         held.pop().close()
         await until(lambda: server.held[BOB] == 1)
-        held.append(await connect(rig, server, "bob"))
+        held.append(await connect(harness, server, "bob"))
         for connection in (*held, operator):
             connection.close()
         await until(lambda: not server.connections)
@@ -41,14 +41,14 @@ async def test_all_together_have_no_more_than_all_places_and_give_them_back(
     config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(server_module, "CONNECTIONS_MAX", 2)
-    async with Rig(config) as rig, channel_of(rig) as server:
-        held = [await connect(rig, server, who) for who in ("alice", "bob")]
+    async with Harness(config) as harness, channel_of(harness) as server:
+        held = [await connect(harness, server, who) for who in ("alice", "bob")]
         with pytest.raises(ApiError, match="closed at once"):
-            await connect(rig, server, "operator")
+            await connect(harness, server, "operator")
         assert "2 connections are open" in caplog.text
         held.pop().close()
         await until(lambda: len(server.connections) == 1)
-        held.append(await connect(rig, server, "operator"))
+        held.append(await connect(harness, server, "operator"))
         for connection in held:
             connection.close()
         await until(lambda: not server.connections)

@@ -14,7 +14,7 @@ from cluster.schemas.channel_frames import CHANNEL_VERSION, Done, Hello, encode_
 from cluster.security.tls import client_context, server_context
 from cluster.system.address import Address
 from tests.cluster.channel.test_channel import channel_of, connect, submission
-from tests.cluster.rig import Rig, story, until
+from tests.cluster.harness import Harness, story, until
 
 LOOK_S = 0.02
 
@@ -47,22 +47,22 @@ async def hung_replica(config: Config, *, trickle: bytes = b"") -> AsyncIterator
 async def test_a_program_turns_from_a_replica_that_hangs_to_one_that_leads_and_its_command_is_carried_out_once(
     config: Config,
 ) -> None:
-    async with Rig(config) as rig, channel_of(rig) as server, hung_replica(config) as hung:
+    async with Harness(config) as harness, channel_of(harness) as server, hung_replica(config) as hung:
         addresses = [hung, Address("127.0.0.1", server.port)]
         async with Channel(addresses, config.tls_files("alice"), config.cluster.id) as channel:
-            commands = [submission(rig) for _ in range(3)]
+            commands = [submission(harness) for _ in range(3)]
             done = await asyncio.gather(*[channel.perform(command, deadline_s=20.0) for command in commands])
             assert sorted(answer.job for answer in done) == [1, 2, 3]
-            assert len(rig.controller.state.jobs) == 3
+            assert len(harness.controller.state.jobs) == 3
 
 
 @story
 async def test_a_connection_that_is_given_up_says_so_and_leaves_the_outcome_unknown(config: Config) -> None:
-    async with Rig(config) as rig, hung_replica(config) as hung:
+    async with Harness(config) as harness, hung_replica(config) as hung:
         connection = await Connection.open(hung, client_context(config.tls_files("alice")), config.cluster.id)
         began_s = asyncio.get_running_loop().time()
         with pytest.raises(ApiError) as told:
-            await connection.ask(submission(rig))
+            await connection.ask(submission(harness))
         assert asyncio.get_running_loop().time() - began_s >= channel_module.SILENT_LOOKS * LOOK_S
         assert (told.value.outcome, told.value.code) == ("unknown", OUTCOME_UNKNOWN)
         assert f"was silent for {channel_module.SILENT_LOOKS * LOOK_S:g} s before the answer came" in str(told.value)
@@ -73,9 +73,9 @@ async def test_a_connection_that_is_given_up_says_so_and_leaves_the_outcome_unkn
 async def test_a_replica_that_says_anything_at_all_is_waited_for(config: Config) -> None:
     # Answers to commands with numbers that nobody has asked for.
     unasked = encode_frame(Done(1 << 20, 1, 1))
-    async with Rig(config) as rig, hung_replica(config, trickle=unasked) as slow:
+    async with Harness(config) as harness, hung_replica(config, trickle=unasked) as slow:
         connection = await Connection.open(slow, client_context(config.tls_files("alice")), config.cluster.id)
-        answer = connection.ask(submission(rig))
+        answer = connection.ask(submission(harness))
         await asyncio.sleep(4 * channel_module.SILENT_LOOKS * LOOK_S)
         assert connection.is_open and not answer.done()
         connection.close()
@@ -85,11 +85,11 @@ async def test_a_replica_that_says_anything_at_all_is_waited_for(config: Config)
 
 @story
 async def test_nobody_looks_at_a_connection_on_which_nothing_waits(config: Config) -> None:
-    async with Rig(config) as rig, channel_of(rig) as server:
-        connection = await connect(rig, server)
-        await connection.ask(submission(rig))
+    async with Harness(config) as harness, channel_of(harness) as server:
+        connection = await connect(harness, server)
+        await connection.ask(submission(harness))
         await until(lambda: connection._watch is None)
         await asyncio.sleep(4 * channel_module.SILENT_LOOKS * LOOK_S)
         assert connection.is_open
-        assert (await connection.ask(submission(rig))).job == 2
+        assert (await connection.ask(submission(harness))).job == 2
         connection.close()

@@ -15,21 +15,21 @@ from cluster.config.config import Config
 from cluster.providers.limits import CALLS_MAX
 from cluster.schemas import requests as r
 from tests.cluster.channel.test_channel import channel_of, connect, submission
+from tests.cluster.harness import PLAIN, Harness, story, until
 from tests.cluster.provided import configure, provided, script
 from tests.cluster.providers.conftest import Programs
-from tests.cluster.rig import PLAIN, Rig, story, until
 
 
 @contextlib.asynccontextmanager
 async def provided_channel(
     config: Config, directory: Path
-) -> AsyncIterator[tuple[Rig, Programs, ChannelServer, Connection]]:
+) -> AsyncIterator[tuple[Harness, Programs, ChannelServer, Connection]]:
     config, programs = provided(config, directory)
-    async with Rig(config) as rig, channel_of(rig) as server:
-        await configure(rig, programs)
-        connection = await connect(rig, server)
+    async with Harness(config) as harness, channel_of(harness) as server:
+        await configure(harness, programs)
+        connection = await connect(harness, server)
         try:
-            yield rig, programs, server, connection
+            yield harness, programs, server, connection
         finally:
             connection.close()
 
@@ -40,28 +40,28 @@ def validations(programs: Programs) -> int:
 
 @story
 async def test_a_submit_is_validated_by_the_script_and_refused_with_its_words(config: Config, tmp_path: Path) -> None:
-    async with provided_channel(config, tmp_path / "programs") as (rig, programs, _, connection):
-        good = submission(rig, script=script())
+    async with provided_channel(config, tmp_path / "programs") as (harness, programs, _, connection):
+        good = submission(harness, script=script())
         assert (await connection.ask(good)).job == 1
         with pytest.raises(ChannelError) as told:
-            await connection.ask(submission(rig, script=script("process:fail:not_for_you")))
+            await connection.ask(submission(harness, script=script("process:fail:not_for_you")))
         assert (told.value.status, told.value.code) == (400, "provider_refused")
         assert (told.value.sentence, told.value.outcome) == ("burst_buffer/lua: not for you", "refused")
         assert validations(programs) == 2
         # A retry and a job without a buffer are no questions for the provider.
         assert (await connection.ask(good)).job == 1
-        assert (await connection.ask(submission(rig, script=PLAIN))).job == 2
+        assert (await connection.ask(submission(harness, script=PLAIN))).job == 2
         assert validations(programs) == 2
 
 
 @story
 async def test_a_program_that_hangs_holds_up_its_own_submit_only(config: Config, tmp_path: Path) -> None:
-    async with provided_channel(config, tmp_path / "programs") as (rig, programs, _, connection):
-        assert (await connection.ask(submission(rig, script=PLAIN))).job == 1
-        slow = connection.ask(submission(rig, script=script("process:spin")))
+    async with provided_channel(config, tmp_path / "programs") as (harness, programs, _, connection):
+        assert (await connection.ask(submission(harness, script=PLAIN))).job == 1
+        slow = connection.ask(submission(harness, script=script("process:spin")))
         await until(lambda: validations(programs) == 1)
-        assert (await connection.ask(submission(rig, script=PLAIN))).job == 2
-        assert (await connection.ask(r.CancelCommand(command_id=rig.new_id(), job_id=1))).revision
+        assert (await connection.ask(submission(harness, script=PLAIN))).job == 2
+        assert (await connection.ask(r.CancelCommand(command_id=harness.new_id(), job_id=1))).revision
         assert not slow.done()
         with pytest.raises(ChannelError) as told:
             await slow
@@ -73,18 +73,18 @@ async def test_more_submits_than_may_wait_for_the_provider_take_turns(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls_module, "CALLS_WAITING_MAX", CALLS_MAX)
-    async with provided_channel(config, tmp_path / "programs") as (rig, programs, _, connection):
-        many = [connection.ask(submission(rig, script=script())) for _ in range(3 * CALLS_MAX)]
+    async with provided_channel(config, tmp_path / "programs") as (harness, programs, _, connection):
+        many = [connection.ask(submission(harness, script=script())) for _ in range(3 * CALLS_MAX)]
         assert {answer.job for answer in await asyncio.gather(*many)} == set(range(1, 3 * CALLS_MAX + 1))
         assert validations(programs) == 3 * CALLS_MAX
 
 
 @story
 async def test_a_replica_that_does_not_lead_asks_no_provider(config: Config, tmp_path: Path) -> None:
-    async with provided_channel(config, tmp_path / "programs") as (rig, programs, _, connection):
-        rig.engine.depose(None)
+    async with provided_channel(config, tmp_path / "programs") as (harness, programs, _, connection):
+        harness.engine.depose(None)
         with pytest.raises(ChannelError) as told:
-            await connection.ask(submission(rig, script=script()))
+            await connection.ask(submission(harness, script=script()))
         assert (told.value.status, told.value.code, told.value.outcome) == (503, "no_leader", "refused")
         assert validations(programs) == 0
 
@@ -93,12 +93,12 @@ async def test_a_replica_that_does_not_lead_asks_no_provider(config: Config, tmp
 async def test_a_program_that_goes_away_while_its_submit_is_validated_does_not_take_it_back(
     config: Config, tmp_path: Path
 ) -> None:
-    async with provided_channel(config, tmp_path / "programs") as (rig, programs, server, connection):
-        answer = connection.ask(submission(rig, script=script("process:sleep:0.3")))
+    async with provided_channel(config, tmp_path / "programs") as (harness, programs, server, connection):
+        answer = connection.ask(submission(harness, script=script("process:sleep:0.3")))
         await until(lambda: validations(programs) == 1)
         connection.close()
         await until(lambda: not server.connections)
         with pytest.raises(ApiError) as told:
             await answer
         assert told.value.outcome == "unknown"
-        await until(lambda: len(rig.controller.state.jobs) == 1)
+        await until(lambda: len(harness.controller.state.jobs) == 1)

@@ -21,7 +21,7 @@ from cluster.system.clock import SystemClock
 from cluster.system.descriptors import open_directory
 from replica.model.operations import Stage
 from replica.model.transfers import TransferReceipt
-from tests.cluster.agent.transfer.rig import SMALL, TAG, Rig, Unpaced, plant
+from tests.cluster.agent.transfer.harness import SMALL, TAG, Harness, Unpaced, plant
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.transfer_views import RECEIPT
 
@@ -29,9 +29,9 @@ LARGE = os.urandom(20001)
 
 
 @pytest.fixture
-def rig(double: Double, tmp_path: Path) -> Iterator[Rig]:
-    """A rig whose agent is the first of the configuration."""
-    made = Rig(tmp_path)
+def harness(double: Double, tmp_path: Path) -> Iterator[Harness]:
+    """A harness whose agent is the first of the configuration."""
+    made = Harness(tmp_path)
     made.home.rmdir()
     made.home = double.config.agents[0].directory
     made.home.mkdir(parents=True, exist_ok=True)
@@ -42,15 +42,15 @@ def rig(double: Double, tmp_path: Path) -> Iterator[Rig]:
 
 
 def moved(
-    rig: Rig, job: int, attempt: int = 1, *, algorithm: Algorithm = "xxh3-128", stage: str = "stage_out"
+    harness: Harness, job: int, attempt: int = 1, *, algorithm: Algorithm = "xxh3-128", stage: str = "stage_out"
 ) -> TransferReceipt:
     """Move the tree, and return the receipt."""
-    home = open_directory(rig.home)
+    home = open_directory(harness.home)
     workspace = Workspace.open(home, job, attempt, stage)
     try:
         options: Options = msgspec.structs.replace(SMALL, algorithm=algorithm)
         return run_transfer(
-            [rig.item()], options, Context(TAG, workspace, SystemClock(), Unpaced(), Stage.STAGE_OUT, 1)
+            [harness.item()], options, Context(TAG, workspace, SystemClock(), Unpaced(), Stage.STAGE_OUT, 1)
         )
     finally:
         workspace.close()
@@ -67,8 +67,8 @@ def in_ledger(double: Double, job: int, digest: str) -> None:
     double.answer("GET", rf"/v1/transfers/{job}/receipts.*", answer)
 
 
-def test_the_lines_are_printed_and_proven_by_the_digest_of_the_ledger(double: Double, rig: Rig) -> None:
-    receipt = moved(rig, 501)
+def test_the_lines_are_printed_and_proven_by_the_digest_of_the_ledger(double: Double, harness: Harness) -> None:
+    receipt = moved(harness, 501)
     in_ledger(double, 501, receipt.digest)
     result = asked(double, "--job", 501)
     assert result.exit_code == 0, result.stderr
@@ -85,9 +85,9 @@ def test_the_lines_are_printed_and_proven_by_the_digest_of_the_ledger(double: Do
 
 @pytest.mark.parametrize("algorithm", ["xxh3-128", "blake3"])
 def test_a_digest_that_is_given_is_compared_without_asking_anybody(
-    double: Double, rig: Rig, algorithm: Algorithm
+    double: Double, harness: Harness, algorithm: Algorithm
 ) -> None:
-    receipt = moved(rig, 502, algorithm=algorithm)
+    receipt = moved(harness, 502, algorithm=algorithm)
     result = asked(double, "--job", 502, "--digest", receipt.digest, "--recheck", "--json")
     assert result.exit_code == 0 and double.asked == [], result.stderr
     answer = json.loads(result.stdout)
@@ -98,35 +98,37 @@ def test_a_digest_that_is_given_is_compared_without_asking_anybody(
         [],
     )
     assert [line["kind"] for line in answer["lines"]].count("file") == 3
-    path = rig.home / "receipts" / "502.1.stage_out"
+    path = harness.home / "receipts" / "502.1.stage_out"
     path.write_bytes(path.read_bytes().replace(b'"size":5', b'"size":6'))
     result = asked(double, "--job", 502, "--digest", receipt.digest)
     assert result.exit_code == ExitCode.VERIFICATION_FAILED and "come to" in result.stderr
     assert asked(double, "--job", 502, "--digest", "md5:00").exit_code == ExitCode.BAD_INPUT
 
 
-def test_where_nobody_can_be_asked_a_remark_says_that_nothing_is_proven(double: Double, rig: Rig) -> None:
-    moved(rig, 503)
+def test_where_nobody_can_be_asked_a_remark_says_that_nothing_is_proven(double: Double, harness: Harness) -> None:
+    moved(harness, 503)
     result = asked(double, "--job", 503)
     assert result.exit_code == 0 and "compared with nothing" in result.stderr
     assert json.loads(asked(double, "--job", 503, "--json").stdout)["proven"] is False
 
 
-def test_a_recheck_names_each_file_that_differs_and_ends_with_a_code_of_its_own(double: Double, rig: Rig) -> None:
-    receipt = moved(rig, 504)
+def test_a_recheck_names_each_file_that_differs_and_ends_with_a_code_of_its_own(
+    double: Double, harness: Harness
+) -> None:
+    receipt = moved(harness, 504)
     assert asked(double, "--job", 504, "--digest", receipt.digest, "--recheck").stdout == ""
-    (rig.destination / "a").write_bytes(b"hallo")
-    with (rig.destination / "d" / "large").open("r+b") as file:
+    (harness.destination / "a").write_bytes(b"hallo")
+    with (harness.destination / "d" / "large").open("r+b") as file:
         file.seek(9000)
         file.write(bytes((LARGE[9000] ^ 1,)))
-    (rig.destination / "d" / "b\x1b").unlink()
+    (harness.destination / "d" / "b\x1b").unlink()
     result = asked(double, "--job", 504, "--digest", receipt.digest, "--recheck")
     assert result.exit_code == ExitCode.VERIFICATION_FAILED and "3 files are not" in result.stderr
     named = result.stdout.splitlines()
     assert [line.split()[0] for line in named] == [
-        f"{rig.destination}/a",
-        rf"{rig.destination}/d/b\x1b",
-        f"{rig.destination}/d/large",
+        f"{harness.destination}/a",
+        rf"{harness.destination}/d/b\x1b",
+        f"{harness.destination}/d/large",
     ]
     assert "instead of" in named[0] and "No such file" in named[1] and "\x1b" not in result.stdout
     answer = json.loads(asked(double, "--job", 504, "--digest", receipt.digest, "--recheck", "--json").stdout)
@@ -134,11 +136,11 @@ def test_a_recheck_names_each_file_that_differs_and_ends_with_a_code_of_its_own(
 
 
 def test_the_last_attempt_counts_unless_another_is_named_and_what_is_not_there_is_said(
-    double: Double, rig: Rig
+    double: Double, harness: Harness
 ) -> None:
-    moved(rig, 505, 9)
-    moved(rig, 505, 10)
-    moved(rig, 505, 2, stage="stage_in")
+    moved(harness, 505, 9)
+    moved(harness, 505, 10)
+    moved(harness, 505, 2, stage="stage_in")
     for words, attempt in (((), 10), (("--attempt", 9), 9), (("--stage", "stage_in"), 2)):
         assert json.loads(asked(double, "--job", 505, "--json", *words).stdout)["attempt"] == attempt
     result = asked(double, "--job", 505, "--attempt", 11)
@@ -147,29 +149,29 @@ def test_the_last_attempt_counts_unless_another_is_named_and_what_is_not_there_i
     assert asked(double, "--job", 505, "--as-user", "nobody").exit_code == ExitCode.BAD_INPUT
 
 
-def test_lines_that_are_damaged_are_named_by_their_place(double: Double, rig: Rig) -> None:
-    moved(rig, 507)
-    path = rig.home / "receipts" / "507.1.stage_out"
+def test_lines_that_are_damaged_are_named_by_their_place(double: Double, harness: Harness) -> None:
+    moved(harness, 507)
+    path = harness.home / "receipts" / "507.1.stage_out"
     path.write_bytes(path.read_bytes()[:-10])
     result = asked(double, "--job", 507)
     assert result.exit_code == ExitCode.VERIFICATION_FAILED and "line 7 of the receipts is damaged" in result.stderr
 
 
-def test_an_agent_that_is_not_named_is_the_one_whose_directory_is_here(double: Double, rig: Rig) -> None:
-    moved(rig, 508)
+def test_an_agent_that_is_not_named_is_the_one_whose_directory_is_here(double: Double, harness: Harness) -> None:
+    moved(harness, 508)
     result = forebay(double.config, "agent", "receipt", "--job", "508")
     assert result.exit_code == 0, result.stderr
     assert forebay(double.config, "agent", "--name", "nowhere", "receipt", "--job", "508").exit_code != 0
     assert forebay(double.config, "agent").exit_code == ExitCode.BAD_INPUT
 
 
-def test_an_agent_without_a_node_and_a_buffer_that_is_gone_are_said(double: Double, rig: Rig) -> None:
-    receipt = moved(rig, 509)
-    path = rig.home / "receipts" / "509.1.stage_out"
-    text = path.read_text().replace(f'"root":"{rig.directory}"', '"root":"$DW_JOB_STRIPED"', 1)
+def test_an_agent_without_a_node_and_a_buffer_that_is_gone_are_said(double: Double, harness: Harness) -> None:
+    receipt = moved(harness, 509)
+    path = harness.home / "receipts" / "509.1.stage_out"
+    text = path.read_text().replace(f'"root":"{harness.directory}"', '"root":"$DW_JOB_STRIPED"', 1)
     path.write_text(text)
     result = asked(double, "--job", 509, "--digest", receipt.digest, "--recheck")
     assert result.exit_code == ExitCode.NOT_FOUND and "buffer of job 509 is not on this node" in result.stderr
-    (rig.home / "buffers" / "509" / "striped").mkdir(parents=True)
+    (harness.home / "buffers" / "509" / "striped").mkdir(parents=True)
     result = asked(double, "--job", 509, "--digest", receipt.digest, "--recheck")
     assert result.exit_code == ExitCode.VERIFICATION_FAILED and "3 files are not" in result.stderr

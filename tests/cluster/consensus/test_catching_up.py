@@ -24,7 +24,7 @@ from cluster.consensus.interface import SnapshotRef, Timing
 from cluster.consensus.progress import WINDOW_BYTES, WINDOW_REQUESTS, Phase, Progress
 from cluster.consensus.snapshots import CHUNKS_IN_FLIGHT, RETRY_S, SnapshotReceiver, SnapshotSender
 from replica.messages.features import ReleaseNeeded
-from tests.cluster.consensus.rig import TIMING, Rig
+from tests.cluster.consensus.harness import TIMING, Harness
 from tests.cluster.consensus.simulator import Simulation
 from wal.failures import StorageFailed
 
@@ -84,17 +84,17 @@ def test_h16_requests_lost_without_a_broken_link_are_sent_again() -> None:
 
 
 def test_h16_what_a_broken_link_lost_is_sent_again_as_soon_as_the_link_is_back() -> None:
-    rig = Rig()
-    rig.lead()
-    rig.engine.propose(b"\x01a")
-    rig.engine.tick()
-    assert [len(request.entries) for request in rig.take(AppendRequest, "r2")] == [1]
-    rig.engine.disconnected("r2")
-    rig.engine.tick()
-    assert rig.take(AppendRequest, "r2") == []
-    rig.engine.connected("r2")
-    rig.engine.tick()
-    assert [request.prev_index for request in rig.take(AppendRequest, "r2")] == [1]
+    harness = Harness()
+    harness.lead()
+    harness.engine.propose(b"\x01a")
+    harness.engine.tick()
+    assert [len(request.entries) for request in harness.take(AppendRequest, "r2")] == [1]
+    harness.engine.disconnected("r2")
+    harness.engine.tick()
+    assert harness.take(AppendRequest, "r2") == []
+    harness.engine.connected("r2")
+    harness.engine.tick()
+    assert [request.prev_index for request in harness.take(AppendRequest, "r2")] == [1]
 
 
 def test_h16_rejections_of_a_whole_window_move_the_probe_back_once() -> None:
@@ -116,48 +116,48 @@ def test_h16_rejections_of_a_whole_window_move_the_probe_back_once() -> None:
 
 
 def test_h26_messages_and_what_is_in_flight_are_bounded_however_far_behind_a_peer_is() -> None:
-    rig = Rig()
-    rig.lead()
+    harness = Harness()
+    harness.lead()
     size = 8 * 1024
     for _ in range(2_000):
-        rig.engine.propose(b"\x01" + b"x" * (size - 1))
-    rig.engine.tick()
-    requests = rig.take(AppendRequest, "r2")
+        harness.engine.propose(b"\x01" + b"x" * (size - 1))
+    harness.engine.tick()
+    requests = harness.take(AppendRequest, "r2")
     in_flight = sum(len(data) for request in requests for _, data in request.entries)
     assert WINDOW_BYTES <= in_flight < WINDOW_BYTES + APPEND_BYTES + size
     assert all(sum(len(data) for _, data in r.entries) <= APPEND_BYTES + size for r in requests)
     assert len(requests) <= WINDOW_REQUESTS
-    rig.engine.tick()
-    assert rig.take(AppendRequest, "r2") == [], "the window is full"
+    harness.engine.tick()
+    assert harness.take(AppendRequest, "r2") == [], "the window is full"
     first = requests[0]
-    rig.give("r2", AppendReply(rig.engine.term, first.seq, first.prev_index + len(first.entries)))
-    assert len(rig.take(AppendRequest, "r2")) >= 1, "an answer opens it"
+    harness.give("r2", AppendReply(harness.engine.term, first.seq, first.prev_index + len(first.entries)))
+    assert len(harness.take(AppendRequest, "r2")) >= 1, "an answer opens it"
 
 
 def test_h26_sending_reads_slices_of_the_journal_never_the_whole_tail() -> None:
-    rig = Rig()
-    rig.lead()
+    harness = Harness()
+    harness.lead()
     for _ in range(5_000):
-        rig.engine.propose(b"\x01" + b"x" * 1024)
+        harness.engine.propose(b"\x01" + b"x" * 1024)
     counts: list[int] = []
-    entries = rig.journal.entries
+    entries = harness.journal.entries
 
     def counting(first: int, *, max_bytes: int, max_entries: int):  # type: ignore[no-untyped-def]
         found = entries(first, max_bytes=max_bytes, max_entries=max_entries)
         counts.append(len(found))
         return found
 
-    rig.journal.entries = counting  # type: ignore[method-assign]
-    rig.engine.tick()
+    harness.journal.entries = counting  # type: ignore[method-assign]
+    harness.engine.tick()
     assert sum(counts) <= 2 * (WINDOW_BYTES + 2 * APPEND_BYTES) // 1024
 
 
 def test_h26_an_entry_over_the_bound_is_refused_at_the_proposal() -> None:
-    rig = Rig()
-    rig.lead()
+    harness = Harness()
+    harness.lead()
     with pytest.raises(ValueError, match="split it"):
-        rig.engine.propose(b"\x01" + b"x" * MAX_ENTRY_BYTES)
-    assert rig.engine.propose(b"x" * MAX_ENTRY_BYTES)
+        harness.engine.propose(b"\x01" + b"x" * MAX_ENTRY_BYTES)
+    assert harness.engine.propose(b"x" * MAX_ENTRY_BYTES)
 
 
 def make_ref(directory: Path, index: int, term: int, size_bytes: int) -> SnapshotRef:
@@ -166,83 +166,83 @@ def make_ref(directory: Path, index: int, term: int, size_bytes: int) -> Snapsho
     return SnapshotRef(path, index, term, size_bytes)
 
 
-def leader_with_snapshot(directory: Path, size_bytes: int) -> Rig:
+def leader_with_snapshot(directory: Path, size_bytes: int) -> Harness:
     """A leader whose journal begins after entry 11, so that r2, which has nothing, needs the snapshot."""
-    rig = Rig()
-    rig.lead()
+    harness = Harness()
+    harness.lead()
     for number in range(10):
-        rig.engine.propose(b"\x01%d" % number)
-    rig.engine.tick()
-    rig.accept("r3")
-    assert rig.engine.applied_index == 11
-    rig.snapshot = make_ref(directory, 11, rig.engine.term, size_bytes)
-    rig.journal.compact_to(11)
-    rig.engine.disconnected("r2")
-    rig.engine.raft.progress["r2"].match = 0
-    rig.engine.connected("r2")
-    rig.engine.raft.progress["r2"].probe_from(1)
-    rig.out = []
-    rig.engine.tick()
-    return rig
+        harness.engine.propose(b"\x01%d" % number)
+    harness.engine.tick()
+    harness.accept("r3")
+    assert harness.engine.applied_index == 11
+    harness.snapshot = make_ref(directory, 11, harness.engine.term, size_bytes)
+    harness.journal.compact_to(11)
+    harness.engine.disconnected("r2")
+    harness.engine.raft.progress["r2"].match = 0
+    harness.engine.connected("r2")
+    harness.engine.raft.progress["r2"].probe_from(1)
+    harness.out = []
+    harness.engine.tick()
+    return harness
 
 
 def test_a_snapshot_goes_in_chunks_few_at_a_time_with_heartbeats_between(tmp_path: Path) -> None:
     size = 10 * CHUNK_BYTES + 17
-    rig = leader_with_snapshot(tmp_path, size)
-    (question,) = rig.take(SnapshotChunk, "r2")
+    harness = leader_with_snapshot(tmp_path, size)
+    (question,) = harness.take(SnapshotChunk, "r2")
     assert (question.data, question.offset, question.size_bytes) == (b"", 0, size)
-    term = rig.engine.term
-    rig.give("r2", SnapshotReply(term, question.seq, 11, term, RESUME, 0, 0))
+    term = harness.engine.term
+    harness.give("r2", SnapshotReply(term, question.seq, 11, term, RESUME, 0, 0))
     received = bytearray()
     while len(received) < size:
-        chunks = [m for to, m in rig.out if to == "r2" and isinstance(m, SnapshotChunk)]
-        rig.out = []
+        chunks = [m for to, m in harness.out if to == "r2" and isinstance(m, SnapshotChunk)]
+        harness.out = []
         assert 0 < len(chunks) <= CHUNKS_IN_FLIGHT
-        rig.wait(TIMING.heartbeat_s)
-        assert rig.take(Heartbeat, "r2"), "heartbeats go on"
+        harness.wait(TIMING.heartbeat_s)
+        assert harness.take(Heartbeat, "r2"), "heartbeats go on"
         for chunk in chunks:
             assert chunk.offset == len(received)
             received += chunk.data
             if len(received) < size:
-                rig.engine.receive("r2", SnapshotReply(term, chunk.seq, 11, term, CONTINUE, len(received), 0))
-        rig.engine.receive("r3", AppendReply(term, rig.engine.raft.seq, 11))
-        rig.engine.tick()
-    assert rig.snapshot is not None
-    assert bytes(received) == rig.snapshot.path.read_bytes()
-    assert rig.engine.peers()[0].sending_snapshot
+                harness.engine.receive("r2", SnapshotReply(term, chunk.seq, 11, term, CONTINUE, len(received), 0))
+        harness.engine.receive("r3", AppendReply(term, harness.engine.raft.seq, 11))
+        harness.engine.tick()
+    assert harness.snapshot is not None
+    assert bytes(received) == harness.snapshot.path.read_bytes()
+    assert harness.engine.peers()[0].sending_snapshot
 
 
 def test_a_snapshot_resumes_where_the_broken_link_stopped_it(tmp_path: Path) -> None:
-    rig = leader_with_snapshot(tmp_path, 10 * CHUNK_BYTES)
-    term = rig.engine.term
-    (question,) = rig.take(SnapshotChunk, "r2")
-    rig.give("r2", SnapshotReply(term, question.seq, 11, term, RESUME, 0, 0))
-    rig.engine.disconnected("r2")
-    assert not rig.engine.peers()[0].sending_snapshot
-    rig.engine.connected("r2")
-    rig.engine.raft.progress["r2"].probe_from(1)
-    rig.out = []
-    rig.engine.tick()
-    (question,) = rig.take(SnapshotChunk, "r2")
+    harness = leader_with_snapshot(tmp_path, 10 * CHUNK_BYTES)
+    term = harness.engine.term
+    (question,) = harness.take(SnapshotChunk, "r2")
+    harness.give("r2", SnapshotReply(term, question.seq, 11, term, RESUME, 0, 0))
+    harness.engine.disconnected("r2")
+    assert not harness.engine.peers()[0].sending_snapshot
+    harness.engine.connected("r2")
+    harness.engine.raft.progress["r2"].probe_from(1)
+    harness.out = []
+    harness.engine.tick()
+    (question,) = harness.take(SnapshotChunk, "r2")
     assert question.data == b""
-    rig.give("r2", SnapshotReply(term, question.seq, 11, term, RESUME, 3 * CHUNK_BYTES, 0))
-    assert rig.take(SnapshotChunk, "r2")[0].offset == 3 * CHUNK_BYTES
+    harness.give("r2", SnapshotReply(term, question.seq, 11, term, RESUME, 3 * CHUNK_BYTES, 0))
+    assert harness.take(SnapshotChunk, "r2")[0].offset == 3 * CHUNK_BYTES
 
 
 def test_a_refused_snapshot_is_offered_again_later_and_stops_nobody(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rig = leader_with_snapshot(tmp_path, 100)
-    term = rig.engine.term
-    (question,) = rig.take(SnapshotChunk, "r2")
-    rig.give("r2", SnapshotReply(term, question.seq, 11, term, REFUSED, 0, 0))
+    harness = leader_with_snapshot(tmp_path, 100)
+    term = harness.engine.term
+    (question,) = harness.take(SnapshotChunk, "r2")
+    harness.give("r2", SnapshotReply(term, question.seq, 11, term, REFUSED, 0, 0))
     assert "refused" in caplog.text
-    assert rig.take(SnapshotChunk) == []
+    assert harness.take(SnapshotChunk) == []
     for _ in range(5):
-        assert rig.take(SnapshotChunk, "r2") == []
-        rig.engine.receive("r3", AppendReply(term, rig.engine.raft.seq, 11))
-        rig.wait(RETRY_S / 5 + 0.001)
-    assert len(rig.take(SnapshotChunk, "r2")) == 1
+        assert harness.take(SnapshotChunk, "r2") == []
+        harness.engine.receive("r3", AppendReply(term, harness.engine.raft.seq, 11))
+        harness.wait(RETRY_S / 5 + 0.001)
+    assert len(harness.take(SnapshotChunk, "r2")) == 1
 
 
 def test_a_sender_ignores_answers_to_chunks_from_before_it_learned_where_to_resume(tmp_path: Path) -> None:

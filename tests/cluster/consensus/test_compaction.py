@@ -9,7 +9,7 @@ from cluster.consensus import log_compaction
 from cluster.consensus.interface import Role
 from cluster.server import controller as controller_module
 from tests.cluster.consensus.simulator import Replica, Simulation
-from tests.cluster.rig import Rig, story
+from tests.cluster.harness import Harness, story
 from tests.cluster.server.test_controller import small_snapshots, submit_until
 
 RATE_HZ = 200
@@ -97,9 +97,9 @@ async def test_the_margin_before_a_snapshot_covers_snapshot_periods(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller_module, "COMPACTION_MARGIN_ENTRIES", 1)
-    async with Rig(small_snapshots(config, 5)) as rig:
-        await submit_until(rig, lambda: bool(rig.engine.compacted))
-        kept = rig.controller.snapshot_index - rig.storage.journal.base_index
+    async with Harness(small_snapshots(config, 5)) as harness:
+        await submit_until(harness, lambda: bool(harness.engine.compacted))
+        kept = harness.controller.snapshot_index - harness.storage.journal.base_index
         assert (
             5 * controller_module.COMPACTION_MARGIN_PERIODS
             <= kept

@@ -4,7 +4,7 @@ import pytest
 
 from cluster.consensus.frames import AppendReply, AppendRequest, Heartbeat, VoteReply, VoteRequest
 from cluster.consensus.interface import NotLeader, Role
-from tests.cluster.consensus.rig import STAND_S, TIMING, Rig, StockRig
+from tests.cluster.consensus.harness import STAND_S, TIMING, Harness, StockHarness
 from tests.cluster.consensus.simulator import Simulation
 from wal.failures import BrokenInvariant
 from wal.journal import Entry
@@ -27,68 +27,68 @@ def test_h14_a_replica_behind_a_black_hole_inflates_no_term_and_deposes_nobody_o
 
 def test_h14_a_vote_request_is_ignored_by_a_replica_that_hears_a_leader() -> None:
     for pre in (True, False):
-        rig = Rig()
-        rig.give("r2", Heartbeat(3, 1, 0, True))
-        rig.take(AppendReply)
-        rig.give("r3", VoteRequest(9, 1, 5, 5, pre))
-        assert rig.engine.term == 3 and rig.engine.leader == "r2"
-        assert rig.take(VoteReply) == []
-        rig.clock.now_s += TIMING.election_min_s
-        rig.engine.receive("r3", VoteRequest(9, 2, 5, 5, pre))
-        rig.engine.tick()
-        assert rig.take(VoteReply, "r3")[0].granted
+        harness = Harness()
+        harness.give("r2", Heartbeat(3, 1, 0, True))
+        harness.take(AppendReply)
+        harness.give("r3", VoteRequest(9, 1, 5, 5, pre))
+        assert harness.engine.term == 3 and harness.engine.leader == "r2"
+        assert harness.take(VoteReply) == []
+        harness.clock.now_s += TIMING.election_min_s
+        harness.engine.receive("r3", VoteRequest(9, 2, 5, 5, pre))
+        harness.engine.tick()
+        assert harness.take(VoteReply, "r3")[0].granted
 
 
 def test_h14_a_leader_ignores_vote_requests_while_its_majority_answers() -> None:
-    rig = Rig()
-    rig.lead()
-    term = rig.engine.term
-    rig.give("r3", VoteRequest(term + 5, 1, 99, term + 5, pre=False))
-    assert rig.engine.role is Role.LEADER and rig.engine.term == term
+    harness = Harness()
+    harness.lead()
+    term = harness.engine.term
+    harness.give("r3", VoteRequest(term + 5, 1, 99, term + 5, pre=False))
+    assert harness.engine.role is Role.LEADER and harness.engine.term == term
 
 
 def test_h14_the_stock_engine_obeys_any_vote_request_of_a_higher_term() -> None:
-    stock = StockRig()
+    stock = StockHarness()
     stock.win()
     stock.give("r3", type="request_vote", term=999, last_log_term=0, last_log_index=0)
     assert stock.engine.raftCurrentTerm == 999 and not stock.engine._isLeader(), "HAZARDS.md H14"
 
 
 def test_h14_a_pre_vote_changes_nothing_at_the_voter() -> None:
-    rig = Rig()
-    rig.give("r2", VoteRequest(7, 1, 5, 5, pre=True))
-    assert rig.take(VoteReply)[0].granted
-    assert (rig.engine.term, rig.journal.voted_for, rig.disk.syncs) == (0, None, 0)
+    harness = Harness()
+    harness.give("r2", VoteRequest(7, 1, 5, 5, pre=True))
+    assert harness.take(VoteReply)[0].granted
+    assert (harness.engine.term, harness.journal.voted_for, harness.disk.syncs) == (0, None, 0)
 
 
 def test_a_candidate_that_nobody_would_vote_for_keeps_its_term() -> None:
-    rig = Rig()
-    rig.wait(STAND_S)
-    seq = rig.take(VoteRequest)[0].seq
-    rig.give("r2", VoteReply(0, seq, False, pre=True))
-    rig.give("r3", VoteReply(0, seq, False, pre=True))
+    harness = Harness()
+    harness.wait(STAND_S)
+    seq = harness.take(VoteRequest)[0].seq
+    harness.give("r2", VoteReply(0, seq, False, pre=True))
+    harness.give("r3", VoteReply(0, seq, False, pre=True))
     for _ in range(20):
-        rig.wait(STAND_S)
-    assert rig.engine.term == 0
-    assert rig.disk.syncs == 0, "asking first writes nothing"
+        harness.wait(STAND_S)
+    assert harness.engine.term == 0
+    assert harness.disk.syncs == 0, "asking first writes nothing"
 
 
 def test_a_vote_that_is_delivered_twice_counts_once() -> None:
-    rig = Rig(replicas=5)
-    rig.wait(STAND_S)
-    seq = rig.take(VoteRequest)[0].seq
+    harness = Harness(replicas=5)
+    harness.wait(STAND_S)
+    seq = harness.take(VoteRequest)[0].seq
     for peer in ("r2", "r3"):
-        rig.give(peer, VoteReply(0, seq, True, pre=True))
-    seq = rig.take(VoteRequest)[0].seq
+        harness.give(peer, VoteReply(0, seq, True, pre=True))
+    seq = harness.take(VoteRequest)[0].seq
     for _ in range(3):
-        rig.give("r2", VoteReply(1, seq, True, pre=False))
-    assert rig.engine.role is Role.CANDIDATE
-    rig.give("r3", VoteReply(1, seq, True, pre=False))
-    assert rig.engine.role is Role.LEADER
+        harness.give("r2", VoteReply(1, seq, True, pre=False))
+    assert harness.engine.role is Role.CANDIDATE
+    harness.give("r3", VoteReply(1, seq, True, pre=False))
+    assert harness.engine.role is Role.LEADER
 
 
 def test_the_stock_engine_counts_a_vote_that_is_delivered_twice_as_two() -> None:
-    stock = StockRig(replicas=5)
+    stock = StockHarness(replicas=5)
     stock.set_private("raftElectionDeadline", 0)
     stock.engine.doTick()
     for _ in range(2):
@@ -97,25 +97,25 @@ def test_the_stock_engine_counts_a_vote_that_is_delivered_twice_as_two() -> None
 
 
 def test_a_vote_of_an_older_campaign_counts_for_nothing() -> None:
-    rig = Rig()
-    rig.wait(STAND_S)
-    old = rig.take(VoteRequest)[0].seq
-    rig.wait(STAND_S)
-    rig.give("r2", VoteReply(0, old, True, pre=True))
-    assert rig.engine.term == 0
+    harness = Harness()
+    harness.wait(STAND_S)
+    old = harness.take(VoteRequest)[0].seq
+    harness.wait(STAND_S)
+    harness.give("r2", VoteReply(0, old, True, pre=True))
+    assert harness.engine.term == 0
 
 
 def test_a_less_complete_journal_gets_no_vote() -> None:
     for last_index, last_term, granted in ((1, 2, False), (2, 2, True), (9, 1, False), (1, 3, True)):
-        rig = Rig()
-        rig.give("r2", VoteRequest(2, 1, 9, 9, pre=False))
-        rig.journal.append([rig_entry(1, 2), rig_entry(2, 2)])
-        rig.take(VoteReply)
-        rig.give("r3", VoteRequest(5, 1, last_index, last_term, pre=False))
-        assert rig.take(VoteReply, "r3")[0].granted is granted
+        harness = Harness()
+        harness.give("r2", VoteRequest(2, 1, 9, 9, pre=False))
+        harness.journal.append([harness_entry(1, 2), harness_entry(2, 2)])
+        harness.take(VoteReply)
+        harness.give("r3", VoteRequest(5, 1, last_index, last_term, pre=False))
+        assert harness.take(VoteReply, "r3")[0].granted is granted
 
 
-def rig_entry(index: int, term: int) -> Entry:
+def harness_entry(index: int, term: int) -> Entry:
     return Entry(index, term, b"\x01x")
 
 
@@ -135,137 +135,137 @@ def test_h15_a_leader_cut_off_from_its_majority_steps_down_within_an_election_ti
 
 
 def test_h15_messages_that_are_no_answers_do_not_keep_a_leader_alive() -> None:
-    rig = Rig()
-    rig.lead()
+    harness = Harness()
+    harness.lead()
     for _ in range(20):
-        rig.clock.now_s += 0.1
-        rig.engine.receive("r2", VoteReply(rig.engine.term, 1, False, pre=True))
-        rig.engine.receive("r3", VoteRequest(0, 1, 0, 0, pre=True))
-        rig.engine.tick()
-    assert rig.engine.role is not Role.LEADER
+        harness.clock.now_s += 0.1
+        harness.engine.receive("r2", VoteReply(harness.engine.term, 1, False, pre=True))
+        harness.engine.receive("r3", VoteRequest(0, 1, 0, 0, pre=True))
+        harness.engine.tick()
+    assert harness.engine.role is not Role.LEADER
 
 
 def test_h15_a_linearizable_read_waits_for_a_round_that_began_after_it() -> None:
-    rig = Rig()
-    rig.lead()
-    rig.wait(TIMING.heartbeat_s)
-    early = rig.take(Heartbeat, "r2")[-1]
+    harness = Harness()
+    harness.lead()
+    harness.wait(TIMING.heartbeat_s)
+    early = harness.take(Heartbeat, "r2")[-1]
     answers: list[int | None] = []
-    rig.engine.read(answers.append)
-    rig.engine.tick()
-    asked = rig.take(Heartbeat, "r2")[-1]
-    rig.give("r2", AppendReply(rig.engine.term, early.seq, 1))
+    harness.engine.read(answers.append)
+    harness.engine.tick()
+    asked = harness.take(Heartbeat, "r2")[-1]
+    harness.give("r2", AppendReply(harness.engine.term, early.seq, 1))
     assert answers == [], "that answer was to a request from before the read"
-    rig.give("r2", AppendReply(rig.engine.term, asked.seq, 1))
-    assert answers == [rig.engine.commit_index]
+    harness.give("r2", AppendReply(harness.engine.term, asked.seq, 1))
+    assert answers == [harness.engine.commit_index]
 
 
 def test_h15_reads_that_come_during_a_round_share_the_next_one() -> None:
-    rig = Rig()
-    rig.lead()
+    harness = Harness()
+    harness.lead()
     answers: list[int | None] = []
-    rig.engine.read(answers.append)
-    rig.engine.tick()
-    first = rig.take(Heartbeat, "r2")
+    harness.engine.read(answers.append)
+    harness.engine.tick()
+    first = harness.take(Heartbeat, "r2")
     for _ in range(100):
-        rig.engine.read(answers.append)
-        rig.engine.tick()
-    assert rig.take(Heartbeat) == []
-    rig.give("r2", AppendReply(rig.engine.term, first[-1].seq, 1))
+        harness.engine.read(answers.append)
+        harness.engine.tick()
+    assert harness.take(Heartbeat) == []
+    harness.give("r2", AppendReply(harness.engine.term, first[-1].seq, 1))
     assert len(answers) == 1
-    rig.engine.tick()
-    second = rig.take(Heartbeat, "r3")
+    harness.engine.tick()
+    second = harness.take(Heartbeat, "r3")
     assert len(second) == 1
-    rig.give("r3", AppendReply(rig.engine.term, second[-1].seq, 1))
+    harness.give("r3", AppendReply(harness.engine.term, second[-1].seq, 1))
     assert len(answers) == 101
 
 
 def test_a_read_of_a_leader_that_is_not_ready_waits_for_its_first_entry() -> None:
-    rig = Rig()
-    rig.win()
+    harness = Harness()
+    harness.win()
     answers: list[int | None] = []
-    rig.engine.read(answers.append)
-    rig.engine.tick()
-    rig.give("r2", AppendReply(rig.engine.term, rig.take(Heartbeat, "r2")[-1].seq, 0))
+    harness.engine.read(answers.append)
+    harness.engine.tick()
+    harness.give("r2", AppendReply(harness.engine.term, harness.take(Heartbeat, "r2")[-1].seq, 0))
     assert answers == [], "it leads, but does not know yet what is committed"
-    rig.accept("r2")
+    harness.accept("r2")
     assert answers == [1]
 
 
 def test_a_leader_may_decide_nothing_before_its_first_entry_is_applied() -> None:
-    rig = Rig()
-    rig.win()
-    rig.engine.tick()
-    assert not rig.engine.ready
+    harness = Harness()
+    harness.win()
+    harness.engine.tick()
+    assert not harness.engine.ready
     with pytest.raises(NotLeader, match="own first entry"):
-        rig.engine.propose(b"\x01a")
-    rig.accept("r2")
-    assert rig.engine.ready
-    assert rig.engine.propose(b"\x01a") == (2, 1)
+        harness.engine.propose(b"\x01a")
+    harness.accept("r2")
+    assert harness.engine.ready
+    assert harness.engine.propose(b"\x01a") == (2, 1)
 
 
 def test_two_leaders_in_one_term_stop_the_replica_that_sees_them() -> None:
-    rig = Rig()
-    rig.give("r2", Heartbeat(3, 1, 0, True))
+    harness = Harness()
+    harness.give("r2", Heartbeat(3, 1, 0, True))
     with pytest.raises(BrokenInvariant, match="two leaders"):
-        rig.give("r3", Heartbeat(3, 1, 0, True))
+        harness.give("r3", Heartbeat(3, 1, 0, True))
 
 
 def test_a_stale_leader_learns_the_newer_term_from_the_answer() -> None:
-    rig = Rig()
-    rig.give("r2", Heartbeat(5, 1, 0, True))
-    rig.take(AppendReply)
-    rig.give("r3", Heartbeat(4, 1, 0, True))
-    (reply,) = rig.take(AppendReply, "r3")
+    harness = Harness()
+    harness.give("r2", Heartbeat(5, 1, 0, True))
+    harness.take(AppendReply)
+    harness.give("r3", Heartbeat(4, 1, 0, True))
+    (reply,) = harness.take(AppendReply, "r3")
     assert reply.term == 5 and reply.rejected
-    leader = Rig(me="r3")
+    leader = Harness(me="r3")
     leader.lead()
     leader.give("r1", AppendReply(5, 1, 0, rejected=True))
     assert leader.engine.role is Role.FOLLOWER and leader.engine.term == 5
 
 
 def test_a_follower_that_was_deaf_reads_what_waits_before_it_believes_in_silence() -> None:
-    rig = Rig()
-    rig.follow([(1, b"\x01a")])
-    rig.disk.before_sync = lambda: rig.clock.__setattr__("now_s", rig.clock.now_s + 5.0)
+    harness = Harness()
+    harness.follow([(1, b"\x01a")])
+    harness.disk.before_sync = lambda: harness.clock.__setattr__("now_s", harness.clock.now_s + 5.0)
     for index in (2, 3):
-        rig.give("r2", AppendRequest(1, index, index - 1, 1, 0, True, [(1, b"\x01b")]))
-        rig.take(VoteRequest)
-        rig.engine.tick()
-        rig.engine.tick()
-        assert rig.engine.leader == "r2" and rig.take(VoteRequest) == []
-        rig.give("r2", Heartbeat(1, index, 0, True))
-        assert rig.engine.leader == "r2"
-    rig.wait(TIMING.election_min_s + 0.001)
-    assert rig.take(VoteRequest), "silence that it was awake for counts as ever"
+        harness.give("r2", AppendRequest(1, index, index - 1, 1, 0, True, [(1, b"\x01b")]))
+        harness.take(VoteRequest)
+        harness.engine.tick()
+        harness.engine.tick()
+        assert harness.engine.leader == "r2" and harness.take(VoteRequest) == []
+        harness.give("r2", Heartbeat(1, index, 0, True))
+        assert harness.engine.leader == "r2"
+    harness.wait(TIMING.election_min_s + 0.001)
+    assert harness.take(VoteRequest), "silence that it was awake for counts as ever"
 
 
 def test_a_follower_that_was_deaf_and_then_hears_nothing_stands_after_a_short_grace() -> None:
-    rig = Rig()
-    rig.give("r2", Heartbeat(1, 1, 0, True))
-    rig.clock.now_s += 5.0
-    rig.engine.tick()
-    assert rig.take(VoteRequest) == []
-    rig.wait(3 * TIMING.heartbeat_s)
-    assert rig.take(VoteRequest)
+    harness = Harness()
+    harness.give("r2", Heartbeat(1, 1, 0, True))
+    harness.clock.now_s += 5.0
+    harness.engine.tick()
+    assert harness.take(VoteRequest) == []
+    harness.wait(3 * TIMING.heartbeat_s)
+    assert harness.take(VoteRequest)
 
 
 def test_a_leader_whose_disk_was_slow_does_not_blame_its_followers() -> None:
-    rig = Rig()
-    rig.lead()
-    rig.disk.before_sync = lambda: rig.clock.__setattr__("now_s", rig.clock.now_s + 5.0)
+    harness = Harness()
+    harness.lead()
+    harness.disk.before_sync = lambda: harness.clock.__setattr__("now_s", harness.clock.now_s + 5.0)
     for _ in range(2):
-        rig.engine.propose(b"\x01a")
-        rig.engine.tick()
-        rig.engine.tick()
-        rig.engine.tick()
-        assert rig.engine.role is Role.LEADER
-        rig.give("r2", AppendReply(rig.engine.term, rig.engine.raft.seq, 1))
-    rig.clock.now_s += 5.0
-    rig.engine.tick()
-    assert rig.engine.role is Role.LEADER
-    rig.wait(3 * TIMING.heartbeat_s)
-    assert rig.engine.role is Role.FOLLOWER, "but silence after it counts"
+        harness.engine.propose(b"\x01a")
+        harness.engine.tick()
+        harness.engine.tick()
+        harness.engine.tick()
+        assert harness.engine.role is Role.LEADER
+        harness.give("r2", AppendReply(harness.engine.term, harness.engine.raft.seq, 1))
+    harness.clock.now_s += 5.0
+    harness.engine.tick()
+    assert harness.engine.role is Role.LEADER
+    harness.wait(3 * TIMING.heartbeat_s)
+    assert harness.engine.role is Role.FOLLOWER, "but silence after it counts"
 
 
 def test_a_broken_link_to_the_leader_hastens_the_election_of_the_next() -> None:
@@ -285,11 +285,11 @@ def test_a_broken_link_to_the_leader_hastens_the_election_of_the_next() -> None:
 
 
 def test_a_follower_is_ready_when_it_is_close_behind_a_leader_that_is() -> None:
-    rig = Rig()
-    assert not rig.engine.ready
-    rig.give("r2", Heartbeat(1, 1, 0, False))
-    assert not rig.engine.ready
-    rig.give("r2", Heartbeat(1, 2, 0, True))
-    assert rig.engine.ready
-    rig.give("r2", Heartbeat(1, 3, 1_000_000, True))
-    assert not rig.engine.ready
+    harness = Harness()
+    assert not harness.engine.ready
+    harness.give("r2", Heartbeat(1, 1, 0, False))
+    assert not harness.engine.ready
+    harness.give("r2", Heartbeat(1, 2, 0, True))
+    assert harness.engine.ready
+    harness.give("r2", Heartbeat(1, 3, 1_000_000, True))
+    assert not harness.engine.ready

@@ -14,27 +14,27 @@ from pysyncobj import SyncObj, SyncObjConf, replicated
 from cluster.consensus.frames import AppendReply, AppendRequest, encode_frame
 from cluster.consensus.interface import NotLeader, Timing
 from cluster.consensus.stock import stock_configuration
-from tests.cluster.consensus.rig import STAND_S, TIMING, Rig, StockRig
+from tests.cluster.consensus.harness import STAND_S, TIMING, Harness, StockHarness
 from tests.cluster.consensus.simulator import CLUSTER, Simulation
 from wal.failures import BrokenInvariant, StorageFailed
 
 
 def test_h06_a_machine_that_raises_stops_the_replica_and_the_entry_is_not_tried_again() -> None:
-    rig = Rig(replicas=1)
-    rig.wait(STAND_S)
+    harness = Harness(replicas=1)
+    harness.wait(STAND_S)
     calls: list[int] = []
 
     def poison(index: int, term: int, data: bytes) -> None:
         calls.append(index)
         raise ValueError("poison")
 
-    rig.apply = poison  # type: ignore[method-assign]
-    rig.engine.propose(b"\x01poison")
+    harness.apply = poison  # type: ignore[method-assign]
+    harness.engine.propose(b"\x01poison")
     with pytest.raises(ValueError, match="poison"):
-        rig.engine.tick()
-    assert rig.engine.stopped and rig.engine.applied_index == 1
+        harness.engine.tick()
+    assert harness.engine.stopped and harness.engine.applied_index == 1
     with pytest.raises(RuntimeError, match="stopped"):
-        rig.engine.tick()
+        harness.engine.tick()
     assert calls == [2]
 
 
@@ -50,7 +50,7 @@ class Poisoned(SyncObj):  # type: ignore[misc]
 
 
 def test_h06_the_stock_engine_applies_a_poison_entry_again_and_again() -> None:
-    stock = StockRig(replicas=1, engine=Poisoned)
+    stock = StockHarness(replicas=1, engine=Poisoned)
     stock.set_private("raftElectionDeadline", 0)
     stock.engine.doTick()
     stock.engine.poison()
@@ -63,19 +63,19 @@ def test_h06_the_stock_engine_applies_a_poison_entry_again_and_again() -> None:
 
 
 def test_h06_a_machine_that_does_not_record_what_it_applied_stops_the_replica() -> None:
-    rig = Rig(replicas=1)
-    rig.apply = lambda index, term, data: None  # type: ignore[method-assign]
+    harness = Harness(replicas=1)
+    harness.apply = lambda index, term, data: None  # type: ignore[method-assign]
     with pytest.raises(BrokenInvariant, match="did not record"):
-        rig.wait(STAND_S)
+        harness.wait(STAND_S)
 
 
 def test_h07_a_callback_that_raises_stops_the_replica_and_no_entry_is_applied_twice() -> None:
-    rig = Rig(replicas=1)
-    rig.at_change = _raise
+    harness = Harness(replicas=1)
+    harness.at_change = _raise
     with pytest.raises(ZeroDivisionError):
-        rig.wait(STAND_S)
-    assert rig.engine.stopped
-    assert [index for index, _, _ in rig.applied] == [1]
+        harness.wait(STAND_S)
+    assert harness.engine.stopped
+    assert [index for index, _, _ in harness.applied] == [1]
 
 
 def _raise() -> None:
@@ -83,23 +83,23 @@ def _raise() -> None:
 
 
 def test_h18_a_command_goes_to_the_leader_only_and_the_stock_ways_in_are_closed() -> None:
-    rig = Rig()
-    rig.give("r2", AppendRequest(1, 1, 0, 0, 0, True, []))
+    harness = Harness()
+    harness.give("r2", AppendRequest(1, 1, 0, 0, 0, True, []))
     with pytest.raises(NotLeader) as refusal:
-        rig.engine.propose(b"\x01a")
+        harness.engine.propose(b"\x01a")
     assert refusal.value.leader == "r2"
     for way_in in (
-        lambda: rig.engine.stock._applyCommand(b"x", None),
-        lambda: rig.engine.stock.setCodeVersion(0),
-        lambda: rig.engine.stock.transferLeadership(),
-        lambda: rig.engine.stock._SyncObj__tryLogCompaction(),
-        lambda: rig.engine.stock._SyncObj__loadDumpFile(clearJournal=True),
-        lambda: rig.engine.stock._SyncObj__doApplyCommand(b"\x00" + pickle.dumps(0)),
-        lambda: rig.engine.stock._SyncObj__doChangeCluster(["add", "r9"]),
+        lambda: harness.engine.stock._applyCommand(b"x", None),
+        lambda: harness.engine.stock.setCodeVersion(0),
+        lambda: harness.engine.stock.transferLeadership(),
+        lambda: harness.engine.stock._SyncObj__tryLogCompaction(),
+        lambda: harness.engine.stock._SyncObj__loadDumpFile(clearJournal=True),
+        lambda: harness.engine.stock._SyncObj__doApplyCommand(b"\x00" + pickle.dumps(0)),
+        lambda: harness.engine.stock._SyncObj__doChangeCluster(["add", "r9"]),
     ):
         with pytest.raises(BrokenInvariant):
             way_in()
-    assert rig.engine.stock._inlet._onUtilityMessageCallbacks == {}
+    assert harness.engine.stock._inlet._onUtilityMessageCallbacks == {}
 
 
 def test_h19_a_command_is_committed_without_waiting_for_any_timer() -> None:
@@ -115,14 +115,14 @@ def test_h19_a_command_is_committed_without_waiting_for_any_timer() -> None:
 
 
 def test_h19_proposals_of_one_tick_share_one_sync_and_one_request() -> None:
-    rig = Rig()
-    rig.lead()
-    syncs = rig.disk.syncs
+    harness = Harness()
+    harness.lead()
+    syncs = harness.disk.syncs
     for number in range(100):
-        rig.engine.propose(b"\x01%d" % number)
-    rig.settle()
-    assert rig.disk.syncs == syncs + 1
-    assert [len(request.entries) for request in rig.take(AppendRequest, "r2")] == [100]
+        harness.engine.propose(b"\x01%d" % number)
+    harness.settle()
+    assert harness.disk.syncs == syncs + 1
+    assert [len(request.entries) for request in harness.take(AppendRequest, "r2")] == [100]
 
 
 def test_h20_a_frame_is_its_entries_and_a_little_more() -> None:
@@ -132,8 +132,8 @@ def test_h20_a_frame_is_its_entries_and_a_little_more() -> None:
 
 
 def test_h21_there_is_no_replicated_method_whose_number_could_change() -> None:
-    rig = Rig(replicas=1)
-    assert rig.engine.stock._methodToID == {} and rig.engine.stock._idToMethod == {}
+    harness = Harness(replicas=1)
+    assert harness.engine.stock._methodToID == {} and harness.engine.stock._idToMethod == {}
 
 
 def test_h22_a_misspelt_option_is_refused() -> None:
@@ -162,18 +162,18 @@ def test_h22_timing_that_cannot_keep_a_leader_is_refused_with_a_sentence(
 
 
 def test_h23_a_failed_sync_stops_the_replica_and_nothing_it_would_have_promised_leaves() -> None:
-    rig = Rig()
-    rig.disk.fail_next = StorageFailed("EIO")
-    rig.engine.receive("r2", AppendRequest(1, 1, 0, 0, 0, True, [(1, b"\x01a")]))
+    harness = Harness()
+    harness.disk.fail_next = StorageFailed("EIO")
+    harness.engine.receive("r2", AppendRequest(1, 1, 0, 0, 0, True, [(1, b"\x01a")]))
     with pytest.raises(StorageFailed):
-        rig.engine.tick()
-    assert rig.out == [] and rig.engine.stopped
-    rig.disk.fail_next = None
-    for call in (rig.engine.tick, lambda: rig.engine.receive("r2", AppendReply(1, 1, 1))):
+        harness.engine.tick()
+    assert harness.out == [] and harness.engine.stopped
+    harness.disk.fail_next = None
+    for call in (harness.engine.tick, lambda: harness.engine.receive("r2", AppendReply(1, 1, 1))):
         with pytest.raises(RuntimeError):
             call()
-    assert rig.out == [] and not rig.engine.raft.outbox.holds
-    assert rig.engine.stock.conf.autoTick is False
+    assert harness.out == [] and not harness.engine.raft.outbox.holds
+    assert harness.engine.stock.conf.autoTick is False
 
 
 def test_h24_the_peers_are_asked_in_the_order_of_their_names_on_any_hash_seed() -> None:
@@ -226,29 +226,29 @@ def test_followers_learn_soon_that_an_entry_is_committed_although_nothing_follow
 
 
 def test_marks_out_of_order_are_refused_at_construction() -> None:
-    rig = Rig(replicas=1)
-    rig.wait(STAND_S)
-    rig.disk.commit = 99
+    harness = Harness(replicas=1)
+    harness.wait(STAND_S)
+    harness.disk.commit = 99
     with pytest.raises(BrokenInvariant, match="out of order"):
-        Rig(replicas=1, disk=rig.disk)
+        Harness(replicas=1, disk=harness.disk)
 
 
 def test_a_long_catching_up_is_applied_in_slices(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
-    rig = Rig()
-    apply = rig.apply
+    harness = Harness()
+    apply = harness.apply
 
     def slow(index: int, term: int, data: bytes) -> None:
-        rig.clock.now_s += 0.005
+        harness.clock.now_s += 0.005
         apply(index, term, data)
 
-    rig.apply = slow  # type: ignore[method-assign]
-    rig.give("r2", AppendRequest(1, 1, 0, 0, 100, True, [(1, b"\x01x")] * 100))
-    assert 1 <= len(rig.applied) < 20
-    assert rig.engine.next_due_s() < rig.clock.now_s
+    harness.apply = slow  # type: ignore[method-assign]
+    harness.give("r2", AppendRequest(1, 1, 0, 0, 100, True, [(1, b"\x01x")] * 100))
+    assert 1 <= len(harness.applied) < 20
+    assert harness.engine.next_due_s() < harness.clock.now_s
     ticks = 0
-    while len(rig.applied) < 100:
-        rig.engine.tick()
+    while len(harness.applied) < 100:
+        harness.engine.tick()
         ticks += 1
     assert ticks > 5
-    assert [index for index, _, _ in rig.applied] == list(range(1, 101))
+    assert [index for index, _, _ in harness.applied] == list(range(1, 101))

@@ -99,7 +99,7 @@ def test_a_row_that_says_stock_has_a_test_that_shows_the_fault_in_the_stock_engi
     shows = [
         name
         for name, source in known_tests().items()
-        if any(fnmatch(name, pattern) for pattern in row.patterns) and re.search(r"StockRig|SyncObj", source)
+        if any(fnmatch(name, pattern) for pattern in row.patterns) and re.search(r"StockHarness|SyncObj", source)
     ]
     assert shows, f"{row.numbers[0]}: no test runs PySyncObj itself"
 

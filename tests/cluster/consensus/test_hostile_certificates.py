@@ -10,8 +10,8 @@ from cluster.consensus.interface import RemovedFromCluster, Role
 from cluster.consensus.leader_election import TERM_HIGH, TERM_JUMP_MAX, TERM_STEP_MAX
 from cluster.consensus.membership_change import FORSAKEN_TIMEOUTS
 from cluster.consensus.state import first_seq
+from tests.cluster.consensus.harness import TIMING, Harness
 from tests.cluster.consensus.memory_journal import Disk
-from tests.cluster.consensus.rig import TIMING, Rig
 from tests.cluster.consensus.simulator import CLUSTER, Simulation
 from tests.cluster.consensus.test_membership_hazards import FOUNDERS
 from wal.configuration import unknown
@@ -62,65 +62,65 @@ def test_whatever_term_was_accepted_a_replica_stands_in_a_later_one_and_the_othe
     for own, more in itertools.product((0, 7, TERM_HIGH - 1, TERM_HIGH, TERM_HIGH + TERM_STEP_MAX), OFFERED):
         offered = min(own + more, LATEST)
         reach = TERM_STEP_MAX if offered > TERM_HIGH else LATEST if sender == "r2" else TERM_JUMP_MAX
-        rig = Rig(disk=disk_at(own), bootstrap=FOUNDERS)
-        rig.give(sender, Heartbeat(offered, 1, 0, True))
-        assert rig.engine.term == (offered if offered - own <= reach else own)
-        assert rig.engine.term <= TERM_HIGH + 2 * TERM_STEP_MAX
-        rig.win()
-        beat = encode_frame(CLUSTER, "r1", Heartbeat(rig.engine.term, 1, 0, True))
-        behind = Rig(me="r2", disk=disk_at(own), bootstrap=FOUNDERS)
+        harness = Harness(disk=disk_at(own), bootstrap=FOUNDERS)
+        harness.give(sender, Heartbeat(offered, 1, 0, True))
+        assert harness.engine.term == (offered if offered - own <= reach else own)
+        assert harness.engine.term <= TERM_HIGH + 2 * TERM_STEP_MAX
+        harness.win()
+        beat = encode_frame(CLUSTER, "r1", Heartbeat(harness.engine.term, 1, 0, True))
+        behind = Harness(me="r2", disk=disk_at(own), bootstrap=FOUNDERS)
         behind.give("r1", decode_body(CLUSTER, beat[4:]).message)
-        if rig.engine.term <= TERM_HIGH or rig.engine.term - own <= TERM_STEP_MAX:
-            assert (behind.engine.term, behind.engine.leader) == (rig.engine.term, "r1")
+        if harness.engine.term <= TERM_HIGH or harness.engine.term - own <= TERM_STEP_MAX:
+            assert (behind.engine.term, behind.engine.leader) == (harness.engine.term, "r1")
 
 
 def test_who_joins_accepts_a_term_that_the_others_came_to_whatever_it_is() -> None:
-    rig = Rig(me="r4#7", bootstrap=unknown())
-    rig.give("r2", Heartbeat(5 * TERM_JUMP_MAX, 1, 0, True))
-    assert rig.engine.term == 5 * TERM_JUMP_MAX
-    rig.give("r2", Heartbeat(LATEST, 1, 0, True))
-    assert rig.engine.term == 5 * TERM_JUMP_MAX
+    harness = Harness(me="r4#7", bootstrap=unknown())
+    harness.give("r2", Heartbeat(5 * TERM_JUMP_MAX, 1, 0, True))
+    assert harness.engine.term == 5 * TERM_JUMP_MAX
+    harness.give("r2", Heartbeat(LATEST, 1, 0, True))
+    assert harness.engine.term == 5 * TERM_JUMP_MAX
 
 
 @pytest.mark.parametrize("sender", ["r9", HOSTILE])
 def test_nobody_but_a_known_member_tells_a_member_that_it_was_removed(sender: str) -> None:
     notice = Removed(1, first_seq("r1") + 1, 10**6)
-    rig = Rig(bootstrap=FOUNDERS)
-    rig.lead()
-    rig.give(sender, notice)
-    assert rig.engine.role is Role.LEADER and not rig.engine.stopped
+    harness = Harness(bootstrap=FOUNDERS)
+    harness.lead()
+    harness.give(sender, notice)
+    assert harness.engine.role is Role.LEADER and not harness.engine.stopped
     with pytest.raises(RemovedFromCluster):
-        rig.give("r2", notice)
+        harness.give("r2", notice)
 
 
 def test_a_member_whom_nobody_has_led_for_long_believes_anybody_that_it_was_removed() -> None:
     """All whom it knew may have been replaced since: nobody else could tell it."""
     notice = Removed(1, first_seq("r1") + 1, 10**6)
-    rig = Rig(bootstrap=FOUNDERS)
-    rig.give("r2", Heartbeat(1, 1, 0, True))
-    rig.wait((FORSAKEN_TIMEOUTS - 1) * TIMING.election_max_s)
-    rig.give("r2", Heartbeat(1, 2, 0, True))
-    rig.wait((FORSAKEN_TIMEOUTS - 1) * TIMING.election_max_s)
-    rig.give("r8#9", notice)
-    rig.wait(2 * TIMING.election_max_s)
+    harness = Harness(bootstrap=FOUNDERS)
+    harness.give("r2", Heartbeat(1, 1, 0, True))
+    harness.wait((FORSAKEN_TIMEOUTS - 1) * TIMING.election_max_s)
+    harness.give("r2", Heartbeat(1, 2, 0, True))
+    harness.wait((FORSAKEN_TIMEOUTS - 1) * TIMING.election_max_s)
+    harness.give("r8#9", notice)
+    harness.wait(2 * TIMING.election_max_s)
     with pytest.raises(RemovedFromCluster):
-        rig.give("r8#9", notice)
+        harness.give("r8#9", notice)
 
 
 def test_who_is_in_no_configuration_that_it_knows_believes_anybody_that_it_was_removed() -> None:
-    rig = Rig(me="r4#7", bootstrap=unknown())
+    harness = Harness(me="r4#7", bootstrap=unknown())
     with pytest.raises(RemovedFromCluster):
-        rig.give("r8#9", Removed(1, first_seq("r4#7") + 1, 9))
+        harness.give("r8#9", Removed(1, first_seq("r4#7") + 1, 9))
 
 
 def test_a_peer_that_claims_too_much_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig()
-    rig.lead()
+    harness = Harness()
+    harness.lead()
     with caplog.at_level(logging.ERROR):
         for _ in range(100):
-            rig.wait(TIMING.heartbeat_s)
-            (beat, *_) = rig.take(Heartbeat, "r2")
-            rig.give("r2", AppendReply(rig.engine.term, beat.seq, 10**6))
-            rig.give("r3", AppendReply(rig.engine.term, beat.seq, 1))
+            harness.wait(TIMING.heartbeat_s)
+            (beat, *_) = harness.take(Heartbeat, "r2")
+            harness.give("r2", AppendReply(harness.engine.term, beat.seq, 10**6))
+            harness.give("r3", AppendReply(harness.engine.term, beat.seq, 1))
     assert [record.message for record in caplog.records] == ["r2 claims entries up to 1000000; this leader has 1"]
-    assert rig.engine.role is Role.LEADER
+    assert harness.engine.role is Role.LEADER

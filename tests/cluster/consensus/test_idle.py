@@ -11,7 +11,7 @@ import uvloop
 from cluster.consensus.frames import AppendReply, AppendRequest, Heartbeat, VoteReply, VoteRequest
 from cluster.consensus.interface import Role, Timing
 from cluster.consensus.leader_election import FIRST_SHARE, election_range_s
-from tests.cluster.consensus.rig import TIMING, Rig
+from tests.cluster.consensus.harness import TIMING, Harness
 from tests.cluster.consensus.simulator import Simulation
 from tests.cluster.consensus.tls_cluster import Node, certify, make_authority, make_members
 
@@ -91,66 +91,66 @@ def test_answers_to_heartbeats_keep_a_leader_and_release_reads_although_they_cau
 
 
 def test_an_answer_leaves_at_once_if_the_journal_is_clean_and_with_the_sync_if_it_is_not() -> None:
-    rig = Rig()
-    rig.follow([(1, b"\x00")], commit=1)
-    rig.take(AppendReply)
-    assert rig.engine.receive("r2", Heartbeat(1, 2, 1, True)) is False
-    assert rig.take(AppendReply) == [AppendReply(1, 2, 1)]
-    assert rig.engine.receive("r2", AppendRequest(1, 3, 1, 1, 1, True, [(1, b"\x01a")])) is True
-    assert rig.engine.receive("r2", Heartbeat(1, 4, 1, True)) is True
-    assert rig.take(AppendReply) == []
-    rig.engine.tick()
-    assert [reply.seq for reply in rig.take(AppendReply)] == [3, 4]
+    harness = Harness()
+    harness.follow([(1, b"\x00")], commit=1)
+    harness.take(AppendReply)
+    assert harness.engine.receive("r2", Heartbeat(1, 2, 1, True)) is False
+    assert harness.take(AppendReply) == [AppendReply(1, 2, 1)]
+    assert harness.engine.receive("r2", AppendRequest(1, 3, 1, 1, 1, True, [(1, b"\x01a")])) is True
+    assert harness.engine.receive("r2", Heartbeat(1, 4, 1, True)) is True
+    assert harness.take(AppendReply) == []
+    harness.engine.tick()
+    assert [reply.seq for reply in harness.take(AppendReply)] == [3, 4]
 
 
 def test_a_heartbeat_that_commits_asks_for_a_tick() -> None:
-    rig = Rig()
-    rig.follow([(1, b"\x00"), (1, b"\x01a")], commit=1)
-    assert rig.engine.receive("r2", Heartbeat(1, 2, 2, True)) is True
-    rig.engine.tick()
-    assert rig.engine.applied_index == 2
+    harness = Harness()
+    harness.follow([(1, b"\x00"), (1, b"\x01a")], commit=1)
+    assert harness.engine.receive("r2", Heartbeat(1, 2, 2, True)) is True
+    harness.engine.tick()
+    assert harness.engine.applied_index == 2
 
 
-def proposing() -> tuple[Rig, int, dict[str, AppendRequest]]:
+def proposing() -> tuple[Harness, int, dict[str, AppendRequest]]:
     """Return a leader that has sent an entry, the entry's index, and the requests that hold it, by peer."""
-    rig = Rig()
-    rig.lead()
-    index, _ = rig.engine.propose(b"\x01a")
-    rig.engine.tick()
-    return rig, index, {peer: message for peer, message in rig.out if isinstance(message, AppendRequest)}
+    harness = Harness()
+    harness.lead()
+    index, _ = harness.engine.propose(b"\x01a")
+    harness.engine.tick()
+    return harness, index, {peer: message for peer, message in harness.out if isinstance(message, AppendRequest)}
 
 
 def test_an_answer_that_moves_a_peer_on_asks_for_a_tick() -> None:
-    rig, index, requests = proposing()
-    assert rig.engine.receive("r2", AppendReply(rig.engine.term, requests["r2"].seq, index)) is True
-    rig.engine.tick()
-    assert rig.engine.commit_index == index
+    harness, index, requests = proposing()
+    assert harness.engine.receive("r2", AppendReply(harness.engine.term, requests["r2"].seq, index)) is True
+    harness.engine.tick()
+    assert harness.engine.commit_index == index
 
 
 def test_what_is_proposed_while_a_copy_is_put_off_is_due_at_once() -> None:
-    rig, index, requests = proposing()
+    harness, index, requests = proposing()
     for peer, request in requests.items():
-        rig.engine.receive(peer, AppendReply(rig.engine.term, request.seq, index))
-    rig.engine.tick()
-    assert rig.journal.dirty
-    assert rig.engine.next_due_s() > rig.clock.now_s
-    rig.engine.propose(b"\x01b")
-    assert rig.engine.next_due_s() < rig.clock.now_s
-    rig.engine.tick()
-    rig.settle()
-    assert not rig.journal.dirty
+        harness.engine.receive(peer, AppendReply(harness.engine.term, request.seq, index))
+    harness.engine.tick()
+    assert harness.journal.dirty
+    assert harness.engine.next_due_s() > harness.clock.now_s
+    harness.engine.propose(b"\x01b")
+    assert harness.engine.next_due_s() < harness.clock.now_s
+    harness.engine.tick()
+    harness.settle()
+    assert not harness.journal.dirty
 
 
 def acknowledged(*, handing_over: bool) -> bool:
     """Have an entry committed by one follower; return whether the answer of the other asks for a tick."""
-    rig, index, requests = proposing()
-    rig.give("r2", AppendReply(rig.engine.term, requests["r2"].seq, index))
-    rig.settle()
-    assert rig.engine.commit_index == index
+    harness, index, requests = proposing()
+    harness.give("r2", AppendReply(harness.engine.term, requests["r2"].seq, index))
+    harness.settle()
+    assert harness.engine.commit_index == index
     if handing_over:
-        rig.engine.transfer("r3")
-        rig.settle()
-    return rig.engine.receive("r3", AppendReply(rig.engine.term, requests["r3"].seq, index))
+        harness.engine.transfer("r3")
+        harness.settle()
+    return harness.engine.receive("r3", AppendReply(harness.engine.term, requests["r3"].seq, index))
 
 
 def test_an_answer_about_what_is_committed_already_asks_for_no_tick_but_of_a_leader_that_hands_over() -> None:
@@ -221,7 +221,7 @@ def test_followers_of_one_leader_draw_their_patience_from_ranges_of_their_own(re
         ranges = []
         for me in names:
             if me != leader:
-                engine = Rig(replicas, me=me).engine
+                engine = Harness(replicas, me=me).engine
                 assert election_range_s(engine.raft) == (TIMING.election_min_s, TIMING.election_max_s)
                 engine.receive(leader, Heartbeat(1, 1, 0, True))
                 ranges.append(election_range_s(engine.raft))
@@ -249,10 +249,10 @@ def test_a_leader_that_falls_silent_is_replaced_by_the_first_to_stand() -> None:
 
 @pytest.mark.parametrize(("early_heartbeats", "answered"), [(0.4, True), (0.6, False)])
 def test_who_heard_the_last_heartbeat_a_little_later_still_votes(early_heartbeats: float, answered: bool) -> None:
-    rig = Rig(me="r3")
-    rig.engine.receive("r2", Heartbeat(1, 1, 0, True))
-    rig.engine.tick()
-    rig.take(AppendReply)
-    rig.clock.now_s += TIMING.election_min_s - early_heartbeats * TIMING.heartbeat_s
-    rig.give("r1", VoteRequest(1, 1, 0, 0, True))
-    assert [reply.granted for reply in rig.take(VoteReply)] == [True] * answered
+    harness = Harness(me="r3")
+    harness.engine.receive("r2", Heartbeat(1, 1, 0, True))
+    harness.engine.tick()
+    harness.take(AppendReply)
+    harness.clock.now_s += TIMING.election_min_s - early_heartbeats * TIMING.heartbeat_s
+    harness.give("r1", VoteRequest(1, 1, 0, 0, True))
+    assert [reply.granted for reply in harness.take(VoteReply)] == [True] * answered

@@ -21,7 +21,7 @@ from cluster.consensus.frames import (
     VoteRequest,
 )
 from cluster.consensus.interface import Role
-from tests.cluster.consensus.rig import NO_OP, STAND_S, Rig, StockRig
+from tests.cluster.consensus.harness import NO_OP, STAND_S, Harness, StockHarness
 from tests.cluster.consensus.simulator import Simulation
 from tests.wal.lives import Life, lives, state_of
 from tests.wal.support import entry, fill
@@ -77,12 +77,12 @@ def test_a_power_cut_of_all_replicas_loses_nothing_acknowledged() -> None:
 def test_h01_the_vote_alone_survives_a_power_cut_so_nobody_votes_twice_in_a_term(at: Callable[[int], Life]) -> None:
     for seed in POWER_CUTS:
         life = at(seed)
-        rig = Rig(journal=life.open())
+        harness = Harness(journal=life.open())
         life.create = False
-        rig.give("r2", VoteRequest(4, 1, 0, 0, pre=False))
-        assert rig.take(VoteReply, "r2")[0].granted
+        harness.give("r2", VoteRequest(4, 1, 0, 0, pre=False))
+        assert harness.take(VoteReply, "r2")[0].granted
         life.lose_power()
-        restarted = Rig(journal=life.open())
+        restarted = Harness(journal=life.open())
         assert restarted.engine.term == 4
         restarted.give("r3", VoteRequest(4, 1, 0, 0, pre=False))
         assert not restarted.take(VoteReply, "r3")[0].granted
@@ -96,72 +96,72 @@ def test_h02_no_promise_leaves_before_the_sync_that_makes_it_true() -> None:
         AppendRequest(4, 1, 0, 0, 0, True, [(4, A)]),
         Heartbeat(4, 1, 0, True),
     ):
-        rig = Rig()
+        harness = Harness()
         promised_at_sync: list[int] = []
-        rig.disk.before_sync = lambda rig=rig, seen=promised_at_sync: seen.append(len(rig.out))  # type: ignore[misc]
-        rig.engine.receive("r2", message)
-        assert rig.out == []
-        rig.engine.tick()
+        harness.disk.before_sync = lambda harness=harness, seen=promised_at_sync: seen.append(len(harness.out))  # type: ignore[misc]
+        harness.engine.receive("r2", message)
+        assert harness.out == []
+        harness.engine.tick()
         assert promised_at_sync == [0]
-        assert len(rig.out) == 1 and isinstance(rig.out[0][1], PROMISES)
+        assert len(harness.out) == 1 and isinstance(harness.out[0][1], PROMISES)
 
 
 def test_h02_a_candidate_asks_for_votes_only_after_its_own_vote_is_durable() -> None:
-    rig = Rig()
-    rig.wait(STAND_S)
-    (question, *_) = rig.take(VoteRequest)
-    rig.disk.fail_next = OSError("the disk is gone")
+    harness = Harness()
+    harness.wait(STAND_S)
+    (question, *_) = harness.take(VoteRequest)
+    harness.disk.fail_next = OSError("the disk is gone")
     with pytest.raises(OSError):
-        rig.give("r2", VoteReply(0, question.seq, True, pre=True))
-    assert rig.out == [], "a vote request is a promise: whoever sends it has voted for itself"
+        harness.give("r2", VoteReply(0, question.seq, True, pre=True))
+    assert harness.out == [], "a vote request is a promise: whoever sends it has voted for itself"
 
 
 def test_h02_append_requests_leave_before_the_sync_but_the_leader_counts_itself_after_it() -> None:
-    rig = Rig(replicas=3)
-    rig.lead()
-    index, _ = rig.engine.propose(A)
+    harness = Harness(replicas=3)
+    harness.lead()
+    index, _ = harness.engine.propose(A)
     seen: list[tuple[int, int]] = []
-    rig.disk.before_sync = lambda: seen.append((len(rig.out), rig.engine.commit_index))
-    rig.engine.tick()
+    harness.disk.before_sync = lambda: seen.append((len(harness.out), harness.engine.commit_index))
+    harness.engine.tick()
     assert seen == [], "the event loop sends at the end of a turn: the disk holds up the next one, not this"
-    requests = rig.take(AppendRequest, "r2")
+    requests = harness.take(AppendRequest, "r2")
     assert len(requests) == 1
     # One peer and the leader itself are a majority; with a failed sync the leader does not count.
-    rig.engine.receive("r2", AppendReply(rig.engine.term, requests[-1].seq, index))
-    rig.disk.before_sync = lambda: seen.append((0, rig.engine.commit_index))
-    rig.disk.fail_next = OSError("the disk is gone")
+    harness.engine.receive("r2", AppendReply(harness.engine.term, requests[-1].seq, index))
+    harness.disk.before_sync = lambda: seen.append((0, harness.engine.commit_index))
+    harness.disk.fail_next = OSError("the disk is gone")
     with pytest.raises(OSError):
-        rig.engine.tick()
+        harness.engine.tick()
     assert seen == [(0, index - 1)]
-    assert rig.engine.commit_index == index - 1
+    assert harness.engine.commit_index == index - 1
 
 
 def test_h02_what_was_to_be_promised_in_an_older_term_is_not_once_a_new_leader_has_cut_it_off() -> None:
-    rig = Rig()
-    rig.follow([(1, A), (1, B)], commit=1)
-    rig.take(AppendReply)
+    harness = Harness()
+    harness.follow([(1, A), (1, B)], commit=1)
+    harness.take(AppendReply)
     # Both leaders' messages wait in the sockets of a replica that was paused, and are read in one turn.
-    rig.engine.receive("r2", AppendRequest(1, 50, 2, 1, 1, True, [(1, C)]))
-    rig.engine.receive("r3", AppendRequest(2, 1, 1, 1, 1, True, [(2, D)]))
-    rig.engine.tick()
-    assert rig.journal.last_index == 2
-    assert [(peer, reply.term, reply.match_index) for peer, reply in rig.out if isinstance(reply, AppendReply)] == [
+    harness.engine.receive("r2", AppendRequest(1, 50, 2, 1, 1, True, [(1, C)]))
+    harness.engine.receive("r3", AppendRequest(2, 1, 1, 1, 1, True, [(2, D)]))
+    harness.engine.tick()
+    assert harness.journal.last_index == 2
+    assert [(peer, reply.term, reply.match_index) for peer, reply in harness.out if isinstance(reply, AppendReply)] == [
         ("r3", 2, 2)
     ]
 
 
 def test_h03_a_stale_prefix_removes_nothing() -> None:
-    rig = Rig()
-    rig.follow([(1, A), (1, B), (1, C)], commit=1)
-    rig.give("r2", AppendRequest(1, 2, 0, 0, 1, True, [(1, A)]))
-    assert rig.journal.last_index == 3
-    rig.give("r2", AppendRequest(1, 3, 1, 1, 1, True, []))
-    assert rig.journal.last_index == 3
-    assert rig.take(AppendReply)[-1].match_index == 3
+    harness = Harness()
+    harness.follow([(1, A), (1, B), (1, C)], commit=1)
+    harness.give("r2", AppendRequest(1, 2, 0, 0, 1, True, [(1, A)]))
+    assert harness.journal.last_index == 3
+    harness.give("r2", AppendRequest(1, 3, 1, 1, 1, True, []))
+    assert harness.journal.last_index == 3
+    assert harness.take(AppendReply)[-1].match_index == 3
 
 
 def test_h03_the_stock_engine_truncates_at_a_stale_prefix() -> None:
-    stock = StockRig()
+    stock = StockHarness()
     entries = [(A, 2, 1), (B, 3, 1), (C, 4, 1)]
     common = {"type": "append_entries", "term": 1, "commit_index": 1, "prevLogIdx": 1, "prevLogTerm": 0}
     stock.give("r2", **common, entries=entries)
@@ -171,11 +171,11 @@ def test_h03_the_stock_engine_truncates_at_a_stale_prefix() -> None:
 
 
 def test_h03_a_conflict_of_terms_truncates_from_the_conflict_on() -> None:
-    rig = Rig()
-    rig.follow([(1, A), (1, B), (1, C)], commit=1)
-    rig.give("r3", AppendRequest(2, 1, 1, 1, 1, True, [(2, D)]))
-    assert [rig.journal.entry(index).data for index in (1, 2)] == [A, D]
-    assert rig.journal.last_index == 2
+    harness = Harness()
+    harness.follow([(1, A), (1, B), (1, C)], commit=1)
+    harness.give("r3", AppendRequest(2, 1, 1, 1, 1, True, [(2, D)]))
+    assert [harness.journal.entry(index).data for index in (1, 2)] == [A, D]
+    assert harness.journal.last_index == 2
 
 
 @pytest.mark.parametrize(
@@ -184,39 +184,39 @@ def test_h03_a_conflict_of_terms_truncates_from_the_conflict_on() -> None:
     ids=["an entry", "the entry before"],
 )
 def test_h03_a_leader_that_denies_what_is_committed_stops_the_replica(request_: AppendRequest) -> None:
-    rig = Rig()
-    rig.follow([(1, A), (1, B), (1, C)], commit=2)
+    harness = Harness()
+    harness.follow([(1, A), (1, B), (1, C)], commit=2)
     with pytest.raises(BrokenInvariant, match="here the entry of term"):
-        rig.give("r3", request_)
-    assert rig.engine.stopped
-    assert [rig.journal.entry(index).data for index in (1, 2, 3)] == [A, B, C]
+        harness.give("r3", request_)
+    assert harness.engine.stopped
+    assert [harness.journal.entry(index).data for index in (1, 2, 3)] == [A, B, C]
 
 
 def test_h04_an_acknowledgement_of_an_older_term_counts_for_nothing() -> None:
-    rig = Rig(replicas=5)
-    rig.lead()
-    first_term = rig.engine.term
-    rig.engine.propose(A)
-    rig.engine.tick()
-    old = rig.take(AppendRequest, "r2")[0]
+    harness = Harness(replicas=5)
+    harness.lead()
+    first_term = harness.engine.term
+    harness.engine.propose(A)
+    harness.engine.tick()
+    old = harness.take(AppendRequest, "r2")[0]
     # It loses leadership, another leader replaces A's index with an entry of its own, and this replica leads again.
-    rig.give("r3", AppendRequest(first_term + 1, 1, 1, first_term, 1, True, [(first_term + 1, B)]))
-    rig.take(AppendReply)
-    rig.win()
-    rig.engine.tick()
-    sent = rig.take(AppendRequest, "r3")
-    last = rig.journal.last_index
+    harness.give("r3", AppendRequest(first_term + 1, 1, 1, first_term, 1, True, [(first_term + 1, B)]))
+    harness.take(AppendReply)
+    harness.win()
+    harness.engine.tick()
+    sent = harness.take(AppendRequest, "r3")
+    last = harness.journal.last_index
     # Only r3 accepts in this term; the acknowledgements of r2 and r4 are of the older term, with the same indexes.
     for peer in ("r2", "r4"):
-        rig.give(peer, AppendReply(first_term, old.seq, last))
-        rig.give(peer, AppendReply(first_term, rig.engine.raft.seq, last))
-    rig.give("r3", AppendReply(rig.engine.term, sent[-1].seq, last))
-    assert rig.engine.commit_index == 1
-    assert not rig.engine.ready
+        harness.give(peer, AppendReply(first_term, old.seq, last))
+        harness.give(peer, AppendReply(first_term, harness.engine.raft.seq, last))
+    harness.give("r3", AppendReply(harness.engine.term, sent[-1].seq, last))
+    assert harness.engine.commit_index == 1
+    assert not harness.engine.ready
 
 
 def test_h04_the_stock_engine_counts_an_acknowledgement_without_a_term() -> None:
-    stock = StockRig()
+    stock = StockHarness()
     stock.win()
     last = stock.private("raftLog")[-1][1]
     # No term travels in this message, so the engine cannot know that it answers a request of an older term.
@@ -226,36 +226,36 @@ def test_h04_the_stock_engine_counts_an_acknowledgement_without_a_term() -> None
 
 
 def test_h04_a_copy_of_an_answer_and_an_older_one_are_dropped() -> None:
-    rig = Rig()
-    rig.lead()
-    known = rig.engine.raft.progress["r2"]
+    harness = Harness()
+    harness.lead()
+    known = harness.engine.raft.progress["r2"]
     seq = known.acked_seq
     before = (known.match, known.next, known.phase)
-    rig.give("r2", AppendReply(rig.engine.term, seq, 0, rejected=True, hint_index=0, hint_term=0))
-    rig.give("r2", AppendReply(rig.engine.term, rig.engine.raft.seq + 5, 0, rejected=True))
+    harness.give("r2", AppendReply(harness.engine.term, seq, 0, rejected=True, hint_index=0, hint_term=0))
+    harness.give("r2", AppendReply(harness.engine.term, harness.engine.raft.seq + 5, 0, rejected=True))
     assert (known.match, known.next, known.phase) == before
 
 
 def test_a_peer_that_claims_more_than_the_leader_has_is_not_counted() -> None:
-    rig = Rig()
-    rig.win()
-    rig.engine.tick()
-    seq = rig.take(AppendRequest, "r2")[-1].seq
-    rig.give("r2", AppendReply(rig.engine.term, seq, 99))
-    assert rig.engine.commit_index == 0
+    harness = Harness()
+    harness.win()
+    harness.engine.tick()
+    seq = harness.take(AppendRequest, "r2")[-1].seq
+    harness.give("r2", AppendReply(harness.engine.term, seq, 99))
+    assert harness.engine.commit_index == 0
 
 
 def test_an_entry_of_an_older_term_is_committed_only_with_one_of_this_term() -> None:
     """Figure 8 of the paper: a majority holding an old entry is not enough."""
-    rig = Rig(replicas=5)
-    rig.follow([(1, A)], leader="r2")
-    rig.take(AppendReply)
-    rig.win()
-    rig.engine.tick()
-    requests = rig.take(AppendRequest)
+    harness = Harness(replicas=5)
+    harness.follow([(1, A)], leader="r2")
+    harness.take(AppendReply)
+    harness.win()
+    harness.engine.tick()
+    requests = harness.take(AppendRequest)
     for peer in ("r2", "r3", "r4"):
-        rig.give(peer, AppendReply(rig.engine.term, requests[-1].seq, 1))
-    assert rig.engine.commit_index == 0
+        harness.give(peer, AppendReply(harness.engine.term, requests[-1].seq, 1))
+    assert harness.engine.commit_index == 0
 
 
 @pytest.mark.parametrize("moment", ["before compaction", "after compaction, unsynced", "after compaction, synced"])
@@ -343,15 +343,15 @@ def test_h09_a_snapshot_that_matches_keeps_the_suffix_wherever_its_install_dies(
 
 
 def test_h25_a_heartbeat_commits_only_what_was_checked_against_this_leader() -> None:
-    rig = Rig()
+    harness = Harness()
     # An uncommitted tail of its own leadership, or of an older leader.
-    rig.follow([(1, A), (1, B), (1, C)], commit=1)
-    rig.give("r3", Heartbeat(2, 1, 3, True))
-    assert rig.engine.commit_index == 1
-    assert rig.take(AppendReply)[-1].match_index == 1, "and it claims no more"
-    rig.give("r3", AppendRequest(2, 2, 2, 1, 3, True, []))
-    assert rig.engine.commit_index == 2, "the checked prefix ends at entry 2"
-    assert rig.take(AppendReply)[-1].match_index == 2
+    harness.follow([(1, A), (1, B), (1, C)], commit=1)
+    harness.give("r3", Heartbeat(2, 1, 3, True))
+    assert harness.engine.commit_index == 1
+    assert harness.take(AppendReply)[-1].match_index == 1, "and it claims no more"
+    harness.give("r3", AppendRequest(2, 2, 2, 1, 3, True, []))
+    assert harness.engine.commit_index == 2, "the checked prefix ends at entry 2"
+    assert harness.take(AppendReply)[-1].match_index == 2
 
 
 def test_h25_a_snapshot_transfer_moves_no_commit_index_and_an_old_leader_commits_no_ghost() -> None:
@@ -374,22 +374,22 @@ def test_h25_a_snapshot_transfer_moves_no_commit_index_and_an_old_leader_commits
 
 
 def test_h25_a_snapshot_at_or_below_what_is_checked_is_not_installed() -> None:
-    rig = Rig()
-    rig.follow([(1, A), (1, B), (1, C)], commit=2)
-    rig.take(AppendReply)
+    harness = Harness()
+    harness.follow([(1, A), (1, B), (1, C)], commit=2)
+    harness.take(AppendReply)
     for index in (1, 2, 3):
-        rig.give("r2", SnapshotChunk(1, 1 + index, index, 1, 10, 0, b""))
-        reply = rig.take(SnapshotReply)[-1]
+        harness.give("r2", SnapshotChunk(1, 1 + index, index, 1, 10, 0, b""))
+        reply = harness.take(SnapshotReply)[-1]
         assert (reply.outcome, reply.match_index) == (DONE, 3)
-    assert rig.journal.last_index == 3
-    assert rig.engine.commit_index == 2
+    assert harness.journal.last_index == 3
+    assert harness.engine.commit_index == 2
 
 
 def test_what_is_stored_is_exactly_what_was_proposed_and_a_leader_begins_with_a_no_op() -> None:
-    rig = Rig(replicas=1)
-    rig.wait(STAND_S)
-    assert rig.engine.role is Role.LEADER and rig.engine.ready
-    rig.engine.propose(A)
-    rig.engine.tick()
-    assert [data for _, _, data in rig.applied] == [NO_OP, A]
-    assert [entry.data for entry in rig.disk.entries] == [NO_OP, A]
+    harness = Harness(replicas=1)
+    harness.wait(STAND_S)
+    assert harness.engine.role is Role.LEADER and harness.engine.ready
+    harness.engine.propose(A)
+    harness.engine.tick()
+    assert [data for _, _, data in harness.applied] == [NO_OP, A]
+    assert [entry.data for entry in harness.disk.entries] == [NO_OP, A]

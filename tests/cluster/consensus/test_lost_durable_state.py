@@ -8,156 +8,156 @@ import pytest
 from cluster.consensus.frames import AppendReply, AppendRequest, Heartbeat, SnapshotChunk, StateLost
 from cluster.consensus.interface import LostDurableState, Role, SnapshotRef
 from cluster.consensus.progress import Phase
+from tests.cluster.consensus.harness import TIMING, Harness
 from tests.cluster.consensus.memory_journal import Disk
-from tests.cluster.consensus.rig import TIMING, Rig
 from tests.cluster.consensus.simulator import Replica, Simulation
 
 ENTRIES = 20
 
 
-def leader() -> Rig:
+def leader() -> Harness:
     """A leader of whom r2 and r3 have acknowledged everything, and whose link to r2 broke."""
-    rig = Rig()
-    rig.lead()
+    harness = Harness()
+    harness.lead()
     for number in range(ENTRIES):
-        rig.engine.propose(b"\x01%d" % number)
-    rig.engine.tick()
-    kept = list(rig.out)
-    for peer in rig.peers:
-        rig.out = list(kept)
-        rig.accept(peer)
-    assert rig.engine.commit_index == ENTRIES + 1
-    rig.engine.disconnected("r2")
-    return rig
+        harness.engine.propose(b"\x01%d" % number)
+    harness.engine.tick()
+    kept = list(harness.out)
+    for peer in harness.peers:
+        harness.out = list(kept)
+        harness.accept(peer)
+    assert harness.engine.commit_index == ENTRIES + 1
+    harness.engine.disconnected("r2")
+    return harness
 
 
-def returns(rig: Rig) -> AppendRequest:
+def returns(harness: Harness) -> AppendRequest:
     """Let r2's link come back; return how its journal is probed."""
-    rig.out.clear()
-    rig.engine.connected("r2")
-    rig.engine.tick()
-    (probe,) = rig.take(AppendRequest, "r2")
+    harness.out.clear()
+    harness.engine.connected("r2")
+    harness.engine.tick()
+    (probe,) = harness.take(AppendRequest, "r2")
     return probe
 
 
-def refuse(rig: Rig, probe: AppendRequest, last_index: int = 0) -> None:
+def refuse(harness: Harness, probe: AppendRequest, last_index: int = 0) -> None:
     """Answer as a replica whose journal ends at `last_index`."""
-    rig.give("r2", AppendReply(rig.engine.term, probe.seq, last_index, True, last_index, int(last_index > 0)))
+    harness.give("r2", AppendReply(harness.engine.term, probe.seq, last_index, True, last_index, int(last_index > 0)))
 
 
 @pytest.mark.parametrize("last_index", [0, 1, ENTRIES])
 def test_a_replica_that_lacks_what_it_acknowledged_is_refused_notified_and_shown(
     last_index: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rig = leader()
-    refuse(rig, returns(rig), last_index)
-    assert [(m.member, m.match_index) for m in rig.take(StateLost, "r2")] == [("r2", ENTRIES + 1)]
-    (shown, _) = rig.engine.peers()
-    assert shown.forgot and shown.match_index == 0 and shown.lag_entries == rig.journal.last_index
+    harness = leader()
+    refuse(harness, returns(harness), last_index)
+    assert [(m.member, m.match_index) for m in harness.take(StateLost, "r2")] == [("r2", ENTRIES + 1)]
+    (shown, _) = harness.engine.peers()
+    assert shown.forgot and shown.match_index == 0 and shown.lag_entries == harness.journal.last_index
     (line,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert "r2 acknowledged entries up to 21" in line.message and "member replace r2" in line.message
 
 
 def test_nothing_that_it_says_counts_from_then_on_and_nothing_is_sent_to_it() -> None:
-    rig = leader()
-    refuse(rig, returns(rig))
-    rig.engine.disconnected("r3")
-    rig.engine.propose(b"\x01more")
-    rig.engine.tick()
-    commit = rig.engine.commit_index
+    harness = leader()
+    refuse(harness, returns(harness))
+    harness.engine.disconnected("r3")
+    harness.engine.propose(b"\x01more")
+    harness.engine.tick()
+    commit = harness.engine.commit_index
     for _ in range(4):
-        rig.wait(TIMING.heartbeat_s)
-        for seq in [m.seq for to, m in rig.out if to == "r2"]:
-            rig.give("r2", AppendReply(rig.engine.term, seq, 0))
-        assert not [m for to, m in rig.out if to == "r2" and isinstance(m, AppendRequest) and m.entries]
-    assert rig.take(StateLost, "r2"), "it is told again"
-    assert rig.engine.commit_index == commit
-    rig.wait(TIMING.election_max_s)
-    assert rig.engine.role is Role.FOLLOWER, "a leader with nobody but it has no majority"
+        harness.wait(TIMING.heartbeat_s)
+        for seq in [m.seq for to, m in harness.out if to == "r2"]:
+            harness.give("r2", AppendReply(harness.engine.term, seq, 0))
+        assert not [m for to, m in harness.out if to == "r2" and isinstance(m, AppendRequest) and m.entries]
+    assert harness.take(StateLost, "r2"), "it is told again"
+    assert harness.engine.commit_index == commit
+    harness.wait(TIMING.election_max_s)
+    assert harness.engine.role is Role.FOLLOWER, "a leader with nobody but it has no majority"
 
 
 def test_it_is_found_out_although_what_it_acknowledged_is_compacted_by_then() -> None:
-    rig = leader()
-    rig.engine.propose(b"\x01more")
-    rig.engine.tick()
-    rig.accept("r3")
-    rig.journal.compact_to(ENTRIES + 2)
-    rig.snapshot = SnapshotRef(path=None, index=ENTRIES + 2, term=1, size_bytes=1)  # type: ignore[arg-type]
-    probe = returns(rig)
+    harness = leader()
+    harness.engine.propose(b"\x01more")
+    harness.engine.tick()
+    harness.accept("r3")
+    harness.journal.compact_to(ENTRIES + 2)
+    harness.snapshot = SnapshotRef(path=None, index=ENTRIES + 2, term=1, size_bytes=1)  # type: ignore[arg-type]
+    probe = returns(harness)
     assert (probe.prev_index, probe.prev_term, probe.entries) == (ENTRIES + 1, 1, [])
-    refuse(rig, probe)
-    assert len(rig.take(StateLost, "r2")) == 1
-    rig.wait(3 * TIMING.heartbeat_s)
-    assert rig.take(SnapshotChunk, "r2") == [], "nor is it caught up by a snapshot"
+    refuse(harness, probe)
+    assert len(harness.take(StateLost, "r2")) == 1
+    harness.wait(3 * TIMING.heartbeat_s)
+    assert harness.take(SnapshotChunk, "r2") == [], "nor is it caught up by a snapshot"
 
 
 def test_nor_is_it_caught_up_when_the_same_leader_is_elected_again(tmp_path: Path) -> None:
-    rig = leader()
-    refuse(rig, returns(rig))
-    rig.wait(TIMING.election_max_s)
-    assert rig.engine.role is not Role.LEADER
-    rig.out.clear()
-    rig.win()
-    rig.accept("r3")
-    assert rig.engine.ready
-    last = rig.journal.last_index
+    harness = leader()
+    refuse(harness, returns(harness))
+    harness.wait(TIMING.election_max_s)
+    assert harness.engine.role is not Role.LEADER
+    harness.out.clear()
+    harness.win()
+    harness.accept("r3")
+    assert harness.engine.ready
+    last = harness.journal.last_index
     path = tmp_path / "snapshot"
     path.write_bytes(b"x")
-    rig.snapshot = SnapshotRef(path=path, index=last, term=rig.engine.term, size_bytes=1)
-    rig.journal.compact_to(last)
-    rig.engine.disconnected("r2")
-    rig.engine.connected("r2")
-    rig.out.clear()
-    rig.wait(3 * TIMING.heartbeat_s)
-    sent = [message for to, message in rig.out if to == "r2"]
+    harness.snapshot = SnapshotRef(path=path, index=last, term=harness.engine.term, size_bytes=1)
+    harness.journal.compact_to(last)
+    harness.engine.disconnected("r2")
+    harness.engine.connected("r2")
+    harness.out.clear()
+    harness.wait(3 * TIMING.heartbeat_s)
+    sent = [message for to, message in harness.out if to == "r2"]
     assert sent and all(isinstance(message, Heartbeat) for message in sent)
 
 
 def test_one_that_kept_it_although_it_is_compacted_here_gets_the_snapshot() -> None:
-    rig = leader()
-    rig.engine.propose(b"\x01more")
-    rig.engine.tick()
-    rig.accept("r3")
-    rig.journal.compact_to(ENTRIES + 2)
-    probe = returns(rig)
-    rig.give("r2", AppendReply(rig.engine.term, probe.seq, ENTRIES + 1))
-    assert rig.engine.raft.progress["r2"].phase is Phase.SNAPSHOT
-    assert not rig.engine.peers()[0].forgot
+    harness = leader()
+    harness.engine.propose(b"\x01more")
+    harness.engine.tick()
+    harness.accept("r3")
+    harness.journal.compact_to(ENTRIES + 2)
+    probe = returns(harness)
+    harness.give("r2", AppendReply(harness.engine.term, probe.seq, ENTRIES + 1))
+    assert harness.engine.raft.progress["r2"].phase is Phase.SNAPSHOT
+    assert not harness.engine.peers()[0].forgot
 
 
 def test_one_that_restarted_with_a_commit_mark_that_lags_is_not_accused() -> None:
-    rig = leader()
-    probe = returns(rig)
-    (shown, _) = rig.engine.peers()
-    rig.give("r2", AppendReply(rig.engine.term, probe.seq, probe.prev_index))
-    rig.give("r2", AppendReply(rig.engine.term, rig.engine.raft.seq, 3))
-    assert rig.take(StateLost) == [] and not shown.forgot
-    assert rig.engine.peers()[0].match_index == ENTRIES + 1
+    harness = leader()
+    probe = returns(harness)
+    (shown, _) = harness.engine.peers()
+    harness.give("r2", AppendReply(harness.engine.term, probe.seq, probe.prev_index))
+    harness.give("r2", AppendReply(harness.engine.term, harness.engine.raft.seq, 3))
+    assert harness.take(StateLost) == [] and not shown.forgot
+    assert harness.engine.peers()[0].match_index == ENTRIES + 1
 
 
 def test_one_whose_disk_was_only_not_mounted_counts_again_when_it_shows_what_it_acknowledged() -> None:
-    rig = leader()
-    refuse(rig, returns(rig))
-    rig.engine.disconnected("r2")
-    probe = returns(rig)
+    harness = leader()
+    refuse(harness, returns(harness))
+    harness.engine.disconnected("r2")
+    probe = returns(harness)
     assert probe.prev_index == ENTRIES + 1
-    rig.give("r2", AppendReply(rig.engine.term, probe.seq, ENTRIES + 1))
-    (shown, _) = rig.engine.peers()
+    harness.give("r2", AppendReply(harness.engine.term, probe.seq, ENTRIES + 1))
+    (shown, _) = harness.engine.peers()
     assert not shown.forgot and shown.match_index == ENTRIES + 1
 
 
-def follower() -> Rig:
-    rig = Rig(me="r3")
-    rig.follow([(1, b"\x01a"), (1, b"\x01b")], leader="r2")
-    return rig
+def follower() -> Harness:
+    harness = Harness(me="r3")
+    harness.follow([(1, b"\x01a"), (1, b"\x01b")], leader="r2")
+    return harness
 
 
 def test_who_is_notified_that_it_lost_state_checks_it_and_stops_with_the_remedy() -> None:
-    rig = follower()
+    harness = follower()
     with pytest.raises(LostDurableState, match="forebay member replace r3") as stopped:
-        rig.engine.receive("r2", StateLost(1, 9, "r3", 7))
+        harness.engine.receive("r2", StateLost(1, 9, "r3", 7))
     assert (stopped.value.acknowledged_index, stopped.value.last_index) == (7, 2)
-    assert rig.engine.stopped
+    assert harness.engine.stopped
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ def test_who_is_notified_that_it_lost_state_checks_it_and_stops_with_the_remedy(
 def test_a_notice_that_is_not_true_not_from_the_leader_or_for_somebody_else_changes_nothing(
     peer: str, notice: StateLost
 ) -> None:
-    rig = follower()
-    rig.give(peer, notice)
-    assert not rig.engine.stopped
+    harness = follower()
+    harness.give(peer, notice)
+    assert not harness.engine.stopped
 
 
 def wipe(sim: Simulation, replica: Replica) -> None:
@@ -211,12 +211,12 @@ def test_a_replica_wiped_and_started_as_a_founder_under_a_living_leader_stops(co
 
 
 def test_heartbeats_alone_neither_accuse_nor_acquit() -> None:
-    rig = leader()
-    returns(rig)
-    rig.wait(TIMING.heartbeat_s)
-    for beat in rig.take(Heartbeat, "r2"):
-        rig.give("r2", AppendReply(rig.engine.term, beat.seq, 0))
-    assert rig.take(StateLost) == []
-    probe = returns(rig)
-    refuse(rig, probe)
-    assert len(rig.take(StateLost, "r2")) == 1
+    harness = leader()
+    returns(harness)
+    harness.wait(TIMING.heartbeat_s)
+    for beat in harness.take(Heartbeat, "r2"):
+        harness.give("r2", AppendReply(harness.engine.term, beat.seq, 0))
+    assert harness.take(StateLost) == []
+    probe = returns(harness)
+    refuse(harness, probe)
+    assert len(harness.take(StateLost, "r2")) == 1

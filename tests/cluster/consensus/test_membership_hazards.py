@@ -13,8 +13,8 @@ from cluster.consensus.interface import ChangeRefused, NotLeader, RemovedFromClu
 from cluster.consensus.leadership_transfer import TARGET_LAG_ENTRIES
 from cluster.consensus.membership_change import PROMOTION_LAG_ENTRIES
 from cluster.consensus.state import first_seq
+from tests.cluster.consensus.harness import STAND_S, TIMING, Harness, StockHarness
 from tests.cluster.consensus.memory_journal import Disk, MemoryJournal
-from tests.cluster.consensus.rig import STAND_S, TIMING, Rig, StockRig
 from tests.cluster.consensus.simulator import SimClock, Simulation, carries
 from wal.configuration import (
     Action,
@@ -65,7 +65,7 @@ def pump(sim: Simulation, number: int) -> None:
         sim.commit(b"\x01%d" % count)
 
 
-class Bench(Rig):
+class Bench(Harness):
     """An engine alone, whose members are in its journal."""
 
     def __init__(self, *, me: str = "r1", disk: Disk | None = None, **given: Any) -> None:
@@ -165,7 +165,7 @@ def test_h12_stock_two_changes_are_in_flight_at_once() -> None:
     def engine(me: Any, others: Any, *, conf: Any, **given: Any) -> SyncObj:
         return SyncObj(me, others, conf=SyncObjConf(autoTick=False, dynamicMembershipChange=True), **given)
 
-    stock = StockRig(engine=engine)  # type: ignore[arg-type]
+    stock = StockHarness(engine=engine)  # type: ignore[arg-type]
     stock.win()
     last = stock.private("raftLog")[-1][1]
     stock.give("r2", type="next_node_idx", next_node_idx=last + 1, reset=False, success=True)

@@ -22,7 +22,7 @@ from cluster.consensus.interface import Role, SnapshotRef
 from cluster.consensus.snapshots import SnapshotReceiver, SnapshotSender
 from snapshots import Image, SnapshotName, SnapshotStore, write_snapshot
 from snapshots.receive import receiving_name
-from tests.cluster.consensus.rig import TIMING, Rig
+from tests.cluster.consensus.harness import TIMING, Harness
 from tests.cluster.consensus.simulator import Replica, Simulation
 from tests.cluster.consensus.test_catching_up import FakeSink
 from tests.snapshots.states import many_jobs
@@ -96,7 +96,7 @@ def test_a_snapshot_that_fails_its_verification_is_refused_with_the_next_questio
         assert behind.installs == 1 and sim.elect() is leader
 
 
-class SinkRig(Rig):
+class SinkHarness(Harness):
     """An engine whose machine takes snapshots."""
 
     def __init__(self) -> None:
@@ -117,44 +117,44 @@ class SinkRig(Rig):
 
 
 def test_entries_that_come_while_a_snapshot_is_verified_are_taken_and_end_it() -> None:
-    rig = SinkRig()
-    done = rig.verifying()
+    harness = SinkHarness()
+    done = harness.verifying()
     entries = [(2, b"\x01%d" % number) for number in range(4, 12)]
-    rig.give("r3", AppendRequest(2, 1, 3, 1, 11, True, entries))
-    assert rig.take(AppendReply, "r3")[-1].match_index == 11
-    assert rig.sinks[0].aborted and len(rig.applied) == 11
+    harness.give("r3", AppendRequest(2, 1, 3, 1, 11, True, entries))
+    assert harness.take(AppendReply, "r3")[-1].match_index == 11
+    assert harness.sinks[0].aborted and len(harness.applied) == 11
     done()
-    rig.engine.tick()
-    assert not rig.sinks[0].finished and rig.engine.applied_index == 11
+    harness.engine.tick()
+    assert not harness.sinks[0].finished and harness.engine.applied_index == 11
 
 
 def test_entries_that_do_not_fit_are_refused_while_a_snapshot_is_verified_and_leave_it_alone() -> None:
-    rig = SinkRig()
-    rig.verifying()
-    rig.give("r2", AppendRequest(1, 3, 9, 1, 9, True, [(1, b"\x01x")]))
-    (reply,) = rig.take(AppendReply, "r2")
-    assert (reply.rejected, reply.match_index, rig.journal.last_index) == (True, 3, 3)
-    assert not rig.sinks[0].aborted
+    harness = SinkHarness()
+    harness.verifying()
+    harness.give("r2", AppendRequest(1, 3, 9, 1, 9, True, [(1, b"\x01x")]))
+    (reply,) = harness.take(AppendReply, "r2")
+    assert (reply.rejected, reply.match_index, harness.journal.last_index) == (True, 3, 3)
+    assert not harness.sinks[0].aborted
 
 
 def test_a_candidate_is_answered_by_the_journal_that_is_there_and_not_by_the_one_that_comes() -> None:
-    rig = SinkRig()
-    rig.verifying()
-    rig.wait(TIMING.election_max_s)
+    harness = SinkHarness()
+    harness.verifying()
+    harness.wait(TIMING.election_max_s)
     for last_index, granted in ((2, False), (3, True)):
-        rig.out.clear()
-        rig.give("r3", VoteRequest(5 + last_index, 1, last_index, 1, False))
-        assert [reply.granted for reply in rig.take(VoteReply, "r3")] == [granted]
+        harness.out.clear()
+        harness.give("r3", VoteRequest(5 + last_index, 1, last_index, 1, False))
+        assert [reply.granted for reply in harness.take(VoteReply, "r3")] == [granted]
 
 
 def test_h25_a_snapshot_is_never_installed_over_entries_that_a_leader_has_sent_since() -> None:
-    rig = SinkRig()
-    done = rig.verifying()
-    rig.engine.raft.checked_index = 9
+    harness = SinkHarness()
+    done = harness.verifying()
+    harness.engine.raft.checked_index = 9
     done()
     with pytest.raises(BrokenInvariant, match="came from a leader since"):
-        rig.engine.tick()
-    assert not rig.sinks[0].finished
+        harness.engine.tick()
+    assert not harness.sinks[0].finished
 
 
 # ---- what is left of a snapshot when its receiver is killed ----

@@ -15,8 +15,8 @@ from pysyncobj.transport import Transport
 from cluster.consensus import stock
 from cluster.consensus.interface import Role
 from cluster.consensus.stock import JournalAdapter, StockNode
+from tests.cluster.consensus.harness import Harness, StockHarness
 from tests.cluster.consensus.memory_journal import Disk
-from tests.cluster.consensus.rig import Rig, StockRig
 from wal.failures import BrokenInvariant
 
 CONSENSUS = Path(stock.__file__).parent
@@ -69,7 +69,7 @@ def test_every_overridden_name_is_known() -> None:
 
 def test_every_private_name_that_is_used_exists() -> None:
     used = set(re.findall(r"_SyncObj__\w+", Path(stock.__file__).read_text()))
-    known = set(vars(SyncObj)) | set(vars(StockRig().engine))
+    known = set(vars(SyncObj)) | set(vars(StockHarness().engine))
     assert used and used <= known
 
 
@@ -94,27 +94,27 @@ def test_no_method_of_the_stock_engine_is_replicated_by_the_way() -> None:
 
 def test_the_stock_constructor_finds_our_journal_and_afterwards_its_own_again() -> None:
     before = syncobj.createJournal, syncobj.createPoller
-    rig = Rig()
+    harness = Harness()
     assert (syncobj.createJournal, syncobj.createPoller) == before
-    assert isinstance(rig.engine.stock._SyncObj__raftLog, JournalAdapter)
-    assert rig.journal.last_index == 0, "the stock constructor adds a first entry to an empty journal"
+    assert isinstance(harness.engine.stock._SyncObj__raftLog, JournalAdapter)
+    assert harness.journal.last_index == 0, "the stock constructor adds a first entry to an empty journal"
 
 
 def test_the_stock_variables_are_those_of_the_state_from_the_start_on() -> None:
     disk = Disk()
     disk.hard = (7, "r2")
-    rig = Rig(disk=disk)
-    raft, node = rig.engine.raft, rig.engine.stock
+    harness = Harness(disk=disk)
+    raft, node = harness.engine.raft, harness.engine.stock
     assert (raft.term, raft.voted_for) == (7, "r2"), "restored from the journal"
-    rig.lead()
+    harness.lead()
     assert (raft.term, raft.voted_for, raft.role) == (8, "r1", Role.LEADER)
-    assert (rig.journal.term, rig.journal.voted_for) == (8, "r1")
+    assert (harness.journal.term, harness.journal.voted_for) == (8, "r1")
     assert node._isLeader() and (node.raftCurrentTerm, node.raftCommitIndex) == (8, raft.commit_index)
     assert node._SyncObj__votedForNodeId == "r1"
 
 
 def test_nothing_of_the_stock_engine_is_sent() -> None:
-    rig = Rig()
+    harness = Harness()
     with pytest.raises(BrokenInvariant, match="dict"):
-        rig.engine.stock._inlet.send(Node("r2"), {"type": "append_entries"})
-    assert rig.out == []
+        harness.engine.stock._inlet.send(Node("r2"), {"type": "append_entries"})
+    assert harness.out == []

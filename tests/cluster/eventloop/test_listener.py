@@ -11,7 +11,7 @@ from cluster.config.config import Config
 from cluster.eventloop.listener import ACCEPTS_PER_TURN, Acceptor
 from cluster.security.tls import client_context, server_context
 from cluster.system.address import Address
-from tests.cluster.rig import story, until
+from tests.cluster.harness import story, until
 
 CROWD = 40
 

@@ -8,7 +8,7 @@ import threading
 
 from cluster.eventloop.users import KEPT_S, Identities, group_name, uid_of
 from tests.clocks import ManualClock
-from tests.cluster.rig import story
+from tests.cluster.harness import story
 
 ME = pwd.getpwuid(os.getuid())
 

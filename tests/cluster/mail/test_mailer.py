@@ -15,7 +15,7 @@ from replica.model.mail import Mail
 from replica.model.requests import JobOptions
 from replica.values.errors import Refusal
 from tests.clocks import ManualClock
-from tests.cluster.rig import story
+from tests.cluster.harness import story
 from tests.replica.world import World
 
 

@@ -23,7 +23,7 @@ from cluster.system.address import Address
 from replica.model.jobs import JobState
 from replica.model.mail import Mail, MailKind
 from replica.values.units import Instant
-from tests.cluster.rig import story
+from tests.cluster.harness import story
 
 AT = Instant(1_790_000_000_000_000)
 STAGED_OUT = Mail(12, MailKind.STAGE_OUT, 7, "alice", "my_app", AT, 307, JobState.COMPLETED)

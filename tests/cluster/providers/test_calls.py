@@ -25,8 +25,8 @@ from replica.model.pools import Pool, PoolUnit
 from replica.model.provider import Provision
 from replica.state.state import EMPTY, State
 from tests.cluster.agent.conftest import ROOT
+from tests.cluster.harness import story, until
 from tests.cluster.providers.conftest import Programs
-from tests.cluster.rig import story, until
 
 
 def request(programs: Programs, *actions: str, operation: str = "process", timeout_s: int = 30) -> CallRequest:

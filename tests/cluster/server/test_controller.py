@@ -21,7 +21,7 @@ from replica.state.digest import state_digest
 from replica.values.errors import LedgerViolation
 from replica.values.units import Revision
 from snapshots import Image, SnapshotFailed, load_snapshot
-from tests.cluster.rig import PATIENCE_S, Rig, placed, story, until
+from tests.cluster.harness import PATIENCE_S, Harness, placed, story, until
 from wal import BrokenInvariant
 from wal.codec import CodecError, encode_batch
 
@@ -39,28 +39,28 @@ async def installed(sink: SnapshotSink) -> None:
     sink.finish()
 
 
-async def submit_many(rig: Rig, count: int) -> None:
+async def submit_many(harness: Harness, count: int) -> None:
     for _ in range(count):
-        assert (await rig.submit(hold=True)).status == 201
+        assert (await harness.submit(hold=True)).status == 201
 
 
-async def submit_until(rig: Rig, condition: Callable[[], bool]) -> None:
+async def submit_until(harness: Harness, condition: Callable[[], bool]) -> None:
     """Submit jobs until the condition holds, each once nothing is being saved: a slow disk skips no snapshot."""
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
-            await submit_many(rig, 1)
-            await until(lambda: not rig.controller.snapshots.saving)
+            await submit_many(harness, 1)
+            await until(lambda: not harness.controller.snapshots.saving)
 
 
 @story
 async def test_a_restart_rebuilds_the_same_state_from_the_ledger_alone(config: Config) -> None:
-    async with Rig(config) as rig:
-        await submit_many(rig, 10)
-        before, digest = rig.controller.state, rig.controller.applied_digest
-        await rig.restart()
-        assert state_digest(rig.controller.state) == state_digest(before)
-        assert rig.storage.state == before
-        assert rig.storage.journal.digest_at(rig.storage.index) == digest
+    async with Harness(config) as harness:
+        await submit_many(harness, 10)
+        before, digest = harness.controller.state, harness.controller.applied_digest
+        await harness.restart()
+        assert state_digest(harness.controller.state) == state_digest(before)
+        assert harness.storage.state == before
+        assert harness.storage.journal.digest_at(harness.storage.index) == digest
 
 
 @story
@@ -68,80 +68,80 @@ async def test_snapshots_are_written_in_the_background_compact_the_journal_and_s
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cluster.server.controller.COMPACTION_MARGIN_ENTRIES", 2)
-    async with Rig(small_snapshots(config, 5)) as rig:
-        await submit_until(rig, lambda: bool(rig.engine.compacted))
-        assert rig.storage.journal.base_index > 0
-        before = rig.controller.state
-        await rig.restart()
-        assert rig.storage.replayed < 10
-        assert state_digest(rig.storage.state) == state_digest(before)
+    async with Harness(small_snapshots(config, 5)) as harness:
+        await submit_until(harness, lambda: bool(harness.engine.compacted))
+        assert harness.storage.journal.base_index > 0
+        before = harness.controller.state
+        await harness.restart()
+        assert harness.storage.replayed < 10
+        assert state_digest(harness.storage.state) == state_digest(before)
         # What was compacted away is still history.
-        history = await rig.ask("GET", "/v1/jobs/1/history", who="alice")
+        history = await harness.ask("GET", "/v1/jobs/1/history", who="alice")
         assert history.body["rows"][0]["event"] == "job_submitted"
-        assert (await rig.ask("GET", "/v1/ledger?from=1&limit=2")).body["entries"][0]["index"] == 1
+        assert (await harness.ask("GET", "/v1/ledger?from=1&limit=2")).body["entries"][0]["index"] == 1
 
 
 @story
 async def test_a_damaged_snapshot_is_passed_over_and_everything_is_folded(config: Config) -> None:
-    async with Rig(config) as rig:
-        await submit_many(rig, 5)
-        saved = await rig.ask("POST", "/v1/snapshots")
-        before = rig.controller.state
-        await rig.close()
+    async with Harness(config) as harness:
+        await submit_many(harness, 5)
+        saved = await harness.ask("POST", "/v1/snapshots")
+        before = harness.controller.state
+        await harness.close()
         path = Path(saved.body["path"])
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(bytes(data))
-        await rig.open()
-        assert rig.storage.replayed == rig.storage.index
-        assert state_digest(rig.storage.state) == state_digest(before)
+        await harness.open()
+        assert harness.storage.replayed == harness.storage.index
+        assert state_digest(harness.storage.state) == state_digest(before)
 
 
 @story
 async def test_a_leader_whose_snapshots_are_all_damaged_makes_one_for_the_peer_that_needs_it(config: Config) -> None:
     """Found by the simulator, seed 3003362: a peer that needed what was compacted waited for ever."""
-    async with Rig(small_snapshots(config, 5)) as rig:
+    async with Harness(small_snapshots(config, 5)) as harness:
         for _ in range(3):
-            await rig.submit()
-        await until(lambda: rig.controller.snapshot_index > 0 and not rig.controller.snapshots.saving)
+            await harness.submit()
+        await until(lambda: harness.controller.snapshot_index > 0 and not harness.controller.snapshots.saving)
     for path in config.snapshot_directory("r1").iterdir():
         path.write_bytes(path.read_bytes()[:-9])
-    async with Rig(config) as rig:
-        assert rig.controller.newest_snapshot() is None
-        await until(lambda: rig.controller.newest_snapshot() is not None)
-        made = rig.controller.newest_snapshot()
-        assert made is not None and load_snapshot(made.path).state == rig.controller.state
+    async with Harness(config) as harness:
+        assert harness.controller.newest_snapshot() is None
+        await until(lambda: harness.controller.newest_snapshot() is not None)
+        made = harness.controller.newest_snapshot()
+        assert made is not None and load_snapshot(made.path).state == harness.controller.state
 
 
 @story
 async def test_a_snapshot_of_another_history_is_passed_over(config: Config, tmp_path: Path) -> None:
     other = placed(config, tmp_path / "other")
-    async with Rig(other) as rig:
-        await submit_many(rig, 3)
-        await rig.ask("POST", "/v1/snapshots")
-    async with Rig(config) as rig:
-        await submit_many(rig, 6)
-        before = rig.controller.state
-        await rig.close()
+    async with Harness(other) as harness:
+        await submit_many(harness, 3)
+        await harness.ask("POST", "/v1/snapshots")
+    async with Harness(config) as harness:
+        await submit_many(harness, 6)
+        before = harness.controller.state
+        await harness.close()
         shutil.copytree(other.snapshot_directory("r1"), config.snapshot_directory("r1"), dirs_exist_ok=True)
-        await rig.open()
-        assert rig.storage.replayed == rig.storage.index
-        assert state_digest(rig.storage.state) == state_digest(before)
+        await harness.open()
+        assert harness.storage.replayed == harness.storage.index
+        assert state_digest(harness.storage.state) == state_digest(before)
 
 
 @story
 async def test_a_journal_that_vanished_beside_its_snapshots_is_refused(config: Config) -> None:
-    async with Rig(config) as rig:
-        await submit_many(rig, 3)
-        await rig.ask("POST", "/v1/snapshots")
-        await rig.close()
+    async with Harness(config) as harness:
+        await submit_many(harness, 3)
+        await harness.ask("POST", "/v1/snapshots")
+        await harness.close()
         kept = config.wal_directory("r1").with_name("kept")
         config.wal_directory("r1").rename(kept)
         with pytest.raises(StorageRefused):
             open_storage(config, "r1")
         shutil.rmtree(config.wal_directory("r1"), ignore_errors=True)
         kept.rename(config.wal_directory("r1"))
-        await rig.open()
+        await harness.open()
 
 
 @story
@@ -149,53 +149,55 @@ async def test_an_installed_snapshot_replaces_the_state_and_what_came_before_is_
     config: Config, tmp_path: Path
 ) -> None:
     source = placed(config, tmp_path / "source")
-    async with Rig(source) as leader:
+    async with Harness(source) as leader:
         await submit_many(leader, 20)
         saved = await leader.ask("POST", "/v1/snapshots")
         await submit_many(leader, 2)
         data = Path(saved.body["path"]).read_bytes()
-        async with Rig(config) as rig:
-            await submit_many(rig, 1)
-            own = rig.controller.state.revision
-            rig.engine.depose(None)
-            waiting = asyncio.ensure_future(rig.controller.wait_applied(saved.body["index"]))
-            sink = rig.controller.begin_install(saved.body["index"], saved.body["term"])
+        async with Harness(config) as harness:
+            await submit_many(harness, 1)
+            own = harness.controller.state.revision
+            harness.engine.depose(None)
+            waiting = asyncio.ensure_future(harness.controller.wait_applied(saved.body["index"]))
+            sink = harness.controller.begin_install(saved.body["index"], saved.body["term"])
             for offset in range(0, len(data), 1000):
                 sink.write(offset, data[offset : offset + 1000])
             await installed(sink)
             await waiting
-            assert rig.controller.applied_index == saved.body["index"]
-            assert rig.controller.state.revision == saved.body["revision"]
-            assert len(rig.controller.state.jobs) == 20
-            newest = rig.controller.newest_snapshot()
+            assert harness.controller.applied_index == saved.body["index"]
+            assert harness.controller.state.revision == saved.body["revision"]
+            assert len(harness.controller.state.jobs) == 20
+            newest = harness.controller.newest_snapshot()
             assert newest is not None and newest.index == saved.body["index"]
             with pytest.raises(LookupError):
-                await rig.controller.time_travel.state_at(rig.controller.state.revision - 1)
+                await harness.controller.time_travel.state_at(harness.controller.state.revision - 1)
             # The history continues with what the leader sends next.
-            for applied in leader.controller.applied_log.read(rig.controller.applied_index + 1, limit=10):
+            for applied in leader.controller.applied_log.read(harness.controller.applied_index + 1, limit=10):
                 assert applied.batch is not None
-                rig.storage.journal.set_term(max(applied.term, rig.storage.journal.term), rig.storage.journal.voted_for)
+                harness.storage.journal.set_term(
+                    max(applied.term, harness.storage.journal.term), harness.storage.journal.voted_for
+                )
                 entry = leader.storage.journal.entry(applied.index)
-                rig.storage.journal.append([entry])
-                rig.controller.apply(*entry)
-            assert rig.controller.applied_digest == leader.controller.applied_digest
-            assert state_digest(rig.controller.state) == state_digest(leader.controller.state)
-            await rig.restart()
-            assert len(rig.controller.state.jobs) == 22
-            status = await rig.ask("GET", "/v1/ledger")
+                harness.storage.journal.append([entry])
+                harness.controller.apply(*entry)
+            assert harness.controller.applied_digest == leader.controller.applied_digest
+            assert state_digest(harness.controller.state) == state_digest(leader.controller.state)
+            await harness.restart()
+            assert len(harness.controller.state.jobs) == 22
+            status = await harness.ask("GET", "/v1/ledger")
             assert status.body["entries"][0]["index"] <= saved.body["index"] + 1
-            gap = await rig.ask("GET", f"/v1/events?from={own}", who="alice")
+            gap = await harness.ask("GET", f"/v1/events?from={own}", who="alice")
             assert (gap.status, gap.code) == (410, "history_not_held")
             # Who reads up to the gap is told that there is one, and is not given what comes after it.
-            stream = await rig.ask("GET", f"/v1/events?from={own - 1}", who="alice")
+            stream = await harness.ask("GET", f"/v1/events?from={own - 1}", who="alice")
             events, comment = stream.body.decode().rsplit("\n\n: ", 1)
             assert [line for line in events.splitlines() if line.startswith("id: ")] == [f"id: {own}"]
             assert comment == f"revisions after {own} are not held here; ask another replica\n\n"
             # Nothing after it is taken for void, which the fence would have refused.
-            entries = list(rig.controller.applied_log.read(1, limit=100))
+            entries = list(harness.controller.applied_log.read(1, limit=100))
             assert not any(applied.void for applied in entries)
-            assert entries[-1].revision == rig.controller.state.revision
-            why = await rig.ask("GET", f"/v1/jobs/1/why?at={own + 1}", who="alice")
+            assert entries[-1].revision == harness.controller.state.revision
+            why = await harness.ask("GET", f"/v1/jobs/1/why?at={own + 1}", who="alice")
             assert (why.status, why.code) == (410, "history_not_held")
 
 
@@ -204,23 +206,23 @@ async def test_a_snapshot_that_is_lost_where_the_ledger_has_a_gap_is_refused_at_
     config: Config, tmp_path: Path
 ) -> None:
     source = placed(config, tmp_path / "source")
-    async with Rig(source) as leader:
+    async with Harness(source) as leader:
         await submit_many(leader, 5)
         saved = await leader.ask("POST", "/v1/snapshots")
         data = Path(saved.body["path"]).read_bytes()
-    async with Rig(config) as rig:
-        rig.engine.depose(None)
-        sink = rig.controller.begin_install(saved.body["index"], saved.body["term"])
+    async with Harness(config) as harness:
+        harness.engine.depose(None)
+        sink = harness.controller.begin_install(saved.body["index"], saved.body["term"])
         sink.write(0, data)
         await installed(sink)
-        await rig.close()
+        await harness.close()
         (path,) = config.snapshot_directory("r1").iterdir()
         kept = path.read_bytes()
         path.write_bytes(kept[:-10])
         with pytest.raises(StorageRefused, match="put the snapshot back"):
             open_storage(config, "r1")
         path.write_bytes(kept)
-        await rig.open()
+        await harness.open()
 
 
 @story
@@ -229,26 +231,26 @@ async def test_a_replica_killed_between_receiving_and_installing_a_snapshot_star
 ) -> None:
     """The file is there and ahead of the applied mark, and the ledger has a gap: the older snapshot must serve."""
     source = placed(config, tmp_path / "source")
-    async with Rig(source) as leader:
+    async with Harness(source) as leader:
         saved = []
         for _ in range(2):
             await submit_many(leader, 5)
             saved.append((await leader.ask("POST", "/v1/snapshots")).body)
         files = [Path(one["path"]).read_bytes() for one in saved]
-    async with Rig(config) as rig:
-        rig.engine.depose(None)
-        sink = rig.controller.begin_install(saved[0]["index"], saved[0]["term"])
+    async with Harness(config) as harness:
+        harness.engine.depose(None)
+        sink = harness.controller.begin_install(saved[0]["index"], saved[0]["term"])
         sink.write(0, files[0])
         await installed(sink)
-        receiver = rig.controller.snapshots.receive(saved[1]["index"], saved[1]["term"])
+        receiver = harness.controller.snapshots.receive(saved[1]["index"], saved[1]["term"])
         receiver.write(0, files[1])
         receiver.verify()
         receiver.finalize()
-        await rig.close()
+        await harness.close()
         assert len(list(config.snapshot_directory("r1").iterdir())) == 2
-        await rig.open()
-        assert rig.storage.index == saved[0]["index"]
-        assert len(rig.storage.state.jobs) == 5
+        await harness.open()
+        assert harness.storage.index == saved[0]["index"]
+        assert len(harness.storage.state.jobs) == 5
 
 
 @story
@@ -256,7 +258,7 @@ async def test_the_replica_answers_while_a_received_snapshot_is_verified_and_ins
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = placed(config, tmp_path / "source")
-    async with Rig(source) as leader:
+    async with Harness(source) as leader:
         await submit_many(leader, 20)
         saved = await leader.ask("POST", "/v1/snapshots")
         data = Path(saved.body["path"]).read_bytes()
@@ -266,22 +268,22 @@ async def test_the_replica_answers_while_a_received_snapshot_is_verified_and_ins
         reached.set()
         assert go.wait(30)
 
-    async with Rig(config) as rig:
-        await submit_many(rig, 1)
-        monkeypatch.setattr(rig.controller.snapshots, "_breathe", slowly)
-        sink = rig.controller.begin_install(saved.body["index"], saved.body["term"])
+    async with Harness(config) as harness:
+        await submit_many(harness, 1)
+        monkeypatch.setattr(harness.controller.snapshots, "_breathe", slowly)
+        sink = harness.controller.begin_install(saved.body["index"], saved.body["term"])
         sink.write(0, data)
         verified = asyncio.Event()
         sink.verify(verified.set)
         await asyncio.to_thread(reached.wait, 30)
         for _ in range(3):
-            assert (await rig.ask("GET", "/v1/jobs?stale=ok")).status == 200
-        assert not verified.is_set() and len(rig.controller.state.jobs) == 1
+            assert (await harness.ask("GET", "/v1/jobs?stale=ok")).status == 200
+        assert not verified.is_set() and len(harness.controller.state.jobs) == 1
         go.set()
         await verified.wait()
-        rig.engine.depose(None)
+        harness.engine.depose(None)
         sink.finish()
-        assert len(rig.controller.state.jobs) == 20
+        assert len(harness.controller.state.jobs) == 20
 
 
 @story
@@ -289,23 +291,23 @@ async def test_what_a_stopped_replica_had_received_of_a_snapshot_is_not_received
     config: Config, tmp_path: Path
 ) -> None:
     source = placed(config, tmp_path / "source")
-    async with Rig(source) as leader:
+    async with Harness(source) as leader:
         await submit_many(leader, 20)
         saved = await leader.ask("POST", "/v1/snapshots")
         data = Path(saved.body["path"]).read_bytes()
-    async with Rig(config) as rig:
-        rig.engine.depose(None)
-        sink = rig.controller.begin_install(saved.body["index"], saved.body["term"])
+    async with Harness(config) as harness:
+        harness.engine.depose(None)
+        sink = harness.controller.begin_install(saved.body["index"], saved.body["term"])
         assert sink.received_bytes == 0
         sink.write(0, data[:-40])
-        await rig.close()
-        await rig.open()
-        rig.engine.depose(None)
-        sink = rig.controller.begin_install(saved.body["index"], saved.body["term"])
+        await harness.close()
+        await harness.open()
+        harness.engine.depose(None)
+        sink = harness.controller.begin_install(saved.body["index"], saved.body["term"])
         assert 0 < sink.received_bytes <= len(data) - 40
         sink.write(sink.received_bytes, data[sink.received_bytes :])
         await installed(sink)
-        assert len(rig.controller.state.jobs) == 20
+        assert len(harness.controller.state.jobs) == 20
 
 
 @story
@@ -317,72 +319,72 @@ async def test_a_snapshot_that_cannot_be_written_is_said_and_the_replica_carries
         failed.set_exception(SnapshotFailed("no space left on the device"))
         return failed
 
-    async with Rig(small_snapshots(config, 3), raises=False) as rig:
-        monkeypatch.setattr(rig.controller.snapshots, "save_in_background", refuse)
-        await submit_many(rig, 8)
-        answer = await rig.ask("POST", "/v1/snapshots")
+    async with Harness(small_snapshots(config, 3), raises=False) as harness:
+        monkeypatch.setattr(harness.controller.snapshots, "save_in_background", refuse)
+        await submit_many(harness, 8)
+        answer = await harness.ask("POST", "/v1/snapshots")
         assert (answer.status, answer.code) == (507, "snapshot_failed")
-        await until(lambda: rig.controller.snapshots_failed > 1)
+        await until(lambda: harness.controller.snapshots_failed > 1)
         # Not with every entry: a full disk is asked again after as many entries as a snapshot takes.
-        assert rig.controller.snapshots_failed <= 4
-        assert rig.controller.snapshot_index == 0
-        await submit_many(rig, 1)
+        assert harness.controller.snapshots_failed <= 4
+        assert harness.controller.snapshot_index == 0
+        await submit_many(harness, 1)
 
 
 @story
 async def test_a_broken_install_is_refused_and_the_replica_carries_on(config: Config, tmp_path: Path) -> None:
-    async with Rig(config) as rig:
-        await submit_many(rig, 1)
-        before = rig.controller.state
-        sink = rig.controller.begin_install(100, 3)
+    async with Harness(config) as harness:
+        await submit_many(harness, 1)
+        before = harness.controller.state
+        sink = harness.controller.begin_install(100, 3)
         sink.write(0, b"not a snapshot" * 100)
         with pytest.raises(Exception, match="snapshot"):
             await installed(sink)
-        assert rig.controller.state is before
-        assert (await rig.submit()).status == 201
+        assert harness.controller.state is before
+        assert (await harness.submit()).status == 201
 
 
-def batch_of(rig: Rig, *events: object, base: int | None = None) -> bytes:
-    state = rig.controller.state
+def batch_of(harness: Harness, *events: object, base: int | None = None) -> bytes:
+    state = harness.controller.state
     entry = Entry(b"", CONTROLLER, "test", events)  # type: ignore[arg-type]
     return encode_batch(Batch(Revision(state.revision if base is None else base), state.at, (entry,)))
 
 
 @story
 async def test_what_no_correct_leader_makes_stops_the_apply_path_and_changes_nothing(config: Config) -> None:
-    async with Rig(config) as rig:
-        state, index = rig.controller.state, rig.controller.applied_index
-        term = rig.engine.term
+    async with Harness(config) as harness:
+        state, index = harness.controller.state, harness.controller.applied_index
+        term = harness.engine.term
         for number, data, error in (
             (index + 1, b"", CodecError),
             (index + 1, b"\x07unknown", CodecError),
             (index + 1, b"\x01\x01garbage", CodecError),
             (index + 1, b"\x00trailing", CodecError),
-            (index + 1, batch_of(rig, JobReleased(99)), LedgerViolation),
-            (index + 1, batch_of(rig, NodeResumed("nobody")), LedgerViolation),
+            (index + 1, batch_of(harness, JobReleased(99)), LedgerViolation),
+            (index + 1, batch_of(harness, NodeResumed("nobody")), LedgerViolation),
             (index + 2, b"\x00", BrokenInvariant),
             (index, b"\x00", BrokenInvariant),
         ):
             with pytest.raises(error):
-                rig.controller.apply(number, term, data)
-            assert rig.controller.state is state
-            assert rig.controller.applied_index == index
+                harness.controller.apply(number, term, data)
+            assert harness.controller.state is state
+            assert harness.controller.applied_index == index
 
 
 @story
 async def test_the_fence_refuses_a_batch_of_another_base_on_every_replica_and_goes_on(config: Config) -> None:
-    async with Rig(config) as rig:
-        await submit_many(rig, 1)
-        state = rig.controller.state
-        rig.engine.propose(batch_of(rig, NodeResumed("nobody"), base=state.revision - 1))
-        await until(lambda: rig.engine.uncommitted == 0)
-        assert rig.controller.state == state
-        assert rig.controller.entries_void == 1
-        await submit_many(rig, 1)
-        entries = (await rig.ask("GET", "/v1/ledger?limit=1000")).body["entries"]
+    async with Harness(config) as harness:
+        await submit_many(harness, 1)
+        state = harness.controller.state
+        harness.engine.propose(batch_of(harness, NodeResumed("nobody"), base=state.revision - 1))
+        await until(lambda: harness.engine.uncommitted == 0)
+        assert harness.controller.state == state
+        assert harness.controller.entries_void == 1
+        await submit_many(harness, 1)
+        entries = (await harness.ask("GET", "/v1/ledger?limit=1000")).body["entries"]
         assert [entry["kind"] for entry in entries].count("void") == 1
-        await rig.restart()
-        entries_after = (await rig.ask("GET", "/v1/ledger?limit=1000")).body["entries"]
+        await harness.restart()
+        entries_after = (await harness.ask("GET", "/v1/ledger?limit=1000")).body["entries"]
         assert entries_after[: len(entries)] == entries
 
 
@@ -391,42 +393,42 @@ async def test_the_states_that_are_kept_for_the_past_are_bounded_and_still_answe
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cluster.server.time_travel.POINT_ENTRIES", 1)
-    async with Rig(config) as rig:
-        rig.controller.time_travel._stride = 1
-        await submit_many(rig, POINTS_MAX + 20)
-        past = rig.controller.time_travel
+    async with Harness(config) as harness:
+        harness.controller.time_travel._stride = 1
+        await submit_many(harness, POINTS_MAX + 20)
+        past = harness.controller.time_travel
         assert past.points <= POINTS_MAX + 1
-        for revision in range(1, rig.controller.state.revision + 1, 7):
+        for revision in range(1, harness.controller.state.revision + 1, 7):
             assert (await past.state_at(revision)).revision == revision
             assert past.points <= POINTS_MAX + 1
 
 
 @story
 async def test_an_idle_replica_writes_nothing(config: Config) -> None:
-    async with Rig(config) as rig:
-        await submit_many(rig, 2)
-        rig.storage.journal.flush_hints()
-        last = rig.storage.environment._environment.info()["last_txnid"]  # type: ignore[union-attr]
-        await rig.ask("GET", "/v1/jobs/1", who="alice")
-        await rig.ask("GET", "/v1/jobs/1/history", who="alice")
+    async with Harness(config) as harness:
+        await submit_many(harness, 2)
+        harness.storage.journal.flush_hints()
+        last = harness.storage.environment._environment.info()["last_txnid"]  # type: ignore[union-attr]
+        await harness.ask("GET", "/v1/jobs/1", who="alice")
+        await harness.ask("GET", "/v1/jobs/1/history", who="alice")
         await asyncio.sleep(0.05)
-        assert rig.storage.environment._environment.info()["last_txnid"] == last  # type: ignore[union-attr]
+        assert harness.storage.environment._environment.info()["last_txnid"] == last  # type: ignore[union-attr]
 
 
 @story
 async def test_new_jobs_are_refused_before_the_journal_is_full_and_other_commands_are_not(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Rig(config) as rig:
-        carried_out = rig.job(hold=True)
-        assert (await rig.ask("POST", "/v1/jobs", carried_out)).status == 201
+    async with Harness(config) as harness:
+        carried_out = harness.job(hold=True)
+        assert (await harness.ask("POST", "/v1/jobs", carried_out)).status == 201
         monkeypatch.setattr("cluster.server.controller.JOURNAL_FILL_MAX", 0.0)
-        refused = await rig.submit()
+        refused = await harness.submit()
         assert (refused.status, refused.body["error"]["code"]) == (507, "journal_full")
         assert "map_size" in refused.body["error"]["remedy"]
-        again = await rig.ask("POST", "/v1/jobs", carried_out)
+        again = await harness.ask("POST", "/v1/jobs", carried_out)
         assert (again.status, again.body["job_id"]) == (201, 1), "a retry of what was carried out needs no room"
-        assert (await rig.ask("POST", "/v1/jobs/1/cancel", {"command_id": rig.new_id()})).status == 200
+        assert (await harness.ask("POST", "/v1/jobs/1/cancel", {"command_id": harness.new_id()})).status == 200
 
 
 @pytest.mark.parametrize("name", ["data.mdb", "sync.log", "lock.mdb"])
@@ -436,15 +438,15 @@ async def test_an_idle_replica_stops_when_its_files_are_replaced(
 ) -> None:
     """What it would promise from then on, nobody would find after a restart."""
     monkeypatch.setattr("cluster.server.duties.POLL_PERIOD_S", 0.05)
-    async with Rig(config) as rig:
-        await submit_many(rig, 1)
+    async with Harness(config) as harness:
+        await submit_many(harness, 1)
         await asyncio.sleep(0.2)
-        assert not rig.failures
+        assert not harness.failures
         file = config.wal_directory("r1") / name
         copy = file.with_name("copy")
         copy.write_bytes(file.read_bytes())
         copy.replace(file)
-        await until(lambda: bool(rig.failures))
-        assert f"{file} is another one than this replica has open" in str(rig.failures[0])
-        rig.failures.clear()
+        await until(lambda: bool(harness.failures))
+        assert f"{file} is another one than this replica has open" in str(harness.failures[0])
+        harness.failures.clear()
         monkeypatch.setattr("cluster.server.duties.POLL_PERIOD_S", 60.0)

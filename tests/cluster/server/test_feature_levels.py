@@ -17,7 +17,7 @@ from cluster.system.clock import SystemClock
 from replica.messages import features
 from replica.messages.features import ReleaseNeeded
 from snapshots import Image, load_snapshot, write_snapshot
-from tests.cluster.rig import Rig, story
+from tests.cluster.harness import Harness, story
 from tests.cluster.server.test_controller import installed, submit_many
 from tests.later_release import later_release
 
@@ -45,18 +45,18 @@ def contents(directory: Path) -> dict[str, bytes]:
 async def test_a_received_snapshot_of_a_level_above_the_known_one_stops_the_replica_as_it_is(
     config: Config, tmp_path: Path
 ) -> None:
-    async with Rig(config, raises=False) as rig:
-        await submit_many(rig, 5)
-        saved = await rig.ask("POST", "/v1/snapshots")
+    async with Harness(config, raises=False) as harness:
+        await submit_many(harness, 5)
+        saved = await harness.ask("POST", "/v1/snapshots")
         path = of_a_later_release(Path(saved.body["path"]), tmp_path / "later")
-        before, kept = rig.controller.state, contents(config.snapshot_directory("r1"))
-        sink = rig.controller.begin_install(saved.body["index"], saved.body["term"])
+        before, kept = harness.controller.state, contents(config.snapshot_directory("r1"))
+        sink = harness.controller.begin_install(saved.body["index"], saved.body["term"])
         sink.write(0, path.read_bytes())
         with pytest.raises(
             ReleaseNeeded, match=rf"snapshot of entry \d+, revision {before.revision}: .*release 9\.1\.0"
         ):
             await installed(sink)
-        assert rig.controller.state is before
+        assert harness.controller.state is before
         assert contents(config.snapshot_directory("r1")) == kept
 
 
@@ -64,10 +64,10 @@ async def test_a_received_snapshot_of_a_level_above_the_known_one_stops_the_repl
 async def test_a_snapshot_of_a_level_above_the_known_one_is_not_passed_over_at_a_start(
     config: Config, tmp_path: Path
 ) -> None:
-    async with Rig(config, raises=False) as rig:
-        await submit_many(rig, 5)
-        saved = Path((await rig.ask("POST", "/v1/snapshots")).body["path"])
-        await rig.close()
+    async with Harness(config, raises=False) as harness:
+        await submit_many(harness, 5)
+        saved = Path((await harness.ask("POST", "/v1/snapshots")).body["path"])
+        await harness.close()
         whole = saved.read_bytes()
         shutil.copyfile(of_a_later_release(saved, tmp_path / "later"), saved)
         before = contents(config.snapshot_directory("r1"))
@@ -78,7 +78,7 @@ async def test_a_snapshot_of_a_level_above_the_known_one_is_not_passed_over_at_a
         assert refused.value.code == serve.EXIT_RELEASE_NEEDED == 76
         assert contents(config.snapshot_directory("r1")) == before
         saved.write_bytes(whole)
-        await rig.open()
+        await harness.open()
 
 
 @pytest.fixture
@@ -92,10 +92,10 @@ def made_up_levels() -> Iterator[None]:
 async def test_an_audit_of_a_ledger_or_snapshot_above_the_known_level_names_the_release_to_read_it_with(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Rig(config, raises=False) as rig:
-        await rig.ask("POST", "/v1/feature-level", {"command_id": rig.new_id(), "level": 2})
-        saved = (await rig.ask("POST", "/v1/snapshots")).body["path"]
-        await rig.close()
+    async with Harness(config, raises=False) as harness:
+        await harness.ask("POST", "/v1/feature-level", {"command_id": harness.new_id(), "level": 2})
+        saved = (await harness.ask("POST", "/v1/snapshots")).body["path"]
+        await harness.close()
         directory = config.wal_directory("r1")
         audits = [("ledger", "replay", "--data", directory), ("snapshot", "inspect", saved)]
         assert [typed(*words).exit_code for words in audits] == [ExitCode.OK, ExitCode.OK]
@@ -108,4 +108,4 @@ async def test_an_audit_of_a_ledger_or_snapshot_above_the_known_level_names_the_
         # The chain needs no meaning: it can be verified all the same.
         assert typed("ledger", "verify", "--data", directory).exit_code == ExitCode.OK
         monkeypatch.undo()
-        await rig.open()
+        await harness.open()

@@ -9,7 +9,7 @@ import pytest
 from cluster.server.garbage_collection import FULL_SHARE, Collector
 from replica.values.units import Instant
 from tests.clocks import ManualClock
-from tests.cluster.rig import story
+from tests.cluster.harness import story
 
 
 class Cycle:

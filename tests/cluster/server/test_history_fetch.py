@@ -16,7 +16,7 @@ from cluster.config.config import Config
 from cluster.schemas.ledger import HandedAnswer, HandedView
 from cluster.server.history_fetch import JOURNAL_FILL_MAX, Backfill
 from cluster.server.storage import Storage, open_storage
-from tests.cluster.rig import Rig, placed, story, until
+from tests.cluster.harness import Harness, placed, story, until
 from wal import BrokenInvariant
 from wal import ledger as ledgers
 from wal.ledger import Handed
@@ -29,7 +29,7 @@ BEFORE, MISSED, AFTER = 3, 40, 2
 class Away:
     """A replica that was away, caught up by a snapshot of the leader, and the leader."""
 
-    def __init__(self, leader: Rig, storage: Storage) -> None:
+    def __init__(self, leader: Harness, storage: Storage) -> None:
         self.leader = leader
         self.storage = storage
         self.asked: list[tuple[str, int]] = []
@@ -65,7 +65,7 @@ class Away:
 @asynccontextmanager
 async def away(config: Config, directory: Path, *, knew: bool = True) -> AsyncIterator[Away]:
     source, copy = placed(config, directory / "source"), placed(config, directory / "copy")
-    async with Rig(source) as leader:
+    async with Harness(source) as leader:
         for _ in range(BEFORE):
             assert (await leader.submit(hold=True)).status == 201
         await leader.close()
@@ -166,11 +166,11 @@ async def test_history_waits_for_room_in_the_journal(config: Config, tmp_path: P
 
 @story
 async def test_only_replicas_are_given_entries_as_they_are_stored_and_what_is_not_held_is_said(config: Config) -> None:
-    async with Rig(config) as rig:
+    async with Harness(config) as harness:
         for who in ("operator", "alice", "n1"):
-            assert (await rig.ask("GET", "/v1/ledger/history?last=1", who=who)).status == 403
-        last = rig.controller.applied_index
-        missing = await rig.ask("GET", f"/v1/ledger/history?last={last + 1}", who="r1")
+            assert (await harness.ask("GET", "/v1/ledger/history?last=1", who=who)).status == 403
+        last = harness.controller.applied_index
+        missing = await harness.ask("GET", f"/v1/ledger/history?last={last + 1}", who="r1")
         assert (missing.status, missing.code) == (404, "not_held")
-        assert (await rig.ask("GET", "/v1/ledger/history", who="r1")).status in (400, 404)
-        assert (await rig.ask("GET", "/v1/ledger/history?last=0", who="r1")).status == 400
+        assert (await harness.ask("GET", "/v1/ledger/history", who="r1")).status in (400, 404)
+        assert (await harness.ask("GET", "/v1/ledger/history?last=0", who="r1")).status == 400

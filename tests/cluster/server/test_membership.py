@@ -27,8 +27,8 @@ from cluster.system.address import Address
 from cluster.system.clock import SystemClock
 from replica.state.state import EMPTY
 from snapshots import Image, write_snapshot
-from tests.cluster.consensus.rig import Rig
-from tests.cluster.rig import PATIENCE_S, story
+from tests.cluster.consensus.harness import Harness
+from tests.cluster.harness import PATIENCE_S, story
 from tests.cluster.test_serve import ROOT, make, ready, request
 from wal import Entry
 from wal.configuration import Configuration, Member, Placed, encode_configuration
@@ -299,7 +299,7 @@ def test_h13_members_are_read_from_snapshot_and_ledger_and_what_is_not_applied_f
     for replayed in (1, 2):
         storage = open_storage(config, "r1")
         assert (storage.replayed, storage.configuration) == (replayed, Placed(2, second))
-        engine = Rig(3, bootstrap=founders, configuration=storage.configuration, journal=storage.journal).engine
+        engine = Harness(3, bootstrap=founders, configuration=storage.configuration, journal=storage.journal).engine
         assert engine.configuration == third, "appended, not applied, and in force"
         storage.close()
         for path in config.snapshot_directory("r1").iterdir():

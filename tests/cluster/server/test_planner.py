@@ -20,7 +20,7 @@ from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_pass import events_of_pass
 from replica.values.units import Instant
 from tests.clocks import ManualClock
-from tests.cluster.rig import PLAIN, SCRIPT, Rig, story, until
+from tests.cluster.harness import PLAIN, SCRIPT, Harness, story, until
 from tests.cluster.server.test_proposer import ALICE, OPERATOR, START, batches, command_id, submit
 from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
 from tests.replica.reference.reference_scheduler import next_due
@@ -53,27 +53,27 @@ class Compared:
         monkeypatch.setattr(SchedulingIndex, "__init__", count)
 
 
-async def work(rig: Rig, rounds: int) -> None:
+async def work(harness: Harness, rounds: int) -> None:
     """Submit, report and cancel, several batches in flight at a time."""
     register = c.RegisterNode("n1", 2, "instance", "disk")
-    answers = [rig.controller.submit(c.Request(command_id(), NODE, register))]
+    answers = [harness.controller.submit(c.Request(command_id(), NODE, register))]
     for number in range(rounds):
-        answers.append(submit(rig, script=SCRIPT if number % 2 else PLAIN, hold=Hold.NONE))
+        answers.append(submit(harness, script=SCRIPT if number % 2 else PLAIN, hold=Hold.NONE))
         if number % 5 == 4:
-            answers.append(rig.controller.submit(c.Request(command_id(), ALICE, c.CancelJob(number))))
+            answers.append(harness.controller.submit(c.Request(command_id(), ALICE, c.CancelJob(number))))
         if number % 7 == 6:
             policy = c.DrainNode("n1", "x") if number % 2 else c.ResumeNode("n1")
-            answers.append(rig.controller.submit(c.Request(command_id(), OPERATOR, policy)))
-        for job in list(rig.controller.state.jobs.values()):
+            answers.append(harness.controller.submit(c.Request(command_id(), OPERATOR, policy)))
+        for job in list(harness.controller.state.jobs.values()):
             if job.state is JobState.CONFIGURING:
                 report = c.ReportOperation("n1", job.id, job.attempt, Stage.RUN, c.ScriptStarted())
-                answers.append(rig.controller.submit(c.Request(command_id(), NODE, report)))
+                answers.append(harness.controller.submit(c.Request(command_id(), NODE, report)))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         if number % 3 == 2:
-            rig.engine.commit()
+            harness.engine.commit()
     while not all(decision.done() for decision in answers):
-        rig.engine.commit()
+        harness.engine.commit()
         await asyncio.sleep(0)
 
 
@@ -81,10 +81,10 @@ async def work(rig: Rig, rounds: int) -> None:
 async def test_with_batches_in_flight_each_pass_is_that_of_a_walk_over_all_jobs_and_the_index_is_built_once(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Rig(config, automatic=False, clock=ManualClock(START)) as rig:
+    async with Harness(config, automatic=False, clock=ManualClock(START)) as harness:
         compared = Compared(monkeypatch)
-        rig.controller.proposer._planner.forget()
-        await work(rig, 30)
+        harness.controller.proposer._planner.forget()
+        await work(harness, 30)
         assert compared.passes >= 15
         assert compared.built == 1
 
@@ -93,17 +93,17 @@ async def test_with_batches_in_flight_each_pass_is_that_of_a_walk_over_all_jobs_
 async def test_a_lost_lead_drops_the_index_and_the_next_one_is_built_on_what_was_agreed(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Rig(config, automatic=False, clock=ManualClock(START)) as rig:
+    async with Harness(config, automatic=False, clock=ManualClock(START)) as harness:
         compared = Compared(monkeypatch)
-        await work(rig, 6)
-        decision = submit(rig, script=SCRIPT, hold=Hold.NONE)
-        await until(lambda: rig.engine.uncommitted > 0)
-        rig.engine.depose(lose=True)
+        await work(harness, 6)
+        decision = submit(harness, script=SCRIPT, hold=Hold.NONE)
+        await until(lambda: harness.engine.uncommitted > 0)
+        harness.engine.depose(lose=True)
         assert decision.done() and decision.exception() is not None
-        assert rig.controller.proposer._planner._index is None
-        rig.engine.lead()
+        assert harness.controller.proposer._planner._index is None
+        harness.engine.lead()
         before = compared.passes
-        await work(rig, 6)
+        await work(harness, 6)
         assert compared.passes > before
 
 
@@ -111,9 +111,9 @@ async def test_a_lost_lead_drops_the_index_and_the_next_one_is_built_on_what_was
 async def test_a_new_leader_looks_at_all_jobs_in_portions_and_answers_commands_meanwhile(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Rig(config, automatic=False, clock=ManualClock(START)) as rig:
-        await work(rig, 20)
-        unfinished = len(rig.controller.state.unfinished)
+    async with Harness(config, automatic=False, clock=ManualClock(START)) as harness:
+        await work(harness, 20)
+        unfinished = len(harness.controller.state.unfinished)
         assert unfinished > 5
         compared, portions = Compared(monkeypatch), 0
         real = SchedulingIndex.prepare
@@ -125,12 +125,12 @@ async def test_a_new_leader_looks_at_all_jobs_in_portions_and_answers_commands_m
 
         monkeypatch.setattr(SchedulingIndex, "prepare", prepare)
         monkeypatch.setattr(planning, "JOBS_PER_TURN", 1)
-        rig.controller.proposer._planner.forget()
-        decision = submit(rig, script=SCRIPT, hold=Hold.NONE)
-        await until(lambda: rig.engine.uncommitted == 1)
-        (batch,) = batches(rig)[-1:]
+        harness.controller.proposer._planner.forget()
+        decision = submit(harness, script=SCRIPT, hold=Hold.NONE)
+        await until(lambda: harness.engine.uncommitted == 1)
+        (batch,) = batches(harness)[-1:]
         assert [entry.command for entry in batch.entries] == ["submit_job"]
-        rig.engine.commit()
+        harness.engine.commit()
         assert (await decision).refusal is None
         await until(lambda: compared.passes > 0)
         assert portions >= unfinished

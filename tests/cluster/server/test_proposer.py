@@ -27,7 +27,7 @@ from replica.values.errors import RefusalCode
 from replica.values.limits import COMMANDS_PER_BATCH_MAX
 from replica.values.units import Instant, seconds
 from tests.clocks import ManualClock
-from tests.cluster.rig import PLAIN, SCRIPT, Rig, story, until
+from tests.cluster.harness import PLAIN, SCRIPT, Harness, story, until
 from wal.codec import CodecError, decode_batch
 
 OPERATOR = c.Actor(c.ActorRole.OPERATOR, "operator")
@@ -41,69 +41,69 @@ def command_id() -> bytes:
     return (START // 1000).to_bytes(6, "big") + b"\x70\x00\x80" + number.to_bytes(7, "big")
 
 
-def submission(rig: Rig, **changes: object) -> c.SubmitJob:
-    workdir = str(rig.config.file.parent / "out")
+def submission(harness: Harness, **changes: object) -> c.SubmitJob:
+    workdir = str(harness.config.file.parent / "out")
     fields = {"name": "job", "user": "alice", "script": PLAIN, "workdir": workdir, "time_limit_s": 60, **changes}
     hold = fields.pop("hold", Hold.USER)
     spec = JobRequest(**fields)  # type: ignore[arg-type]
     return c.SubmitJob(replace(spec, buffer=parse_request(spec.script)), hold)  # type: ignore[arg-type]
 
 
-def submit(rig: Rig, id_: bytes | None = None, **changes: object) -> Answer:
-    return rig.controller.submit(c.Request(id_ or command_id(), ALICE, submission(rig, **changes)))
+def submit(harness: Harness, id_: bytes | None = None, **changes: object) -> Answer:
+    return harness.controller.submit(c.Request(id_ or command_id(), ALICE, submission(harness, **changes)))
 
 
-def register(rig: Rig) -> Answer:
+def register(harness: Harness) -> Answer:
     node = c.Actor(c.ActorRole.AGENT, "n1")
-    return rig.controller.submit(c.Request(command_id(), node, c.RegisterNode("n1", 2, "instance", "disk")))
+    return harness.controller.submit(c.Request(command_id(), node, c.RegisterNode("n1", 2, "instance", "disk")))
 
 
-def batches(rig: Rig) -> list[Batch]:
+def batches(harness: Harness) -> list[Batch]:
     """Every batch in the journal after the founding one, committed or not."""
     found = []
-    for index in range(rig.engine.journal.applied_index + 1, rig.engine.journal.last_index + 1):
+    for index in range(harness.engine.journal.applied_index + 1, harness.engine.journal.last_index + 1):
         from wal.codec import decode_batch
 
-        found.append(decode_batch(rig.engine.journal.entry(index).data))
+        found.append(decode_batch(harness.engine.journal.entry(index).data))
     return found
 
 
-async def commit(rig: Rig, answer: Answer) -> None:
+async def commit(harness: Harness, answer: Answer) -> None:
     """Have what was asked committed, with whatever follows from it."""
-    while not answer.done() or rig.engine.uncommitted:
-        rig.engine.commit()
+    while not answer.done() or harness.engine.uncommitted:
+        harness.engine.commit()
         await asyncio.sleep(0)
 
 
-def manual(config: Config) -> Rig:
-    return Rig(config, automatic=False, clock=ManualClock(START))
+def manual(config: Config) -> Harness:
+    return Harness(config, automatic=False, clock=ManualClock(START))
 
 
 @story
 async def test_up_to_four_batches_are_in_flight_and_their_answers_come_in_order(config: Config) -> None:
-    async with manual(config) as rig:
+    async with manual(config) as harness:
         answers: list[Answer] = []
         for _ in range(BATCHES_IN_FLIGHT_MAX + 2):
-            answers.append(submit(rig))
+            answers.append(submit(harness))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         await asyncio.sleep(0.01)
-        assert rig.controller.proposer.batches_in_flight == BATCHES_IN_FLIGHT_MAX
-        assert rig.controller.proposer.queued == 2
-        bases = [batch.base for batch in batches(rig)]
+        assert harness.controller.proposer.batches_in_flight == BATCHES_IN_FLIGHT_MAX
+        assert harness.controller.proposer.queued == 2
+        bases = [batch.base for batch in batches(harness)]
         assert bases == sorted(bases) and len(set(bases)) == BATCHES_IN_FLIGHT_MAX
         assert not any(answer.done() for answer in answers)
         order: list[int] = []
         for number, answer in enumerate(answers):
             answer.add_done_callback(lambda _, number=number: order.append(number))
         for committed in range(1, BATCHES_IN_FLIGHT_MAX + 1):
-            rig.engine.commit(1)
+            harness.engine.commit(1)
             await asyncio.sleep(0)
             assert [answer.done() for answer in answers[:BATCHES_IN_FLIGHT_MAX]] == [
                 number < committed for number in range(BATCHES_IN_FLIGHT_MAX)
             ]
-        await until(lambda: rig.controller.proposer.queued == 0)
-        rig.engine.commit()
+        await until(lambda: harness.controller.proposer.queued == 0)
+        harness.engine.commit()
         await asyncio.gather(*answers)
         assert order == sorted(order)
         assert [answer.result().job for answer in answers] == list(range(1, len(answers) + 1))
@@ -111,79 +111,79 @@ async def test_up_to_four_batches_are_in_flight_and_their_answers_come_in_order(
 
 @story
 async def test_commands_that_come_together_share_one_batch(config: Config) -> None:
-    async with manual(config) as rig:
-        answers = [submit(rig) for _ in range(50)]
-        await until(lambda: rig.engine.uncommitted == 1)
-        (batch,) = batches(rig)
+    async with manual(config) as harness:
+        answers = [submit(harness) for _ in range(50)]
+        await until(lambda: harness.engine.uncommitted == 1)
+        (batch,) = batches(harness)
         assert sum(1 for entry in batch.entries if entry.command == "submit_job") == 50
-        rig.engine.commit()
+        harness.engine.commit()
         revisions = [(await answer).revision for answer in answers]
         assert revisions == list(range(batch.base + 1, batch.base + 51))
 
 
 @story
 async def test_a_batch_obeys_its_bounds_of_count_and_bytes(config: Config) -> None:
-    async with manual(config) as rig:
-        answers = [submit(rig) for _ in range(COMMANDS_PER_BATCH_MAX + 10)]
+    async with manual(config) as harness:
+        answers = [submit(harness) for _ in range(COMMANDS_PER_BATCH_MAX + 10)]
         big = "#!/bin/sh\n" + "#" * 200_000
-        answers += [submit(rig, script=big) for _ in range(12)]
-        await until(lambda: rig.controller.proposer.queued == 0 or rig.engine.uncommitted == 4)
-        sizes = [len(rig.engine.journal.entry(index).data) for index in range(3, rig.engine.last_index + 1)]
-        counts = [len(batch.entries) for batch in batches(rig)]
+        answers += [submit(harness, script=big) for _ in range(12)]
+        await until(lambda: harness.controller.proposer.queued == 0 or harness.engine.uncommitted == 4)
+        sizes = [len(harness.engine.journal.entry(index).data) for index in range(3, harness.engine.last_index + 1)]
+        counts = [len(batch.entries) for batch in batches(harness)]
         assert max(counts) <= COMMANDS_PER_BATCH_MAX + 1  # a pass
         assert max(sizes) <= 1024 * 1024
         assert counts[0] >= COMMANDS_PER_BATCH_MAX
         while not all(answer.done() for answer in answers):
-            rig.engine.commit()
+            harness.engine.commit()
             await asyncio.sleep(0)
         assert [answer.result().job for answer in answers] == list(range(1, len(answers) + 1))
 
 
 @story
 async def test_a_refusal_rides_in_a_batch_and_changes_nothing_else(config: Config) -> None:
-    async with manual(config) as rig:
-        before = rig.controller.state
-        answer = submit(rig, user="bob")
-        await until(lambda: rig.engine.uncommitted == 1)
+    async with manual(config) as harness:
+        before = harness.controller.state
+        answer = submit(harness, user="bob")
+        await until(lambda: harness.engine.uncommitted == 1)
         assert not answer.done()
-        (batch,) = batches(rig)
+        (batch,) = batches(harness)
         (entry,) = batch.entries
         assert entry.events == () and entry.refusal is not None
         assert entry.refusal.code is RefusalCode.PERMISSION_DENIED
-        rig.engine.commit()
+        harness.engine.commit()
         settled = await answer
         assert settled.refusal == entry.refusal
-        after = rig.controller.state
+        after = harness.controller.state
         assert after.revision == before.revision + 1
         assert (after.jobs, after.buffers, after.next_job) == (before.jobs, before.buffers, before.next_job)
 
 
 @story
 async def test_a_full_queue_refuses_at_once_and_takes_commands_again_when_it_has_drained(config: Config) -> None:
-    async with manual(config) as rig:
+    async with manual(config) as harness:
         taken: list[Answer] = []
         with pytest.raises(QueueFull):
             for _ in range(QUEUE_COMMANDS_MAX + 1):
-                taken.append(submit(rig))
+                taken.append(submit(harness))
         assert len(taken) == QUEUE_COMMANDS_MAX
-        assert rig.controller.proposer.counts.queue_full == 1
+        assert harness.controller.proposer.counts.queue_full == 1
         while not all(answer.done() for answer in taken):
-            rig.engine.commit()
+            harness.engine.commit()
             await asyncio.sleep(0)
-        again = submit(rig)
-        await until(lambda: rig.engine.uncommitted > 0)
-        rig.engine.commit()
+        again = submit(harness)
+        await until(lambda: harness.engine.uncommitted > 0)
+        harness.engine.commit()
         assert (await again).job == QUEUE_COMMANDS_MAX + 1
 
 
 @story
 async def test_a_queue_is_bounded_in_bytes_too(config: Config) -> None:
-    async with manual(config) as rig:
+    async with manual(config) as harness:
         big = "#!/bin/sh\n" + "#" * 250_000
         taken = 0
         with pytest.raises(QueueFull):
             for _ in range(QUEUE_COMMANDS_MAX):
-                submit(rig, script=big)
+                submit(harness, script=big)
                 taken += 1
         assert 200 < taken < 300
 
@@ -192,60 +192,60 @@ async def test_a_queue_is_bounded_in_bytes_too(config: Config) -> None:
 async def test_a_retry_of_what_is_queued_in_flight_or_applied_gets_the_first_answer_and_no_second_entry(
     config: Config,
 ) -> None:
-    async with manual(config) as rig:
+    async with manual(config) as harness:
         id_ = command_id()
-        first, twin = submit(rig, id_), submit(rig, id_)
-        await until(lambda: rig.engine.uncommitted == 1)
-        in_flight = submit(rig, id_)
+        first, twin = submit(harness, id_), submit(harness, id_)
+        await until(lambda: harness.engine.uncommitted == 1)
+        in_flight = submit(harness, id_)
         await asyncio.sleep(0.01)
-        assert rig.engine.uncommitted == 1
-        rig.engine.commit()
-        late = submit(rig, id_)
+        assert harness.engine.uncommitted == 1
+        harness.engine.commit()
+        late = submit(harness, id_)
         settled = [await answer for answer in (first, twin, in_flight, late)]
         assert {answer.revision for answer in settled} == {settled[0].revision}
         assert {answer.job for answer in settled} == {1}
         assert [answer.fresh for answer in settled] == [True, False, False, False]
-        assert rig.engine.uncommitted == 0
-        assert len(rig.controller.state.jobs) == 1
+        assert harness.engine.uncommitted == 0
+        assert len(harness.controller.state.jobs) == 1
 
 
 @story
 async def test_a_retry_of_a_refused_command_gets_the_same_refusal(config: Config) -> None:
-    async with manual(config) as rig:
+    async with manual(config) as harness:
         id_ = command_id()
-        first = submit(rig, id_, user="bob")
-        await until(lambda: rig.engine.uncommitted == 1)
-        rig.engine.commit()
-        again = submit(rig, id_, user="bob")
+        first = submit(harness, id_, user="bob")
+        await until(lambda: harness.engine.uncommitted == 1)
+        harness.engine.commit()
+        again = submit(harness, id_, user="bob")
         assert (await again).refusal == (await first).refusal
-        assert rig.engine.uncommitted == 0
+        assert harness.engine.uncommitted == 0
 
 
 @story
 async def test_another_command_with_a_used_id_is_refused_and_not_taken_for_a_retry(config: Config) -> None:
-    async with manual(config) as rig:
+    async with manual(config) as harness:
         id_ = command_id()
-        first = submit(rig, id_)
-        await until(lambda: rig.engine.uncommitted == 1)
-        in_flight = submit(rig, id_, name="another")
-        rig.engine.commit()
+        first = submit(harness, id_)
+        await until(lambda: harness.engine.uncommitted == 1)
+        in_flight = submit(harness, id_, name="another")
+        harness.engine.commit()
         assert (await first).refusal is None
-        for answer in (in_flight, submit(rig, id_, name="another")):
+        for answer in (in_flight, submit(harness, id_, name="another")):
             refusal = (await answer).refusal
             assert refusal is not None and refusal.code is RefusalCode.COMMAND_ID_REUSED
-        assert len(rig.controller.state.jobs) == 1
+        assert len(harness.controller.state.jobs) == 1
 
 
 @story
 async def test_losing_leadership_leaves_what_is_in_flight_unknown_and_what_is_queued_undone(config: Config) -> None:
-    async with manual(config) as rig:
+    async with manual(config) as harness:
         in_flight = []
         for _ in range(BATCHES_IN_FLIGHT_MAX):
-            in_flight.append(submit(rig))
-            await until(lambda: rig.engine.uncommitted == len(in_flight))
-        queued = submit(rig)
+            in_flight.append(submit(harness))
+            await until(lambda: harness.engine.uncommitted == len(in_flight))
+        queued = submit(harness)
         await asyncio.sleep(0.01)
-        rig.engine.depose("r2")
+        harness.engine.depose("r2")
         for answer in in_flight:
             with pytest.raises(OutcomeUnknown):
                 await answer
@@ -253,7 +253,7 @@ async def test_losing_leadership_leaves_what_is_in_flight_unknown_and_what_is_qu
             await queued
         assert lost.value.leader == "r2"
         with pytest.raises(NotLeading):
-            submit(rig)
+            submit(harness)
 
 
 @story
@@ -261,96 +261,96 @@ async def test_after_an_unknown_outcome_the_same_id_happens_once_whether_the_ent
     config: Config,
 ) -> None:
     for lose in (True, False):
-        async with manual(config) as rig:
-            before = len(rig.controller.state.jobs)
+        async with manual(config) as harness:
+            before = len(harness.controller.state.jobs)
             id_ = command_id()
-            answer = submit(rig, id_)
-            await until(lambda: rig.engine.uncommitted == 1)
-            rig.engine.depose(lose=lose)
+            answer = submit(harness, id_)
+            await until(lambda: harness.engine.uncommitted == 1)
+            harness.engine.depose(lose=lose)
             with pytest.raises(OutcomeUnknown):
                 await answer
-            rig.engine.lead()
-            again = submit(rig, id_)
+            harness.engine.lead()
+            again = submit(harness, id_)
             await asyncio.sleep(0.01)
-            rig.engine.commit()
+            harness.engine.commit()
             settled = await again
             assert settled.fresh is lose
-            assert len(rig.controller.state.jobs) == before + 1
+            assert len(harness.controller.state.jobs) == before + 1
             assert settled.job == before + 1
 
 
 @story
 async def test_the_clock_of_batches_never_goes_back_when_the_leaders_does(config: Config) -> None:
-    async with manual(config) as rig:
-        assert isinstance(rig.clock, ManualClock)
-        submit(rig)
-        await until(lambda: rig.engine.uncommitted == 1)
-        rig.clock.set_wall(Instant(START - seconds(3600)))
-        submit(rig)
-        await until(lambda: rig.engine.uncommitted == 2)
-        first, second = batches(rig)
+    async with manual(config) as harness:
+        assert isinstance(harness.clock, ManualClock)
+        submit(harness)
+        await until(lambda: harness.engine.uncommitted == 1)
+        harness.clock.set_wall(Instant(START - seconds(3600)))
+        submit(harness)
+        await until(lambda: harness.engine.uncommitted == 2)
+        first, second = batches(harness)
         assert second.at >= first.at == START
-        rig.engine.commit()
+        harness.engine.commit()
 
 
 @story
 async def test_what_a_lonely_batch_decided_is_passed_over_in_an_entry_behind_it_and_answered_with_that(
     config: Config,
 ) -> None:
-    async with manual(config) as rig:
-        register(rig)
-        answer = submit(rig, script=SCRIPT, hold=Hold.NONE)
-        await until(lambda: rig.engine.uncommitted == 2)
-        decided, passed = batches(rig)
+    async with manual(config) as harness:
+        register(harness)
+        answer = submit(harness, script=SCRIPT, hold=Hold.NONE)
+        await until(lambda: harness.engine.uncommitted == 2)
+        decided, passed = batches(harness)
         assert [entry.command for entry in decided.entries] == ["register_node", "submit_job"]
         assert [entry.command for entry in passed.entries] == ["run_scheduling_pass"]
         assert passed.entries[0].actor == c.CONTROLLER and passed.entries[0].id == b""
         assert passed.base == decided.base + 2
-        rig.engine.commit(1)
+        harness.engine.commit(1)
         await asyncio.sleep(0)
         assert not answer.done(), "its pass is not committed"
-        rig.engine.commit(1)
-        assert rig.controller.state.buffers[1].state.word == "staging-in"
+        harness.engine.commit(1)
+        assert harness.controller.state.buffers[1].state.word == "staging-in"
         settled = await answer
-        assert (settled.revision, settled.state) == (decided.base + 2, rig.controller.state)
+        assert (settled.revision, settled.state) == (decided.base + 2, harness.controller.state)
 
 
 @story
 async def test_a_pass_ends_the_batch_where_others_are_under_way(config: Config) -> None:
-    async with manual(config) as rig:
-        submit(rig)
-        await until(lambda: rig.engine.uncommitted == 1)
-        register(rig)
-        submit(rig, script=SCRIPT, hold=Hold.NONE)
-        await until(lambda: rig.engine.uncommitted == 2)
-        batch = batches(rig)[-1]
+    async with manual(config) as harness:
+        submit(harness)
+        await until(lambda: harness.engine.uncommitted == 1)
+        register(harness)
+        submit(harness, script=SCRIPT, hold=Hold.NONE)
+        await until(lambda: harness.engine.uncommitted == 2)
+        batch = batches(harness)[-1]
         assert [entry.command for entry in batch.entries] == ["register_node", "submit_job", "run_scheduling_pass"]
-        rig.engine.commit()
-        assert rig.controller.state.buffers[2].state.word == "staging-in"
+        harness.engine.commit()
+        assert harness.controller.state.buffers[2].state.word == "staging-in"
 
 
 @story
 @pytest.mark.parametrize("finds", [True, False])
 async def test_a_batch_that_is_applied_before_its_pass_is_answered_after_it(config: Config, finds: bool) -> None:
-    async with manual(config) as rig:
-        await commit(rig, register(rig))
-        propose = rig.engine.propose
+    async with manual(config) as harness:
+        await commit(harness, register(harness))
+        propose = harness.engine.propose
 
         def at_once(data: bytes) -> tuple[int, int]:
             # What a replica without peers may do: the entry is applied before `propose` has returned.
             place = propose(data)
-            rig.engine.commit()
+            harness.engine.commit()
             return place
 
-        rig.engine.propose = at_once  # type: ignore[method-assign]
-        answer = submit(rig, script=SCRIPT if finds else PLAIN, hold=Hold.NONE if finds else Hold.USER)
+        harness.engine.propose = at_once  # type: ignore[method-assign]
+        answer = submit(harness, script=SCRIPT if finds else PLAIN, hold=Hold.NONE if finds else Hold.USER)
         states = []
         answer.add_done_callback(lambda done: states.append(done.result().state))
         await until(lambda: bool(states))
         job = (await answer).job
         assert (job in states[0].buffers) is finds
         assert not finds or states[0].buffers[job].state.word == "staging-in"
-        assert not rig.failures
+        assert not harness.failures
 
 
 class Told:
@@ -373,15 +373,15 @@ class Told:
         self.errors.append(exception)
 
 
-async def hurry(rig: Rig) -> Told:
+async def hurry(harness: Harness) -> Told:
     """Submit a job of which the scheduler starts the stage-in, for somebody in a hurry; return when it is proposed."""
-    await commit(rig, register(rig))
+    await commit(harness, register(harness))
     told = Told()
-    rig.controller.queue(c.Request(command_id(), ALICE, submission(rig, script=SCRIPT, hold=Hold.NONE)), told)
-    await until(lambda: rig.engine.uncommitted == 1)
+    harness.controller.queue(c.Request(command_id(), ALICE, submission(harness, script=SCRIPT, hold=Hold.NONE)), told)
+    await until(lambda: harness.engine.uncommitted == 1)
     for _ in range(5):
         await asyncio.sleep(0)
-    assert rig.engine.uncommitted == 1, "the pass waits for the answer"
+    assert harness.engine.uncommitted == 1, "the pass waits for the answer"
     return told
 
 
@@ -390,51 +390,51 @@ async def hurry(rig: Rig) -> Told:
 async def test_who_is_in_a_hurry_is_told_at_the_commit_and_a_read_afterwards_sees_the_pass(
     config: Config, reads: bool
 ) -> None:
-    async with manual(config) as rig:
-        told = await hurry(rig)
-        rig.engine.commit()
+    async with manual(config) as harness:
+        told = await hurry(harness)
+        harness.engine.commit()
         assert [settled.job for settled in told.settled] == [1]
-        assert rig.controller.state.buffers[1].state.word == "pending"
-        read = asyncio.ensure_future(rig.controller.current()) if reads else None
-        await until(lambda: rig.engine.uncommitted == 1)
+        assert harness.controller.state.buffers[1].state.word == "pending"
+        read = asyncio.ensure_future(harness.controller.current()) if reads else None
+        await until(lambda: harness.engine.uncommitted == 1)
         for _ in range(5):
             await asyncio.sleep(0)
         assert read is None or not read.done(), "the pass is not committed"
-        rig.engine.commit()
-        state = rig.controller.state if read is None else await read
+        harness.engine.commit()
+        state = harness.controller.state if read is None else await read
         assert state.buffers[1].state.word == "staging-in"
         assert len(told.settled) == 1
 
 
 @story
 async def test_the_next_command_brings_the_pass_for_what_was_decided_in_a_hurry(config: Config) -> None:
-    async with manual(config) as rig:
-        told = await hurry(rig)
-        answer = submit(rig)
-        await until(lambda: rig.engine.uncommitted == 3)
-        assert [batch.entries[0].command for batch in batches(rig)] == [
+    async with manual(config) as harness:
+        told = await hurry(harness)
+        answer = submit(harness)
+        await until(lambda: harness.engine.uncommitted == 3)
+        assert [batch.entries[0].command for batch in batches(harness)] == [
             "submit_job",
             "run_scheduling_pass",
             "submit_job",
         ]
         assert not told.done()
-        rig.engine.commit(1)
+        harness.engine.commit(1)
         assert len(told.settled) == 1
-        await commit(rig, answer)
-        assert rig.controller.state.buffers[1].state.word == "staging-in"
+        await commit(harness, answer)
+        assert harness.controller.state.buffers[1].state.word == "staging-in"
 
 
 @story
 async def test_a_read_does_not_wait_for_a_pass_that_was_lost_with_the_leadership(config: Config) -> None:
-    async with manual(config) as rig:
-        told = await hurry(rig)
-        submit(rig)
-        await until(lambda: rig.engine.uncommitted == 3)
-        rig.engine.depose()
+    async with manual(config) as harness:
+        told = await hurry(harness)
+        submit(harness)
+        await until(lambda: harness.engine.uncommitted == 3)
+        harness.engine.depose()
         assert [type(error) for error in told.errors] == [OutcomeUnknown]
-        rig.engine.lead()
+        harness.engine.lead()
         async with asyncio.timeout(1.0):
-            assert not (await rig.controller.current()).jobs
+            assert not (await harness.controller.current()).jobs
 
 
 @story
@@ -442,80 +442,82 @@ async def test_a_read_does_not_wait_for_a_pass_that_was_lost_with_the_leadership
 async def test_what_is_committed_while_leadership_is_handed_over_is_answered_without_its_pass(
     config: Config, goes_on: bool
 ) -> None:
-    async with manual(config) as rig:
-        await commit(rig, register(rig))
-        propose = rig.engine.propose
+    async with manual(config) as harness:
+        await commit(harness, register(harness))
+        propose = harness.engine.propose
 
         def last(data: bytes) -> tuple[int, int]:
-            rig.engine.ready = False  # it has an heir, and proposes no more
+            harness.engine.ready = False  # it has an heir, and proposes no more
             return propose(data)
 
-        rig.engine.propose = last  # type: ignore[method-assign]
-        answer = submit(rig, script=SCRIPT, hold=Hold.NONE)
-        await until(lambda: rig.engine.uncommitted == 1)
+        harness.engine.propose = last  # type: ignore[method-assign]
+        answer = submit(harness, script=SCRIPT, hold=Hold.NONE)
+        await until(lambda: harness.engine.uncommitted == 1)
         for _ in range(3):
             await asyncio.sleep(0)
-        rig.engine.commit()
+        harness.engine.commit()
         assert (await answer).job == 1
-        rig.engine.propose = propose  # type: ignore[method-assign]
+        harness.engine.propose = propose  # type: ignore[method-assign]
         if goes_on:
-            rig.engine.ready = True
-            rig.engine.on_change()
+            harness.engine.ready = True
+            harness.engine.on_change()
         else:
-            rig.engine.depose("r2")
-            rig.engine.lead()
-        await until(lambda: rig.engine.uncommitted == 1)
-        rig.engine.commit()
-        assert rig.controller.state.buffers[1].state.word == "staging-in"
+            harness.engine.depose("r2")
+            harness.engine.lead()
+        await until(lambda: harness.engine.uncommitted == 1)
+        harness.engine.commit()
+        assert harness.controller.state.buffers[1].state.word == "staging-in"
 
 
 @story
 async def test_leadership_lost_between_a_batch_and_its_pass_leaves_the_outcome_unknown(config: Config) -> None:
-    async with manual(config) as rig:
-        propose = rig.engine.propose
+    async with manual(config) as harness:
+        propose = harness.engine.propose
 
         def last(data: bytes) -> tuple[int, int]:
             place = propose(data)
-            asyncio.get_running_loop().call_soon(rig.engine.depose)
+            asyncio.get_running_loop().call_soon(harness.engine.depose)
             return place
 
-        rig.engine.propose = last  # type: ignore[method-assign]
-        answer = submit(rig)
+        harness.engine.propose = last  # type: ignore[method-assign]
+        answer = submit(harness)
         with pytest.raises(OutcomeUnknown):
             await answer
-        assert rig.controller.proposer.batches_in_flight == 0
-        rig.engine.propose = propose  # type: ignore[method-assign]
-        rig.engine.lead()
-        again = submit(rig)
-        await commit(rig, again)
-        assert not rig.failures
+        assert harness.controller.proposer.batches_in_flight == 0
+        harness.engine.propose = propose  # type: ignore[method-assign]
+        harness.engine.lead()
+        again = submit(harness)
+        await commit(harness, again)
+        assert not harness.failures
 
 
 @story
 async def test_an_idle_leader_proposes_nothing(config: Config) -> None:
-    async with manual(config) as rig:
-        last = rig.engine.last_index
-        rig.controller.proposer.schedule()
+    async with manual(config) as harness:
+        last = harness.engine.last_index
+        harness.controller.proposer.schedule()
         await asyncio.sleep(0.05)
-        assert rig.engine.last_index == last
+        assert harness.engine.last_index == last
 
 
 @story
 async def test_what_is_due_by_time_alone_is_done_when_its_time_has_come(config: Config) -> None:
-    async with Rig(config, automatic=True) as rig:
+    async with Harness(config, automatic=True) as harness:
         node = c.Actor(c.ActorRole.AGENT, "n1")
-        id_ = bytes.fromhex(rig.new_id())
-        await rig.controller.submit(c.Request(id_, node, c.RegisterNode("n1", 2, "instance", "disk")))
-        begin_at = Instant(rig.clock.now() + 300_000)
-        answer = rig.controller.submit(
+        id_ = bytes.fromhex(harness.new_id())
+        await harness.controller.submit(c.Request(id_, node, c.RegisterNode("n1", 2, "instance", "disk")))
+        begin_at = Instant(harness.clock.now() + 300_000)
+        answer = harness.controller.submit(
             c.Request(
-                bytes.fromhex(rig.new_id()), ALICE, submission(rig, script=SCRIPT, hold=Hold.NONE, begin_at=begin_at)
+                bytes.fromhex(harness.new_id()),
+                ALICE,
+                submission(harness, script=SCRIPT, hold=Hold.NONE, begin_at=begin_at),
             )
         )
         job = (await answer).job
-        assert rig.controller.state.buffers[job].state.word == "pending"
-        await until(lambda: rig.controller.state.buffers[job].state.word == "staging-in")
-        assert rig.controller.state.at >= begin_at
+        assert harness.controller.state.buffers[job].state.word == "pending"
+        await until(lambda: harness.controller.state.buffers[job].state.word == "staging-in")
+        assert harness.controller.state.at >= begin_at
 
 
 @story
@@ -533,12 +535,12 @@ async def test_a_command_that_cannot_be_decided_is_answered_and_the_replica_carr
         return real(state, request, at)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "decide", decide)
-    async with manual(config) as rig:
-        poison = rig.controller.submit(c.Request(command_id(), ALICE, c.HoldJob(1)))
-        good = submit(rig)
+    async with manual(config) as harness:
+        poison = harness.controller.submit(c.Request(command_id(), ALICE, c.HoldJob(1)))
+        good = submit(harness)
         with pytest.raises(CannotDecide):
             await poison
-        rig.engine.commit()
+        harness.engine.commit()
         assert (await good).job == 1
 
 
@@ -554,15 +556,15 @@ async def test_a_command_that_cannot_be_written_down_is_answered_and_harms_no_ot
         return real(entry)
 
     real = module.encode_entry
-    async with manual(config) as rig:
+    async with manual(config) as harness:
         monkeypatch.setattr(module, "encode_entry", encode)
-        bad, good = submit(rig, script="#!/bin/sh\n# cannot\n"), submit(rig)
+        bad, good = submit(harness, script="#!/bin/sh\n# cannot\n"), submit(harness)
         with pytest.raises(CannotDecide):
             await bad
-        await until(lambda: rig.engine.uncommitted == 1)
-        rig.engine.commit()
+        await until(lambda: harness.engine.uncommitted == 1)
+        harness.engine.commit()
         assert (await good).job == 1
-        assert not rig.failures
+        assert not harness.failures
 
 
 @story
@@ -574,26 +576,26 @@ async def test_a_fault_in_the_proposer_itself_stops_the_replica(
     def encode(*parts: object) -> bytes:
         raise MemoryError("no room")
 
-    async with manual(config) as rig:
+    async with manual(config) as harness:
         monkeypatch.setattr(module, "batch_of_encoded", encode)
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
-        submit(rig)
-        await until(lambda: bool(rig.failures))
-        (error,) = rig.failures
+        submit(harness)
+        await until(lambda: bool(harness.failures))
+        (error,) = harness.failures
         assert isinstance(error, MemoryError)
-        rig.failures.clear()
+        harness.failures.clear()
 
 
 @story
 async def test_the_policy_of_the_configuration_founds_the_cluster_once(config: Config) -> None:
-    async with Rig(config) as rig:
-        state = rig.controller.state
+    async with Harness(config) as harness:
+        state = harness.controller.state
         assert state.cluster_id == config.cluster.id
         assert state.site == config.policy != Site()
         assert sorted(state.pools) == ["fast", "wide"]
         revision = state.revision
-        await rig.restart()
-        assert rig.controller.state.revision == revision
+        await harness.restart()
+        assert harness.controller.state.revision == revision
 
 
 @story
@@ -619,18 +621,18 @@ async def test_a_scheduler_that_never_settles_is_slowed_down_and_does_not_fill_t
 ) -> None:
     from replica.messages.events import NodeResumed
 
-    async with Rig(config) as rig:
+    async with Harness(config) as harness:
         node = c.Actor(c.ActorRole.AGENT, "n1")
-        id_ = bytes.fromhex(rig.new_id())
-        await rig.controller.submit(c.Request(id_, node, c.RegisterNode("n1", 2, "instance", "disk")))
+        id_ = bytes.fromhex(harness.new_id())
+        await harness.controller.submit(c.Request(id_, node, c.RegisterNode("n1", 2, "instance", "disk")))
         monkeypatch.setattr("cluster.server.pass_timer.PASSES_IN_A_ROW_MAX", 5)
         monkeypatch.setattr("cluster.server.planner.events_of_pass", lambda index, at: (NodeResumed("n1"),))
-        before = rig.engine.last_index
-        rig.controller.proposer.schedule()
-        await until(lambda: rig.controller.proposer.pass_timer.sleeping)
-        assert 5 <= rig.engine.last_index - before <= 7
+        before = harness.engine.last_index
+        harness.controller.proposer.schedule()
+        await until(lambda: harness.controller.proposer.pass_timer.sleeping)
+        assert 5 <= harness.engine.last_index - before <= 7
         # A command is carried out all the same.
-        assert (await rig.submit(hold=True)).status == 201
+        assert (await harness.submit(hold=True)).status == 201
 
 
 @story
@@ -642,9 +644,9 @@ async def test_after_a_dear_pass_commands_go_on_without_one_until_the_leader_has
 
     passes = 0
 
-    async with manual(config) as rig:
-        assert isinstance(rig.clock, ManualClock)
-        clock = rig.clock
+    async with manual(config) as harness:
+        assert isinstance(harness.clock, ManualClock)
+        clock = harness.clock
 
         def events_of_pass(index: SchedulingIndex, at: Instant) -> tuple[Event, ...]:
             nonlocal passes
@@ -655,9 +657,9 @@ async def test_after_a_dear_pass_commands_go_on_without_one_until_the_leader_has
         monkeypatch.setattr("cluster.server.pass_timer.PASS_CHEAP_S", 0.0002)
         monkeypatch.setattr("cluster.server.planner.events_of_pass", events_of_pass)
         for number in range(1, 4):
-            answer = submit(rig)
-            await until(lambda: rig.engine.uncommitted > 0)
-            rig.engine.commit()
+            answer = submit(harness)
+            await until(lambda: harness.engine.uncommitted > 0)
+            harness.engine.commit()
             assert (await answer).job == number
         assert passes == 1
         await until(lambda: passes == 2)
@@ -667,8 +669,8 @@ async def test_after_a_dear_pass_commands_go_on_without_one_until_the_leader_has
 async def test_what_the_leader_foresaw_is_what_settling_its_entries_comes_to(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with manual(config) as rig:
-        proposer, compared = rig.controller.proposer, 0
+    async with manual(config) as harness:
+        proposer, compared = harness.controller.proposer, 0
         foresee = proposer.precomputed
 
         def compare(before: State, data: bytes) -> tuple[Batch, State] | None:
@@ -685,26 +687,26 @@ async def test_what_the_leader_foresaw_is_what_settling_its_entries_comes_to(
             return precomputed
 
         monkeypatch.setattr(proposer, "precomputed", compare)
-        answers = [submit(rig, script=SCRIPT, hold=Hold.NONE) for _ in range(9)]
-        await until(lambda: rig.engine.uncommitted > 0)
-        rig.engine.commit()
-        answers += [rig.controller.submit(c.Request(command_id(), ALICE, c.CancelJob(job))) for job in (1, 2, 77)]
+        answers = [submit(harness, script=SCRIPT, hold=Hold.NONE) for _ in range(9)]
+        await until(lambda: harness.engine.uncommitted > 0)
+        harness.engine.commit()
+        answers += [harness.controller.submit(c.Request(command_id(), ALICE, c.CancelJob(job))) for job in (1, 2, 77)]
         while not all(answer.done() for answer in answers):
-            await until(lambda: rig.engine.uncommitted > 0)
-            rig.engine.commit()
+            await until(lambda: harness.engine.uncommitted > 0)
+            harness.engine.commit()
         assert compared >= 2
 
 
 @story
 async def test_nothing_is_foreseen_for_other_bytes_or_another_state(config: Config) -> None:
-    async with manual(config) as rig:
-        answer = submit(rig)
-        await until(lambda: rig.engine.uncommitted == 1)
-        proposer, before = rig.controller.proposer, rig.controller.state
-        data = rig.engine.journal.entry(rig.engine.last_index).data
+    async with manual(config) as harness:
+        answer = submit(harness)
+        await until(lambda: harness.engine.uncommitted == 1)
+        proposer, before = harness.controller.proposer, harness.controller.state
+        data = harness.engine.journal.entry(harness.engine.last_index).data
         assert proposer.precomputed(before, data) is not None
         assert proposer.precomputed(before, data + b"\0") is None
         assert proposer.precomputed(msgspec.structs.replace(before), data) is None
-        rig.engine.commit()
+        harness.engine.commit()
         assert proposer.precomputed(before, data) is None
         assert (await answer).job == 1

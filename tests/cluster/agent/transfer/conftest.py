@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.agent.transfer.rig import Rig
+from tests.cluster.agent.transfer.harness import Harness
 
 _MEMORY = Path("/dev/shm")
 
@@ -27,8 +27,8 @@ def fast_path(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def rig(fast_path: Path) -> Iterator[Rig]:
-    """Give a rig."""
-    made = Rig(fast_path)
+def harness(fast_path: Path) -> Iterator[Harness]:
+    """Give a harness."""
+    made = Harness(fast_path)
     yield made
     made.close()

@@ -19,7 +19,7 @@ from cluster.agent.transfer.rate_limit import Stopped
 from cluster.agent.transfer.record_paths import part_name
 from cluster.system.processes import all_pids, environment_variables
 from replica.model.transfers import LeftOut
-from tests.cluster.agent.transfer.rig import SMALL, TAG, Rig, plant, tree_of
+from tests.cluster.agent.transfer.harness import SMALL, TAG, Harness, plant, tree_of
 
 needs_rsync = pytest.mark.skipif(shutil.which("rsync") is None, reason="no rsync here: scripts/install-backends")
 needs_rclone = pytest.mark.skipif(shutil.which("rclone") is None, reason="no rclone here: scripts/install-backends")
@@ -34,9 +34,9 @@ def options(**changed: object) -> Options:
     return msgspec.structs.replace(SMALL, **({"template": COPY} | changed))
 
 
-def script(rig: Rig, text: str) -> str:
+def script(harness: Harness, text: str) -> str:
     """Return the command line of a site's program, whose $1 is the source, $2 the destination, $3 the kind."""
-    path = rig.directory / "program"
+    path = harness.directory / "program"
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return f"{path} {{source}} {{destination}} {{kind}}"
@@ -63,20 +63,20 @@ TREE: dict[str, object] = {
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("level", [Verify.NONE, Verify.READ_BACK])
 def test_a_tree_arrives_whole_whoever_moves_it_and_the_receipt_is_that_of_our_own_copy(
-    rig: Rig, backend: str, level: Verify
+    harness: Harness, backend: str, level: Verify
 ) -> None:
-    plant(rig.source, TREE)
-    os.chmod(rig.source / "a", 0o6751)
-    os.utime(rig.source / "a", ns=(1, 123_456_789_012_345_678))
-    os.setxattr(rig.source / "a", "user.k", b"v")
-    receipt = rig.carry([rig.item()._replace(backend=backend)], options(verify=level))
-    assert tree_of(rig.destination) == tree_of(rig.source)
-    status = (rig.destination / "a").stat()
+    plant(harness.source, TREE)
+    os.chmod(harness.source / "a", 0o6751)
+    os.utime(harness.source / "a", ns=(1, 123_456_789_012_345_678))
+    os.setxattr(harness.source / "a", "user.k", b"v")
+    receipt = harness.carry([harness.item()._replace(backend=backend)], options(verify=level))
+    assert tree_of(harness.destination) == tree_of(harness.source)
+    status = (harness.destination / "a").stat()
     assert (status.st_mode & 0o7777, status.st_mtime_ns) == (0o751, 123_456_789_012_345_678)
-    assert os.getxattr(rig.destination / "a", "user.k") == b"v"
-    assert (receipt.files, receipt.directories, receipt.retries) == (11, 4, 0) and not rig.parts()
-    theirs = [(line.path, line.size, line.digest) for line in rig.lines()]
-    own = Rig(_beside(rig))
+    assert os.getxattr(harness.destination / "a", "user.k") == b"v"
+    assert (receipt.files, receipt.directories, receipt.retries) == (11, 4, 0) and not harness.parts()
+    theirs = [(line.path, line.size, line.digest) for line in harness.lines()]
+    own = Harness(_beside(harness))
     try:
         plant(own.source, TREE)
         own.carry(None, options(verify=level))
@@ -88,40 +88,41 @@ def test_a_tree_arrives_whole_whoever_moves_it_and_the_receipt_is_that_of_our_ow
     assert [row[:2] for row in theirs] == [row[:2] for row in ours]
 
 
-def _beside(rig: Rig) -> Path:
-    path = rig.directory / "own"
+def _beside(harness: Harness) -> Path:
+    path = harness.directory / "own"
     path.mkdir()
     return path
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_single_file_goes_alone_and_replaces_the_old_one_at_once(rig: Rig, backend: str) -> None:
-    plant(rig.source, {"a": b"new", "b": b"not asked for"})
-    plant(rig.destination, {"z": b"old"})
-    item = rig.item(Kind.FILE, rig.source / "a", rig.destination / "z")._replace(backend=backend)
-    rig.carry([item], options())
-    assert tree_of(rig.destination) == {"z": b"new"}
+def test_a_single_file_goes_alone_and_replaces_the_old_one_at_once(harness: Harness, backend: str) -> None:
+    plant(harness.source, {"a": b"new", "b": b"not asked for"})
+    plant(harness.destination, {"z": b"old"})
+    item = harness.item(Kind.FILE, harness.source / "a", harness.destination / "z")._replace(backend=backend)
+    harness.carry([item], options())
+    assert tree_of(harness.destination) == {"z": b"new"}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_there_stays_where_nothing_may_be_replaced(rig: Rig, backend: str) -> None:
-    plant(rig.source, {"a": b"new"})
-    plant(rig.destination, {"a": b"old"})
+def test_what_is_there_stays_where_nothing_may_be_replaced(harness: Harness, backend: str) -> None:
+    plant(harness.source, {"a": b"new"})
+    plant(harness.destination, {"a": b"old"})
     with pytest.raises(TransferFailed, match="exists already and is not to be replaced"):
-        rig.carry([rig.item()._replace(backend=backend)], options(replace=False))
-    assert (rig.destination / "a").read_bytes() == b"old"
+        harness.carry([harness.item()._replace(backend=backend)], options(replace=False))
+    assert (harness.destination / "a").read_bytes() == b"old"
 
 
 @needs_rsync
 @needs_rclone
-def test_each_item_has_its_own_backend_in_one_transfer(rig: Rig) -> None:
+def test_each_item_has_its_own_backend_in_one_transfer(harness: Harness) -> None:
     names = ("native", "rsync", "rclone", "template")
-    plant(rig.source, {name: {"f": name.encode()} for name in names})
+    plant(harness.source, {name: {"f": name.encode()} for name in names})
     items = [
-        rig.item(source=rig.source / name, destination=rig.destination / name)._replace(backend=name) for name in names
+        harness.item(source=harness.source / name, destination=harness.destination / name)._replace(backend=name)
+        for name in names
     ]
-    receipt = rig.carry(items, options())
-    assert tree_of(rig.destination) == tree_of(rig.source) and receipt.files == 4
+    receipt = harness.carry(items, options())
+    assert tree_of(harness.destination) == tree_of(harness.source) and receipt.files == 4
 
 
 LIES: dict[str, tuple[str, str]] = {
@@ -138,43 +139,43 @@ LIES: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_no_program_is_believed_by_its_exit_code(rig: Rig, lie: str) -> None:
+def test_no_program_is_believed_by_its_exit_code(harness: Harness, lie: str) -> None:
     text, says = LIES[lie]
-    plant(rig.source, {"a": b"a", "b": b"hello"})
-    plant(rig.destination, {"b": b"old"})
-    template = script(rig, text)
+    plant(harness.source, {"a": b"a", "b": b"hello"})
+    plant(harness.destination, {"b": b"old"})
+    template = script(harness, text)
     with pytest.raises(ReadBackFailed) as failed:
-        rig.carry([rig.item()._replace(backend="template")], options(template=template))
+        harness.carry([harness.item()._replace(backend="template")], options(template=template))
     assert "template said that it was done, but did not copy" in str(failed.value) and says in str(failed.value)
-    assert (rig.destination / "b").read_bytes() == b"old" and (rig.source / "b").read_bytes() == b"hello"
-    receipt = rig.carry([rig.item()._replace(backend="template")], options())
-    assert receipt.files == 2 and tree_of(rig.destination) == tree_of(rig.source) and not rig.parts()
+    assert (harness.destination / "b").read_bytes() == b"old" and (harness.source / "b").read_bytes() == b"hello"
+    receipt = harness.carry([harness.item()._replace(backend="template")], options())
+    assert receipt.files == 2 and tree_of(harness.destination) == tree_of(harness.source) and not harness.parts()
 
 
-def test_what_was_wrong_once_is_copied_again(rig: Rig) -> None:
-    plant(rig.source, {"a": b"a", "b": b"hello"})
-    once = rig.directory / "once"
-    template = script(rig, f'cp -aT "$1" "$2"; [ -e {once} ] || {{ touch {once}; printf hellO >"$2/b"; }}')
-    receipt = rig.carry([rig.item()._replace(backend="template")], options(template=template))
-    assert receipt.retries == 1 and tree_of(rig.destination) == tree_of(rig.source)
+def test_what_was_wrong_once_is_copied_again(harness: Harness) -> None:
+    plant(harness.source, {"a": b"a", "b": b"hello"})
+    once = harness.directory / "once"
+    template = script(harness, f'cp -aT "$1" "$2"; [ -e {once} ] || {{ touch {once}; printf hellO >"$2/b"; }}')
+    receipt = harness.carry([harness.item()._replace(backend="template")], options(template=template))
+    assert receipt.retries == 1 and tree_of(harness.destination) == tree_of(harness.source)
 
 
-def test_a_program_that_fails_gives_its_last_words_and_nothing_is_put_in_place(rig: Rig) -> None:
-    plant(rig.source, {"a": b"a", "b": b"b"})
-    template = script(rig, 'cp -aT "$1" "$2"; echo first >&2; printf "tape\\033[2J robot\\n" >&2; exit 7')
+def test_a_program_that_fails_gives_its_last_words_and_nothing_is_put_in_place(harness: Harness) -> None:
+    plant(harness.source, {"a": b"a", "b": b"b"})
+    template = script(harness, 'cp -aT "$1" "$2"; echo first >&2; printf "tape\\033[2J robot\\n" >&2; exit 7')
     with pytest.raises(TransferFailed, match=r"template ended with code 7: tape.*robot") as failed:
-        rig.carry([rig.item()._replace(backend="template")], options(template=template))
+        harness.carry([harness.item()._replace(backend="template")], options(template=template))
     assert "\033" not in str(failed.value)
-    assert tree_of(rig.destination) == {}
+    assert tree_of(harness.destination) == {}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_half_a_file_that_a_killed_program_left_does_not_fail_the_next_attempt(rig: Rig, backend: str) -> None:
-    plant(rig.source, {"a": b"a" * 5000, "d": {"b": b"b" * 5000}, "c": b"c"})
-    left = rig.destination / os.fsdecode(part_name(TAG, b"0:scratch"))
+def test_half_a_file_that_a_killed_program_left_does_not_fail_the_next_attempt(harness: Harness, backend: str) -> None:
+    plant(harness.source, {"a": b"a" * 5000, "d": {"b": b"b" * 5000}, "c": b"c"})
+    left = harness.destination / os.fsdecode(part_name(TAG, b"0:scratch"))
     plant(left, {"a": b"a" * 100, "d": {"b": b"x" * 5000}})
-    rig.carry([rig.item()._replace(backend=backend)], options())
-    assert tree_of(rig.destination) == tree_of(rig.source)
+    harness.carry([harness.item()._replace(backend=backend)], options())
+    assert tree_of(harness.destination) == tree_of(harness.source)
 
 
 class Ending:
@@ -198,19 +199,19 @@ class Ending:
 
 
 def test_a_program_is_ended_with_all_that_it_started_when_the_transfer_ends(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FOREBAY_OPERATION", marker := f"test.{os.getpid()}.{time.monotonic_ns()}")
-    plant(rig.source, {"a": b"a"})
-    started = rig.directory / "started"
-    template = script(rig, f"(trap '' TERM; setsid sleep 600) & touch {started}; sleep 600")
-    rig.pace = Ending(started.exists)
+    plant(harness.source, {"a": b"a"})
+    started = harness.directory / "started"
+    template = script(harness, f"(trap '' TERM; setsid sleep 600) & touch {started}; sleep 600")
+    harness.pace = Ending(started.exists)
     began_s = time.monotonic()
     with pytest.raises(Stopped):
-        rig.carry([rig.item()._replace(backend="template")], options(template=template))
+        harness.carry([harness.item()._replace(backend="template")], options(template=template))
     wanted = f"FOREBAY_OPERATION={marker}".encode()
     assert [pid for pid in all_pids() if pid != os.getpid() and wanted in environment_variables(pid)] == []
-    assert time.monotonic() - began_s < 60 and not (rig.destination / "a").exists()
+    assert time.monotonic() - began_s < 60 and not (harness.destination / "a").exists()
 
 
 class Limited:
@@ -232,29 +233,29 @@ class Limited:
         pass
 
 
-def test_what_a_program_writes_is_taken_from_the_rate(rig: Rig) -> None:
-    plant(rig.source, {"a": b"a"})
-    template = script(rig, 'head -c 3000000 /dev/zero >"$2/x"; sleep 0.4; rm "$2/x"; cp -aT "$1" "$2"')
-    rig.pace = limited = Limited()
-    rig.carry([rig.item()._replace(backend="template")], options(template=template))
-    assert limited.taken >= 3_000_000 and any(counters.steps for counters in rig.told)
+def test_what_a_program_writes_is_taken_from_the_rate(harness: Harness) -> None:
+    plant(harness.source, {"a": b"a"})
+    template = script(harness, 'head -c 3000000 /dev/zero >"$2/x"; sleep 0.4; rm "$2/x"; cp -aT "$1" "$2"')
+    harness.pace = limited = Limited()
+    harness.carry([harness.item()._replace(backend="template")], options(template=template))
+    assert limited.taken >= 3_000_000 and any(counters.steps for counters in harness.told)
 
 
 @needs_rsync
 @needs_rclone
-def test_rclone_refuses_a_name_that_it_cannot_be_told_of(rig: Rig) -> None:
+def test_rclone_refuses_a_name_that_it_cannot_be_told_of(harness: Harness) -> None:
     for name, says in (("line\nbreak", "has a line break"), (os.fsdecode(b"\xff"), "is not UTF-8")):
-        (rig.source / name).write_bytes(b"x")
+        (harness.source / name).write_bytes(b"x")
         with pytest.raises(TransferFailed, match=f"its name {says}; use backend=native"):
-            rig.carry([rig.item()._replace(backend="rclone")], options())
-        rig.carry([rig.item()._replace(backend="rsync")], options())
-        assert tree_of(rig.destination) == tree_of(rig.source)
-        (rig.source / name).unlink()
-        (rig.destination / name).unlink()
+            harness.carry([harness.item()._replace(backend="rclone")], options())
+        harness.carry([harness.item()._replace(backend="rsync")], options())
+        assert tree_of(harness.destination) == tree_of(harness.source)
+        (harness.source / name).unlink()
+        (harness.destination / name).unlink()
 
 
-def test_a_program_that_is_not_there_is_named(rig: Rig) -> None:
-    plant(rig.source, {"a": b"a"})
+def test_a_program_that_is_not_there_is_named(harness: Harness) -> None:
+    plant(harness.source, {"a": b"a"})
     for template, says in (
         ("/nowhere/copy {source} {destination}", "/nowhere/copy is not on this node"),
         ("copy {source} {destination}", "begins with 'copy', which is not an absolute path"),
@@ -263,51 +264,51 @@ def test_a_program_that_is_not_there_is_named(rig: Rig) -> None:
         ('/bin/cp "{source} {destination}', "quotes that do not match"),
     ):
         with pytest.raises(TransferFailed) as failed:
-            rig.carry([rig.item()._replace(backend="template")], options(template=template))
+            harness.carry([harness.item()._replace(backend="template")], options(template=template))
         assert says in str(failed.value)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_sources_of_a_move_go_only_when_everything_is_there(rig: Rig, backend: str) -> None:
-    plant(rig.source, {"a": b"a", "d": {"b": b"b"}})
-    before = tree_of(rig.source)
-    receipt = rig.carry([rig.item(move=True)._replace(backend=backend)], options())
-    assert tree_of(rig.destination) == before and tree_of(rig.source) == {} and receipt.removed_files == 2
+def test_sources_of_a_move_go_only_when_everything_is_there(harness: Harness, backend: str) -> None:
+    plant(harness.source, {"a": b"a", "d": {"b": b"b"}})
+    before = tree_of(harness.source)
+    receipt = harness.carry([harness.item(move=True)._replace(backend=backend)], options())
+    assert tree_of(harness.destination) == before and tree_of(harness.source) == {} and receipt.removed_files == 2
 
 
 @pytest.mark.parametrize("backend", ["native", *BACKENDS])
 @pytest.mark.parametrize("move", [False, True])
 def test_what_is_left_out_of_a_tree_is_missed_by_nobody_and_never_removed_at_its_source(
-    rig: Rig, backend: str, move: bool
+    harness: Harness, backend: str, move: bool
 ) -> None:
-    plant(rig.source, {"a": b"a", "d": {"b": b"b"}, "e": {"only": {}}})
-    os.mkfifo(rig.source / "d" / "pipe")
+    plant(harness.source, {"a": b"a", "d": {"b": b"b"}, "e": {"only": {}}})
+    os.mkfifo(harness.source / "d" / "pipe")
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(rig.source / "e" / "only" / "socket"))
-    receipt = rig.carry([rig.item(move=move)._replace(backend=backend)], options())
-    assert tree_of(rig.destination) == {"a": b"a", "d": None, "d/b": b"b", "e": None, "e/only": None}
+        listener.bind(str(harness.source / "e" / "only" / "socket"))
+    receipt = harness.carry([harness.item(move=move)._replace(backend=backend)], options())
+    assert tree_of(harness.destination) == {"a": b"a", "d": None, "d/b": b"b", "e": None, "e/only": None}
     stays = "; it stays at the source" if move else ""
     assert receipt.left_out_first == (
         LeftOut("d/pipe", f"a named pipe{stays}"),
         LeftOut("e/only/socket", f"a socket{stays}"),
     )
-    assert (receipt.complete, receipt.files, receipt.left_out) == (True, 2, 2) and not rig.parts()
-    left = {str(path.relative_to(rig.source)) for path in rig.source.rglob("*")}
+    assert (receipt.complete, receipt.files, receipt.left_out) == (True, 2, 2) and not harness.parts()
+    left = {str(path.relative_to(harness.source)) for path in harness.source.rglob("*")}
     around = {"d", "d/pipe", "e", "e/only", "e/only/socket"}
     assert left == (around if move else around | {"a", "d/b"})
 
 
 @pytest.mark.parametrize("backend", ["native", *BACKENDS])
-def test_what_is_no_file_and_is_named_itself_is_refused_whoever_moves_it(rig: Rig, backend: str) -> None:
-    os.mkfifo(rig.source / "pipe")
-    item = rig.item(Kind.FILE, rig.source / "pipe", rig.destination / "pipe")._replace(backend=backend)
+def test_what_is_no_file_and_is_named_itself_is_refused_whoever_moves_it(harness: Harness, backend: str) -> None:
+    os.mkfifo(harness.source / "pipe")
+    item = harness.item(Kind.FILE, harness.source / "pipe", harness.destination / "pipe")._replace(backend=backend)
     with pytest.raises(TransferFailed, match="source/pipe is a named pipe; only regular files and directories"):
-        rig.carry([item], options())
-    assert tree_of(rig.destination) == {}
+        harness.carry([item], options())
+    assert tree_of(harness.destination) == {}
 
 
 @needs_rsync
-def test_more_files_than_one_batch_are_moved_in_several(rig: Rig) -> None:
-    plant(rig.source, {f"d{part}": {f"f{n}": b"%d" % n for n in range(350)} for part in range(3)})
-    receipt = rig.carry([rig.item()._replace(backend="rsync")], options())
-    assert receipt.files == 1050 and tree_of(rig.destination) == tree_of(rig.source) and not rig.parts()
+def test_more_files_than_one_batch_are_moved_in_several(harness: Harness) -> None:
+    plant(harness.source, {f"d{part}": {f"f{n}": b"%d" % n for n in range(350)} for part in range(3)})
+    receipt = harness.carry([harness.item()._replace(backend="rsync")], options())
+    assert receipt.files == 1050 and tree_of(harness.destination) == tree_of(harness.source) and not harness.parts()

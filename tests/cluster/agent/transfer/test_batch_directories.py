@@ -23,7 +23,7 @@ from cluster.agent.transfer.status_table import State, StatusTable
 from cluster.system import processes
 from cluster.system.descriptors import open_directory
 from tests.cluster.agent.transfer.crashing import calls_of, dies_at
-from tests.cluster.agent.transfer.rig import TAG, Rig, plant, tree_of
+from tests.cluster.agent.transfer.harness import TAG, Harness, plant, tree_of
 
 OPTIONS = Options(chunk_bytes=4096, large_bytes=16384, streams=1)
 OWNER = "a" * 32
@@ -45,22 +45,22 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def claimed(rig: Rig, attempt: int = 1) -> Iterator[Item]:
-    """Give the item of the whole rig, with a staging directory as an agent claims it; tidied up at the end."""
-    directory = open_directory(rig.destination)
+def claimed(harness: Harness, attempt: int = 1) -> Iterator[Item]:
+    """Give the item of the whole harness, with a staging directory as an agent claims it; tidied up at the end."""
+    directory = open_directory(harness.destination)
     who = Claimant("0123abcd-7", attempt, OWNER)
-    staging = fence.claim(directory, str(rig.destination), who)
+    staging = fence.claim(directory, str(harness.destination), who)
     try:
-        yield rig.item(staging=staging)
+        yield harness.item(staging=staging)
         fence.tidy(directory, who)
     finally:
         os.close(staging)
         os.close(directory)
 
 
-def run_transfer(rig: Rig, attempt: int = 1, options: Options = OPTIONS) -> Any:
-    with claimed(rig, attempt) as item:
-        return rig.carry([item], options)
+def run_transfer(harness: Harness, attempt: int = 1, options: Options = OPTIONS) -> Any:
+    with claimed(harness, attempt) as item:
+        return harness.carry([item], options)
 
 
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -83,46 +83,48 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("verify", [Verify.DIGEST, Verify.READ_BACK])
 @pytest.mark.parametrize("replace", [True, False])
 def test_new_directories_of_small_files_appear_whole_and_others_file_by_file(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, verify: Verify, replace: bool
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, verify: Verify, replace: bool
 ) -> None:
-    plant(rig.source, TREE)
-    (rig.source / "full").chmod(0o751)
-    (rig.source / "full" / "f1").chmod(0o640)
+    plant(harness.source, TREE)
+    (harness.source / "full").chmod(0o751)
+    (harness.source / "full" / "f1").chmod(0o640)
     found = taken(monkeypatch)
     options = Options(large_bytes=16384, chunk_bytes=4096, verify=verify, replace=replace, streams=1)
-    receipt = run_transfer(rig, options=options)
+    receipt = run_transfer(harness, options=options)
     assert set(found) == LEAVES and receipt.complete
-    assert tree_of(rig.destination) == tree_of(rig.source)
+    assert tree_of(harness.destination) == tree_of(harness.source)
     for path in ("full", "full/f1", "inner/below", "top"):
-        theirs, ours = (rig.source / path).stat(), (rig.destination / path).stat()
+        theirs, ours = (harness.source / path).stat(), (harness.destination / path).stat()
         assert (theirs.st_mode, theirs.st_size) == (ours.st_mode, ours.st_size)
-    assert (rig.destination / "full" / "f1").stat().st_mtime_ns == (rig.source / "full" / "f1").stat().st_mtime_ns
+    assert (harness.destination / "full" / "f1").stat().st_mtime_ns == (
+        harness.source / "full" / "f1"
+    ).stat().st_mtime_ns
     # The next one finds everything done.
-    again = run_transfer(rig, 2, options)
+    again = run_transfer(harness, 2, options)
     assert (again.resumed_files, again.digest) == (receipt.files, receipt.digest)
-    assert rig.parts() == []
+    assert harness.parts() == []
 
 
 def test_a_directory_that_was_there_stays_the_same_one_with_what_is_in_it(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plant(rig.source, TREE)
-    plant(rig.destination, {"full": {}, "inner": {"below": {"mine": b"mine", "g1": b"old"}}})
-    (rig.destination / "full").chmod(0o700)
-    before = [(rig.destination / path).stat().st_ino for path in ("full", "inner/below")]
+    plant(harness.source, TREE)
+    plant(harness.destination, {"full": {}, "inner": {"below": {"mine": b"mine", "g1": b"old"}}})
+    (harness.destination / "full").chmod(0o700)
+    before = [(harness.destination / path).stat().st_ino for path in ("full", "inner/below")]
     found = taken(monkeypatch)
-    run_transfer(rig)
-    assert found == [] and rig.parts() == []
-    assert [(rig.destination / path).stat().st_ino for path in ("full", "inner/below")] == before
-    expected = tree_of(rig.source) | {"inner/below/mine": b"mine"}
-    assert tree_of(rig.destination) == expected
+    run_transfer(harness)
+    assert found == [] and harness.parts() == []
+    assert [(harness.destination / path).stat().st_ino for path in ("full", "inner/below")] == before
+    expected = tree_of(harness.source) | {"inner/below/mine": b"mine"}
+    assert tree_of(harness.destination) == expected
 
 
 @pytest.mark.parametrize("kind", ["link", "directory", "file"])
 def test_what_comes_into_a_new_directory_while_its_files_are_written_is_not_lost(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, kind: str
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    plant(rig.source, TREE)
+    plant(harness.source, TREE)
     really = BatchDirectory.takes_place
 
     def takes_place(batch_directory: BatchDirectory, above: int, name: bytes, replaced: int) -> bool:
@@ -138,13 +140,13 @@ def test_what_comes_into_a_new_directory_while_its_files_are_written_is_not_lost
 
     monkeypatch.setattr(BatchDirectory, "takes_place", takes_place)
     if kind == "file":
-        run_transfer(rig)
-        assert tree_of(rig.destination) == tree_of(rig.source) | {"full/mine": b""}
+        run_transfer(harness)
+        assert tree_of(harness.destination) == tree_of(harness.source) | {"full/mine": b""}
     else:
         with pytest.raises(TransferFailed, match="full/f3 exists and is a"):
-            run_transfer(rig)
-        assert os.path.lexists(rig.destination / "full" / "f3")
-    assert not [path for path in rig.parts() if path.name.endswith(BATCH_SUFFIX)]
+            run_transfer(harness)
+        assert os.path.lexists(harness.destination / "full" / "f3")
+    assert not [path for path in harness.parts() if path.name.endswith(BATCH_SUFFIX)]
 
 
 @pytest.mark.parametrize("unlike", ["mode", "attribute"])
@@ -169,17 +171,17 @@ def test_a_directory_that_has_something_else_to_pass_on_is_not_replaced(fast_pat
     os.close(staging)
 
 
-def test_two_trees_that_go_to_one_place_arrive_file_by_file(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(rig.source, {"one": {"d": {"a": b"1", "b": b"2"}}, "two": {"d": {"c": b"3", "e": b"4"}}})
+def test_two_trees_that_go_to_one_place_arrive_file_by_file(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(harness.source, {"one": {"d": {"a": b"1", "b": b"2"}}, "two": {"d": {"c": b"3", "e": b"4"}}})
     found = taken(monkeypatch)
-    with claimed(rig) as item:
+    with claimed(harness) as item:
         items = [
-            rig.item(source=rig.source / name, destination=rig.destination, staging=item.staging)
+            harness.item(source=harness.source / name, destination=harness.destination, staging=item.staging)
             for name in ("one", "two")
         ]
-        rig.carry(items, OPTIONS)
+        harness.carry(items, OPTIONS)
     assert found == []
-    assert tree_of(rig.destination) == {"d": None, "d/a": b"1", "d/b": b"2", "d/c": b"3", "d/e": b"4"}
+    assert tree_of(harness.destination) == {"d": None, "d/a": b"1", "d/b": b"2", "d/c": b"3", "d/e": b"4"}
 
 
 NAMES = st.sampled_from(["a", "a-b", "b", "c", "d"])
@@ -201,19 +203,19 @@ def test_whatever_the_tree_and_the_batches_everything_arrives_and_what_was_there
     monkeypatch.setattr(transfer, "SMALL_BATCH_FILES_MIN", batch)
     place = fast_path / os.urandom(8).hex()
     place.mkdir()
-    rig = Rig(place)
-    plant(rig.source, tree)
-    plant(rig.destination, there)
-    before, wanted = tree_of(rig.destination), tree_of(rig.source)
+    harness = Harness(place)
+    plant(harness.source, tree)
+    plant(harness.destination, there)
+    before, wanted = tree_of(harness.destination), tree_of(harness.source)
     clash = any((before[path] is None) != (wanted[path] is None) for path in before.keys() & wanted.keys())
     if clash:
         with pytest.raises(TransferFailed, match="exists and is a"):
-            run_transfer(rig)
+            run_transfer(harness)
     else:
-        run_transfer(rig)
-        assert tree_of(rig.destination) == before | wanted
-        assert rig.parts() == []
-    rig.close()
+        run_transfer(harness)
+        assert tree_of(harness.destination) == before | wanted
+        assert harness.parts() == []
+    harness.close()
 
 
 @pytest.mark.parametrize("streams", [1, 2])
@@ -222,54 +224,54 @@ def test_killed_at_any_call_no_file_is_partial_and_the_next_attempt_ends_right_a
 ) -> None:
     options = Options(chunk_bytes=4096, large_bytes=16384, streams=streams)
 
-    def prepared(name: str) -> Rig:
+    def prepared(name: str) -> Harness:
         (fast_path / name).mkdir()
-        rig = Rig(fast_path / name)
-        plant(rig.source, TREE)
-        plant(rig.destination, {"few": {"f": b"old"}})
-        return rig
+        harness = Harness(fast_path / name)
+        plant(harness.source, TREE)
+        plant(harness.destination, {"few": {"f": b"old"}})
+        return harness
 
-    rig = prepared("count")
-    total = calls_of(lambda: run_transfer(rig, options=options))
-    rig.close()
+    harness = prepared("count")
+    total = calls_of(lambda: run_transfer(harness, options=options))
+    harness.close()
     killed = 0
     for number in range(streams, total + 1, max(1, total // 10)):
-        rig = prepared(str(number))
-        killed += dies_at(partial(run_transfer, rig, options=options), number)
-        source = tree_of(rig.source)
-        for path, data in tree_of(rig.destination).items():
+        harness = prepared(str(number))
+        killed += dies_at(partial(run_transfer, harness, options=options), number)
+        source = tree_of(harness.source)
+        for path, data in tree_of(harness.destination).items():
             if not path.startswith(".forebay-"):
                 assert data == source[path] or (path, data) == ("few/f", b"old"), (number, path)
-        rig.attempt = 1
-        assert run_transfer(rig, 2, options).complete
-        assert tree_of(rig.destination) == source, number
-        rig.close()
+        harness.attempt = 1
+        assert run_transfer(harness, 2, options).complete
+        assert tree_of(harness.destination) == source, number
+        harness.close()
     assert killed > 5
 
 
-def test_a_shelf_is_not_taken_over_and_goes_with_the_attempt_that_made_it(rig: Rig) -> None:
-    with claimed(rig, 3) as late:
+def test_a_shelf_is_not_taken_over_and_goes_with_the_attempt_that_made_it(harness: Harness) -> None:
+    with claimed(harness, 3) as late:
         batch_directory = BatchDirectory(late.staging, TAG, 0, 1, whole=True)
         os.close(os.open("a", os.O_CREAT | os.O_WRONLY, dir_fd=batch_directory.opened()))
         os.close(os.open("half", os.O_CREAT | os.O_WRONLY, dir_fd=late.staging))
-        with claimed(rig, 4) as newest:
+        with claimed(harness, 4) as newest:
             assert os.listdir(newest.staging) == ["half"]
             os.unlink("half", dir_fd=newest.staging)
         assert fence.is_removed(late.staging) and fence.is_removed(batch_directory.opened())
         with pytest.raises(FileNotFoundError):
             os.open("b", os.O_CREAT | os.O_WRONLY, dir_fd=batch_directory.opened())
         batch_directory.close()
-    assert rig.parts() == []
+    assert harness.parts() == []
 
 
 def test_a_shelf_that_is_being_removed_cannot_take_a_place_with_what_is_left_of_it(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = rig.destination / "d"
+    place = harness.destination / "d"
     place.mkdir(mode=0o700)
-    replaced, above = open_directory(place), open_directory(rig.destination)
+    replaced, above = open_directory(place), open_directory(harness.destination)
     really, tried = removal.empty_directory, []
-    with claimed(rig, 3) as late:
+    with claimed(harness, 3) as late:
         batch_directory = BatchDirectory(late.staging, TAG, 0, 1, whole=True)
         for name in "abc":
             os.close(os.open(name, os.O_CREAT | os.O_WRONLY, dir_fd=batch_directory.opened()))
@@ -282,7 +284,7 @@ def test_a_shelf_that_is_being_removed_cannot_take_a_place_with_what_is_left_of_
             really(directory, shown=shown)
 
         monkeypatch.setattr("cluster.agent.transfer.fence.empty_directory", half_way)
-        with claimed(rig, 4):
+        with claimed(harness, 4):
             assert tried and os.listdir(place) == []
         batch_directory.close()
     os.close(replaced)
@@ -290,11 +292,11 @@ def test_a_shelf_that_is_being_removed_cannot_take_a_place_with_what_is_left_of_
 
 
 def test_whoever_lost_the_destination_while_it_wrote_on_a_shelf_is_fenced_and_puts_nothing_in_place(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plant(rig.source, {"full": TREE["full"]})
+    plant(harness.source, {"full": TREE["full"]})
     really = processes.sync_file_system
-    directory = open_directory(rig.destination)
+    directory = open_directory(harness.destination)
 
     def lose(descriptor: int) -> None:
         really(descriptor)
@@ -302,29 +304,29 @@ def test_whoever_lost_the_destination_while_it_wrote_on_a_shelf_is_fenced_and_pu
 
     monkeypatch.setattr(small, "sync_file_system", lose)
     with pytest.raises(Fenced):
-        run_transfer(rig)
-    assert tree_of(rig.destination / "full") == {}
+        run_transfer(harness)
+    assert tree_of(harness.destination / "full") == {}
     os.close(directory)
 
 
 def test_what_killed_helpers_left_on_shelves_is_removed_when_the_transfer_fails(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plant(rig.source, TREE)
+    plant(harness.source, TREE)
 
     def die(*_: object, **__: object) -> None:
         os._exit(9)
 
     monkeypatch.setattr(small, "sync_file_system", die)
-    with claimed(rig) as item:
+    with claimed(harness) as item:
         with pytest.raises(TransferFailed, match="a helper process of the transfer"):
-            rig.carry([item], Options(large_bytes=16384, chunk_bytes=4096, streams=2))
+            harness.carry([item], Options(large_bytes=16384, chunk_bytes=4096, streams=2))
         assert os.listdir(item.staging) == []
-    assert rig.parts() == []
+    assert harness.parts() == []
 
 
-def test_shelves_that_the_same_attempt_left_are_emptied_before_they_are_used(rig: Rig) -> None:
-    with claimed(rig) as item:
+def test_shelves_that_the_same_attempt_left_are_emptied_before_they_are_used(harness: Harness) -> None:
+    with claimed(harness) as item:
         for whole in (True, False):
             batch_directory = BatchDirectory(item.staging, TAG, 0, 1, whole=whole)
             assert os.listdir(batch_directory.opened()) == []
@@ -335,9 +337,9 @@ def test_shelves_that_the_same_attempt_left_are_emptied_before_they_are_used(rig
 
 
 def test_no_shelf_takes_its_place_before_what_is_on_it_is_durable_and_none_is_done_before_the_place_is(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plant(rig.source, {f"d{number}": TREE["full"] for number in range(5)})
+    plant(harness.source, {f"d{number}": TREE["full"] for number in range(5)})
     monkeypatch.setattr(transfer, "SMALL_BATCH_FILES", 10)
     monkeypatch.setattr(transfer, "SMALL_BATCH_FILES_MIN", 10)
     unsynced: set[int] = set()
@@ -372,5 +374,5 @@ def test_no_shelf_takes_its_place_before_what_is_on_it_is_durable_and_none_is_do
     monkeypatch.setattr(small, "create_part", created)
     monkeypatch.setattr(BatchDirectory, "takes_place", took)
     monkeypatch.setattr(StatusTable, "put_files", put)
-    run_transfer(rig)
+    run_transfer(harness)
     assert len(placed) == 5 and sum(done) == 25

@@ -16,7 +16,7 @@ from cluster.agent.transfer.digests import combine
 from cluster.agent.transfer.errors import TransferFailed, root_cause
 from cluster.agent.transfer.large import Pouring
 from cluster.agent.transfer.options import Kind, Options, Verify
-from tests.cluster.agent.transfer.rig import SMALL, Rig
+from tests.cluster.agent.transfer.harness import SMALL, Harness
 
 CHUNK_BYTES = 8192
 
@@ -38,23 +38,23 @@ def digest_in_chunks(data: bytes, chunk_bytes: int = CHUNK_BYTES) -> bytes:
     return combine("xxh3-128", chunk_bytes, [xxhash.xxh3_128_digest(part) for part in parts])
 
 
-def carried(rig: Rig, data: bytes, options: Options) -> Path:
+def carried(harness: Harness, data: bytes, options: Options) -> Path:
     """Carry one file of these bytes; return the destination."""
-    (rig.source / "f").write_bytes(data)
-    rig.carry([rig.item(Kind.FILE, rig.source / "f", rig.destination / "f")], options)
-    return rig.destination / "f"
+    (harness.source / "f").write_bytes(data)
+    harness.carry([harness.item(Kind.FILE, harness.source / "f", harness.destination / "f")], options)
+    return harness.destination / "f"
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Rig:
-    """Give a rig where temporary files usually are: on a disk, most likely."""
-    return Rig(tmp_path)
+def disk(tmp_path: Path) -> Harness:
+    """Give a harness where temporary files usually are: on a disk, most likely."""
+    return Harness(tmp_path)
 
 
 @pytest.mark.parametrize("streams", [1, 2, 5])
 @pytest.mark.parametrize("past_the_cache", [True, False])
 def test_a_large_file_arrives_whole_with_the_digest_of_its_chunks_whatever_its_length(
-    disk: Rig, monkeypatch: pytest.MonkeyPatch, streams: int, past_the_cache: bool
+    disk: Harness, monkeypatch: pytest.MonkeyPatch, streams: int, past_the_cache: bool
 ) -> None:
     if not past_the_cache:
         monkeypatch.setattr(large, "open_direct", lambda *_: None)
@@ -67,7 +67,7 @@ def test_a_large_file_arrives_whole_with_the_digest_of_its_chunks_whatever_its_l
 
 
 def test_a_file_system_that_refuses_writes_past_the_cache_gets_them_through_it(
-    disk: Rig, monkeypatch: pytest.MonkeyPatch
+    disk: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     direct: list[int] = []
     really_open, really_write = kernel.open_direct, os.pwrite
@@ -91,7 +91,7 @@ def test_a_file_system_that_refuses_writes_past_the_cache_gets_them_through_it(
     assert direct
 
 
-def test_holes_stay_holes_and_the_digest_is_that_of_the_bytes(disk: Rig) -> None:
+def test_holes_stay_holes_and_the_digest_is_that_of_the_bytes(disk: Harness) -> None:
     size_bytes = 64 * 1024 * 1024
     options = Options(chunk_bytes=1024 * 1024, large_bytes=16384)
     source = disk.source / "f"
@@ -108,7 +108,7 @@ def test_holes_stay_holes_and_the_digest_is_that_of_the_bytes(disk: Rig) -> None
     assert disk.lines()[0].digest == digest_in_chunks(source.read_bytes(), 1024 * 1024).hex()
 
 
-def test_a_file_of_nothing_but_holes_takes_no_time_for_its_length(disk: Rig) -> None:
+def test_a_file_of_nothing_but_holes_takes_no_time_for_its_length(disk: Harness) -> None:
     source = disk.source / "f"
     source.touch()
     os.truncate(source, 64 * 1024**3)
@@ -119,7 +119,7 @@ def test_a_file_of_nothing_but_holes_takes_no_time_for_its_length(disk: Rig) -> 
 
 @pytest.mark.parametrize("verify", list(Verify))
 def test_shared_blocks_are_digested_where_they_were_put_and_nowhere_else(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, verify: Verify
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, verify: Verify
 ) -> None:
     def clone(reading: int, writing: int) -> bool:
         os.pwrite(writing, os.pread(reading, 1 << 20, 0), 0)
@@ -127,8 +127,8 @@ def test_shared_blocks_are_digested_where_they_were_put_and_nowhere_else(
 
     monkeypatch.setattr(large, "clone", clone)
     data = pattern(5 * CHUNK_BYTES + 7)
-    assert carried(rig, data, options_of(verify=verify)).read_bytes() == data
-    [line] = rig.lines()
+    assert carried(harness, data, options_of(verify=verify)).read_bytes() == data
+    [line] = harness.lines()
     assert "reflinked" in line.flags
     assert line.digest == ("" if verify < Verify.DIGEST else digest_in_chunks(data).hex())
 
@@ -138,24 +138,24 @@ def test_shared_blocks_are_digested_where_they_were_put_and_nowhere_else(
         return True
 
     monkeypatch.setattr(large, "clone", wrong)
-    carried(rig, pattern(6 * CHUNK_BYTES), options_of(verify=verify))
-    assert rig.lines()[0].digest != digest_in_chunks(pattern(6 * CHUNK_BYTES)).hex()
+    carried(harness, pattern(6 * CHUNK_BYTES), options_of(verify=verify))
+    assert harness.lines()[0].digest != digest_in_chunks(pattern(6 * CHUNK_BYTES)).hex()
 
 
 @pytest.mark.parametrize("verify", list(Verify))
 def test_a_file_server_copies_by_itself_only_where_no_digest_is_wanted(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, verify: Verify
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, verify: Verify
 ) -> None:
     monkeypatch.setattr(large, "is_local", lambda _: False)
     data = pattern(5 * CHUNK_BYTES + 7)
-    assert carried(rig, data, options_of(verify=verify)).read_bytes() == data
-    [line] = rig.lines()
+    assert carried(harness, data, options_of(verify=verify)).read_bytes() == data
+    [line] = harness.lines()
     assert ("kernel_copied" in line.flags) is (verify < Verify.DIGEST)
     assert bool(line.digest) is (verify >= Verify.DIGEST)
 
 
 def test_where_the_kernel_does_not_copy_the_bytes_are_read_and_written(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.EXDEV, "not between these")
@@ -163,12 +163,12 @@ def test_where_the_kernel_does_not_copy_the_bytes_are_read_and_written(
     monkeypatch.setattr(large, "is_local", lambda _: False)
     monkeypatch.setattr(os, "copy_file_range", refuse)
     data = pattern(5 * CHUNK_BYTES + 7)
-    assert carried(rig, data, options_of(verify=Verify.SIZE)).read_bytes() == data
-    assert "kernel_copied" not in rig.lines()[0].flags
+    assert carried(harness, data, options_of(verify=Verify.SIZE)).read_bytes() == data
+    assert "kernel_copied" not in harness.lines()[0].flags
 
 
 def test_a_chunk_that_storage_gives_back_wrong_is_written_again_and_then_right(
-    disk: Rig, monkeypatch: pytest.MonkeyPatch
+    disk: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     really, flips = Pouring._write, iter([True])
 
@@ -186,7 +186,7 @@ def test_a_chunk_that_storage_gives_back_wrong_is_written_again_and_then_right(
     assert receipt.retries == 1 and next(flips, None) is None
 
 
-def test_a_failed_sync_leaves_nothing_that_is_believed_later(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_sync_leaves_nothing_that_is_believed_later(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     really = os.fsync
 
     def fail(descriptor: int) -> None:
@@ -198,16 +198,16 @@ def test_a_failed_sync_leaves_nothing_that_is_believed_later(rig: Rig, monkeypat
     with monkeypatch.context() as broken:
         broken.setattr(large.os, "fsync", fail)
         with pytest.raises(TransferFailed, match="Input/output error") as raised:
-            carried(rig, data, options_of())
+            carried(harness, data, options_of())
     cause = root_cause(raised.value)
     assert isinstance(cause, OSError) and cause.errno == errno.EIO
-    assert not (rig.destination / "f").exists()
-    receipt = rig.carry([rig.item(Kind.FILE, rig.source / "f", rig.destination / "f")], options_of())
-    assert receipt.resumed_bytes == 0 and (rig.destination / "f").read_bytes() == data
+    assert not (harness.destination / "f").exists()
+    receipt = harness.carry([harness.item(Kind.FILE, harness.source / "f", harness.destination / "f")], options_of())
+    assert receipt.resumed_bytes == 0 and (harness.destination / "f").read_bytes() == data
 
 
 def test_what_ends_one_stream_ends_all_and_is_raised_where_it_is_waited_for(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     really = os.preadv
 
@@ -218,29 +218,33 @@ def test_what_ends_one_stream_ends_all_and_is_raised_where_it_is_waited_for(
 
     monkeypatch.setattr(os, "preadv", fail)
     with pytest.raises(TransferFailed, match="Input/output error"):
-        carried(rig, pattern(50 * CHUNK_BYTES), options_of(streams=4))
+        carried(harness, pattern(50 * CHUNK_BYTES), options_of(streams=4))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("stream-")]
 
 
-def test_without_threads_the_chunks_are_moved_one_after_the_other(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_threads_the_chunks_are_moved_one_after_the_other(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def none(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", none)
     data = pattern(5 * CHUNK_BYTES + 1)
-    assert carried(rig, data, options_of()).read_bytes() == data
+    assert carried(harness, data, options_of()).read_bytes() == data
 
 
-def test_room_that_is_not_there_is_known_before_anything_is_copied(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_that_is_not_there_is_known_before_anything_is_copied(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(_: int, size_bytes: int) -> None:
         assert size_bytes == 5 * CHUNK_BYTES
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(large, "allocate", full)
     with pytest.raises(TransferFailed, match="No space left on device"):
-        carried(rig, pattern(5 * CHUNK_BYTES), options_of())
-    assert max((told.bytes_done for told in rig.told), default=0) == 0
-    assert rig.parts() == []
+        carried(harness, pattern(5 * CHUNK_BYTES), options_of())
+    assert max((told.bytes_done for told in harness.told), default=0) == 0
+    assert harness.parts() == []
 
 
 def test_blocks_are_reserved_where_the_file_system_can_and_elsewhere_nothing_is_written(

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.agent.transfer.options import Kind, Options
 from tests.cluster.agent.transfer.crashing import calls_of, dies_at
-from tests.cluster.agent.transfer.rig import Rig, plant, tree_of
+from tests.cluster.agent.transfer.harness import Harness, plant, tree_of
 
 CHUNK = 4096
 MOMENTS = 25
@@ -21,18 +21,18 @@ OLD = b"old" * 7000
 NEW = {"a": b"new", "d": {"b": b"b" * 5000, "e": {}}, "large": LARGE}
 
 
-def prepared(directory: Path) -> Rig:
-    rig = Rig(directory)
-    plant(rig.source, NEW)
-    (rig.destination / "a").write_bytes(b"before")
-    (rig.destination / "large").write_bytes(OLD)
-    return rig
+def prepared(directory: Path) -> Harness:
+    harness = Harness(directory)
+    plant(harness.source, NEW)
+    (harness.destination / "a").write_bytes(b"before")
+    (harness.destination / "large").write_bytes(OLD)
+    return harness
 
 
-def check(rig: Rig) -> None:
+def check(harness: Harness) -> None:
     """See that nothing is partial."""
-    source = tree_of(rig.source)
-    for path, data in tree_of(rig.destination).items():
+    source = tree_of(harness.source)
+    for path, data in tree_of(harness.destination).items():
         if path.rpartition("/")[2].startswith(".forebay-"):
             continue
         assert data in (source[path], {"a": b"before", "large": OLD}.get(path, source[path])), path
@@ -42,23 +42,23 @@ def check(rig: Rig) -> None:
 def test_killed_at_any_call_nothing_is_partial_and_the_next_attempt_ends_right(fast_path: Path, streams: int) -> None:
     options = Options(chunk_bytes=CHUNK, large_bytes=4 * CHUNK, streams=streams)
     (fast_path / "count").mkdir()
-    rig = prepared(fast_path / "count")
-    total = calls_of(lambda: rig.carry(options=options))
-    rig.close()
+    harness = prepared(fast_path / "count")
+    total = calls_of(lambda: harness.carry(options=options))
+    harness.close()
     assert total > 50
     killed = 0
     # Another set of moments for either number of streams; scripts/transfers tries every system call.
     for number in range(streams, total + 1, max(1, total // MOMENTS)):
         directory = fast_path / str(number)
         directory.mkdir()
-        rig = prepared(directory)
-        killed += dies_at(partial(rig.carry, options=options), number)
-        check(rig)
-        rig.attempt = 1
-        receipt = rig.carry(options=options)
-        assert tree_of(rig.destination) == tree_of(rig.source), number
+        harness = prepared(directory)
+        killed += dies_at(partial(harness.carry, options=options), number)
+        check(harness)
+        harness.attempt = 1
+        receipt = harness.carry(options=options)
+        assert tree_of(harness.destination) == tree_of(harness.source), number
         assert (receipt.files, receipt.complete) == (3, True)
-        rig.close()
+        harness.close()
     assert killed > MOMENTS / 2
 
 
@@ -68,20 +68,20 @@ def test_a_file_that_may_not_be_replaced_is_complete_after_a_crash_and_not_refus
     while not over:
         directory = fast_path / str(number)
         directory.mkdir()
-        rig = Rig(directory)
-        plant(rig.source, {"a": b"new", "large": LARGE})
-        over = not dies_at(partial(rig.carry, options=options), number)
-        rig.attempt = 1
-        assert rig.carry(options=options).files == 2
-        assert tree_of(rig.destination) == tree_of(rig.source), number
-        rig.close()
+        harness = Harness(directory)
+        plant(harness.source, {"a": b"new", "large": LARGE})
+        over = not dies_at(partial(harness.carry, options=options), number)
+        harness.attempt = 1
+        assert harness.carry(options=options).files == 2
+        assert tree_of(harness.destination) == tree_of(harness.source), number
+        harness.close()
         number += 7
 
 
 @pytest.mark.parametrize("copied", [1, 3, 5])
-def test_a_large_file_goes_on_where_it_was_and_copies_one_chunk_again_at_most(rig: Rig, copied: int) -> None:
-    (rig.source / "large").write_bytes(LARGE)
-    item = rig.item(Kind.FILE, rig.source / "large", rig.destination / "large")
+def test_a_large_file_goes_on_where_it_was_and_copies_one_chunk_again_at_most(harness: Harness, copied: int) -> None:
+    (harness.source / "large").write_bytes(LARGE)
+    item = harness.item(Kind.FILE, harness.source / "large", harness.destination / "large")
 
     class Power:
         """Fails in the middle of a chunk."""
@@ -101,13 +101,13 @@ def test_a_large_file_goes_on_where_it_was_and_copies_one_chunk_again_at_most(ri
 
     child = os.fork()
     if not child:
-        rig.pace = Power()
-        rig.carry([item], Options(chunk_bytes=CHUNK, large_bytes=4 * CHUNK, streams=1))
+        harness.pace = Power()
+        harness.carry([item], Options(chunk_bytes=CHUNK, large_bytes=4 * CHUNK, streams=1))
         os._exit(0)
     os.waitpid(child, 0)
-    rig.attempt = 1
-    receipt = rig.carry([item], Options(chunk_bytes=CHUNK, large_bytes=4 * CHUNK, streams=1))
-    assert (rig.destination / "large").read_bytes() == LARGE
+    harness.attempt = 1
+    receipt = harness.carry([item], Options(chunk_bytes=CHUNK, large_bytes=4 * CHUNK, streams=1))
+    assert (harness.destination / "large").read_bytes() == LARGE
     assert receipt.written_bytes <= len(LARGE) - (copied - 1) * CHUNK
     assert receipt.resumed_bytes >= (copied - 1) * CHUNK
     assert receipt.resumed_bytes + receipt.written_bytes == len(LARGE)

@@ -11,7 +11,7 @@ import pytest
 from cluster.agent.transfer import small, status_table, transfer
 from cluster.agent.transfer.options import Options
 from cluster.agent.transfer.status_table import HEADER_BYTES, ROW_BYTES, State
-from tests.cluster.agent.transfer.rig import Rig, plant, tree_of
+from tests.cluster.agent.transfer.harness import Harness, plant, tree_of
 
 CALLS = ("write", "pwrite", "fsync", "fdatasync", "rename", "mkdir", "fchmod")
 
@@ -19,8 +19,8 @@ CALLS = ("write", "pwrite", "fsync", "fdatasync", "rename", "mkdir", "fchmod")
 class Disk:
     """Notes what is written and what is synced, and complains where something is promised that is not durable yet."""
 
-    def __init__(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.rig = rig
+    def __init__(self, harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.harness = harness
         self.dirty: set[int] = set()
         """Inodes with data or names that a power cut would take."""
         self.names: dict[int, int] = {}
@@ -68,7 +68,7 @@ class Disk:
                     assert self.names[inode] not in self.dirty, "DONE, and the name is not durable"
 
     def _unsafe(self) -> set[int]:
-        return {path.stat().st_ino for path in self.rig.destination.rglob("*")} & self.dirty
+        return {path.stat().st_ino for path in self.harness.destination.rglob("*")} & self.dirty
 
     def _syncing(self, name: str) -> Any:
         def sync(descriptor: int) -> None:
@@ -102,7 +102,7 @@ class Disk:
 @pytest.mark.parametrize("files", [1, 300])
 @pytest.mark.parametrize("replace", [True, False])
 def test_no_name_is_given_before_its_data_and_nothing_is_promised_before_both_are_durable(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, files: int, replace: bool
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, files: int, replace: bool
 ) -> None:
     if not replace:
         # The call that does not replace is the C library's: the link in its place is seen no better.
@@ -110,31 +110,31 @@ def test_no_name_is_given_before_its_data_and_nothing_is_promised_before_both_ar
             "cluster.agent.transfer.file_copy._rename_without_replacing",
             lambda staging, part, directory, name: os.rename(part, name, src_dir_fd=staging, dst_dir_fd=directory),
         )
-    plant(rig.source, {"d": {f"f{number}": b"x" * number for number in range(files)}, "large": bytes(20000)})
-    plant(rig.source, {f"e{number}": {"a": b"a"} for number in range(20 if files > 1 else 2)})
-    disk = Disk(rig, monkeypatch)
-    receipt = rig.carry(options=Options(chunk_bytes=4096, large_bytes=16384, streams=1, replace=replace))
-    assert receipt.files == len(list(filter(os.path.isfile, rig.source.rglob("*"))))
+    plant(harness.source, {"d": {f"f{number}": b"x" * number for number in range(files)}, "large": bytes(20000)})
+    plant(harness.source, {f"e{number}": {"a": b"a"} for number in range(20 if files > 1 else 2)})
+    disk = Disk(harness, monkeypatch)
+    receipt = harness.carry(options=Options(chunk_bytes=4096, large_bytes=16384, streams=1, replace=replace))
+    assert receipt.files == len(list(filter(os.path.isfile, harness.source.rglob("*"))))
     assert disk.promised.count("DONE") == disk.promised.count("READY") == receipt.files
     assert disk.promised[-1] == "complete"
-    lines = rig.home / "receipts" / "7.1.stage_out"
+    lines = harness.home / "receipts" / "7.1.stage_out"
     assert lines.stat().st_ino not in disk.dirty, "the receipts are not durable"
-    assert tree_of(rig.destination) == tree_of(rig.source)
+    assert tree_of(harness.destination) == tree_of(harness.source)
 
 
 def test_the_manifest_is_durable_before_anything_is_written_to_the_destination(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plant(rig.source, {"a": b"a"})
-    disk = Disk(rig, monkeypatch)
+    plant(harness.source, {"a": b"a"})
+    disk = Disk(harness, monkeypatch)
     seen: list[set[str]] = []
     real = transfer._make_directories
 
     def first(*arguments: Any) -> None:
-        records = {path.name for path in (rig.home / "transfers").iterdir() if path.stat().st_ino in disk.dirty}
+        records = {path.name for path in (harness.home / "transfers").iterdir() if path.stat().st_ino in disk.dirty}
         seen.append(records)
         real(*arguments)
 
     monkeypatch.setattr(transfer, "_make_directories", first)
-    rig.carry(options=Options(streams=1))
+    harness.carry(options=Options(streams=1))
     assert seen == [set()]

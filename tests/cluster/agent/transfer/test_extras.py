@@ -12,7 +12,7 @@ from cluster.agent.transfer import manifest
 from cluster.agent.transfer.manifest import Attribute, Extra, Manifest, ManifestWriter, Record
 from cluster.agent.transfer.options import Options, chunks_of
 from cluster.agent.transfer.plan import Walk
-from tests.cluster.agent.transfer.rig import SMALL, Rig, tree_of
+from tests.cluster.agent.transfer.harness import SMALL, Harness, tree_of
 
 PAGE = 65536
 
@@ -26,26 +26,26 @@ def sparse(path: Path, segments: int) -> None:
         file.truncate(2 * segments * PAGE)
 
 
-def walked(rig: Rig, options: Options = SMALL) -> dict[bytes, Record]:
+def walked(harness: Harness, options: Options = SMALL) -> dict[bytes, Record]:
     """Return the records as they come back out of a manifest."""
     descriptor = os.memfd_create("manifest")
     writer = ManifestWriter(descriptor)
-    for record in Walk([rig.item()], options).records():
+    for record in Walk([harness.item()], options).records():
         writer.add(record, chunks_of(record.size, options))
     found = {record.path: record for record in Manifest(descriptor, writer.seal().manifest_bytes).records()}
     os.close(descriptor)
     return found
 
 
-def test_the_manifest_has_the_attributes_of_large_files_and_digests_of_long_values(rig: Rig) -> None:
-    large = rig.source / "large"
+def test_the_manifest_has_the_attributes_of_large_files_and_digests_of_long_values(harness: Harness) -> None:
+    large = harness.source / "large"
     large.write_bytes(os.urandom(20000))
     os.setxattr(large, "user.b", b"v" * 1000)
     os.setxattr(large, "user.a", b"short")
-    (rig.source / "plain").write_bytes(os.urandom(20000))
-    (rig.source / "small").write_bytes(b"x")
-    os.setxattr(rig.source / "small", "user.a", b"short")
-    found = walked(rig)
+    (harness.source / "plain").write_bytes(os.urandom(20000))
+    (harness.source / "small").write_bytes(b"x")
+    os.setxattr(harness.source / "small", "user.a", b"short")
+    found = walked(harness)
     extra = found[b"large"].extra
     assert extra is not None and extra.attributes_count == 2
     assert extra.attributes == (
@@ -53,47 +53,47 @@ def test_the_manifest_has_the_attributes_of_large_files_and_digests_of_long_valu
         Attribute(b"user.b", 1000, xxhash.xxh3_128_digest(b"v" * 1000)),
     )
     assert found[b"plain"].extra is None and found[b"small"].extra is None
-    rig.carry()
-    assert {line.path: line.flags for line in rig.lines() if line.kind == "file"} == {
+    harness.carry()
+    assert {line.path: line.flags for line in harness.lines() if line.kind == "file"} == {
         "large": ("xattrs",),
         "plain": (),
         "small": ("xattrs",),
     }
-    before = rig.carry().manifest_digest
+    before = harness.carry().manifest_digest
     os.setxattr(large, "user.a", b"SHORT")
-    assert rig.carry().manifest_digest != before
+    assert harness.carry().manifest_digest != before
 
 
-def test_attributes_that_nobody_wants_copied_are_not_looked_for(rig: Rig) -> None:
-    (rig.source / "large").write_bytes(os.urandom(20000))
-    os.setxattr(rig.source / "large", "user.a", b"v")
-    assert walked(rig, Options(chunk_bytes=4096, large_bytes=16384, xattrs=False))[b"large"].extra is None
+def test_attributes_that_nobody_wants_copied_are_not_looked_for(harness: Harness) -> None:
+    (harness.source / "large").write_bytes(os.urandom(20000))
+    os.setxattr(harness.source / "large", "user.a", b"v")
+    assert walked(harness, Options(chunk_bytes=4096, large_bytes=16384, xattrs=False))[b"large"].extra is None
 
 
 @pytest.mark.parametrize("segments", [0, 1, 3])
-def test_the_manifest_has_the_map_of_a_sparse_file(rig: Rig, segments: int) -> None:
-    sparse(rig.source / "f", segments)
-    os.truncate(rig.source / "f", max(20000, 2 * segments * PAGE))
-    extra = walked(rig)[b"f"].extra
+def test_the_manifest_has_the_map_of_a_sparse_file(harness: Harness, segments: int) -> None:
+    sparse(harness.source / "f", segments)
+    os.truncate(harness.source / "f", max(20000, 2 * segments * PAGE))
+    extra = walked(harness)[b"f"].extra
     assert extra is not None
     assert (extra.segments_count, len(extra.segments), extra.segments_digest) == (segments, 2 * segments, b"")
     assert [at // PAGE for at in extra.segments[::2]] == [2 * number for number in range(segments)]
-    rig.carry()
-    assert tree_of(rig.destination) == tree_of(rig.source)
+    harness.carry()
+    assert tree_of(harness.destination) == tree_of(harness.source)
 
 
 def test_of_too_many_attributes_or_segments_a_number_and_a_digest_are_kept(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(manifest, "SEGMENTS_MAX", 2)
     monkeypatch.setattr(manifest, "ATTRIBUTES_MAX", 1)
     seen = set()
     for segments in (3, 4):
-        sparse(rig.source / "f", segments)
+        sparse(harness.source / "f", segments)
         for value in (b"1", b"2"):
-            os.setxattr(rig.source / "f", "user.a", value)
-            os.setxattr(rig.source / "f", "user.b", b"v")
-            extra = walked(rig)[b"f"].extra
+            os.setxattr(harness.source / "f", "user.a", value)
+            os.setxattr(harness.source / "f", "user.b", b"v")
+            extra = walked(harness)[b"f"].extra
             assert extra is not None
             assert (extra.segments, extra.segments_count, extra.attributes, extra.attributes_count) == (
                 (),
@@ -104,7 +104,7 @@ def test_of_too_many_attributes_or_segments_a_number_and_a_digest_are_kept(
             seen.add((extra.segments_digest, extra.attributes_digest))
     assert len(seen) == 4
     monkeypatch.setattr(manifest, "SEGMENTS_WALKED_MAX", 3)
-    extra = walked(rig)[b"f"].extra
+    extra = walked(harness)[b"f"].extra
     assert extra is not None and extra.segments_count == 3
 
 

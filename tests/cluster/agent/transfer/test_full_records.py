@@ -15,7 +15,7 @@ import pytest
 from cluster.agent.transfer import receipts, status_table
 from cluster.agent.transfer.options import Options
 from cluster.agent.transfer.status_table import RecordsFailed, StatusTable
-from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
+from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
 
 TREE: dict[str, object] = {
     "a": b"a" * 500,
@@ -26,13 +26,13 @@ ONE = Options(chunk_bytes=4096, large_bytes=16384, streams=1)
 
 
 @pytest.fixture
-def small_disk(rig: Rig) -> Iterator[Path]:
+def small_disk(harness: Harness) -> Iterator[Path]:
     """The agent's directory on a disk of 1 MiB, where this machine lets one be mounted."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(rig.home)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(harness.home)]
     if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode != 0:
         pytest.skip("mounting a small disk needs more rights")
-    yield rig.home
-    subprocess.run(["umount", "-l", str(rig.home)], check=True)
+    yield harness.home
+    subprocess.run(["umount", "-l", str(harness.home)], check=True)
 
 
 def fill(directory: Path) -> None:
@@ -47,26 +47,28 @@ def fill(directory: Path) -> None:
 
 
 def test_a_disk_that_fills_up_during_a_transfer_costs_the_lines_and_not_the_checkpoint(
-    rig: Rig, small_disk: Path
+    harness: Harness, small_disk: Path
 ) -> None:
-    plant(rig.source, TREE)
-    rig.planned = lambda: fill(small_disk)
-    receipt = rig.carry()
-    assert tree_of(rig.destination) == tree_of(rig.source) and not rig.parts()
-    assert (receipt.complete, rig.lines()) == (True, [])
+    plant(harness.source, TREE)
+    harness.planned = lambda: fill(small_disk)
+    receipt = harness.carry()
+    assert tree_of(harness.destination) == tree_of(harness.source) and not harness.parts()
+    assert (receipt.complete, harness.lines()) == (True, [])
     (small_disk / "filler").unlink()
-    rig.planned = lambda: None
-    again = rig.carry()
-    assert (again.resumed_files, again.digest, bool(rig.lines())) == (8, receipt.digest, True)
+    harness.planned = lambda: None
+    again = harness.carry()
+    assert (again.resumed_files, again.digest, bool(harness.lines())) == (8, receipt.digest, True)
 
 
-def test_a_disk_that_was_full_before_has_the_transfer_keep_its_records_in_memory(rig: Rig, small_disk: Path) -> None:
-    plant(rig.source, TREE)
-    rig.carry()
-    (rig.source / "a").write_bytes(b"new")
+def test_a_disk_that_was_full_before_has_the_transfer_keep_its_records_in_memory(
+    harness: Harness, small_disk: Path
+) -> None:
+    plant(harness.source, TREE)
+    harness.carry()
+    (harness.source / "a").write_bytes(b"new")
     fill(small_disk)
-    receipt = rig.carry()
-    assert tree_of(rig.destination) == tree_of(rig.source) and receipt.resumed_files == 7
+    receipt = harness.carry()
+    assert tree_of(harness.destination) == tree_of(harness.source) and receipt.resumed_files == 7
 
 
 class Full:
@@ -91,28 +93,28 @@ class Full:
 
 @pytest.mark.parametrize("move", [False, True])
 def test_wherever_a_record_finds_no_room_nothing_is_half_done_and_the_next_attempt_ends_right(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, move: bool
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, move: bool
 ) -> None:
     # As where overwriting needs new blocks: on a file system that copies on write.
-    plant(rig.source, TREE)
-    expected, failures = tree_of(rig.source), 0
+    plant(harness.source, TREE)
+    expected, failures = tree_of(harness.source), 0
     for writes in range(1000):
         with monkeypatch.context() as patched:
             full = Full(patched, writes)
-            rig.planned = full.arm
+            harness.planned = full.arm
             try:
-                receipt = rig.carry([rig.item(move=move)], ONE)
+                receipt = harness.carry([harness.item(move=move)], ONE)
             except RecordsFailed as error:
                 failures += 1
-                assert error.errno == errno.ENOSPC and not rig.parts()
-                assert tree_of(rig.source) == expected
-                arrived = {name: data for name, data in tree_of(rig.destination).items() if data is not None}
+                assert error.errno == errno.ENOSPC and not harness.parts()
+                assert tree_of(harness.source) == expected
+                arrived = {name: data for name, data in tree_of(harness.destination).items() if data is not None}
                 assert arrived.items() <= expected.items()
-                shutil.rmtree(rig.destination)
-                rig.destination.mkdir()
+                shutil.rmtree(harness.destination)
+                harness.destination.mkdir()
                 continue
-        assert receipt.complete and tree_of(rig.destination) == expected
-        assert (tree_of(rig.source) == {}) is move
+        assert receipt.complete and tree_of(harness.destination) == expected
+        assert (tree_of(harness.source) == {}) is move
         break
     # The rows of three directories, the chunks and the large file, the batch twice.
     assert failures >= 12
@@ -132,14 +134,14 @@ def test_a_write_that_is_taken_in_part_is_gone_on_with(monkeypatch: pytest.Monke
 
 
 def test_lines_that_cannot_be_made_durable_for_want_of_room_are_not_kept(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plant(rig.source, {"a": b"a"})
+    plant(harness.source, {"a": b"a"})
 
     def full(_: int) -> None:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
-    rig.carry(options=SMALL)
+    harness.carry(options=SMALL)
     with monkeypatch.context() as patched:
         patched.setattr(receipts.os, "fsync", full)
         descriptor = os.memfd_create("lines")

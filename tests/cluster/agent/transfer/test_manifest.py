@@ -23,7 +23,7 @@ from cluster.agent.transfer.manifest import (
 )
 from cluster.agent.transfer.options import CHUNKS_MAX, Kind, Options, chunk_bytes_of, chunks_of
 from cluster.agent.transfer.plan import Walk, order_of
-from tests.cluster.agent.transfer.rig import SMALL, Rig, plant
+from tests.cluster.agent.transfer.harness import SMALL, Harness, plant
 
 
 def record(index: int, path: bytes = b"a", size: int = 1, kind: int = FILE) -> Record:
@@ -93,19 +93,19 @@ def test_writing_and_reading_a_manifest_takes_the_same_memory_however_long_it_is
     assert peak(40_000) < peak(10_000) * 1.2
 
 
-def test_a_walk_is_in_the_order_that_manifests_are_compared_in(rig: Rig) -> None:
-    plant(rig.source, {"b": {"x": b"", "b": {}}, "b.c": b"", "a": {"~": b""}, "b ": {"z": b""}, "é": b"", "B": b""})
-    os.makedirs(os.fsencode(rig.source) + b"/\xff\xfe")
-    walked = list(Walk([rig.item(), rig.item()], Options()).records())
+def test_a_walk_is_in_the_order_that_manifests_are_compared_in(harness: Harness) -> None:
+    plant(harness.source, {"b": {"x": b"", "b": {}}, "b.c": b"", "a": {"~": b""}, "b ": {"z": b""}, "é": b"", "B": b""})
+    os.makedirs(os.fsencode(harness.source) + b"/\xff\xfe")
+    walked = list(Walk([harness.item(), harness.item()], Options()).records())
     assert [order_of(one) for one in walked] == sorted(order_of(one) for one in walked)
     assert [one.index for one in walked] == list(range(len(walked)))
     assert len(walked) == 24
 
 
-def test_chunks_of_large_files_have_places_of_their_own_in_the_table(rig: Rig) -> None:
+def test_chunks_of_large_files_have_places_of_their_own_in_the_table(harness: Harness) -> None:
     for name, size in (("a", 16384), ("b", 16383), ("c", 20000), ("d", 4096 * 9)):
-        (rig.source / name).write_bytes(bytes(size))
-    walked = {one.path: one for one in Walk([rig.item()], SMALL).records()}
+        (harness.source / name).write_bytes(bytes(size))
+    walked = {one.path: one for one in Walk([harness.item()], SMALL).records()}
     assert [walked[name].chunk_at for name in (b"a", b"b", b"c", b"d")] == [0, -1, 4, 9]
 
 
@@ -117,48 +117,50 @@ def test_a_file_has_a_bounded_number_of_chunks_however_large_it_is(size: int) ->
     assert (count - 1) * chunk_bytes < size or count == 0
 
 
-def test_a_link_in_a_tree_fails_the_walk_by_name_or_is_left_out_as_was_asked(rig: Rig) -> None:
-    (rig.source / "a").write_bytes(b"a")
-    (rig.source / "odd").symlink_to("a")
+def test_a_link_in_a_tree_fails_the_walk_by_name_or_is_left_out_as_was_asked(harness: Harness) -> None:
+    (harness.source / "a").write_bytes(b"a")
+    (harness.source / "odd").symlink_to("a")
     with pytest.raises(TransferFailed, match="source/odd is a symbolic link; links are not followed") as caught:
-        list(Walk([rig.item(), rig.item()], Options()).records())
+        list(Walk([harness.item(), harness.item()], Options()).records())
     assert caught.value.item == 0
-    kinds = {one.path: one.kind for one in Walk([rig.item()], Options(leave_out_links=True)).records()}
+    kinds = {one.path: one.kind for one in Walk([harness.item()], Options(leave_out_links=True)).records()}
     assert kinds == {b"": DIRECTORY, b"a": FILE, b"odd": ODD}
 
 
-def test_a_tree_too_deep_or_a_directory_too_full_is_refused_by_name(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    (rig.source / "1" / "2" / "3").mkdir(parents=True)
+def test_a_tree_too_deep_or_a_directory_too_full_is_refused_by_name(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (harness.source / "1" / "2" / "3").mkdir(parents=True)
     monkeypatch.setattr(plan, "DIRECTORY_DEPTH_MAX", 3)
     with pytest.raises(TransferFailed, match="1/2/3 lies more than 3 directories deep"):
-        list(Walk([rig.item()], Options()).records())
+        list(Walk([harness.item()], Options()).records())
     monkeypatch.setattr(plan, "DIRECTORY_ENTRIES_MAX", 0)
     with pytest.raises(TransferFailed, match="source has more than 0 entries"):
-        list(Walk([rig.item()], Options()).records())
+        list(Walk([harness.item()], Options()).records())
 
 
-def test_the_agents_own_directory_is_not_walked(rig: Rig) -> None:
+def test_the_agents_own_directory_is_not_walked(harness: Harness) -> None:
     from cluster.agent.files.paths import identity_of
     from cluster.system.descriptors import open_directory
 
-    (rig.source / "a" / "home").mkdir(parents=True)
-    descriptor = open_directory(rig.source / "a" / "home")
+    (harness.source / "a" / "home").mkdir(parents=True)
+    descriptor = open_directory(harness.source / "a" / "home")
     barred = identity_of(descriptor)
     os.close(descriptor)
     with pytest.raises(TransferFailed, match="a/home is the agent's own directory"):
-        list(Walk([rig.item(barred=barred)], Options()).records())
+        list(Walk([harness.item(barred=barred)], Options()).records())
 
 
 def test_a_tree_of_200_levels_and_names_of_any_bytes_is_walked(tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
-    rig = Rig(tmp_path / "r")
-    deep = rig.source
+    harness = Harness(tmp_path / "r")
+    deep = harness.source
     for _ in range(199):
         deep /= "d"
         deep.mkdir()
     odd = os.fsencode(deep) + b"/" + b"\xff\n" * 127 + b"x"
     os.close(os.open(odd, os.O_CREAT | os.O_WRONLY))
-    walked = list(Walk([rig.item()], Options()).records())
+    walked = list(Walk([harness.item()], Options()).records())
     assert walked[-1].path == b"d/" * 199 + b"\xff\n" * 127 + b"x"
-    assert rig.carry([rig.item(Kind.DIRECTORY)]).files == 1
-    rig.close()
+    assert harness.carry([harness.item(Kind.DIRECTORY)]).files == 1
+    harness.close()

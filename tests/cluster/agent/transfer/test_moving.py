@@ -11,73 +11,73 @@ import pytest
 from cluster.agent.transfer import transfer
 from cluster.agent.transfer.options import Kind, Options
 from tests.cluster.agent.transfer.crashing import calls_of, dies_at
-from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
+from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
 
 TREE: dict[str, object] = {"a": b"a", "d": {"b": b"b", "e": {"c": b"c"}}, "large": bytes(20000)}
 
 
-def test_what_is_moved_is_gone_from_the_source_and_whole_at_the_destination(rig: Rig) -> None:
-    plant(rig.source, TREE)
-    before = tree_of(rig.source)
-    receipt = rig.carry([rig.item(move=True)])
+def test_what_is_moved_is_gone_from_the_source_and_whole_at_the_destination(harness: Harness) -> None:
+    plant(harness.source, TREE)
+    before = tree_of(harness.source)
+    receipt = harness.carry([harness.item(move=True)])
     assert (receipt.removed_files, receipt.files) == (4, 4)
-    assert tree_of(rig.destination) == before
-    assert tree_of(rig.source) == {}
+    assert tree_of(harness.destination) == before
+    assert tree_of(harness.source) == {}
 
 
-def test_only_items_that_say_so_are_moved(rig: Rig) -> None:
-    plant(rig.source, TREE)
+def test_only_items_that_say_so_are_moved(harness: Harness) -> None:
+    plant(harness.source, TREE)
     items = [
-        rig.item(Kind.FILE, rig.source / "a", rig.destination / "a", move=True),
-        rig.item(Kind.DIRECTORY, rig.source / "d", rig.destination / "d"),
+        harness.item(Kind.FILE, harness.source / "a", harness.destination / "a", move=True),
+        harness.item(Kind.DIRECTORY, harness.source / "d", harness.destination / "d"),
     ]
-    assert rig.carry(items).removed_files == 1
-    assert sorted(tree_of(rig.source)) == ["d", "d/b", "d/e", "d/e/c", "large"]
+    assert harness.carry(items).removed_files == 1
+    assert sorted(tree_of(harness.source)) == ["d", "d/b", "d/e", "d/e/c", "large"]
 
 
 def test_a_source_that_changed_after_it_was_copied_stays_and_so_does_what_holds_it(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plant(rig.source, TREE)
+    plant(harness.source, TREE)
     remove_sources = transfer.remove_sources
 
     def late(transfer: object) -> int:
-        (rig.source / "d" / "e" / "c").write_bytes(b"newer")
-        (rig.source / "d" / "f").write_bytes(b"new")
+        (harness.source / "d" / "e" / "c").write_bytes(b"newer")
+        (harness.source / "d" / "f").write_bytes(b"new")
         return remove_sources(transfer)  # type: ignore[arg-type]
 
     monkeypatch.setattr(transfer, "remove_sources", late)
-    assert rig.carry([rig.item(move=True)]).removed_files == 3
-    assert tree_of(rig.source) == {"d": None, "d/e": None, "d/e/c": b"newer", "d/f": b"new"}
+    assert harness.carry([harness.item(move=True)]).removed_files == 3
+    assert tree_of(harness.source) == {"d": None, "d/e": None, "d/e/c": b"newer", "d/f": b"new"}
 
 
-def test_nothing_is_removed_before_everything_is_durable(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(rig.source, TREE)
-    before = tree_of(rig.source)
+def test_nothing_is_removed_before_everything_is_durable(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(harness.source, TREE)
+    before = tree_of(harness.source)
 
     def broken(*_: object) -> None:
         raise OSError(5, "broken")
 
     monkeypatch.setattr(transfer, "write_header", broken)
     with pytest.raises(OSError, match="broken"):
-        rig.carry([rig.item(move=True)])
-    assert tree_of(rig.source) == before
+        harness.carry([harness.item(move=True)])
+    assert tree_of(harness.source) == before
 
 
 def test_a_source_whose_copy_somebody_took_away_is_the_last_one_and_stays(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plant(rig.source, TREE)
+    plant(harness.source, TREE)
     remove_sources = transfer.remove_sources
 
     def late(transfer: object) -> int:
-        (rig.destination / "a").unlink()
-        (rig.destination / "d" / "b").write_bytes(b"?")
+        (harness.destination / "a").unlink()
+        (harness.destination / "d" / "b").write_bytes(b"?")
         return remove_sources(transfer)  # type: ignore[arg-type]
 
     monkeypatch.setattr(transfer, "remove_sources", late)
-    assert rig.carry([rig.item(move=True)]).removed_files == 2
-    assert sorted(tree_of(rig.source)) == ["a", "d", "d/b"]
+    assert harness.carry([harness.item(move=True)]).removed_files == 2
+    assert sorted(tree_of(harness.source)) == ["a", "d", "d/b"]
 
 
 @pytest.mark.parametrize("part", [0, 1])
@@ -86,34 +86,34 @@ def test_a_move_that_is_killed_at_any_call_loses_nothing_and_is_finished_by_the_
 ) -> None:
     options = Options(chunk_bytes=4096, large_bytes=16384, streams=1)
 
-    def prepared(name: str) -> tuple[Rig, object, object]:
+    def prepared(name: str) -> tuple[Harness, object, object]:
         (fast_path / name).mkdir()
-        rig = Rig(fast_path / name)
-        plant(rig.source, TREE)
-        return rig, tree_of(rig.source), [rig.item(move=True)]
+        harness = Harness(fast_path / name)
+        plant(harness.source, TREE)
+        return harness, tree_of(harness.source), [harness.item(move=True)]
 
-    rig, _, items = prepared("count")
-    total = calls_of(partial(rig.carry, items, options))  # type: ignore[arg-type]
-    rig.close()
+    harness, _, items = prepared("count")
+    total = calls_of(partial(harness.carry, items, options))  # type: ignore[arg-type]
+    harness.close()
     # From the middle on sources are removed: there every third call, before it some.
     for number in (*range(1 + part, total // 2, 23), *range(total // 2 + part, total + 1, 3)):
-        rig, before, items = prepared(str(number))
-        dies_at(partial(rig.carry, items, options), number)  # type: ignore[arg-type]
+        harness, before, items = prepared(str(number))
+        dies_at(partial(harness.carry, items, options), number)  # type: ignore[arg-type]
         assert isinstance(before, dict)
         for path, data in before.items():
             if data is None:
                 continue
-            there = [side / path for side in (rig.source, rig.destination) if (side / path).exists()]
+            there = [side / path for side in (harness.source, harness.destination) if (side / path).exists()]
             assert there and all(copy.read_bytes() == data for copy in there), (number, path)
-        rig.attempt = 1
-        receipt = rig.carry(items, options)  # type: ignore[arg-type]
+        harness.attempt = 1
+        receipt = harness.carry(items, options)  # type: ignore[arg-type]
         assert (receipt.files, receipt.complete) == (4, True)
-        assert (tree_of(rig.destination), tree_of(rig.source)) == (before, {})
-        rig.close()
+        assert (tree_of(harness.destination), tree_of(harness.source)) == (before, {})
+        harness.close()
 
 
-def test_a_source_directory_that_cannot_be_removed_stays_without_a_failure(rig: Rig) -> None:
-    plant(rig.source, {"d": {"a": b"a"}})
-    item = rig.item(Kind.DIRECTORY, rig.source / "d", rig.destination / "d", move=True)
-    assert rig.carry([item], SMALL).removed_files == 1
-    assert os.listdir(rig.source / "d") == []
+def test_a_source_directory_that_cannot_be_removed_stays_without_a_failure(harness: Harness) -> None:
+    plant(harness.source, {"d": {"a": b"a"}})
+    item = harness.item(Kind.DIRECTORY, harness.source / "d", harness.destination / "d", move=True)
+    assert harness.carry([item], SMALL).removed_files == 1
+    assert os.listdir(harness.source / "d") == []

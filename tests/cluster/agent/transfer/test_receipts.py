@@ -15,21 +15,21 @@ from cluster.agent.transfer.errors import TransferFailed
 from cluster.agent.transfer.options import Options, Verify
 from cluster.agent.transfer.receipts import LEFT_OUT_NAMED_MAX, Difference, read_lines, recheck
 from replica.model.transfers import LeftOut
-from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
+from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
 
 LARGE = os.urandom(20001)
 
 
-def test_every_file_and_directory_has_a_line_that_says_what_it_is(rig: Rig) -> None:
-    plant(rig.source, {"a": b"hello", "d": {"large": LARGE}})
-    os.close(os.open(os.fsencode(rig.source) + b"/\xffodd\\", os.O_CREAT | os.O_WRONLY, 0o640))
-    receipt = rig.carry()
-    lines = {line.path: line for line in rig.lines()}
+def test_every_file_and_directory_has_a_line_that_says_what_it_is(harness: Harness) -> None:
+    plant(harness.source, {"a": b"hello", "d": {"large": LARGE}})
+    os.close(os.open(os.fsencode(harness.source) + b"/\xffodd\\", os.O_CREAT | os.O_WRONLY, 0o640))
+    receipt = harness.carry()
+    lines = {line.path: line for line in harness.lines()}
     assert list(lines) == ["", "a", "d", "d/large", "\\xffodd\\"]
     small = hasher("xxh3-128")
     small.update(b"hello")
     assert (lines["a"].kind, lines["a"].size, lines["a"].digest) == ("file", 5, small.digest().hex())
-    assert lines["a"].mtime_ns == (rig.source / "a").stat().st_mtime_ns
+    assert lines["a"].mtime_ns == (harness.source / "a").stat().st_mtime_ns
     digests = []
     for at in range(0, len(LARGE), 4096):
         taken = hasher("xxh3-128")
@@ -40,18 +40,20 @@ def test_every_file_and_directory_has_a_line_that_says_what_it_is(rig: Rig) -> N
     assert bytes.fromhex(lines["\\xffodd\\"].path_hex) == b"\xffodd\\"
     assert lines["d"].kind == lines[""].kind == "directory"
     assert (receipt.files, receipt.directories, receipt.size_bytes) == (3, 2, 5 + len(LARGE))
-    assert receipt.started_at <= receipt.ended_at and rig.lines()
+    assert receipt.started_at <= receipt.ended_at and harness.lines()
 
 
-def test_the_digest_is_of_the_lines_and_tells_contents_names_and_their_boundaries_apart(rig: Rig) -> None:
+def test_the_digest_is_of_the_lines_and_tells_contents_names_and_their_boundaries_apart(harness: Harness) -> None:
     found = set()
     trees = ({"a": b"1"}, {"a": b"2"}, {"b": b"1"}, {"a": {"b": b"1"}}, {"a": b"", "b": b"1"})
     for number, tree in enumerate(trees):
-        plant(rig.source / str(number), tree)
-        for path in (rig.source / str(number)).rglob("*"):
+        plant(harness.source / str(number), tree)
+        for path in (harness.source / str(number)).rglob("*"):
             os.utime(path, (1, 1))
-        receipt = rig.carry([rig.item(source=rig.source / str(number), destination=rig.destination / str(number))])
-        lines = (rig.home / "receipts" / f"7.{rig.attempt}.stage_out").read_bytes().splitlines(keepends=True)
+        receipt = harness.carry(
+            [harness.item(source=harness.source / str(number), destination=harness.destination / str(number))]
+        )
+        lines = (harness.home / "receipts" / f"7.{harness.attempt}.stage_out").read_bytes().splitlines(keepends=True)
         # The first one says where the item went.
         taken = hasher("xxh3-128")
         taken.update(b"".join(lines[1:]))
@@ -62,21 +64,23 @@ def test_the_digest_is_of_the_lines_and_tells_contents_names_and_their_boundarie
 
 @pytest.mark.parametrize("verify", list(Verify))
 @pytest.mark.parametrize("algorithm", ["xxh3-128", "blake3"])
-def test_every_level_moves_the_same_and_says_which_it_was(rig: Rig, verify: Verify, algorithm: str) -> None:
-    plant(rig.source, {"a": b"a", "large": LARGE})
+def test_every_level_moves_the_same_and_says_which_it_was(harness: Harness, verify: Verify, algorithm: str) -> None:
+    plant(harness.source, {"a": b"a", "large": LARGE})
     options = Options(chunk_bytes=4096, large_bytes=16384, verify=verify, algorithm=algorithm)  # type: ignore[arg-type]
-    receipt = rig.carry(options=options)
-    assert tree_of(rig.destination) == tree_of(rig.source)
+    receipt = harness.carry(options=options)
+    assert tree_of(harness.destination) == tree_of(harness.source)
     assert (receipt.verify, receipt.algorithm) == (verify.word, algorithm)
     if verify >= Verify.DIGEST:
-        assert {len(line.digest) for line in rig.lines() if line.kind == "file"} == {32 if algorithm[0] == "x" else 64}
+        assert {len(line.digest) for line in harness.lines() if line.kind == "file"} == {
+            32 if algorithm[0] == "x" else 64
+        }
 
 
 def test_where_the_agents_disk_is_full_the_digest_is_there_and_no_half_of_the_lines(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plant(rig.source, {"d": {}, "e": {}})
-    whole = rig.carry()
+    plant(harness.source, {"d": {}, "e": {}})
+    whole = harness.carry()
 
     real, room = os.write, [10]
 
@@ -86,61 +90,63 @@ def test_where_the_agents_disk_is_full_the_digest_is_there_and_no_half_of_the_li
         return real(descriptor, data[: room.pop()])
 
     monkeypatch.setattr(os, "write", full)
-    receipt = rig.carry()
-    assert (rig.lines(), receipt.digest) == ([], whole.digest)
+    receipt = harness.carry()
+    assert (harness.lines(), receipt.digest) == ([], whole.digest)
     monkeypatch.undo()
-    assert (rig.home / "receipts" / "7.2.stage_out").read_bytes() == b""
+    assert (harness.home / "receipts" / "7.2.stage_out").read_bytes() == b""
 
 
-def test_a_failure_says_what_was_moved_and_what_was_not(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(rig.source, {f"f{number:02}": b"x" for number in range(20)})
-    (rig.destination / "f10").mkdir()
+def test_a_failure_says_what_was_moved_and_what_was_not(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(harness.source, {f"f{number:02}": b"x" for number in range(20)})
+    (harness.destination / "f10").mkdir()
     with pytest.raises(TransferFailed, match="destination/f10 exists and is a directory") as caught:
-        rig.carry(options=Options(streams=1))
+        harness.carry(options=Options(streams=1))
     receipt = caught.value.receipt
     assert receipt is not None and caught.value.item == 0
     assert (receipt.complete, receipt.files + receipt.left_out) == (False, 20)
     assert 0 < len(receipt.left_out_first) <= LEFT_OUT_NAMED_MAX
     assert LeftOut("f10", "not copied") in receipt.left_out_first
-    moved = {line.path for line in rig.lines() if line.kind == "file"}
-    assert moved == {path.name for path in rig.destination.iterdir() if path.is_file()}
+    moved = {line.path for line in harness.lines() if line.kind == "file"}
+    assert moved == {path.name for path in harness.destination.iterdir() if path.is_file()}
 
 
-def test_what_is_left_out_of_a_tree_has_a_line_with_its_kind_and_links_only_where_that_is_wanted(rig: Rig) -> None:
-    plant(rig.source, {"a": b"a", "d": {"b": b"b"}})
-    odd(rig.source / "d")
-    receipt = rig.carry()
-    assert tree_of(rig.destination) == {"a": b"a", "d": None, "d/b": b"b"}
+def test_what_is_left_out_of_a_tree_has_a_line_with_its_kind_and_links_only_where_that_is_wanted(
+    harness: Harness,
+) -> None:
+    plant(harness.source, {"a": b"a", "d": {"b": b"b"}})
+    odd(harness.source / "d")
+    receipt = harness.carry()
+    assert tree_of(harness.destination) == {"a": b"a", "d": None, "d/b": b"b"}
     assert receipt.left_out == 2
     assert receipt.left_out_first == (LeftOut("d/pipe", "a named pipe"), LeftOut("d/socket", "a socket"))
-    assert [LeftOut(line.path, line.reason) for line in rig.lines() if line.kind == "left out"] == list(
+    assert [LeftOut(line.path, line.reason) for line in harness.lines() if line.kind == "left out"] == list(
         receipt.left_out_first
     )
-    (rig.source / "link").symlink_to("a")
+    (harness.source / "link").symlink_to("a")
     with pytest.raises(TransferFailed, match="source/link is a symbolic link"):
-        rig.carry()
-    assert rig.carry(options=Options(leave_out_links=True)).left_out_first[-1] == LeftOut("link", "a symbolic link")
+        harness.carry()
+    assert harness.carry(options=Options(leave_out_links=True)).left_out_first[-1] == LeftOut("link", "a symbolic link")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devices")
-def test_a_device_in_a_tree_is_left_out_and_named(rig: Rig) -> None:
-    plant(rig.source, {"a": b"a"})
+def test_a_device_in_a_tree_is_left_out_and_named(harness: Harness) -> None:
+    plant(harness.source, {"a": b"a"})
     try:
-        os.mknod(rig.source / "null", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
-        os.mknod(rig.source / "disk", 0o600 | stat.S_IFBLK, os.makedev(7, 250))
+        os.mknod(harness.source / "null", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+        os.mknod(harness.source / "disk", 0o600 | stat.S_IFBLK, os.makedev(7, 250))
     except PermissionError:
         pytest.skip("no devices may be made here")
-    receipt = rig.carry()
-    assert tree_of(rig.destination) == {"a": b"a"}
+    receipt = harness.carry()
+    assert tree_of(harness.destination) == {"a": b"a"}
     assert receipt.left_out_first == (LeftOut("disk", "a block device"), LeftOut("null", "a character device"))
 
 
-def test_a_file_source_beyond_the_limit_is_refused_before_anything_is_copied(rig: Rig) -> None:
-    plant(rig.source, {"a": b"a" * 600, "b": b"b" * 425})
+def test_a_file_source_beyond_the_limit_is_refused_before_anything_is_copied(harness: Harness) -> None:
+    plant(harness.source, {"a": b"a" * 600, "b": b"b" * 425})
     with pytest.raises(TransferFailed, match="need 1025 bytes, the buffer has 1024"):
-        rig.carry(options=Options(limit_bytes=1024))
-    assert tree_of(rig.destination) == {}
-    assert rig.carry(options=Options(limit_bytes=1025)).size_bytes == 1025
+        harness.carry(options=Options(limit_bytes=1024))
+    assert tree_of(harness.destination) == {}
+    assert harness.carry(options=Options(limit_bytes=1025)).size_bytes == 1025
 
 
 def odd(directory: Path) -> None:
@@ -158,38 +164,38 @@ def flips(path: Path, at: int) -> None:
         file.write(bytes((byte ^ 16,)))
 
 
-def test_a_bit_that_flips_at_rest_is_found_by_the_receipts_wherever_it_is(rig: Rig) -> None:
-    plant(rig.source, {"a": b"hello", "d": {"large": LARGE}})
-    items = [rig.item()]
-    rig.carry(items)
-    descriptor = os.open(rig.home / "receipts" / "7.1.stage_out", os.O_RDONLY)
+def test_a_bit_that_flips_at_rest_is_found_by_the_receipts_wherever_it_is(harness: Harness) -> None:
+    plant(harness.source, {"a": b"hello", "d": {"large": LARGE}})
+    items = [harness.item()]
+    harness.carry(items)
+    descriptor = os.open(harness.home / "receipts" / "7.1.stage_out", os.O_RDONLY)
     assert list(recheck(descriptor, items, "xxh3-128")) == []
     for name, paths in (("a", range(5)), ("d/large", (0, 4095, 4096, 20000))):
-        path = rig.destination / name
+        path = harness.destination / name
         for at in paths:
             flips(path, at)
             (found,) = recheck(descriptor, items, "xxh3-128")
             assert found.path == str(path) and "instead of" in found.why
             flips(path, at)
-    (rig.destination / "a").write_bytes(b"hell")
-    (rig.destination / "d" / "large").unlink()
+    (harness.destination / "a").write_bytes(b"hell")
+    (harness.destination / "d" / "large").unlink()
     assert [(found.path, found.why) for found in recheck(descriptor, items, "xxh3-128")] == [
-        (str(rig.destination / "a"), "has 4 bytes instead of 5"),
-        (str(rig.destination / "d" / "large"), "No such file or directory"),
+        (str(harness.destination / "a"), "has 4 bytes instead of 5"),
+        (str(harness.destination / "d" / "large"), "No such file or directory"),
     ]
-    (rig.destination / "a").unlink()
-    (rig.destination / "a").symlink_to("/etc/passwd")
+    (harness.destination / "a").unlink()
+    (harness.destination / "a").symlink_to("/etc/passwd")
     assert Difference(
-        str(rig.destination / "a"),
-        f"{rig.destination}/a is a symbolic link; links are not followed: name or copy the file that it points to",
+        str(harness.destination / "a"),
+        f"{harness.destination}/a is a symbolic link; links are not followed: name or copy the file that it points to",
     ) in list(recheck(descriptor, items, "xxh3-128"))
     os.close(descriptor)
 
 
-def test_a_damaged_line_is_an_error_that_names_it(rig: Rig) -> None:
-    plant(rig.source, {"a": b"a"})
-    rig.carry(options=SMALL)
-    path = rig.home / "receipts" / "7.1.stage_out"
+def test_a_damaged_line_is_an_error_that_names_it(harness: Harness) -> None:
+    plant(harness.source, {"a": b"a"})
+    harness.carry(options=SMALL)
+    path = harness.home / "receipts" / "7.1.stage_out"
     path.write_bytes(path.read_bytes()[:-10])
     descriptor = os.open(path, os.O_RDONLY)
     with pytest.raises(ValueError, match="line 3 of the receipts is damaged"):

@@ -19,7 +19,7 @@ from cluster.agent.transfer.status_table import Chunks, ChunkState
 from cluster.agent.transfer.transfer import resumable
 from cluster.agent.transfer.workspace import RECEIPTS, TRANSFERS, Workspace, forget, prune_receipts
 from cluster.system.descriptors import open_directory
-from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
+from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
 
 CHUNK = 4096
 LARGE = bytes(range(256)) * 16 * 6
@@ -49,52 +49,52 @@ def inodes(directory: Path) -> dict[str, int]:
     return {str(path.relative_to(directory)): path.stat().st_ino for path in directory.rglob("*") if path.is_file()}
 
 
-def end_in_the_large_file(rig: Rig, error: BaseException, after_bytes: int = 3 * CHUNK) -> None:
-    rig.pace = Ends(after_bytes, error)
+def end_in_the_large_file(harness: Harness, error: BaseException, after_bytes: int = 3 * CHUNK) -> None:
+    harness.pace = Ends(after_bytes, error)
     with pytest.raises(type(error)):
-        rig.carry(options=ONE)
-    rig.pace = Ends(10**9, error)
+        harness.carry(options=ONE)
+    harness.pace = Ends(10**9, error)
 
 
-def test_a_second_attempt_copies_nothing_again_and_says_the_same_of_every_file(rig: Rig) -> None:
-    plant(rig.source, {"a": b"a", "d": {"b": b"b" * 999}, "large": LARGE})
-    first = rig.carry()
-    lines, kept = rig.lines(), inodes(rig.destination)
-    second = rig.carry()
-    assert inodes(rig.destination) == kept
+def test_a_second_attempt_copies_nothing_again_and_says_the_same_of_every_file(harness: Harness) -> None:
+    plant(harness.source, {"a": b"a", "d": {"b": b"b" * 999}, "large": LARGE})
+    first = harness.carry()
+    lines, kept = harness.lines(), inodes(harness.destination)
+    second = harness.carry()
+    assert inodes(harness.destination) == kept
     assert (second.resumed_files, second.resumed_bytes, second.written_bytes) == (3, first.size_bytes, 0)
     assert (second.digest, second.files, second.size_bytes) == (first.digest, first.files, first.size_bytes)
-    assert rig.lines() == lines
+    assert harness.lines() == lines
     assert first.resumed_files == 0
 
 
 def test_the_marks_of_what_a_large_file_became_are_not_believed_of_what_it_was(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    aside, first = rig.directory / "aside", rig.directory / "first"
-    (rig.source / "large").write_bytes(LARGE)
-    os.utime(rig.source / "large", ns=(1, 10**18))
+    aside, first = harness.directory / "aside", harness.directory / "first"
+    (harness.source / "large").write_bytes(LARGE)
+    os.utime(harness.source / "large", ns=(1, 10**18))
     aside.write_bytes(LARGE[::-1])
     os.utime(aside, ns=(1, 10**18 + 1))
 
     def swap() -> None:
-        os.rename(rig.source / "large", first)
-        os.rename(aside, rig.source / "large")
+        os.rename(harness.source / "large", first)
+        os.rename(aside, harness.source / "large")
 
-    rig.planned = swap
-    end_in_the_large_file(rig, Paused())
-    os.rename(first, rig.source / "large")
-    rig.planned = nothing
+    harness.planned = swap
+    end_in_the_large_file(harness, Paused())
+    os.rename(first, harness.source / "large")
+    harness.planned = nothing
     # As on a file system whose renames change no time.
     monkeypatch.setattr(Record, "is_as", lambda this, that: (this.size, this.inode) == (that.size, that.inode))
-    assert rig.carry(options=ONE).resumed_bytes == 0
-    assert tree_of(rig.destination) == {"large": LARGE}
+    assert harness.carry(options=ONE).resumed_bytes == 0
+    assert tree_of(harness.destination) == {"large": LARGE}
 
 
 def test_what_was_copied_of_what_a_file_became_is_copied_again_when_it_is_what_it_was(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small, aside, first = rig.source / "small", rig.directory / "aside", rig.directory / "first"
+    small, aside, first = harness.source / "small", harness.directory / "aside", harness.directory / "first"
     small.write_bytes(b"first")
     aside.write_bytes(b"other")
     os.utime(aside, ns=(1, 1))
@@ -103,181 +103,183 @@ def test_what_was_copied_of_what_a_file_became_is_copied_again_when_it_is_what_i
         os.rename(small, first)
         os.rename(aside, small)
 
-    rig.planned = swap
-    rig.carry()
-    assert tree_of(rig.destination) == {"small": b"other"}
+    harness.planned = swap
+    harness.carry()
+    assert tree_of(harness.destination) == {"small": b"other"}
     os.rename(first, small)
-    rig.planned = nothing
+    harness.planned = nothing
     monkeypatch.setattr(Record, "is_as", lambda this, that: (this.size, this.inode) == (that.size, that.inode))
-    rig.carry()
-    assert tree_of(rig.destination) == {"small": b"first"}
+    harness.carry()
+    assert tree_of(harness.destination) == {"small": b"first"}
 
 
-def test_what_changed_on_either_side_is_copied_again_and_nothing_else_is(rig: Rig) -> None:
-    plant(rig.source, {name: name.encode() * 5 for name in ("same", "source", "destination", "gone", "touched")})
-    rig.carry()
-    before = inodes(rig.destination)
-    (rig.source / "source").write_bytes(b"other")
-    os.utime(rig.source / "touched", ns=(1, 1))
-    (rig.destination / "destination").write_bytes(b"tampered")
-    (rig.destination / "gone").unlink()
-    (rig.source / "new").write_bytes(b"new")
-    receipt = rig.carry()
-    assert tree_of(rig.destination) == tree_of(rig.source)
-    assert (rig.destination / "touched").stat().st_mtime_ns == 1
-    after = inodes(rig.destination)
+def test_what_changed_on_either_side_is_copied_again_and_nothing_else_is(harness: Harness) -> None:
+    plant(harness.source, {name: name.encode() * 5 for name in ("same", "source", "destination", "gone", "touched")})
+    harness.carry()
+    before = inodes(harness.destination)
+    (harness.source / "source").write_bytes(b"other")
+    os.utime(harness.source / "touched", ns=(1, 1))
+    (harness.destination / "destination").write_bytes(b"tampered")
+    (harness.destination / "gone").unlink()
+    (harness.source / "new").write_bytes(b"new")
+    receipt = harness.carry()
+    assert tree_of(harness.destination) == tree_of(harness.source)
+    assert (harness.destination / "touched").stat().st_mtime_ns == 1
+    after = inodes(harness.destination)
     assert (after["same"], receipt.resumed_files) == (before["same"], 1)
 
 
 @pytest.mark.parametrize("error", [Paused(), Stopped()])
-def test_a_large_file_that_was_paused_goes_on_in_the_same_temporary_file(rig: Rig, error: BaseException) -> None:
-    (rig.source / "large").write_bytes(LARGE)
-    end_in_the_large_file(rig, error)
-    (part,) = rig.parts()
+def test_a_large_file_that_was_paused_goes_on_in_the_same_temporary_file(
+    harness: Harness, error: BaseException
+) -> None:
+    (harness.source / "large").write_bytes(LARGE)
+    end_in_the_large_file(harness, error)
+    (part,) = harness.parts()
     inode = part.stat().st_ino
-    receipt = rig.carry(options=ONE)
-    assert (rig.destination / "large").read_bytes() == LARGE
-    assert (rig.destination / "large").stat().st_ino == inode
+    receipt = harness.carry(options=ONE)
+    assert (harness.destination / "large").read_bytes() == LARGE
+    assert (harness.destination / "large").stat().st_ino == inode
     assert receipt.written_bytes <= len(LARGE) - 2 * CHUNK
-    assert rig.parts() == []
+    assert harness.parts() == []
 
 
-def test_whoever_else_ends_a_transfer_finds_no_temporary_file_left(rig: Rig) -> None:
-    (rig.source / "large").write_bytes(LARGE)
-    (rig.destination / "large").write_bytes(b"old")
-    end_in_the_large_file(rig, KeyboardInterrupt())
-    assert tree_of(rig.destination) == {"large": b"old"}
-    assert rig.carry(options=ONE).resumed_bytes == 0
+def test_whoever_else_ends_a_transfer_finds_no_temporary_file_left(harness: Harness) -> None:
+    (harness.source / "large").write_bytes(LARGE)
+    (harness.destination / "large").write_bytes(b"old")
+    end_in_the_large_file(harness, KeyboardInterrupt())
+    assert tree_of(harness.destination) == {"large": b"old"}
+    assert harness.carry(options=ONE).resumed_bytes == 0
 
 
-def test_a_failure_that_goes_away_keeps_what_was_copied_and_one_of_room_does_not(rig: Rig) -> None:
-    (rig.source / "large").write_bytes(LARGE)
-    end_with(rig, OSError(errno.EIO, "broken"))
-    assert len(rig.parts()) == 1
-    end_with(rig, OSError(errno.ENOSPC, "full"), 100)
-    assert rig.parts() == []
-    end_with(rig, OSError(errno.EACCES, "not allowed"))
-    assert rig.parts() == []
+def test_a_failure_that_goes_away_keeps_what_was_copied_and_one_of_room_does_not(harness: Harness) -> None:
+    (harness.source / "large").write_bytes(LARGE)
+    end_with(harness, OSError(errno.EIO, "broken"))
+    assert len(harness.parts()) == 1
+    end_with(harness, OSError(errno.ENOSPC, "full"), 100)
+    assert harness.parts() == []
+    end_with(harness, OSError(errno.EACCES, "not allowed"))
+    assert harness.parts() == []
 
 
-def end_with(rig: Rig, error: OSError, after_bytes: int = 3 * CHUNK) -> None:
-    rig.pace = Ends(after_bytes, error)
+def end_with(harness: Harness, error: OSError, after_bytes: int = 3 * CHUNK) -> None:
+    harness.pace = Ends(after_bytes, error)
     with pytest.raises(TransferFailed, match="source/large cannot be copied to .*destination/large"):
-        rig.carry(options=ONE)
-    rig.pace = Ends(10**9, error)
+        harness.carry(options=ONE)
+    harness.pace = Ends(10**9, error)
 
 
-def test_chunks_that_are_not_what_they_were_are_copied_again_whatever_their_marks_say(rig: Rig) -> None:
-    (rig.source / "large").write_bytes(LARGE)
-    end_in_the_large_file(rig, Paused())
-    (part,) = rig.parts()
+def test_chunks_that_are_not_what_they_were_are_copied_again_whatever_their_marks_say(harness: Harness) -> None:
+    (harness.source / "large").write_bytes(LARGE)
+    end_in_the_large_file(harness, Paused())
+    (part,) = harness.parts()
     with part.open("r+b") as file:
         file.write(b"not what was written")
-    receipt = rig.carry(options=ONE)
-    assert (rig.destination / "large").read_bytes() == LARGE
+    receipt = harness.carry(options=ONE)
+    assert (harness.destination / "large").read_bytes() == LARGE
     assert receipt.resumed_bytes <= 2 * CHUNK
 
 
-def test_another_file_under_the_temporary_name_is_not_gone_on_with(rig: Rig) -> None:
-    (rig.source / "large").write_bytes(LARGE)
-    end_in_the_large_file(rig, Paused())
-    believe_what_was_copied(rig)
-    (part,) = rig.parts()
+def test_another_file_under_the_temporary_name_is_not_gone_on_with(harness: Harness) -> None:
+    (harness.source / "large").write_bytes(LARGE)
+    end_in_the_large_file(harness, Paused())
+    believe_what_was_copied(harness)
+    (part,) = harness.parts()
     data = part.read_bytes()
-    part.rename(rig.directory / "elsewhere")
+    part.rename(harness.directory / "elsewhere")
     part.write_bytes(data[::-1])
-    receipt = rig.carry(options=ONE)
-    assert (rig.destination / "large").read_bytes() == LARGE
+    receipt = harness.carry(options=ONE)
+    assert (harness.destination / "large").read_bytes() == LARGE
     assert receipt.resumed_bytes == 0
 
 
-def believe_what_was_copied(rig: Rig) -> None:
+def believe_what_was_copied(harness: Harness) -> None:
     """Mark chunks as durable, as if a sync had come in between."""
-    for path in (rig.home / TRANSFERS).glob("*.chunks.*"):
+    for path in (harness.home / TRANSFERS).glob("*.chunks.*"):
         descriptor = os.open(path, os.O_RDWR)
         chunks = Chunks(descriptor, 0, 6, CHUNK)
         chunks.durable([number for number in range(6) if chunks.state(number) is ChunkState.COPIED])
         os.close(descriptor)
 
 
-def test_what_is_durable_is_not_even_read_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    (rig.source / "large").write_bytes(LARGE)
-    end_in_the_large_file(rig, Paused())
-    believe_what_was_copied(rig)
+def test_what_is_durable_is_not_even_read_again(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    (harness.source / "large").write_bytes(LARGE)
+    end_in_the_large_file(harness, Paused())
+    believe_what_was_copied(harness)
     read: list[int] = []
     monkeypatch.setattr("cluster.agent.transfer.large.digest_of", lambda *_: read.append(1) or b"")
-    receipt = rig.carry(options=ONE)
-    assert (rig.destination / "large").read_bytes() == LARGE
+    receipt = harness.carry(options=ONE)
+    assert (harness.destination / "large").read_bytes() == LARGE
     assert receipt.resumed_bytes >= 2 * CHUNK and read == []
 
 
-def test_a_source_that_changed_meanwhile_is_copied_from_its_start(rig: Rig) -> None:
-    (rig.source / "large").write_bytes(LARGE)
-    end_in_the_large_file(rig, Paused())
-    (rig.source / "large").write_bytes(LARGE[::-1])
-    receipt = rig.carry(options=ONE)
-    assert (rig.destination / "large").read_bytes() == LARGE[::-1]
-    assert (receipt.resumed_bytes, rig.parts()) == (0, [])
+def test_a_source_that_changed_meanwhile_is_copied_from_its_start(harness: Harness) -> None:
+    (harness.source / "large").write_bytes(LARGE)
+    end_in_the_large_file(harness, Paused())
+    (harness.source / "large").write_bytes(LARGE[::-1])
+    receipt = harness.carry(options=ONE)
+    assert (harness.destination / "large").read_bytes() == LARGE[::-1]
+    assert (receipt.resumed_bytes, harness.parts()) == (0, [])
 
 
-def test_the_temporary_file_of_a_source_that_is_gone_is_removed(rig: Rig) -> None:
-    plant(rig.source, {"d": {"large": LARGE}, "a": b"a"})
-    end_in_the_large_file(rig, Paused(), 2 * CHUNK)
-    assert len(rig.parts()) == 1
-    (rig.source / "d" / "large").unlink()
-    assert rig.carry(options=ONE).files == 1
-    assert tree_of(rig.destination) == {"a": b"a", "d": None}
+def test_the_temporary_file_of_a_source_that_is_gone_is_removed(harness: Harness) -> None:
+    plant(harness.source, {"d": {"large": LARGE}, "a": b"a"})
+    end_in_the_large_file(harness, Paused(), 2 * CHUNK)
+    assert len(harness.parts()) == 1
+    (harness.source / "d" / "large").unlink()
+    assert harness.carry(options=ONE).files == 1
+    assert tree_of(harness.destination) == {"a": b"a", "d": None}
 
 
 @pytest.mark.parametrize("owned", [False, True])
 def test_what_the_source_no_longer_has_goes_from_a_destination_that_is_owned_and_from_no_other(
-    rig: Rig, owned: bool
+    harness: Harness, owned: bool
 ) -> None:
-    plant(rig.source, {"a": b"a", "d": {"b": b"b", "e": {"c": b"c"}}, "z": b"z"})
-    rig.carry()
-    (rig.destination / "mine").write_bytes(b"mine")
-    (rig.destination / "z").write_bytes(b"changed by somebody")
+    plant(harness.source, {"a": b"a", "d": {"b": b"b", "e": {"c": b"c"}}, "z": b"z"})
+    harness.carry()
+    (harness.destination / "mine").write_bytes(b"mine")
+    (harness.destination / "z").write_bytes(b"changed by somebody")
     for name in ("d/b", "d/e/c", "z"):
-        (rig.source / name).unlink()
+        (harness.source / name).unlink()
     for name in ("d/e", "d"):
-        (rig.source / name).rmdir()
-    rig.carry(options=Options(chunk_bytes=4096, large_bytes=16384, owned=owned))
+        (harness.source / name).rmdir()
+    harness.carry(options=Options(chunk_bytes=4096, large_bytes=16384, owned=owned))
     expected: dict[str, bytes | None] = {"a": b"a", "mine": b"mine", "z": b"changed by somebody"}
     kept = {} if owned else {"d": None, "d/b": b"b", "d/e": None, "d/e/c": b"c"}
-    assert tree_of(rig.destination) == expected | kept
+    assert tree_of(harness.destination) == expected | kept
 
 
-def test_other_items_or_options_are_another_transfer(rig: Rig) -> None:
-    plant(rig.source, {"a": b"a"})
-    rig.carry()
-    assert rig.carry([rig.item(destination=rig.destination / "x")]).resumed_files == 0
-    assert rig.carry([rig.item(destination=rig.destination / "x")]).resumed_files == 1
-    for items, known in (([rig.item(destination=rig.destination / "x")], True), ([rig.item()], False)):
-        with rig.workspace() as workspace:
+def test_other_items_or_options_are_another_transfer(harness: Harness) -> None:
+    plant(harness.source, {"a": b"a"})
+    harness.carry()
+    assert harness.carry([harness.item(destination=harness.destination / "x")]).resumed_files == 0
+    assert harness.carry([harness.item(destination=harness.destination / "x")]).resumed_files == 1
+    for items, known in (([harness.item(destination=harness.destination / "x")], True), ([harness.item()], False)):
+        with harness.workspace() as workspace:
             assert resumable(items, SMALL, workspace) is known
     blake = Options(chunk_bytes=4096, large_bytes=16384, algorithm="blake3")
-    receipt = rig.carry([rig.item(destination=rig.destination / "x")], blake)
+    receipt = harness.carry([harness.item(destination=harness.destination / "x")], blake)
     assert (receipt.resumed_files, receipt.digest.partition(":")[0]) == (0, "blake3")
 
 
 @pytest.mark.parametrize("kind", ["control", "manifest"])
-def test_damaged_records_of_an_earlier_attempt_are_not_believed(rig: Rig, kind: str) -> None:
-    plant(rig.source, {"a": b"a", "b": b"b"})
-    rig.carry()
-    for path in (rig.home / TRANSFERS).glob(f"*.{kind}.*"):
+def test_damaged_records_of_an_earlier_attempt_are_not_believed(harness: Harness, kind: str) -> None:
+    plant(harness.source, {"a": b"a", "b": b"b"})
+    harness.carry()
+    for path in (harness.home / TRANSFERS).glob(f"*.{kind}.*"):
         data = bytearray(path.read_bytes())
         for offset in (20, 32 * 1024 + 20):
             if len(data) > offset:
                 data[offset] ^= 1
         path.write_bytes(data)
-    assert (rig.carry().resumed_files, tree_of(rig.destination)) == (0, tree_of(rig.source))
+    assert (harness.carry().resumed_files, tree_of(harness.destination)) == (0, tree_of(harness.source))
 
 
 @pytest.mark.parametrize("call", ["pwrite", "posix_fallocate"])
 def test_a_full_disk_of_the_agent_costs_the_records_and_not_the_transfer(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, call: str
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    plant(rig.source, {"a": b"a", "d": {"large": LARGE}})
+    plant(harness.source, {"a": b"a", "d": {"large": LARGE}})
     real = getattr(os, call)
     met: list[int] = []
 
@@ -288,59 +290,59 @@ def test_a_full_disk_of_the_agent_costs_the_records_and_not_the_transfer(
         return real(descriptor, *arguments)
 
     monkeypatch.setattr(os, call, full)
-    receipt = rig.carry(options=ONE)
+    receipt = harness.carry(options=ONE)
     assert (receipt.files, receipt.complete) == (2, True)
-    assert tree_of(rig.destination) == tree_of(rig.source)
+    assert tree_of(harness.destination) == tree_of(harness.source)
     assert met
 
 
 def test_where_no_file_can_be_made_for_them_the_records_are_in_memory(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plant(rig.source, {"a": b"a"})
+    plant(harness.source, {"a": b"a"})
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(workspace_module, "_open", full)
-    receipt = rig.carry()
-    assert (receipt.files, tree_of(rig.destination)) == (1, {"a": b"a"})
+    receipt = harness.carry()
+    assert (receipt.files, tree_of(harness.destination)) == (1, {"a": b"a"})
     monkeypatch.undo()
-    assert rig.carry().resumed_files == 0
+    assert harness.carry().resumed_files == 0
 
     def refused(*_: object) -> int:
         raise OSError(errno.EACCES, "refused")
 
     monkeypatch.setattr(workspace_module, "_open", refused)
     with pytest.raises(OSError, match="refused"):
-        rig.carry()
+        harness.carry()
 
 
-def recorded(rig: Rig, stage: str) -> list[int]:
+def recorded(harness: Harness, stage: str) -> list[int]:
     """Return the jobs that have records of a transfer of this stage."""
-    return sorted(int(path.name.split(".")[0]) for path in (rig.home / TRANSFERS).glob(f"*.{stage}.control.0"))
+    return sorted(int(path.name.split(".")[0]) for path in (harness.home / TRANSFERS).glob(f"*.{stage}.control.0"))
 
 
-def test_the_records_belong_to_the_agent_alone_and_go_with_the_job(rig: Rig) -> None:
-    plant(rig.source, {"a": b"a"})
-    rig.carry()
-    home = open_directory(rig.home)
-    files = [*(rig.home / TRANSFERS).iterdir(), *(rig.home / RECEIPTS).iterdir()]
+def test_the_records_belong_to_the_agent_alone_and_go_with_the_job(harness: Harness) -> None:
+    plant(harness.source, {"a": b"a"})
+    harness.carry()
+    home = open_directory(harness.home)
+    files = [*(harness.home / TRANSFERS).iterdir(), *(harness.home / RECEIPTS).iterdir()]
     assert all(path.stat().st_mode & 0o077 == 0 for path in files)
-    assert (rig.home / TRANSFERS).stat().st_mode & 0o077 == 0
-    assert recorded(rig, "stage_out") == [7] and recorded(rig, "stage_in") == []
+    assert (harness.home / TRANSFERS).stat().st_mode & 0o077 == 0
+    assert recorded(harness, "stage_out") == [7] and recorded(harness, "stage_in") == []
     forget(home, 8)
-    assert recorded(rig, "stage_out") == [7]
+    assert recorded(harness, "stage_out") == [7]
     forget(home, 7)
-    assert list((rig.home / TRANSFERS).iterdir()) == [] and len(list((rig.home / RECEIPTS).iterdir())) == 1
+    assert list((harness.home / TRANSFERS).iterdir()) == [] and len(list((harness.home / RECEIPTS).iterdir())) == 1
     os.close(home)
 
 
-def test_old_receipts_go_first_when_there_are_too_many(rig: Rig) -> None:
-    home = open_directory(rig.home)
-    assert (prune_receipts(home), recorded(rig, "stage_in")) == (0, [])
+def test_old_receipts_go_first_when_there_are_too_many(harness: Harness) -> None:
+    home = open_directory(harness.home)
+    assert (prune_receipts(home), recorded(harness, "stage_in")) == (0, [])
     forget(home, 7)
-    receipts = rig.home / RECEIPTS
+    receipts = harness.home / RECEIPTS
     receipts.mkdir()
     for number in range(6):
         (receipts / f"{number}.1.stage_in").write_bytes(bytes(100))
@@ -360,7 +362,7 @@ def test_records_in_memory_are_closed_like_others() -> None:
             os.fstat(descriptor)
 
 
-def test_a_single_file_is_resumed_like_one_of_a_tree(rig: Rig) -> None:
-    (rig.source / "a").write_bytes(b"a")
-    item = rig.item(Kind.FILE, rig.source / "a", rig.destination / "b")
-    assert (rig.carry([item], SMALL).resumed_files, rig.carry([item], SMALL).resumed_files) == (0, 1)
+def test_a_single_file_is_resumed_like_one_of_a_tree(harness: Harness) -> None:
+    (harness.source / "a").write_bytes(b"a")
+    item = harness.item(Kind.FILE, harness.source / "a", harness.destination / "b")
+    assert (harness.carry([item], SMALL).resumed_files, harness.carry([item], SMALL).resumed_files) == (0, 1)

@@ -15,21 +15,21 @@ from cluster.agent.transfer.rate_limit import Stopped
 from cluster.agent.transfer.small import SmallFiles
 from cluster.agent.worker.worker import is_final
 from cluster.system.processes import descendants, sync_file_system
-from tests.cluster.agent.transfer.rig import SMALL, Rig, plant, tree_of
+from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
 
 BATCH_FILES = 44
 
 
 @pytest.fixture
-def crowd(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Rig:
-    """Give a rig with files for several batches and a large one."""
+def crowd(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> Harness:
+    """Give a harness with files for several batches and a large one."""
     monkeypatch.setattr(transfer_state, "SMALL_BATCH_FILES", BATCH_FILES)
     plant(
-        rig.source,
+        harness.source,
         {f"d{number}": {f"f{inner:02}": b"%d.%d" % (number, inner) * 50 for inner in range(30)} for number in range(9)},
     )
-    (rig.source / "large").write_bytes(bytes(range(256)) * 200)
-    return rig
+    (harness.source / "large").write_bytes(bytes(range(256)) * 200)
+    return harness
 
 
 def nobody_is_left() -> bool:
@@ -38,7 +38,7 @@ def nobody_is_left() -> bool:
 
 
 @pytest.mark.parametrize("count", [1, 2, 6])
-def test_a_crowd_of_files_arrives_whole_however_many_helpers_there_are(crowd: Rig, count: int) -> None:
+def test_a_crowd_of_files_arrives_whole_however_many_helpers_there_are(crowd: Harness, count: int) -> None:
     receipt = crowd.carry(options=Options(chunk_bytes=4096, large_bytes=16384, streams=count))
     assert tree_of(crowd.destination) == tree_of(crowd.source)
     size_bytes = sum(path.stat().st_size for path in crowd.source.rglob("*") if path.is_file())
@@ -47,7 +47,7 @@ def test_a_crowd_of_files_arrives_whole_however_many_helpers_there_are(crowd: Ri
     assert crowd.parts() == [] and nobody_is_left()
 
 
-def test_helpers_say_the_same_of_every_file_as_one_process_does(crowd: Rig) -> None:
+def test_helpers_say_the_same_of_every_file_as_one_process_does(crowd: Harness) -> None:
     alone = crowd.carry(options=Options(chunk_bytes=4096, large_bytes=16384, streams=1)).digest
     lines = crowd.lines()
     together = crowd.carry([crowd.item(destination=crowd.directory / "again")], SMALL)
@@ -56,7 +56,7 @@ def test_helpers_say_the_same_of_every_file_as_one_process_does(crowd: Rig) -> N
 
 
 def test_no_file_of_a_group_gets_its_name_before_its_file_system_was_synced(
-    crowd: Rig, monkeypatch: pytest.MonkeyPatch
+    crowd: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[tuple[str, bytes]] = []
     really_write, really_sync, really_publish = SmallFiles._write, sync_file_system, file_copy.publish
@@ -97,7 +97,7 @@ def test_no_file_of_a_group_gets_its_name_before_its_file_system_was_synced(
 
 @pytest.mark.parametrize("files", [1, small.GROUPED_FILES_MIN - 1])
 def test_a_few_files_are_synced_one_by_one_and_the_file_system_is_left_alone(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, files: int
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, files: int
 ) -> None:
     synced: list[int] = []
     really = os.fsync
@@ -109,16 +109,16 @@ def test_a_few_files_are_synced_one_by_one_and_the_file_system_is_left_alone(
     def never(_: int) -> None:
         raise AssertionError("the whole file system was synced for a few files")
 
-    plant(rig.source, {f"f{number}": b"x" for number in range(files)})
+    plant(harness.source, {f"f{number}": b"x" for number in range(files)})
     monkeypatch.setattr(small, "sync_file_system", never)
     monkeypatch.setattr(os, "fsync", count)
-    rig.carry()
+    harness.carry()
     assert len(synced) >= files + 1
-    assert tree_of(rig.destination) == tree_of(rig.source)
+    assert tree_of(harness.destination) == tree_of(harness.source)
 
 
 def test_where_a_file_systems_sync_is_not_certain_each_file_is_synced(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[int] = []
     really = os.fsync
@@ -127,15 +127,15 @@ def test_where_a_file_systems_sync_is_not_certain_each_file_is_synced(
         synced.append(descriptor)
         really(descriptor)
 
-    plant(rig.source, {f"f{number}": b"x" for number in range(3 * small.GROUPED_FILES_MIN)})
+    plant(harness.source, {f"f{number}": b"x" for number in range(3 * small.GROUPED_FILES_MIN)})
     monkeypatch.setattr(small, "is_local", lambda _: False)
     monkeypatch.setattr(os, "fsync", count)
-    rig.carry()
+    harness.carry()
     assert len(synced) >= 3 * small.GROUPED_FILES_MIN + 1
-    assert tree_of(rig.destination) == tree_of(rig.source)
+    assert tree_of(harness.destination) == tree_of(harness.source)
 
 
-def test_a_sync_that_fails_puts_nothing_in_place(crowd: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sync_that_fails_puts_nothing_in_place(crowd: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -159,7 +159,7 @@ def test_a_sync_that_fails_puts_nothing_in_place(crowd: Rig, monkeypatch: pytest
     ids=["full", "denied", "changed", "refused", "mistake"],
 )
 def test_what_fails_in_a_helper_fails_the_transfer_as_it_would_have_here(
-    crowd: Rig, monkeypatch: pytest.MonkeyPatch, error: Exception, final: bool
+    crowd: Harness, monkeypatch: pytest.MonkeyPatch, error: Exception, final: bool
 ) -> None:
     really = SmallFiles._write
 
@@ -183,7 +183,7 @@ def test_what_fails_in_a_helper_fails_the_transfer_as_it_would_have_here(
 
 
 def test_a_helper_that_is_killed_fails_the_transfer_and_the_next_attempt_ends_it(
-    crowd: Rig, monkeypatch: pytest.MonkeyPatch
+    crowd: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parent, really = os.getpid(), file_copy.publish
 
@@ -230,7 +230,7 @@ class Ending:
 @pytest.mark.parametrize("error", [Stopped(), Paused()], ids=["stopped", "paused"])
 @pytest.mark.parametrize("looks", [30, 90])
 def test_a_stop_that_a_helper_sees_ends_everybody_and_no_destination_is_partial(
-    crowd: Rig, error: BaseException, looks: int
+    crowd: Harness, error: BaseException, looks: int
 ) -> None:
     crowd.pace = Ending(error, looks)
     with pytest.raises(type(error)):
@@ -242,7 +242,7 @@ def test_a_stop_that_a_helper_sees_ends_everybody_and_no_destination_is_partial(
 
 
 def test_helpers_that_are_ended_with_their_parent_remove_what_they_were_writing(
-    crowd: Rig, monkeypatch: pytest.MonkeyPatch
+    crowd: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Interrupted(BaseException):
         pass
@@ -261,7 +261,7 @@ def test_helpers_that_are_ended_with_their_parent_remove_what_they_were_writing(
 
 
 def test_without_room_for_another_process_everything_is_copied_here(
-    crowd: Rig, monkeypatch: pytest.MonkeyPatch
+    crowd: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none() -> int:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
@@ -272,7 +272,7 @@ def test_without_room_for_another_process_everything_is_copied_here(
 
 
 def test_a_small_file_that_storage_gives_back_wrong_is_written_once_more(
-    crowd: Rig, monkeypatch: pytest.MonkeyPatch
+    crowd: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     really, wrong = small.digest_on_disk, iter([b"something else"])
 

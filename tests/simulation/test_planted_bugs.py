@@ -24,7 +24,7 @@ BY_CHANCE = {
     "failed_sync_ignored": "disk",
     "capacity_leaked_on_failover": "net",
     "digest_skipped": "disk",
-    "fence_skipped": "net",
+    "base_unchecked": "net",
     "receipts_not_asked": "net",
     "answered_before_commit": "net",
     "two_changes_at_once": "membership",

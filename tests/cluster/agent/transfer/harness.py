@@ -34,7 +34,7 @@ class Unpaced(Pace):
         self._ended = self._words = None
 
 
-class Rig:
+class Harness:
     """A source, a destination, and an agent's directory."""
 
     def __init__(self, directory: Path) -> None:
@@ -57,7 +57,7 @@ class Rig:
             os.close(self._open.pop())
 
     def target(self, path: Path) -> Target:
-        """Return the target of a path beneath the rig's directory."""
+        """Return the target of a path beneath the harness's directory."""
         anchor = open_directory(self.directory)
         self._open.append(anchor)
         return Target(anchor, str(self.directory), path.relative_to(self.directory).parts)

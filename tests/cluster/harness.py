@@ -210,7 +210,7 @@ class Answer(NamedTuple):
         return int(self.headers["Forebay-Revision"])
 
 
-class Rig:
+class Harness:
     """The replica and whoever asks it."""
 
     def __init__(
@@ -233,7 +233,7 @@ class Rig:
         self.failures.append(error)
         raise error
 
-    async def __aenter__(self) -> Rig:
+    async def __aenter__(self) -> Harness:
         await self.open()
         return self
 

@@ -20,7 +20,7 @@ STAND_S = 1.5 * TIMING.election_min_s
 M = TypeVar("M")
 
 
-class Rig:
+class Harness:
     """Engine `me` among `replicas` replicas (r1, r2, ...), all links up. `out` is what left, in order."""
 
     def __init__(
@@ -149,7 +149,7 @@ class RecordingTransport(Transport):  # type: ignore[misc]
         return True
 
 
-class StockRig:
+class StockHarness:
     """The stock engine as it comes, with a recording transport and a journal in memory."""
 
     def __init__(self, replicas: int = 3, engine: type[Any] = SyncObj) -> None:
@@ -179,4 +179,4 @@ class StockRig:
         assert self.engine._isLeader()
 
 
-__all__ = ["NO_OP", "STAND_S", "TIMING", "Rig", "StockRig"]
+__all__ = ["NO_OP", "STAND_S", "TIMING", "Harness", "StockHarness"]
