@@ -4,7 +4,7 @@ The table has the files of the layers above as well, the snapshots and the notes
 disk has one place to look things up, whichever layer meets them.
 """
 
-from enum import Enum, StrEnum
+from enum import Enum, StrEnum, unique
 from typing import Final, NamedTuple
 
 DATA_FILE: Final = "data.mdb"
@@ -47,6 +47,7 @@ class Row(NamedTuple):
     remedy: str
 
 
+@unique
 class Condition(Enum):
     """The recovery table: every condition that a start tells apart, with its row."""
 

@@ -12,7 +12,7 @@ MODULES_MAX = 20
 SMALL_LINES = 60
 """A module with fewer lines is a door of its own for little; faces are none."""
 
-SMALL_MAX = 30
+SMALL_MAX = 22
 """Modules below SMALL_LINES in the product, count: a ratchet."""
 
 CROWDED: dict[str, int] = {}

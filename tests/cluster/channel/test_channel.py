@@ -378,5 +378,5 @@ async def test_when_nobody_leads_until_the_deadline_the_program_is_told_that_not
         harness.engine.depose(None)
         async with Channel([live], harness.config.tls_files("alice"), harness.config.cluster.id) as channel:
             with pytest.raises(ApiError) as told:
-                await channel.perform(submission(harness), deadline_s=0.3)
+                await channel.perform(submission(harness), deadline_s=2.0)
             assert told.value.outcome == "refused"
