@@ -182,6 +182,8 @@ def _check_carried_out(state: Facts, asked: BufferRequest) -> None:
 
 def _choices(asked: BufferRequest) -> Iterator[tuple[TransferChoice, str]]:
     """Yield what is special about each transfer that has something special, and where it stands."""
+    if not (asked.stage_in or asked.stage_out or asked.lists):
+        return
     places = [*asked.places[2:], *[""] * (len(asked.stage_in) + len(asked.stage_out))]
     for stage, moves, first in (
         ("stage_in", asked.stage_in, 0),

@@ -5,6 +5,7 @@ A check raises Rejected; whoever decides the command catches it once, and answer
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TypeVar
 
 from replica.grammar import path_fault, split_inside
@@ -144,6 +145,14 @@ def expand(text: str, request: JobRequest, job_id: int, place: str) -> str:
         ) from None
 
 
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(part for part in path.split("/") if part not in ("", "."))
+
+
+_parts_of_root = lru_cache(maxsize=1024)(_parts)
+"""Of a site's few directories, for each user: they are asked about at every submit."""
+
+
 def check_beneath(roots: tuple[str, ...], user: str, path: str, key: str, place: str) -> None:
     """Raise Rejected unless `path` lies beneath one of the roots. By its text: the agent checks again by directory
     descriptor.
@@ -152,9 +161,9 @@ def check_beneath(roots: tuple[str, ...], user: str, path: str, key: str, place:
     if fault is not None:
         raise Rejected(RefusalCode.INVALID_FIELD, f"the path {fault}", "write an absolute path without ..", place)
     expanded = expand_roots(roots, user)
-    parts = [part for part in path.split("/") if part not in ("", ".")]
+    parts = _parts(path)
     for root in expanded:
-        root_parts = [part for part in root.split("/") if part not in ("", ".")]
+        root_parts = _parts_of_root(root)
         if parts[: len(root_parts)] == root_parts:
             return
     listed = ", ".join(expanded) if expanded else f"none: the site has set no {key}"

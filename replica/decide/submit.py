@@ -157,8 +157,8 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
     check_number("time_limit_s", request.time_limit_s)
     check_number("cpus", request.cpus)
     check_number("priority", request.priority)
-    largest = max((node.cpus for node in state.nodes.values()), default=request.cpus)
-    if request.cpus > largest:
+    if state.nodes and not any(request.cpus <= node.cpus for node in state.nodes.values()):
+        largest = max(node.cpus for node in state.nodes.values())
         raise Rejected(
             RefusalCode.LIMIT_EXCEEDED,
             f"the job needs {request.cpus} CPUs, and no node has more than {largest}",

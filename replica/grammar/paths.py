@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container
 
 from replica.grammar.lexer import Word, shown
@@ -18,6 +19,8 @@ INSIDE_VARIABLES = {
 
 PERSISTENT_PREFIX = "DW_PERSISTENT_STRIPED_"
 """How the variable of a persistent buffer starts; the buffer's name follows."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def split_inside(path: str) -> tuple[str, str]:
@@ -44,7 +47,7 @@ def path_fault(path: str) -> str | None:
         return f"{shown(path)} is not absolute"
     if len(path.encode("utf-8", "surrogatepass")) > PATH_BYTES_MAX:
         return f"is longer than {PATH_BYTES_MAX} bytes"
-    if any(ord(character) < 32 or ord(character) == 127 for character in path):
+    if _CONTROL.search(path):
         return f"{shown(path)} has a control character"
     if ".." in path.split("/"):
         return f"{shown(path)} goes up with .."
