@@ -55,10 +55,13 @@ from replica.model.configuration import (
     check_site,
     expand_roots,
     flags_text,
+    get_sys_state_of,
+    get_sys_status_of,
     ordered_flags,
     persistent_refusal,
     private_data,
     program_fault,
+    provision_of,
     teardown_on_failure,
 )
 from replica.model.failure_texts import (
@@ -112,10 +115,7 @@ from replica.model.provider import (
     NATIVE,
     PROVIDERS,
     Provision,
-    get_sys_state_of,
-    get_sys_status_of,
     provider_facts,
-    provision_of,
 )
 from replica.model.rates import Rates, rates_of
 from replica.model.requests import (

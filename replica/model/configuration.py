@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from replica.model.provider import PROVIDERS
+from replica.model.provider import NATIVE, PROVIDERS, Provision, provider_facts
 from replica.values import (
     MESSAGE_CHARACTERS_MAX,
     PATH_BYTES_MAX,
@@ -187,6 +187,25 @@ def buffer_user_refusal(site: Site, user: str, uid: int | None = None) -> Refusa
 def flags_text(site: Site) -> str:
     """Return the flags as `show burst` prints them after `Flags=`; empty where there are none."""
     return ",".join(site.flags)
+
+
+def provision_of(state: Configured) -> Provision | None:
+    """Return the cluster's provider; None where its own agents move the data."""
+    site = state.site
+    if site.provider == NATIVE:
+        return None
+    own = {name: getattr(site, name) for name in Provision.__struct_fields__ if hasattr(site, name)}
+    return Provision(**own | {"get_sys_state": get_sys_state_of(site), "get_sys_status": get_sys_status_of(site)})
+
+
+def get_sys_state_of(site: Site) -> str:
+    """Return the program that tells the state of the system, empty for none: as `show burst` prints it."""
+    return site.get_sys_state or provider_facts(site.provider).get_sys_state
+
+
+def get_sys_status_of(site: Site) -> str:
+    """Return the program behind `bbstat`, empty for none: as `show burst` prints it."""
+    return site.get_sys_status or provider_facts(site.provider).get_sys_status
 
 
 # What a record may hold -----------------------------------------------------------------------------------------------

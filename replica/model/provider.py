@@ -5,12 +5,9 @@ How a provider is called is in the module of its name in `cluster.providers`: th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
-
-if TYPE_CHECKING:
-    from replica.model.configuration import Site
 
 NATIVE = "native"
 """The provider that is Forebay's own agents."""
@@ -91,29 +88,3 @@ class Provision(msgspec.Struct, frozen=True, kw_only=True):
     stage_out_timeout_s: int = 86_400
     other_timeout_s: int = 300
     poll_interval_s: int = 15
-
-
-class Provided(Protocol):
-    """Whatever has the site's configuration: a State."""
-
-    @property
-    def site(self) -> Site: ...
-
-
-def provision_of(state: Provided) -> Provision | None:
-    """Return the cluster's provider; None where its own agents move the data."""
-    site = state.site
-    if site.provider == NATIVE:
-        return None
-    own = {name: getattr(site, name) for name in Provision.__struct_fields__ if hasattr(site, name)}
-    return Provision(**own | {"get_sys_state": get_sys_state_of(site), "get_sys_status": get_sys_status_of(site)})
-
-
-def get_sys_state_of(site: Site) -> str:
-    """Return the program that tells the state of the system, empty for none: as `show burst` prints it."""
-    return site.get_sys_state or provider_facts(site.provider).get_sys_state
-
-
-def get_sys_status_of(site: Site) -> str:
-    """Return the program behind `bbstat`, empty for none: as `show burst` prints it."""
-    return site.get_sys_status or provider_facts(site.provider).get_sys_status

@@ -20,13 +20,14 @@ from replica.model.configuration import (
     buffer_user_refusal,
     check_site,
     flags_text,
+    get_sys_state_of,
+    get_sys_status_of,
     ordered_flags,
     persistent_refusal,
     private_data,
     teardown_on_failure,
 )
 from replica.model.pools import Pool
-from replica.model.provider import get_sys_state_of, get_sys_status_of
 from replica.model.transfers import check_transfer_rules
 from replica.state.digest import state_digest
 from replica.state.state import EMPTY, State
