@@ -25,6 +25,7 @@ from cluster.api import ChannelServer, Server, Service
 from cluster.client import Client
 from cluster.config import Config, ConfigError
 from cluster.consensus import Consensus, Engine, LostDurableState, Machine, RemovedFromCluster, Timing
+from cluster.eventloop import Identities
 from cluster.mail import Mailer, sender_of
 from cluster.providers.calls import PoolWatch
 from cluster.schemas import HandedView, StatusView
@@ -108,11 +109,17 @@ def release() -> str:
 
 def mailer_of(controller: Controller, config: Config) -> Mailer:
     """Return what sends this replica's mail while it leads: as its own file says."""
+    identities = Identities(controller.clock)
+
+    async def is_user(name: str) -> bool:
+        # A number stands for itself there.
+        return not name.isdigit() and (await identities.uids((name,)))[name] is not None
+
     return Mailer(
         state=lambda: controller.state,
         leads=lambda: controller.leads,
         submit=controller.submit,
-        sender=lambda state: sender_of(config.mail, state.name, state.cluster_id),
+        sender=lambda state: sender_of(config.mail, state.name, state.cluster_id, is_user),
         clock=controller.clock,
     )
 

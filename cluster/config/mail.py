@@ -4,20 +4,14 @@ It is a machine's own, like the mail server it names: so it is no part of what r
 and where mail is on at one replica only, what is owed while another leads is not sent.
 """
 
-import re
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from cluster.config.toml import InvalidValue, Text, Written
 from cluster.system import Address
-
-ADDRESS_CHARACTERS_MAX: Final = 254
-"""Characters of a mail address: what SMTP allows (RFC 5321)."""
-
-_ADDRESS: Final = re.compile(r"(?!-)[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}(@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*)?", re.ASCII)
-_DOMAIN: Final = r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*"
+from replica.values import is_mail_address, is_mail_domain
 
 
 class MailConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,16 +37,11 @@ class MailConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidValue(sentence, remedy, "smtp")
         if program and smtp is not None:
             raise InvalidValue("there is a program, too", "leave out one of program and smtp", "smtp")
-        if not is_address(self.sender):
+        if not is_mail_address(self.sender):
             remedy = "write a mail address, for example forebay@example.org"
             raise InvalidValue(f"found {self.sender!r}", remedy, "sender")
-        if domain and (len(domain) > ADDRESS_CHARACTERS_MAX or re.fullmatch(_DOMAIN, domain) is None):
+        if domain and not is_mail_domain(domain):
             raise InvalidValue(f"found {domain!r}", "write a domain, for example example.org", "domain")
-
-
-def is_address(text: str) -> bool:
-    """Whether a text is a plain mail address or the name of a local user: nothing that could be read as more."""
-    return len(text) <= ADDRESS_CHARACTERS_MAX and _ADDRESS.fullmatch(text) is not None
 
 
 NO_MAIL = MailConfig()

@@ -13,10 +13,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
-from cluster.config import MailConfig, is_address
+from cluster.config import MailConfig
 from cluster.mail.text import body_of, message_id, message_of, subject_of
 from cluster.system import Address
 from replica.model import Mail
+from replica.values import is_mail_address
 
 SEND_S: Final = 30.0
 """How long one try may take, seconds: a mail server that greets slowly on purpose takes up to 20."""
@@ -40,13 +41,17 @@ class SendFailed(Exception):
     """The mail was not taken now; the message says why."""
 
 
-def sender_of(config: MailConfig, cluster: str, cluster_id: str) -> Send | None:
+IsUser = Callable[[str], Awaitable[bool]]
+"""Whether a name is that of a user of this machine."""
+
+
+def sender_of(config: MailConfig, cluster: str, cluster_id: str, is_user: IsUser) -> Send | None:
     """Return what sends mail as a replica's configuration says, None where mail is off."""
     if config.smtp is not None:
         address = config.smtp
 
         async def by_smtp(mail: Mail) -> None:
-            recipient = recipient_of(mail, config.domain)
+            recipient = await recipient_of(mail, config.domain, is_user)
             message = message_of(cluster, cluster_id, mail, sender=config.sender, recipient=recipient)
             await _bounded(send_by_smtp(address, config.sender, recipient, message))
 
@@ -56,7 +61,8 @@ def sender_of(config: MailConfig, cluster: str, cluster_id: str) -> Send | None:
         return None
 
     async def by_program(mail: Mail) -> None:
-        await _bounded(send_by_program(program, mail, recipient_of(mail, config.domain), cluster, cluster_id))
+        recipient = await recipient_of(mail, config.domain, is_user)
+        await _bounded(send_by_program(program, mail, recipient, cluster, cluster_id))
 
     return by_program
 
@@ -69,11 +75,16 @@ async def _bounded(sending: Awaitable[None]) -> None:
         raise SendFailed(f"it took longer than {SEND_S:.0f} s") from error
 
 
-def recipient_of(mail: Mail, domain: str) -> str:
-    """Return the address of a mail; Undeliverable for what is none."""
+async def recipient_of(mail: Mail, domain: str, is_user: IsUser) -> str:
+    """Return the address of a mail; Undeliverable for what is none.
+
+    A name without a domain is a user of this machine: mail programs know other names as well, and some are commands.
+    """
     text = mail.recipient if "@" in mail.recipient or not domain else f"{mail.recipient}@{domain}"
-    if not is_address(text):
+    if not is_mail_address(text):
         raise Undeliverable(f"{text[:64]!r} is no mail address")
+    if "@" not in text and not await is_user(text):
+        raise Undeliverable(f"{text[:64]!r} is no user of this machine, and [mail] names no domain")
     return text
 
 

@@ -24,6 +24,7 @@ from replica.values import (
     RefusalCode,
     UnknownSymbol,
     expand_symbols,
+    is_mail_address,
     limits,
     name_fault,
 )
@@ -95,7 +96,7 @@ def check_options(options: JobOptions) -> None:
             raise Rejected(
                 RefusalCode.INVALID_FIELD, f"{field} has a control character", "write one line of text", field
             )
-    if options.mail_user.startswith("-") or " " in options.mail_user:
+    if options.mail_user and not is_mail_address(options.mail_user):
         raise Rejected(
             RefusalCode.INVALID_FIELD,
             f"{options.mail_user[:48]!r} is no address",

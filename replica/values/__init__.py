@@ -55,6 +55,8 @@ from replica.values.names import (
     UnknownSymbol,
     expand_symbols,
     format_nodes,
+    is_mail_address,
+    is_mail_domain,
     name_fault,
     parse_nodes,
     plain,

@@ -121,8 +121,11 @@ SETTINGS_MAX = 256
 SETTING_CHARACTERS_MAX = 64 * 1024
 """One value of the configuration, characters: SITE_USERS_MAX names of full length."""
 
-MAIL_USER_CHARACTERS_MAX = 320
-"""An address of mail, characters: the longest that RFC 3696 allows."""
+MAIL_USER_CHARACTERS_MAX = 254
+"""An address of mail, characters: what SMTP takes (RFC 5321)."""
+
+MAILBOX_CHARACTERS_MAX = 64
+"""What stands before the @ of an address, characters (RFC 5321)."""
 
 MAILS_OWED_MAX = 10_000
 """Mails that were not sent yet, count: a mailer that is away for hours; what happens beyond it is told to nobody."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from replica.values.limits import NAME_CHARACTERS_MAX, NODES_MAX
+from replica.values.limits import MAIL_USER_CHARACTERS_MAX, MAILBOX_CHARACTERS_MAX, NAME_CHARACTERS_MAX, NODES_MAX
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+_MAILBOX = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_+=-]*(\.[A-Za-z0-9_+=-]+)*")
+_DOMAIN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
 
 
 def name_fault(name: str) -> str | None:
@@ -19,6 +21,23 @@ def name_fault(name: str) -> str | None:
     if _NAME.fullmatch(name) is None:
         return f"{name!r} has a character other than letters, digits, _ . + - (and starts with a letter, digit or _)"
     return None
+
+
+def is_mail_address(text: str) -> bool:
+    """Whether a text is a mail address, or a user's name, that means the same to every mail program.
+
+    Narrower than RFC 5321's dot-atom: what stands before the @ has no character that a mail program or a shell reads as
+    more than itself, since GNU mailutils runs the command after a `|`.
+    """
+    mailbox, at, domain = text.partition("@")
+    if len(text) > MAIL_USER_CHARACTERS_MAX or len(mailbox) > MAILBOX_CHARACTERS_MAX:
+        return False
+    return _MAILBOX.fullmatch(mailbox) is not None and (not at or is_mail_domain(domain))
+
+
+def is_mail_domain(text: str) -> bool:
+    """Whether a text can stand behind the @ of a mail address."""
+    return len(text) <= MAIL_USER_CHARACTERS_MAX and _DOMAIN.fullmatch(text) is not None
 
 
 class UnknownSymbol(ValueError):

@@ -270,6 +270,9 @@ def test_a_list_stays_beneath_the_roots() -> None:
     [
         ({"mail_types": ("sometimes",)}, "mail_types"),
         ({"mail_user": "-x@y"}, "mail_user"),
+        ({"mail_user": "|/bin/sh${IFS}#@example.org"}, "mail_user"),
+        ({"mail_user": "/etc/passwd"}, "mail_user"),
+        ({"mail_user": "a..b@example.org"}, "mail_user"),
         ({"mail_user": "a\nb"}, "mail_user"),
         ({"mail_user": "x" * 400}, "mail_user"),
         ({"comment": "x" * 2000}, "comment"),

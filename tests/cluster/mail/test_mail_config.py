@@ -6,10 +6,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from cluster.config.mail import NO_MAIL, MailConfig, is_address
+from cluster.config.mail import NO_MAIL, MailConfig
 from cluster.config.toml import ConfigError, Document
 from cluster.system.address import Address
+from replica.values.names import is_mail_address
 
 
 class File(msgspec.Struct):
@@ -52,4 +55,19 @@ def test_what_cannot_be_is_refused_by_its_key(values: dict[str, str], place: str
 
 @pytest.mark.parametrize("text", ["alice", "alice@example.org", "a.b+c@x-y.z"])
 def test_an_address_is_plain(text: str) -> None:
-    assert is_address(text)
+    assert is_mail_address(text)
+
+
+META = "|/${}#`'\"\\;&<>()[]*?!~%^,: \t\n\0"
+
+
+@given(st.text(st.characters(codec="ascii"), min_size=1, max_size=70), st.sampled_from(["", "@example.org"]))
+@example("|/bin/sh${IFS}#", "@example.org")
+@example("/var/spool/mail/root", "")
+@example("-f", "@example.org")
+@example("a..b", "@example.org")
+def test_no_address_has_a_character_that_a_mail_program_or_a_shell_reads_as_more(mailbox: str, domain: str) -> None:
+    if is_mail_address(mailbox + domain):
+        assert mailbox[0].isalnum() or mailbox[0] == "_"
+        assert not set(mailbox.partition("@")[0]) & set(META)
+        assert ".." not in mailbox

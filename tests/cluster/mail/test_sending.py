@@ -125,8 +125,12 @@ async def post_office() -> AsyncIterator[Post]:
         yield post
 
 
+async def is_alice(name: str) -> bool:
+    return name == "alice"
+
+
 def by_smtp(post: Post, **more: Any) -> sending_module.Send:
-    send = sender_of(MailConfig(smtp=post.address, **more), "demo", "cafe")
+    send = sender_of(MailConfig(smtp=post.address, **more), "demo", "cafe", is_alice)
     assert send is not None
     return send
 
@@ -179,7 +183,22 @@ async def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     "recipient",
-    ["", "-f", "a b", "a@b>", "a\r\nRCPT TO:<b>", "ä@example.org", "a@", "@b", "a@b@c", "x" * 300],
+    [
+        "|/bin/sh${IFS}#",
+        "|/bin/sh${IFS}#@example.org",
+        "/etc/passwd",
+        "decode",
+        "",
+        "-f",
+        "a b",
+        "a@b>",
+        "a\r\nRCPT TO:<b>",
+        "ä@example.org",
+        "a@",
+        "@b",
+        "a@b@c",
+        "x" * 300,
+    ],
 )
 def test_what_is_no_address_reaches_nobody(recipient: str) -> None:
     @story
@@ -200,7 +219,7 @@ def program(directory: Path, text: str) -> Path:
 
 
 def by_program(path: Path) -> sending_module.Send:
-    send = sender_of(MailConfig(program=str(path)), "demo", "cafe")
+    send = sender_of(MailConfig(program=str(path)), "demo", "cafe", is_alice)
     assert send is not None
     return send
 
@@ -255,4 +274,4 @@ async def test_a_program_that_hangs_is_killed_with_its_children(
 
 
 def test_mail_is_off_unless_something_says_otherwise() -> None:
-    assert sender_of(MailConfig(), "demo", "cafe") is None
+    assert sender_of(MailConfig(), "demo", "cafe", is_alice) is None
