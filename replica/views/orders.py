@@ -36,6 +36,7 @@ from replica.model import (
 )
 from replica.operations import cap_s, node_bytes_s, rules_in_force, shares_of
 from replica.state import State
+from replica.values import NEVER
 
 
 def orders_for(state: State, node: str) -> tuple[Order, ...]:
@@ -105,7 +106,8 @@ def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage, governed
         cancel=running and (job.cancelled or job.interrupted.requeueing),
         started=running and job.state in (JobState.RUNNING, JobState.SUSPENDED),
         suspend=running and job.state is JobState.SUSPENDED,
-        hurry=job.hurry,
+        # What never ran has nothing to keep (SLURM-OBSERVED.md, Cancel).
+        hurry=stage is Stage.TEARDOWN and buffer is not None and (buffer.hurry or job.started_at == NEVER),
         creates=creates,
         destroys=destroys,
         uses=() if request.buffer is None else request.buffer.uses,
