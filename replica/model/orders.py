@@ -62,6 +62,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """The group that the job asked for; 0: its user's own."""
     options: JobOptions | None = None
     array: ArrayTask | None = None
+    """These two for scripts as well, which are told."""
     special: SpecialTransfers | None = None
     """stage_in, stage_out with the native provider: what is to be moved beside `transfers`, and how."""
     rules: TransferRules | None = None

@@ -116,8 +116,8 @@ def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage, governed
         pool="" if buffer is None or provision is None else buffer.pool or _default_pool(state, provision),
         pool_is_bytes=buffer is None or unit_in(state.pools, buffer.pool) is PoolUnit.BYTES,
         gid=request.asked.gid,
-        options=None if provision is None else request.options,
-        array=None if provision is None else request.array,
+        options=request.options,
+        array=request.array,
         special=special_transfers(state, job, stage),
         rules=None if governed is None else governed.rules,
         shares=None

@@ -9,6 +9,7 @@ import os
 import pwd
 import re
 import stat
+from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple, NoReturn
 
 from cluster.agent.files import (
@@ -22,7 +23,7 @@ from cluster.agent.files import (
     outside_target,
 )
 from cluster.agent.processes.job_processes import SCRIPT_VARIABLE
-from replica.model import Order
+from replica.model import NO_OPTIONS, Order
 
 Mode = Literal["own", "switch"]
 
@@ -106,6 +107,37 @@ CANNOT_EXECUTE: Final = 126
 NOT_FOUND: Final = 127
 
 
+_OWNERS: Final = ("SLURM", "FOREBAY")
+"""What the names begin with that scripts of Slurm's users read, and those of our own."""
+
+
+def _described(order: Order, account: Account, node: str) -> Iterator[tuple[str, str]]:
+    """Yield what a script is told of its job, by the names of sbatch's output environment that mean something here."""
+    options = order.options or NO_OPTIONS
+    yield "JOB_ID", str(order.job)
+    yield "JOB_NAME", order.name
+    yield "JOB_USER", order.user
+    yield "JOB_UID", str(account.uid)
+    yield "JOB_GID", str(order.gid or account.gid)
+    yield "JOB_NODELIST", node
+    yield "JOB_NUM_NODES", "1"
+    yield "JOB_CPUS_PER_NODE", str(order.cpus)
+    yield "CPUS_PER_TASK", str(order.cpus)
+    yield "CPUS_ON_NODE", str(order.cpus)
+    yield "NTASKS", "1"
+    yield "SUBMIT_DIR", order.workdir
+    asked = {
+        "JOB_PARTITION": options.partition,
+        "JOB_ACCOUNT": options.account,
+        "JOB_QOS": options.qos,
+        "JOB_RESERVATION": options.reservation,
+    }
+    yield from ((name, value) for name, value in asked.items() if value)
+    if order.array is not None:
+        yield "ARRAY_JOB_ID", str(order.array.job)
+        yield "ARRAY_TASK_ID", str(order.array.task)
+
+
 def environment_of(
     order: Order,
     account: Account,
@@ -130,17 +162,19 @@ def environment_of(
     environment.update(order.environment)
     for name in [name for name in environment if name.startswith(("FOREBAY_", "DW_JOB_", "SLURM_"))]:
         del environment[name]
+    environment |= {f"{prefix}_{name}": value for name, value in _described(order, account, node) for prefix in _OWNERS}
     environment |= {
-        "FOREBAY_JOB_ID": str(order.job),
-        "FOREBAY_JOB_NAME": order.name,
-        "FOREBAY_JOB_USER": order.user,
         "FOREBAY_ATTEMPT": str(order.attempt),
         "FOREBAY_NODE": node,
         SCRIPT_VARIABLE: marker,
-        "SLURM_JOB_ID": str(order.job),
-        "SLURM_JOB_NAME": order.name,
-        "SLURM_JOB_USER": order.user,
-        "SLURM_CPUS_ON_NODE": str(order.cpus),
+        "SLURM_JOBID": str(order.job),
+        "SLURM_NODELIST": node,
+        "SLURM_NNODES": "1",
+        "SLURM_NPROCS": "1",
+        "SLURM_NODEID": "0",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_TASKS_PER_NODE": "1",
         "SLURMD_NODENAME": node,
     }
     if order.provision is not None:

@@ -32,6 +32,7 @@ from cluster.system.clock import SystemClock
 from cluster.system.descriptors import open_directory
 from replica.messages.commands import OperationDone, OperationFailed, ScriptStarted
 from replica.model.orders import Order
+from replica.model.requests import ArrayTask, JobOptions
 from replica.values.limits import MESSAGE_CHARACTERS_MAX
 from tests.clocks import ManualClock
 
@@ -241,15 +242,33 @@ def test_the_environment_is_clean_and_what_forebay_promises_cannot_be_forged(mon
         ("DW_JOB_PRIVATE", "/"),
     )
     wanted = order(7, 3, "run", has_buffer=True, access=("striped",), environment=brought)
+    told = {
+        "JOB_ID": "7", "JOB_NAME": "x", "JOB_USER": "alice", "JOB_UID": "1000", "JOB_GID": "1000",
+        "JOB_NODELIST": "n1", "JOB_NUM_NODES": "1", "JOB_CPUS_PER_NODE": "1", "CPUS_PER_TASK": "1", "CPUS_ON_NODE": "1",
+        "NTASKS": "1", "SUBMIT_DIR": "/w",
+    }  # fmt: skip
     assert environment_of(wanted, ACCOUNT, buffer="/b/7", node="n1", marker="s.7") == {
         "PATH": "/mine", "HOME": "/home/alice", "USER": "alice", "LOGNAME": "alice", "SHELL": "/bin/bash",
-        "LANG": "C.UTF-8",
-        "MINE": "1", "FOREBAY_JOB_ID": "7", "FOREBAY_JOB_NAME": "x", "FOREBAY_JOB_USER": "alice",
+        "LANG": "C.UTF-8", "MINE": "1",
+        **{f"SLURM_{name}": value for name, value in told.items()},
+        **{f"FOREBAY_{name}": value for name, value in told.items()},
         "FOREBAY_ATTEMPT": "3",
         "FOREBAY_NODE": "n1", "FOREBAY_STEP": "s.7", "FOREBAY_JOB_DIR": "/b/7", "DW_JOB_STRIPED": "/b/7/striped",
-        "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "x", "SLURM_JOB_USER": "alice", "SLURM_CPUS_ON_NODE": "1",
-        "SLURMD_NODENAME": "n1",
+        "SLURM_JOBID": "7", "SLURM_NODELIST": "n1", "SLURM_NNODES": "1", "SLURM_NPROCS": "1", "SLURM_NODEID": "0",
+        "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_TASKS_PER_NODE": "1", "SLURMD_NODENAME": "n1",
     }  # fmt: skip
+
+
+def test_a_task_of_an_array_knows_its_number_and_a_job_what_it_was_given() -> None:
+    asked = JobOptions(account="lab", qos="high", partition="debug", reservation="r")
+    task = order(9, 1, "run", options=asked, array=ArrayTask(7, 3))
+    found = environment_of(task, ACCOUNT, buffer="", node="n1", marker="s.9")
+    for prefix in ("SLURM", "FOREBAY"):
+        assert (found[f"{prefix}_ARRAY_JOB_ID"], found[f"{prefix}_ARRAY_TASK_ID"]) == ("7", "3")
+        assert (found[f"{prefix}_JOB_PARTITION"], found[f"{prefix}_JOB_ACCOUNT"]) == ("debug", "lab")
+        assert (found[f"{prefix}_JOB_QOS"], found[f"{prefix}_JOB_RESERVATION"]) == ("high", "r")
+    plain = environment_of(order(9, 1, "run"), ACCOUNT, buffer="", node="n1", marker="s.9")
+    assert not [name for name in plain if "ARRAY" in name or name.endswith(("PARTITION", "ACCOUNT", "QOS"))]
 
 
 @pytest.mark.parametrize(
