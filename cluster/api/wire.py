@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from cluster.api.web import Problem, bad, denied
-from cluster.schemas import SubmitRequest, UpdateRequest, made_of
+from cluster.schemas import SubmitRequest, UpdateRequest, made_of, shared_fields
 from cluster.schemas import requests as r
 from cluster.security import Identity, Role
 from cluster.system import parse_instant
@@ -83,7 +83,7 @@ def submission(
     reading = _read(request.script, request, site, too_large=413)
     dependencies, after_tasks = _dependencies(tuple(text for text in request.dependencies if text != SINGLETON))
     job = JobRequest(
-        **_said(request, _OF_JOB)
+        **_said(request, JobRequest)
         | {
             "name": request.name or DEFAULT_NAME,
             "user": user,
@@ -137,7 +137,7 @@ def _array(text: str | None) -> tuple[tuple[int, ...], int]:
 
 def _options(request: SubmitRequest) -> JobOptions:
     return JobOptions(
-        **_said(request, _OF_OPTIONS)
+        **_said(request, JobOptions)
         | {
             "licenses": _licenses(request.licenses),
             "singleton": SINGLETON in request.dependencies,
@@ -146,16 +146,9 @@ def _options(request: SubmitRequest) -> JobOptions:
     )
 
 
-def _shared(record: type[msgspec.Struct], request: type[msgspec.Struct]) -> tuple[str, ...]:
-    """Return the fields that a record and a request have by the same name."""
-    return tuple(name for name in record.__struct_fields__ if name in request.__struct_fields__)
-
-
-_OF_JOB, _OF_OPTIONS = _shared(JobRequest, SubmitRequest), _shared(JobOptions, SubmitRequest)
-
-
-def _said(request: SubmitRequest | UpdateRequest, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return those of the fields that a request says."""
+def _said(request: SubmitRequest, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return those fields of a `kind` that a submit has by the same name and says; the others have their defaults."""
+    names = shared_fields(SubmitRequest, kind)
     return {name: value for name in names if (value := getattr(request, name)) is not None}
 
 

@@ -1,6 +1,6 @@
 """What is said over HTTP and over the channel: requests, answers, frames, command ids."""
 
-from cluster.schemas.base import Answer, Command, Json, made_of
+from cluster.schemas.base import Answer, Command, Json, made_of, shared_fields
 from cluster.schemas.burst import (
     NO_VALUE,
     BurstAnswer,

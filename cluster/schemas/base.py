@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
@@ -47,10 +48,17 @@ class Answer(View, frozen=True, kw_only=True):
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
+@cache
+def shared_fields(record: Any, kind: Any) -> tuple[str, ...]:
+    """Return the fields of the struct `kind` that the class `record` has under the same names."""
+    return tuple(name for name in kind.__struct_fields__ if hasattr(record, name))
+
+
 def made_of(record: object, kind: type[_Struct], /, **differing: Any) -> _Struct:
     """Return a `kind` with the fields that `record` has under the same names; `differing` are those that it has not.
 
     TypeError for a required field that comes from neither, or one that `kind` does not have.
     """
-    names = [name for name in kind.__struct_fields__ if name not in differing and hasattr(record, name)]
-    return kind(**{name: getattr(record, name) for name in names}, **differing)
+    its_class: Any = type(record)
+    names = shared_fields(its_class, kind)
+    return kind(**{name: getattr(record, name) for name in names if name not in differing}, **differing)

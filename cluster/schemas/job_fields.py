@@ -42,7 +42,7 @@ class JobField(msgspec.Struct, frozen=True):
     options: tuple[str, ...]
     """On the command line; a refusal names the first long one as its place."""
     slurm: tuple[str, ...]
-    """In `#SBATCH` lines: the long one, and the short one where there is one."""
+    """In `#SBATCH` lines: the long one, and the short one where there is one; of a switch the long one for no."""
     metavar: str
     help: str
     reads: Reads = "text"

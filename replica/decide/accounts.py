@@ -299,9 +299,7 @@ def _set_partition(state: Facts, command: c.SetPartition) -> Changed:
 
 def _delete_partition(state: Facts, command: c.DeletePartition) -> Changed:
     if command.partition not in state.partitions:
-        listed = ", ".join(sorted(state.partitions)[:20]) or "there are none"
-        sentence = f"there is no partition {command.partition!r}"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, f"known are: {listed}", "partition")
+        return _unknown("partition", command.partition, sorted(state.partitions))
     return (e.PartitionDeleted(command.partition),)
 
 
@@ -311,8 +309,7 @@ def _reset_usage(state: Facts, command: c.ResetUsage) -> Changed:
         return Refusal(RefusalCode.INVALID_FIELD, sentence, "say whose usage it is", "whose")
     what, known = ("account", state.accounts) if command.whose == "a" else ("qos", state.qos)
     if command.name not in known:
-        listed = ", ".join(sorted(known)[:20]) or "there are none"
-        return Refusal(RefusalCode.INVALID_FIELD, f"there is no {what} {command.name!r}", f"known are: {listed}", what)
+        return _unknown(what, command.name, sorted(known))
     prefix = f"{command.whose}/{command.name}/"
     return (e.UsageReset(command.whose, command.name),) if any(key.startswith(prefix) for key in state.consumed) else ()
 

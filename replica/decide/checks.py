@@ -24,6 +24,7 @@ from replica.values import (
     RefusalCode,
     UnknownSymbol,
     expand_symbols,
+    has_control_character,
     is_mail_address,
     limits,
     name_fault,
@@ -92,7 +93,7 @@ def check_options(options: JobOptions) -> None:
             raise Rejected(
                 RefusalCode.LIMIT_EXCEEDED, f"{field} has {len(text)} characters", f"write at most {most}", field
             )
-        if any(ord(character) < 32 or ord(character) == 127 for character in text):
+        if has_control_character(text):
             raise Rejected(
                 RefusalCode.INVALID_FIELD, f"{field} has a control character", "write one line of text", field
             )

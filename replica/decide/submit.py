@@ -13,7 +13,6 @@ from replica.decide.arrays import array_submitted, check_array, dependencies_res
 from replica.decide.buffer_request import (
     buffer_resolved,
     check_buffer_user,
-    is_ordinary,
     persistent_fault,
     space_resolved,
 )
@@ -49,13 +48,12 @@ def _submitted(state: Facts, actor: c.Actor, command: c.SubmitJob) -> e.JobSubmi
     request, is_array = command.request, bool(command.tasks)
     check_options(request.asked)
     request = _with_actor(actor, buffer_resolved(state, actor, request, of_array=is_array))
-    if command.throttle or not is_ordinary(request):
-        require(persistent_fault(request.buffer))
+    require(persistent_fault(request.buffer))
     check_array(state, command)
     if request.dependencies or command.after_tasks:
         dependencies = dependencies_resolved(state, request.dependencies, command.after_tasks)
         request = replace(request, dependencies=dependencies)
-    request = _in_a_partition(state, _with_conditions(state, request))
+    request = _in_a_partition(state, _with_conditions(request))
     request = admitted(state, request, max(1, len(command.tasks)))
 
     def resolved(one: JobRequest, job_id: int) -> e.JobSubmitted:
@@ -78,7 +76,7 @@ def _with_actor(actor: c.Actor, request: JobRequest) -> JobRequest:
     return with_options(request, replace(options, by_operator=by_operator))
 
 
-def _with_conditions(state: Facts, request: JobRequest) -> JobRequest:
+def _with_conditions(request: JobRequest) -> JobRequest:
     """Return the request with how its conditions are to be read: where there is one, one is all of them."""
     options = request.asked
     if not options.any_of:

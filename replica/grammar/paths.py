@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Container
 
 from replica.grammar.lexer import Word, shown
 from replica.model import Access
-from replica.values import PATH_BYTES_MAX
+from replica.values import PATH_BYTES_MAX, has_control_character
 
 INSIDE_VARIABLES = {
     "DW_JOB_STRIPED": Access.STRIPED,
@@ -19,8 +18,6 @@ INSIDE_VARIABLES = {
 
 PERSISTENT_PREFIX = "DW_PERSISTENT_STRIPED_"
 """How the variable of a persistent buffer starts; the buffer's name follows."""
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def split_inside(path: str) -> tuple[str, str]:
@@ -47,7 +44,7 @@ def path_fault(path: str) -> str | None:
         return f"{shown(path)} is not absolute"
     if len(path.encode("utf-8", "surrogatepass")) > PATH_BYTES_MAX:
         return f"is longer than {PATH_BYTES_MAX} bytes"
-    if _CONTROL.search(path):
+    if has_control_character(path):
         return f"{shown(path)} has a control character"
     if ".." in path.split("/"):
         return f"{shown(path)} goes up with .."

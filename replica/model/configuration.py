@@ -22,6 +22,7 @@ from replica.values import (
     TIME_LIMIT_S_MAX,
     Refusal,
     RefusalCode,
+    has_control_character,
     name_fault,
 )
 
@@ -305,7 +306,7 @@ def program_fault(path: str) -> str | None:
         return f"{path!r} is not an absolute path"
     if len(path.encode("utf-8", "surrogatepass")) > PATH_BYTES_MAX:
         return f"is longer than {PATH_BYTES_MAX} bytes"
-    if any(ord(character) < 32 or ord(character) == 127 for character in path):
+    if has_control_character(path):
         return f"{path!r} has a control character"
     if ".." in path.split("/"):
         return f"{path!r} has .. in it"

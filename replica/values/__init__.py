@@ -55,6 +55,7 @@ from replica.values.names import (
     UnknownSymbol,
     expand_symbols,
     format_nodes,
+    has_control_character,
     is_mail_address,
     is_mail_domain,
     name_fault,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from replica.values.limits import MAIL_USER_CHARACTERS_MAX, MAILBOX_CHARACTERS_MAX, NAME_CHARACTERS_MAX, NODES_MAX
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _MAILBOX = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_+=-]*(\.[A-Za-z0-9_+=-]+)*")
 _DOMAIN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
@@ -72,6 +73,11 @@ def expand_symbols(
 
 
 # ---- texts that come from other people, such that neither a terminal, nor a log, nor a mail takes orders from them
+
+
+def has_control_character(text: str) -> bool:
+    """Whether a text has an ASCII control character: a line break, an escape, a zero byte."""
+    return _CONTROL.search(text) is not None
 
 
 def plain(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from cluster.api.render.reasons import Verdicts
-from cluster.schemas import NO_DETAILS, BufferView, JobDetailsView, JobView, NodeView, PoolView, made_of
+from cluster.schemas import NO_DETAILS, BufferView, JobDetailsView, JobView, NodeView, PoolView, made_of, shared_fields
 from cluster.server import Liveness
 from cluster.system import format_instant
 from replica.decide import overcommitted_bytes
@@ -22,7 +22,7 @@ _HOLDS: dict[Hold, Literal["user", "admin", "system"] | None] = {
 }
 
 
-_OF_OPTIONS = tuple(name for name in JobDetailsView.__struct_fields__ if name in JobOptions.__struct_fields__)
+_OF_OPTIONS = shared_fields(JobOptions, JobDetailsView)
 
 
 def job_words(state: State, job_id: int) -> str:

@@ -35,13 +35,13 @@ class Option(NamedTuple):
 
 def _options() -> Iterator[Option]:
     for row in JOB_FIELDS:
-        if row.field == "requeue":
-            for long, said in zip(row.slurm, ("yes", "no"), strict=True):
-                yield Option(row.field, long, takes_value=False, alone=said)
-        else:
-            long, short = (*row.slurm, "")[:2]
-            is_switch = row.reads == "switch"
-            yield Option(row.field, long, short, takes_value=not is_switch, alone="yes" if is_switch else row.alone)
+        long, *others = row.slurm
+        opposite = next((other for other in others if other.startswith("--")), "")
+        short = next((other for other in others if other != opposite), "")
+        is_switch = row.reads == "switch"
+        yield Option(row.field, long, short, takes_value=not is_switch, alone="yes" if is_switch else row.alone)
+        if opposite:
+            yield Option(row.field, opposite, takes_value=False, alone="no")
     yield Option("tasks", "--ntasks", "-n", only="1")
 
 
