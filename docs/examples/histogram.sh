@@ -1,6 +1,6 @@
 #!/bin/bash
 #SBATCH --job-name=histogram
-#SBATCH --time=5 --priority=10
+#SBATCH --time=5 --nice=10
 #BB capacity=17MiB pool=fast access=striped type=scratch
 #DW stage_in type=file source=%d/input/numbers.txt destination=$DW_JOB_STRIPED/numbers.txt
 #DW stage_out type=file source=$DW_JOB_STRIPED/histogram.txt destination=%d/results/%x-%j.txt

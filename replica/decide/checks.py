@@ -70,6 +70,19 @@ def check_number(field: str, number: int) -> None:
         raise Rejected(RefusalCode.INVALID_FIELD, f"{field} is {number}", f"use a number from {least} to {most}", field)
 
 
+def denied(place: str, sentence: str) -> Rejected:
+    """Return the rejection of what only an operator may ask."""
+    return Rejected(RefusalCode.PERMISSION_DENIED, sentence, "ask an operator", place)
+
+
+def check_unprivileged(priority: int, priority_before: int, nice: int, nice_before: int) -> None:
+    """Raise Rejected where a user would put his job before the jobs of others (sbatch: --priority, --nice)."""
+    if priority > priority_before:
+        raise denied("priority", "only an operator may raise the priority of a job")
+    if nice < min(0, nice_before):
+        raise denied("nice", "only an operator may set a negative nice value")
+
+
 def check_options(options: JobOptions) -> None:
     """Raise Rejected for an option whose value can never be. Whether accounts and such exist is asked elsewhere."""
     fault = name_fault(options.partition) if options.partition else None

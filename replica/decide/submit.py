@@ -23,12 +23,13 @@ from replica.decide.checks import (
     check_name,
     check_number,
     check_options,
+    check_unprivileged,
     expand,
     require,
 )
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model import JobRequest, chosen_partition, with_options
+from replica.model import DEFAULT_PRIORITY, JobRequest, chosen_partition, with_options
 from replica.state import Facts
 from replica.values import Refusal, RefusalCode, limits
 
@@ -127,6 +128,8 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
             "submit as yourself",
             "user",
         )
+    if actor.role is c.ActorRole.USER:
+        check_unprivileged(request.priority, DEFAULT_PRIORITY, request.asked.nice, 0)
     if request.user == "root" and not state.site.allow_root:
         raise Rejected(
             RefusalCode.ROOT_NOT_ALLOWED,

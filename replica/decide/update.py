@@ -15,7 +15,16 @@ from msgspec.structs import replace
 from replica.decide.accounts import check_admission, check_limits
 from replica.decide.arrays import dependencies_resolved
 from replica.decide.buffer_request import buffer_resolved, check_buffer_user, space_resolved
-from replica.decide.checks import Rejected, check_dependencies, check_name, check_number, check_options, require
+from replica.decide.checks import (
+    Rejected,
+    check_dependencies,
+    check_name,
+    check_number,
+    check_options,
+    check_unprivileged,
+    denied,
+    require,
+)
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import (
@@ -103,15 +112,10 @@ def _check_permitted(actor: c.Actor, request: JobRequest, change: JobChange) -> 
     if actor.role is c.ActorRole.OPERATOR:
         return
     if change.time_limit_s is not None and change.time_limit_s > request.time_limit_s:
-        raise _denied("time_limit_s", "only an operator may raise the time limit of a job")
-    if change.priority is not None and change.priority > request.priority:
-        raise _denied("priority", "only an operator may raise the priority of a job")
-    if change.nice is not None and change.nice < min(0, request.asked.nice):
-        raise _denied("nice", "only an operator may set a negative nice value")
-
-
-def _denied(place: str, sentence: str) -> Rejected:
-    return Rejected(RefusalCode.PERMISSION_DENIED, sentence, "ask an operator", place)
+        raise denied("time_limit_s", "only an operator may raise the time limit of a job")
+    priority = request.priority if change.priority is None else change.priority
+    nice = request.asked.nice if change.nice is None else change.nice
+    check_unprivileged(priority, request.priority, nice, request.asked.nice)
 
 
 def _check_change(state: Facts, change: JobChange) -> None:

@@ -119,6 +119,7 @@ from replica.model.provider import (
 )
 from replica.model.rates import Rates, rates_of
 from replica.model.requests import (
+    DEFAULT_PRIORITY,
     NO_CHANGE,
     NO_OPTIONS,
     AfterTask,

@@ -155,6 +155,10 @@ class ArrayTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
     throttle: int = 0
 
 
+DEFAULT_PRIORITY = 1
+"""The priority of a job that asks for none: what its user may lower, and an operator raise."""
+
+
 class JobRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What was asked of a job, as it was decided. Durations are whole seconds."""
 
@@ -164,7 +168,7 @@ class JobRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     workdir: str
     time_limit_s: int
     cpus: int = 1
-    priority: int = 1
+    priority: int = DEFAULT_PRIORITY
     begin_at: Instant = NEVER
     deadline: Instant = NEVER
     dependencies: tuple[Dependency, ...] = ()

@@ -10,6 +10,7 @@ import msgspec
 from cluster.system.clock import format_instant
 from replica.model.jobs import JobState
 from replica.model.operations import Stage
+from replica.model.requests import DEFAULT_PRIORITY
 from replica.model.transfers import TransferCheckpoint, TransferReceipt
 from replica.values.units import Instant
 from tests.contract.day import NODES, Line, Repeated
@@ -55,7 +56,10 @@ class Maker:
     async def submit(self, by: str = "ada", after_s: float = 0, **more: Any) -> int:
         """Submit a job; return its number, 0 if it was refused."""
         body = {"script": SCRIPT.format(""), "time_limit_s": 600, "workdir": "/out", **more}
-        answer = await self.ask(f"user {by}", "POST /v1/jobs", after_s, **body)
+        if more.get("priority", 0) > DEFAULT_PRIORITY or more.get("nice", 0) < 0:  # an operator's to give
+            answer = await self.ask("operator", "POST /v1/jobs", after_s, user=by, **body)
+        else:
+            answer = await self.ask(f"user {by}", "POST /v1/jobs", after_s, **body)
         return int(answer.body["job_id"]) if answer.status == 201 else 0
 
     async def configure(self, **settings: str) -> Answer:

@@ -8,7 +8,7 @@ from replica.model.jobs import JobState
 from replica.model.operations import Stage
 from replica.model.transfers import LeftOut
 from tests.contract.day import NODES
-from tests.contract.maker import DW, STAGED, Maker, asks, ended, failed, reached, receipt
+from tests.contract.maker import DW, SCRIPT, STAGED, Maker, asks, ended, failed, reached, receipt
 
 
 async def opening(m: Maker) -> None:
@@ -63,6 +63,8 @@ async def opening(m: Maker) -> None:
     await m.submit("ada", cpus=9)
     await m.submit("ada", time_limit_s=0)
     await m.submit("ada", priority=-1)
+    for more in ({"priority": 2}, {"nice": -1}):
+        await m.ask("user ada", "POST /v1/jobs", script=SCRIPT.format(""), time_limit_s=600, workdir="/out", **more)
     await m.submit("ada", name="a b")
     await m.submit("ada", output="/etc/%j")
     await m.submit("ada", output="%q")

@@ -22,7 +22,7 @@ from replica.model.accounts import (
 from replica.model.requests import JobOptions, JobRequest, with_options
 from replica.state.derived import derive
 from replica.values.errors import Refusal, RefusalCode
-from tests.replica.world import SCRIPT, World, user
+from tests.replica.world import SCRIPT, World, submitter, user
 
 K = LimitKind
 
@@ -32,7 +32,8 @@ def tried(world: World, bb: str = "", who: str = "alan", **asked: Any) -> Refusa
     fields: dict[str, Any] = {"name": "job", "user": who, "script": SCRIPT, "workdir": "/out", "time_limit_s": 60}
     request = parse_request(SCRIPT, bb) if bb else None
     asked_for = JobRequest(**fields | asked, buffer=request)
-    return world.settle(c.SubmitJob(with_options(asked_for, JobOptions(**options))), user(who))
+    submit = c.SubmitJob(with_options(asked_for, JobOptions(**options)))
+    return world.settle(submit, submitter(submit.request, who))
 
 
 def given(world: World, bb: str = "", who: str = "alan", **asked: Any) -> int:

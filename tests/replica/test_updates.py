@@ -13,7 +13,16 @@ from replica.messages import events as e
 from replica.model.accounts import Account, AccountUser, License, Limit, LimitKind, Qos, SchedulingRules
 from replica.model.jobs import Hold, JobState
 from replica.model.partitions import Partition, PartitionState
-from replica.model.requests import BufferRequest, Dependency, DependencyKind, JobChange, JobOptions, JobRequest
+from replica.model.requests import (
+    DEFAULT_PRIORITY,
+    BufferRequest,
+    Dependency,
+    DependencyKind,
+    JobChange,
+    JobOptions,
+    JobRequest,
+    with_options,
+)
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import NEVER, Instant, seconds
 from tests.replica.scheduler.test_estimates import of as estimated
@@ -49,7 +58,7 @@ def events_of_last(made: World) -> list[e.Event]:
 
 def test_its_user_may_lower_time_limit_and_priority_and_only_an_operator_raises_them() -> None:
     made = world()
-    job = made.submit(hold=Hold.USER, priority=5)
+    job = made.submit(hold=Hold.USER, priority=5, who="alan")
     assert isinstance(update(made, job, time_limit_s=30, priority=4, nice=7), int)
     for changes in ({"time_limit_s": 31}, {"priority": 5}, {"nice": -1}):
         refusal = refused(update(made, job, **changes))
@@ -72,6 +81,24 @@ def test_only_a_job_that_waits_can_be_changed(ended: bool) -> None:
     refusal = refused(update(made, job, OPERATOR, comment="x"))
     assert refusal.code is RefusalCode.WRONG_STATE and "no longer pending" in refusal.sentence
     assert refused(update(made, 99, OPERATOR, comment="x")).code is RefusalCode.UNKNOWN_JOB
+
+
+@pytest.mark.parametrize("nice", (-1, 0, 1))
+@pytest.mark.parametrize("priority", range(4))
+@pytest.mark.parametrize("role", c.ActorRole)
+def test_who_submits_as_a_user_never_puts_a_job_before_those_of_others(
+    role: c.ActorRole, priority: int, nice: int
+) -> None:
+    made = world()
+    request = JobRequest("job", "alan", SCRIPT, "/out", 60, priority=priority)
+    answer = made.settle(c.SubmitJob(with_options(request, JobOptions(nice=nice))), c.Actor(role, "alan"))
+    wrong = ["priority"] * (priority > DEFAULT_PRIORITY) + ["nice"] * (nice < 0)
+    if role is c.ActorRole.OPERATOR or (role is c.ActorRole.USER and not wrong):
+        assert isinstance(answer, int)
+    else:
+        refusal = refused(answer)
+        assert refusal.code is RefusalCode.PERMISSION_DENIED
+        assert role is not c.ActorRole.USER or refusal.place == wrong[0]
 
 
 def test_what_is_so_already_is_no_change_and_leaves_no_event() -> None:

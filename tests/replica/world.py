@@ -18,7 +18,7 @@ from replica.model.jobs import Hold, JobState
 from replica.model.operations import Stage
 from replica.model.orders import Order
 from replica.model.pools import Pool
-from replica.model.requests import NO_OPTIONS, BufferRequest, JobOptions, JobRequest, with_options
+from replica.model.requests import DEFAULT_PRIORITY, NO_OPTIONS, BufferRequest, JobOptions, JobRequest, with_options
 from replica.state.invariants import check
 from replica.state.state import EMPTY, State
 from replica.values.errors import Refusal
@@ -41,6 +41,12 @@ def beside_space(**fields: Any) -> BufferRequest:
 
 def user(name: str = "alan") -> c.Actor:
     return c.Actor(c.ActorRole.USER, name)
+
+
+def submitter(request: JobRequest, who: str) -> c.Actor:
+    """Return who may submit this: a priority, like a negative nice, is an operator's to give."""
+    privileged = request.priority > DEFAULT_PRIORITY or request.asked.nice < 0
+    return OPERATOR if privileged else user(who)
 
 
 def agent(name: str) -> c.Actor:
@@ -162,7 +168,7 @@ class World:
         fields.update(spec)
         fields.setdefault("buffer", read_request(script, bb).request)
         request = with_options(JobRequest(**fields), options)
-        return self.settle(c.SubmitJob(request, hold, array, throttle, after_tasks), user(who))
+        return self.settle(c.SubmitJob(request, hold, array, throttle, after_tasks), submitter(request, who))
 
     def orders(self, node: str = "n1") -> tuple[Order, ...]:
         return orders_for(self.state, node)

@@ -108,7 +108,11 @@ async def _submit(run: Run, act: Act, parsed: Parsed) -> None:
         return
     words, text = submission(act, parsed, run)
     run.new_window()
-    answer = await run.cluster.forebay(*words, user=act.user or "operator", text=text)
+    by = act.user or "operator"
+    if by != "operator" and any(word.startswith("--priority=") for word in words):
+        # What an operator of Slurm made of it is given at submit here, by an operator too.
+        words, by = [*words, f"--uid={by}"], "operator"
+    answer = await run.cluster.forebay(*words, user=by, text=text)
     found = re.search(r"Submitted batch job (\d+)", answer.out)
     slurm_number = run.setting.number_of(act)
     # What runs at once says no number when it is done.
