@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from cluster.api.privacy import check_sight, owns
+from cluster.api.privacy import Recorded, check_sight
 from cluster.api.render import actor_words, as_json, event_name, job_words, sentence_of, task_words, verdict_words
 from cluster.api.service import Call, Reply, handles
 from cluster.api.web import Problem, too_busy, unknown_job
@@ -33,13 +33,15 @@ BLOCKERS_MAX = 100
 @handles(ops.SHOW_JOB_HISTORY)
 async def show_job_history(call: Call[None]) -> Reply[HistoryAnswer]:
     state = await call.state()
-    job_id = recorded_job(call, state)
+    recorded = recorded_job(call, state)
+    job_id = recorded.job_id
     past = call.service.controller.time_travel
     rows: list[HistoryRow] = []
-    names = owns(call, state, job_id)
     try:
         async for step in past.history(first_revision_of(call, state, job_id)):
-            rows.extend(_rows(step, job_id, names=names))
+            if job_id in step.after.jobs:
+                recorded.submitted_by(step.after.jobs[job_id].request.user)
+            rows.extend(_rows(step, job_id, names=recorded.names))
             if len(rows) >= ROWS_MAX or step.after.revision >= state.revision:
                 break
     except TimeTravelBusy as error:
@@ -47,6 +49,7 @@ async def show_job_history(call: Call[None]) -> Reply[HistoryAnswer]:
     except LookupError:
         # What this replica holds no longer begins early enough to fold anything.
         rows = []
+    recorded.check()
     complete = bool(rows) and rows[0].event == "job_submitted" and len(rows) < ROWS_MAX
     answer = HistoryAnswer(
         revision=state.revision,
@@ -147,13 +150,12 @@ def _entry_rows(
     ]
 
 
-def recorded_job(call: Call[None], state: State) -> int:
+def recorded_job(call: Call[None], state: State) -> Recorded:
     """Return the job that the path names, whether it is in the state or only in the ledger; Problem 403 or 404."""
     job_id = call.job_in(state)
     if not 0 < job_id < state.next_job:
         raise unknown_job(f"there is no job {job_id}")
-    check_sight(call, state, job_id)
-    return job_id
+    return Recorded(call, state, job_id)
 
 
 def first_revision_of(call: Call[Any], state: State, job_id: int) -> int:

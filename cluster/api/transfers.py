@@ -81,29 +81,33 @@ async def list_receipts(call: Call[None]) -> Reply[ReceiptsAnswer]:
         raise bad(f"the stage {stage[:32]!r} moves nothing", "use stage_in or stage_out", "query stage")
     attempt = call.integer("attempt", 0, least=1, most=2**63 - 1)
     state = await call.state()
-    job_id = recorded_job(call, state)
+    recorded = recorded_job(call, state)
+    job_id = recorded.job_id
     found: list[ReceiptView] = []
     complete = False
-    names = owns(call, state, job_id)
     try:
         async for revision, event in _events_of(call, state, job_id):
-            if not isinstance(event, e.TransferRecorded):
+            if isinstance(event, e.JobSubmitted):
+                recorded.submitted_by(event.request.user)
                 complete = True  # it was submitted here
-            elif (stage is None or event.receipt.stage.word == stage) and attempt in (0, event.receipt.attempt):
-                view = receipt_view(event.job, event.node, event.receipt, names=names)
+            elif stage in (None, event.receipt.stage.word) and attempt in (0, event.receipt.attempt):
+                view = receipt_view(event.job, event.node, event.receipt, names=recorded.names)
                 found.append(msgspec.structs.replace(view, revision=revision))
                 complete = complete and len(found) <= RECEIPTS_LISTED_MAX
     except TimeTravelBusy as error:
         raise too_busy(str(error)) from error
     except LookupError:
         complete = False  # what this replica holds does not begin early enough
+    recorded.check()
     rows = tuple(found[-RECEIPTS_LISTED_MAX:])
     return Reply(
         state.revision, ReceiptsAnswer(revision=state.revision, job_id=job_id, receipts=rows, complete=complete)
     )
 
 
-async def _events_of(call: Call[Any], state: State, job_id: int) -> AsyncIterator[tuple[int, e.Event]]:
+async def _events_of(
+    call: Call[Any], state: State, job_id: int
+) -> AsyncIterator[tuple[int, e.JobSubmitted | e.TransferRecorded]]:
     """Yield what the ledger has of a job's submit and receipts, with the revision of each."""
     async for applied in call.service.controller.time_travel.entries(first_revision_of(call, state, job_id)):
         batch = applied.batch
