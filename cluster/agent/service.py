@@ -57,6 +57,9 @@ FLUSH_S: Final = 30.0
 """Seconds for which results of an earlier agent go before registering: longer than a take-over; then they are sent as
 stale."""
 
+KEYS_NAMED_MAX: Final = 10
+"""Keys of others that the warning names, count: they make one line of a log."""
+
 FLUSH_LOOK_S: Final = 0.02
 """Seconds between two polls whether they have gone."""
 
@@ -273,16 +276,31 @@ def _stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
+def _warn_of_keys(config: Config, name: str) -> None:
+    """Say which keys of others are in reach of every job: the kernel keeps nothing of an account from that account."""
+    try:
+        keys = sorted(key.name for key in config.tls.certificates.glob("*.key") if os.access(key, os.R_OK))
+    except OSError:
+        return
+    others = [key for key in keys if key != f"{name}.key"]
+    if others:
+        logger.warning(
+            "jobs run as the account of this agent, which may read %s in %s: whoever submits a job may be whom they "
+            "are of; where users are not all trusted, run it as root with accounts = 'switch'",
+            ", ".join(others[:KEYS_NAMED_MAX]),
+            config.tls.certificates,
+        )
+
+
 async def _serve(config: Config, name: str) -> None:
     own = config.agent(name)
     clock = SystemClock()
-    if own.accounts == "switch" and os.geteuid() != 0:
-        raise AgentFailed(
-            f'agent {name} has accounts = "switch" and does not run as root; run it as root, or use "own"'
-        )
+    config.check_accounts(own, os.geteuid())
+    if own.mode == "own":
+        _warn_of_keys(config, name)
     settings = Settings(
         node=name,
-        accounts=own.accounts,
+        accounts=own.mode,
         copy_rate_bytes_s=own.copy_rate_bytes_s,
         kill_wait_s=own.kill_wait_s,
         local=config.provider,
@@ -293,7 +311,7 @@ async def _serve(config: Config, name: str) -> None:
     with _stop_on_signals(stop):
         try:
             opened = await DiskFullRetry(str(own.directory), clock).keep_trying(
-                "the agent's directory", lambda: Home(own.directory, own.accounts, clock), stop
+                "the agent's directory", lambda: Home(own.directory, own.mode, clock), stop
             )
         except GivenUp:
             return

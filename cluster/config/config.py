@@ -59,6 +59,8 @@ HEARTBEATS_PER_ELECTION: Final = 3
 """Heartbeats that must fit into the shortest election timeout, with time to spare: one lost packet must not cost an
 election. Consensus refuses less (cluster.consensus.interface.Timing)."""
 
+ROOT_USER_ID: Final = 0
+
 OPERATOR_NAME: Final = "operator"
 """Name of the certificate that `forebay init` makes for the operator."""
 
@@ -100,12 +102,16 @@ class ReplicaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One node's agent. `accounts`: run all as the agent's `own` account, or `switch` to the job's user (root only)."""
+    """One node's agent.
+
+    `accounts`: `switch` to the job's user (the agent is root), or run all as the agent's `own` account (not root);
+    `own-as-root`: run all jobs as root, so that whoever may submit has this machine.
+    """
 
     name: Annotated[Written[Name], Meta(examples=["n1"])]
     cpus: Annotated[int, Meta(ge=1, le=CPUS_MAX)]
     directory: Path = _BY_NAME
-    accounts: Literal["own", "switch"] = "own"
+    accounts: Literal["own", "switch", "own-as-root"] = "own"
     copy_rate_bytes_s: Bytes = field(default=Size(0), name="copy_rate")
     """What one operation may copy in a second, bytes; 0, which cannot be written, is no limit."""
     kill_wait_s: Annotated[int, Meta(ge=0, le=KILL_WAIT_S_MAX)] = 30
@@ -115,6 +121,11 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Call the directory as the agent where nothing is said of it."""
         if self.directory is _BY_NAME:
             force_setattr(self, "directory", Path(self.name))
+
+    @property
+    def mode(self) -> Literal["own", "switch"]:
+        """Whose account jobs run as: the agent's own, whichever that is, or their users'."""
+        return "switch" if self.accounts == "switch" else "own"
 
 
 class TlsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -238,6 +249,25 @@ class Config(msgspec.Struct, frozen=True):
             if agent.name == name:
                 return agent
         raise self._unknown("agent", name, tuple(agent.name for agent in self.agents))
+
+    def check_accounts(self, agent: AgentConfig, user_id: int) -> None:
+        """Refuse to run an agent as an account (`user_id`) that its `accounts` is not for; ConfigError.
+
+        Not when the file is read: it is the same on machines where the agent is not, or runs as somebody else.
+        """
+        is_root = user_id == ROOT_USER_ID
+        if is_root is (agent.accounts != "own"):
+            return
+        if is_root:
+            sentence = f"found 'own', and agent {agent.name} runs as root: every job would be root on this machine"
+            remedy = (
+                "write 'switch': jobs then run as their users; or 'own-as-root' if whoever submits may be root here"
+            )
+        else:
+            sentence = f"found {agent.accounts!r}, and agent {agent.name} does not run as root"
+            remedy = "run it as root, or write 'own': all jobs then run as the agent's account"
+        document = Document.load(self.file, bytes_max=CONFIG_BYTES_MAX)
+        raise document.refuse(("agent", self.agents.index(agent), "accounts"), sentence, remedy)
 
     @property
     def members(self) -> dict[str, str]:

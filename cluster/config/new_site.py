@@ -76,7 +76,7 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int = 3
     agents: int = 2
     cpus_per_agent: int = 2
-    accounts: Literal["own", "switch"] = "own"
+    accounts: Literal["own", "switch", "own-as-root"] = "own"
     pools: tuple[PoolSpec, ...] = (PoolSpec("scratch", "1GiB", "16MiB", True),)
     users: tuple[str, ...] = ()
     source_roots: tuple[Path, ...] = ()
@@ -169,8 +169,9 @@ def render(founding: Founding, cluster_id: str) -> str:
         api = Address(founding.host, founding.base_port + API_PORT_OFFSET + number)
         lines += ["[[replica]]", f"name = {quote(name)}", f"peer = {quote(str(peer))}", f"api = {quote(str(api))}", ""]
     lines += [
-        '# One agent per compute or storage node. accounts = "own": all runs as the agent\'s account;',
-        '# "switch": as the job\'s user (the agent must be root).',
+        '# One agent per compute or storage node. accounts = "switch": jobs run as their users (the agent is root);',
+        '# "own": as the agent\'s account, which is not root: whoever may submit then has what that account has, the',
+        "# keys below included. For one person, or where all users are trusted with that account.",
     ]
     for name in founding.agent_names:
         lines += [

@@ -16,6 +16,7 @@ from cluster.schemas import operations as ops
 from cluster.schemas.job_fields import SubmitRequest
 from cluster.server.storage import first_start_mark
 from cluster.system.clock import SystemClock
+from tests.account import OWN
 from tests.cluster.harness import PATIENCE_S, PLAIN, story
 from tests.ports import free_ports
 from tests.repo.tree import ROOT
@@ -29,6 +30,7 @@ def make(directory: Path, replicas: int) -> Config:
         base_port=free_ports(14)[0],
         pools=(PoolSpec("fast", "96MiB", "8MiB", True),),
         users=("alice",),
+        accounts=OWN,
         destination_roots=(directory,),
     )
     return found(directory, founding, clock=SystemClock())

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from cluster.client import Client
 from cluster.config.config import Config
+from tests.account import OWN
 from tests.ports import free_ports
 
 FOREBAY = Path(sys.executable).with_name("forebay")
 USER = "demo"
-"""Who submits the jobs; everything runs as the account of whoever runs it (accounts = "own")."""
+"""Who submits the jobs; he has no account: everything runs as that of whoever runs it."""
 
 REPLICAS = ("r1", "r2", "r3")
 AGENTS = ("n1", "n2")
@@ -44,6 +45,7 @@ class LocalCluster:
         options += [
             f"--base-port={free_ports(PORTS)[0]}",
             f"--user={USER}",
+            f"--accounts={OWN}",
             f"--cpus={cpus}",
             "--cluster-name=faults",
         ]

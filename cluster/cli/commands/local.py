@@ -1,9 +1,11 @@
 """`forebay init|up|serve|agent|ledger|snapshot`: making a cluster, running its processes, reading what they keep."""
 
 import os
+import pwd
+import stat
 import sys
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 import click
 
@@ -48,23 +50,33 @@ _STANDARD: Final = Founding()
 )
 @click.option("--source-root", "sources", multiple=True, metavar="DIR", help="Jobs may stage in from here; %u: user.")
 @click.option("--destination-root", "destinations", multiple=True, metavar="DIR", help="Jobs may stage out to here.")
-@click.option("--accounts", type=click.Choice(["own", "switch"]), default="own", show_default=True, help="Run jobs as.")
+@click.option(
+    "--accounts",
+    type=click.Choice(["own", "switch", "own-as-root"]),
+    help="Jobs run as the agent's account, or as their users.  [default: switch for root, own for others]",
+)
 @click.option("--allow-root", is_flag=True, help="Let the user root submit jobs.")
 @click.option("--user", "users", multiple=True, metavar="NAME", help="Also issue a certificate for this user.")
 def init(
-    directory: Path, pools: tuple[str, ...], sources: tuple[str, ...], destinations: tuple[str, ...], **fields: Any
+    directory: Path,
+    pools: tuple[str, ...],
+    sources: tuple[str, ...],
+    destinations: tuple[str, ...],
+    accounts: Literal["own", "switch", "own-as-root"] | None,
+    **fields: Any,
 ) -> None:
     """Write a new cluster's forebay.toml and certificates into DIRECTORY.
 
     Nothing that is there is overwritten. Staging roots are relative to the present directory, and none means that jobs
     may stage nothing.
     """
-    here = Path.cwd()
+    here, is_root = Path.cwd(), os.geteuid() == 0
     try:
         founding = Founding(
             pools=tuple(PoolSpec.parse(pool) for pool in pools) or _STANDARD.pools,
             source_roots=tuple(Path(os.path.normpath(here / root)) for root in sources),
             destination_roots=tuple(Path(os.path.normpath(here / root)) for root in destinations),
+            accounts=accounts or ("switch" if is_root else "own"),
             **fields,
         )
         config = found(directory, founding, clock=SystemClock())
@@ -77,7 +89,18 @@ def init(
         f"{moment(format_instant(until)).partition('T')[0]}."
     )
     click.echo(f"Next: forebay --config {config.file} up")
-    if not founding.allow_root and os.geteuid() == 0:
+    if is_root and founding.accounts == "own":
+        note("forebay: warning: agents with accounts = 'own' do not start as root: see --accounts")
+    if founding.accounts == "switch":
+        for name in founding.users:
+            if not _is_account(name):
+                note(
+                    f"forebay: warning: this machine has no account {name}: its jobs run as it, and cannot until it has"
+                )
+        closed = _closed_to_others(directory)
+        if closed is not None:
+            note(f"forebay: warning: jobs cannot pass {closed} on the way to their buffers: see its mode (chmod o+x)")
+    if not founding.allow_root and is_root:
         note(
             "forebay: warning: you are root, and root may not submit jobs to this cluster: see --allow-root and --user"
         )
@@ -94,6 +117,21 @@ def _missing(sources: tuple[str, ...], destinations: tuple[str, ...]) -> str:
     return " or ".join(word for word, roots in (("in", sources), ("out", destinations)) if not roots)
 
 
+def _is_account(name: str) -> bool:
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return False
+    return True
+
+
+def _closed_to_others(directory: Path) -> Path | None:
+    """Return the first directory on the way that other accounts may not pass, if there is one."""
+    resolved = directory.resolve()
+    way = (*reversed(resolved.parents), resolved)
+    return next((one for one in way if not one.stat().st_mode & stat.S_IXOTH), None)
+
+
 def _count(config: Config) -> str:
     return f"{len(config.replicas)} replicas and {len(config.agents)} agents"
 
@@ -107,6 +145,8 @@ def up() -> None:
     """
     current = session()
     config = current.config()
+    for own in config.agents:
+        config.check_accounts(own, os.geteuid())
     replicas, agents = children_of(config)
 
     def say(line: str) -> None:
@@ -181,7 +221,7 @@ def agent(context: click.Context, name: str | None) -> None:
     if name is None:
         raise bad_input("forebay agent does not say which node this is", "forebay agent --name NODE runs its agent")
     config = session().config()
-    config.agent(name)
+    config.agent(name)  # refused here, before another program begins
     _replace(module_command("cluster.agent", "--config", str(config.file), "--name", name))
 
 

@@ -23,6 +23,7 @@ from cluster.security.identity import Role
 from cluster.security.pki import create_authority, issue
 from cluster.system.clock import SystemClock
 from replica.model.orders import Order
+from tests.account import OWN
 from tests.cluster.agent.double import ControllerDouble
 from tests.ports import free_port
 
@@ -45,7 +46,7 @@ class Site:
         self._port = free_port()
         self.configure()
 
-    def configure(self, *, more: str = "", accounts: str = "own") -> Config:
+    def configure(self, *, more: str = "", accounts: str = OWN) -> Config:
         """Write the configuration again, with more lines for the agent."""
         self.file.write_text(
             f"""
@@ -149,7 +150,7 @@ class Site:
         own, clock, stop = self.config.agent("n1"), SystemClock(), asyncio.Event()
         settings = Settings(
             node="n1",
-            accounts=own.accounts,
+            accounts=own.mode,
             copy_rate_bytes_s=own.copy_rate_bytes_s,
             kill_wait_s=own.kill_wait_s,
             local=self.config.provider,
@@ -157,7 +158,7 @@ class Site:
         )
         controller = ControllerDouble(self.config)
         await controller.start()
-        with closing(Home(self.home, own.accounts, clock)) as home:
+        with closing(Home(self.home, own.mode, clock)) as home:
             async with Client.from_config(self.config, "n1", deadline_s=5) as client:
                 agent = asyncio.create_task(Agent(home, settings, own.cpus, client, clock).run(stop))
                 try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pwd
 import signal
 import stat
 import subprocess
@@ -11,10 +12,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from cluster.agent.service import EXIT_CONFIGURATION
+from cluster.agent.service import serve as serve_agent
 from cluster.cli.app import cli
 from cluster.cli.commands.local_cluster import Child, children_of, run
 from cluster.cli.exits import ExitCode
 from cluster.config.config import Config
+from cluster.config.toml import ConfigError
 from cluster.security.tls import describe_certificate
 
 ROOT = Path(__file__).parents[3]
@@ -54,7 +58,8 @@ def test_init_writes_a_configuration_that_loads_and_keys_that_are_private(tmp_pa
     missing = (
         f"forebay: warning: the staging root {Path.cwd() / 'out'} is no directory yet: make it before jobs use it\n"
     )
-    assert (result.exit_code, result.stderr) == (0, missing)
+    assert result.exit_code == 0
+    assert missing in result.stderr
     config = Config.load(tmp_path / "c" / "forebay.toml")
     assert [pool.name for pool in config.pools] == ["fast", "slow"]
     assert config.policy.sources == (str(tmp_path),)
@@ -119,6 +124,57 @@ def test_init_tells_root_that_root_may_not_submit(
     monkeypatch.setattr("cluster.cli.commands.local.found", lambda *_, **__: config)
     monkeypatch.setattr("cluster.cli.commands.local.os.geteuid", lambda: user_id)
     assert ("root may not submit" in typed("init", str(tmp_path / "c"), *words).stderr) == warned
+
+
+@pytest.mark.parametrize(("user_id", "accounts"), [(0, "switch"), (1000, "own")])
+def test_init_as_root_has_jobs_run_as_their_users_and_never_as_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user_id: int, accounts: str
+) -> None:
+    monkeypatch.setattr("cluster.cli.commands.local.os.geteuid", lambda: user_id)
+    assert typed("init", str(tmp_path / "c")).exit_code == 0
+    assert {agent.accounts for agent in Config.load(tmp_path / "c" / "forebay.toml").agents} == {accounts}
+
+
+def test_init_says_which_users_have_no_account_to_run_their_jobs_as(tmp_path: Path) -> None:
+    known = pwd.getpwuid(os.geteuid()).pw_name
+    result = typed("init", str(tmp_path / "c"), "--accounts", "switch", "--user", known, "--user", "nobody-at-all")
+    assert "no account nobody-at-all" in result.stderr
+    assert f"no account {known}" not in result.stderr
+
+
+@pytest.mark.parametrize("user_id", [0, 1000])
+@pytest.mark.parametrize("written", ["switch", "own", "own-as-root", None])
+def test_an_agent_starts_only_as_the_account_that_its_configuration_is_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str | None, user_id: int
+) -> None:
+    """Root where jobs become their users, or where the configuration says in words that they may be root; else not."""
+    assert typed("init", str(tmp_path / "c"), "--agents", "1", "--accounts", written or "own").exit_code == 0
+    file = tmp_path / "c" / "forebay.toml"
+    lines = file.read_text().splitlines()
+    at = lines.index(f'accounts = "{written or "own"}"')
+    if written is None:
+        del lines[at]
+        file.write_text("\n".join(lines))
+        at = lines.index("[[agent]]")
+    config = Config.load(file)
+    if (user_id == 0) is (written in ("switch", "own-as-root")):
+        config.check_accounts(config.agent("n1"), user_id)
+        return
+    with pytest.raises(ConfigError) as refused:
+        config.check_accounts(config.agent("n1"), user_id)
+    assert str(refused.value).startswith(f"{file} line {at + 1}, column ")
+    assert "agent[1].accounts: found" in str(refused.value)
+    remedy = (
+        "or 'own-as-root' if whoever submits may be root here" if user_id == 0 else "run it as root, or write 'own'"
+    )
+    assert remedy in str(refused.value)
+    # The programs ask it, before they start anything.
+    monkeypatch.setattr("os.geteuid", lambda: user_id)
+    assert serve_agent(config, "n1") == EXIT_CONFIGURATION
+    assert not config.agent("n1").directory.exists()
+    up = typed("--config", str(file), "up")
+    assert up.exit_code == ExitCode.BAD_INPUT
+    assert remedy in up.stderr
 
 
 def test_init_warns_when_jobs_may_stage_nothing(tmp_path: Path) -> None:

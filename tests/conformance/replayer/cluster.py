@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from cluster.client import Client
 from cluster.config.config import Config
+from tests.account import OWN
 from tests.conformance.replayer.mirror import Mirror
 from tests.ports import free_ports
 
@@ -129,6 +130,7 @@ class Cluster:
         words = ["init", str(self.home), "--cluster-name=conformance", f"--replicas={len(self.replicas)}"]
         words += [f"--agents={len(self.nodes)}", f"--cpus={self.cpus}", f"--base-port={free_ports(11)[0]}"]
         words += [f"--user={user}" for user in self.users]
+        words += [f"--accounts={OWN}"]  # the users of transcripts have no accounts here
         words += [f"--source-root={self.work}", f"--destination-root={self.work}"]
         words += [f"--pool={p.name}={p.quantity}/{p.granularity}{',default' if p.default else ''}" for p in pools]
         answer = await self.typist.type(words, directory=self.directory)
