@@ -27,7 +27,14 @@ from cluster.agent.transfer import PHASES, Rate, workspace
 from cluster.agent.worker import SWEEP, jobs_with_orphans
 from cluster.schemas import PROGRESS_ROWS_MAX, Progress, Report, StageWord
 from cluster.system import Clock
-from replica.messages import OperationDone, OperationFailed, OperationReached, ScriptEnded, ScriptStarted
+from replica.messages import (
+    OperationDone,
+    OperationFailed,
+    OperationReached,
+    PersistentChanged,
+    ScriptEnded,
+    ScriptStarted,
+)
 from replica.model import Order
 
 logger = logging.getLogger(__name__)
@@ -97,7 +104,7 @@ class Activities:
     def take_up(self) -> None:
         """Take up what an earlier agent left: scripts that run or have ended, and results that are not acknowledged."""
         for report in self._outbox.reports():
-            if not isinstance(report.result, ScriptStarted | OperationReached):
+            if not isinstance(report.result, ScriptStarted | OperationReached | PersistentChanged):
                 self._by_job[report.job] = Activity(_order_of(report), None)
         for job in recorded_jobs(self._home.steps):
             record = ScriptRecord(self._home.steps, job)
@@ -228,7 +235,8 @@ class Activities:
             started = partial(self._outbox.add, order.job, order.attempt, RUN, ScriptStarted())
             work = run(self._home, order, self._settings, started)
         else:
-            work = Operation(self._home, order, self._settings, self._rate_loop.governor)
+            changed = partial(self._outbox.add, order.job, order.attempt, order.stage)
+            work = Operation(self._home, order, self._settings, self._rate_loop.governor, changed)
             if self._stand_until_s is not None:
                 work.stands_until(self._stand_until_s)
         logger.info("%s begins", order_named(order))

@@ -10,6 +10,7 @@ from replica.messages import (
     OperationFailed,
     OperationReached,
     OperationResult,
+    PersistentChanged,
     ScriptEnded,
     ScriptStarted,
 )
@@ -41,6 +42,8 @@ def result_message(stage: str, result: OperationResult) -> str:
             return f"failed: {plain(message)}{'; it is not tried again by itself' if final else ''}"
         case OperationReached(checkpoint):
             return f"has {count(checkpoint.files, 'file')}, {figure(checkpoint.size_bytes)} that are durable"
+        case PersistentChanged(name):
+            return f"made or removed the persistent buffer {name}"
         case ScriptStarted():
             return "started"
         case ScriptEnded(state, exit_code, number, message):

@@ -7,9 +7,12 @@ import contextlib
 import fcntl
 import logging
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from cluster.agent.files import FileRefused, is_disk_full
 from cluster.agent.home import Bounds, End, GivenUp, Home, see_through, whereabouts
@@ -22,14 +25,14 @@ from cluster.agent.limits import (
     SWEEP_TIMEOUT_S,
     WORKER_GRACE_S,
 )
-from cluster.agent.messages import count, failure, figure, order_named
+from cluster.agent.messages import count, failure, figure, order_named, result_message
 from cluster.agent.processes import OPERATION_VARIABLE, Mode, kill_operation, spawn
 from cluster.agent.rate_governor import RateGovernor
 from cluster.agent.transfer import Control, Counters, SharedCounters
-from cluster.agent.worker import Orphans, Outcome, Work, orphans
+from cluster.agent.worker import PERSISTENT_CHANGE, Orphans, Outcome, Work, orphans
 from cluster.providers import NO_LOCAL, Local
 from cluster.system import closing, write_all
-from replica.messages import OperationDone, OperationFailed
+from replica.messages import OperationDone, OperationFailed, PersistentChanged
 from replica.model import DEFAULT_TRANSFER_RULES, Order, default_backend
 
 logger = logging.getLogger(__name__)
@@ -66,12 +69,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 class Operation:
     """Worker of one order."""
 
-    def __init__(self, home: Home, order: Order, settings: Settings, governor: RateGovernor | None = None) -> None:
-        """Prepare; nothing is started yet. `governor` shares out what may be moved."""
+    def __init__(
+        self,
+        home: Home,
+        order: Order,
+        settings: Settings,
+        governor: RateGovernor | None = None,
+        on_changed: Callable[[PersistentChanged], object] = lambda changed: None,
+    ) -> None:
+        """Prepare; nothing is started yet. `governor` shares out what may be moved; `on_changed` is called for each
+        persistent buffer that is there or gone, and keeps that (OSError: it is to be called again).
+        """
         self._home = home
         self._order = order
         self._settings = settings
         self._governor = governor or RateGovernor()
+        self._on_changed = on_changed
         self._stands_until_s: float | None = None
         self._control: Control | None = None
         self._ending = asyncio.Event()
@@ -158,10 +171,13 @@ class Operation:
 
     async def _do(self, lock: int) -> Outcome | None:
         """With the lock held: do the operation, and whatever an earlier one left undone before it."""
-        home, order = self._home, self._order
+        home, ended = self._home, self._ending.is_set
+        failed = await self._change_persistent(lock)
+        if failed is not None or ended():
+            return failed
+        order = replace(self._order, creates=(), destroys=())
         if order.provision is not None:
             return await self._work_and_end(order, lock)
-        ended = self._ending.is_set
         if order.stage in (orphans.SWEEP, "teardown"):
             swept = await self._sweep(lock)
             return swept if order.stage == orphans.SWEEP or ended() else await self._work_and_end(order, lock)
@@ -183,6 +199,26 @@ class Operation:
         if isinstance(result, OperationDone):
             orphans.forget(home.leftovers, home.reserve_files, order.job)
         return result
+
+    async def _change_persistent(self, lock: int) -> OperationFailed | None:
+        """Remove and make the persistent buffers of the order, one after the other; return what failed.
+
+        Each is said as soon as it is so: those who wait for it need nothing else that the order says.
+        """
+        order = self._order
+        parts = [(gone.name, replace(order, creates=(), destroys=(gone,))) for gone in order.destroys]
+        parts += [(made.name, replace(order, creates=(made,), destroys=())) for made in order.creates]
+        for name, part in parts:
+            part = replace(part, stage=PERSISTENT_CHANGE)
+            result = await self._work_and_end(part, lock)
+            if isinstance(result, OperationFailed) and not result.operation:
+                return replace(result, operation="create_persistent" if part.creates else "destroy_persistent")
+            if not isinstance(result, OperationDone):
+                return result
+            changed = PersistentChanged(name)
+            logger.info("%s %s", order_named(order), result_message(order.stage, changed))
+            await self._home.disk_full.keep_trying(order_named(order), partial(self._on_changed, changed), self._ending)
+        return None
 
     async def _work_and_end(self, order: Order, lock: int) -> Outcome | None:
         """Let a worker carry an order out, and end what is left of the programs of one that did not end by itself."""
@@ -358,8 +394,9 @@ def _limit_s(order: Order) -> float | None:
     if order.provision is None:
         return order.timeout_s or None
     most_s = max(order.provision.stage_in_timeout_s, order.provision.stage_out_timeout_s)
-    operations = 3 + len(order.creates) + len(order.destroys)
-    return 2 * most_s + operations * order.provision.other_timeout_s + PROVIDER_SLACK_S
+    if order.stage == PERSISTENT_CHANGE:
+        return order.provision.other_timeout_s + PROVIDER_SLACK_S
+    return 2 * most_s + 3 * order.provision.other_timeout_s + PROVIDER_SLACK_S
 
 
 def _runs_programs(order: Order) -> bool:

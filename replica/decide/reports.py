@@ -23,12 +23,13 @@ from replica.model import (
 from replica.operations import (
     active_stage,
     failed,
+    persistent_changed,
     pre_run_failed,
     script_ended,
     succeeded,
 )
 from replica.state import Facts
-from replica.values import MAILS_SETTLED_MAX, Instant, Refusal, RefusalCode
+from replica.values import MAILS_SETTLED_MAX, NAME_CHARACTERS_MAX, Instant, Refusal, RefusalCode
 
 NO_TRANSFERS = JobTransfers()
 
@@ -97,6 +98,16 @@ def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, 
     elif buffer is not None:
         if isinstance(result, c.OperationReached):
             return Accepted(reached(state, job, stage, result, at))
+        if isinstance(result, c.PersistentChanged):
+            changed = persistent_changed(state, job, stage, result.name)
+            if changed:
+                return Accepted(changed)
+            return Refusal(
+                RefusalCode.STALE_ATTEMPT,
+                f"job {job.id} has no persistent buffer {result.name[:NAME_CHARACTERS_MAX]!r} to make or remove now",
+                "drop the report",
+                "result",
+            )
         if isinstance(result, c.OperationDone):
             follows = succeeded(state, job, buffer, stage, result.files, result.size_bytes, result.digest)
             return Accepted((*recorded(state, job, stage, result.receipt), *follows))

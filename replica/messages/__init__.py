@@ -14,6 +14,7 @@ from replica.messages.commands import (
     OperationFailed,
     OperationReached,
     OperationResult,
+    PersistentChanged,
     RaiseFeatureLevel,
     Request,
     RestartOperations,

@@ -259,7 +259,13 @@ class OperationReached(msgspec.Struct, frozen=True, tag="reached"):
     checkpoint: TransferCheckpoint
 
 
-OperationResult = OperationDone | OperationFailed | ScriptStarted | ScriptEnded | OperationReached
+class PersistentChanged(msgspec.Struct, frozen=True, tag="persistent"):
+    """A persistent buffer that the order creates is there, or one that it destroys is gone; the order goes on."""
+
+    name: str
+
+
+OperationResult = OperationDone | OperationFailed | ScriptStarted | ScriptEnded | OperationReached | PersistentChanged
 
 
 class ReportOperation(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from replica.operations.outcomes import (
     active_stage,
     failed,
     gone,
+    persistent_changed,
     pre_run_failed,
     script_ended,
     succeeded,

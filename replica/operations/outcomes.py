@@ -167,6 +167,17 @@ def _deleted(state: Facts, job: Job) -> tuple[e.PersistentDeleted, ...]:
     return tuple(e.PersistentDeleted(name, job.id) for name in _own_persistent(state, job, BufferState.DELETING))
 
 
+def persistent_changed(state: Facts, job: Job, stage: Stage, name: str) -> tuple[e.Event, ...]:
+    """Return what follows when one persistent buffer of a job's order is there or gone, before the rest of the order
+    is done; nothing where that is known, or the buffer is none that the job creates or destroys now.
+    """
+    if stage is Stage.STAGE_IN and name in _own_persistent(state, job, BufferState.ALLOCATING):
+        return (e.PersistentCreated(name, job.id),)
+    if stage in (Stage.STAGE_IN, Stage.TEARDOWN) and name in _own_persistent(state, job, BufferState.DELETING):
+        return (e.PersistentDeleted(name, job.id),)
+    return ()
+
+
 def unwound(state: Facts, job: Job) -> tuple[e.Event, ...]:
     """Return what becomes of the persistent buffers that a job has not finished creating: its teardown removes them."""
     names = _own_persistent(state, job, BufferState.ALLOCATING)

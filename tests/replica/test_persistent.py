@@ -188,6 +188,66 @@ def test_a_creation_that_fails_holds_the_job_and_its_space_and_a_release_tries_a
     assert lake(here) == "allocated"
 
 
+REST_OF_THE_STAGE_IN = {
+    "under way": lambda here, job: None,
+    "failed": lambda here, job: here.report(job, c.OperationFailed("no such file", True, "setup")),
+    "cancelled": lambda here, job: here.settle(c.CancelJob(job), user()),
+    "lost with its agent": lambda here, job: here.register("n1", instance="i2"),
+    "done": lambda here, job: here.done(job),
+}
+
+
+@pytest.mark.parametrize("rest", REST_OF_THE_STAGE_IN)
+@pytest.mark.parametrize("flags", ["EnablePersistent", "EnablePersistent,TeardownFailure"])
+def test_a_buffer_is_allocated_once_created_and_stays_whatever_becomes_of_the_rest_of_its_creators_stage_in(
+    rest: str, flags: str
+) -> None:
+    here = world(stage_retries=0)
+    here.configure(Flags=flags)
+    job = submitted(here, CREATES_LAKE)
+    waiter = submitted(here, USES_LAKE)
+    assert (lake(here), here.shown(waiter)[2]) == ("allocating", "pending")
+    assert here.report(job, c.PersistentChanged("lake")) == job
+    assert (lake(here), here.shown(job)[2], here.shown(waiter)[2]) == ("allocated", "staging-in", "staging-in")
+    assert here.order(job).creates == (), "a later attempt does not make it again"
+    REST_OF_THE_STAGE_IN[rest](here, job)
+    assert (lake(here), here.shown(waiter)[2], here.free()) == ("allocated", "staging-in", 60)
+
+
+@pytest.mark.parametrize("rest", REST_OF_THE_STAGE_IN)
+def test_a_buffer_is_gone_once_destroyed_whatever_becomes_of_the_rest_of_that_stage_in(rest: str) -> None:
+    here = world(stage_retries=0)
+    made(here)
+    job = submitted(here, DESTROYS_LAKE)
+    assert (lake(here), here.free()) == ("deleting", 60)
+    assert here.report(job, c.PersistentChanged("lake")) == job
+    assert (lake(here), here.free()) == ("none", 100)
+    REST_OF_THE_STAGE_IN[rest](here, job)
+    assert (lake(here), here.free()) == ("none", 100)
+
+
+def test_what_an_unfinished_creation_left_is_gone_once_removed_though_the_teardown_fails() -> None:
+    here = world(stage_retries=0)
+    job = submitted(here, CREATES_LAKE)
+    here.settle(c.CancelJob(job), user())
+    assert here.order(job).stage == "teardown" and here.report(job, c.PersistentChanged("lake")) == job
+    assert (lake(here), here.free()) == ("none", 100)
+    here.report(job, c.OperationFailed("it broke"))
+    assert here.shown(job)[2] == "teardown-fail"
+
+
+def test_an_agent_says_only_of_buffers_that_its_order_makes_or_removes_that_they_are_there_or_gone() -> None:
+    here = world(pools={"fast": 200})
+    submitted(here, CREATES_LAKE)
+    other = submitted(here, beside_space(creates=(CreatePersistent("pond", 40),)))
+    for name in ("lake", "nothing", "x" * 5000):
+        refusal = here.report(other, c.PersistentChanged(name))
+        assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.STALE_ATTEMPT
+    assert lake(here) == "allocating"
+    assert here.report(other, c.PersistentChanged("pond")) == other
+    assert isinstance(here.report(other, c.PersistentChanged("pond")), Refusal), "it is known"
+
+
 def test_who_wants_more_than_is_free_is_first_in_line_and_is_not_passed_without_bound() -> None:
     here = world(max_passes=1)
     holder = here.submit("capacity=80", time_limit_s=999)

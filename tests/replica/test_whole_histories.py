@@ -19,6 +19,7 @@ from replica.model.persistent import PERSISTENT_STATES
 from replica.model.requests import CreatePersistent, DestroyPersistent
 from replica.scheduler.persistent import persistent_request
 from replica.state.state import EMPTY
+from replica.values.errors import Refusal
 from tests.replica.scheduler.test_index import IndexedWorld
 from tests.replica.test_histories import Histories
 from tests.replica.test_persistent import asks
@@ -91,6 +92,18 @@ class WholeHistories(Histories):
         if orders:
             node, order = data.draw(st.sampled_from(orders))
             self.world.report(order.job, c.OperationFailed("it broke", final, operation), order)
+
+    @rule(data=st.data(), name=st.sampled_from(NAMES))
+    def a_persistent_buffer_is_there_or_gone(self, data: st.DataObject, name: str) -> None:
+        orders = [(node, order) for node in sorted(self.world.state.nodes) for order in self.world.orders(node)]
+        if orders:
+            node, order = data.draw(st.sampled_from(orders))
+            mine = name in {one.name for one in (*order.creates, *order.destroys)}
+            known = self.world.report(order.job, c.PersistentChanged(name), order)
+            assert isinstance(known, Refusal) != mine
+            after = next(one for one in self.world.orders(node) if one.job == order.job)
+            assert (after.attempt, after.stage) == (order.attempt, order.stage), "the order goes on"
+            assert name not in {one.name for one in (*after.creates, *after.destroys)}
 
     @rule(data=st.data(), discard=st.booleans(), name=st.sampled_from((*NAMES, "")))
     def an_operator_clears(self, data: st.DataObject, discard: bool, name: str) -> None:

@@ -1,10 +1,11 @@
 """The operations of a site's own provider, in the agent's worker: which ones make up a stage, and in which order.
 
-    stage_in   [destroy_persistent] [create_persistent] setup data_in real_size paths
+    persistent destroy_persistent, or create_persistent: one by one before a stage-in or a teardown that has any
+    stage_in   setup data_in real_size paths
     run        pre_run, then the script with the variables that `paths` gave
     post_run   post_run
     stage_out  data_out
-    teardown   [destroy_persistent] teardown
+    teardown   teardown
 
 Each operation is a process of its own that the worker can end (cluster.providers.guard). What `paths` said is kept,
 durably, in calls/<job>/environment.json until the teardown.
@@ -31,6 +32,9 @@ from replica.model import NO_OPTIONS, Order
 PRE_RUN: Final = "pre_run"
 """The stage that an agent makes of the first part of a run; no order names it."""
 
+PERSISTENT_CHANGE: Final = "persistent"
+"""The stage that an agent makes of each persistent buffer to make or remove; no order names it."""
+
 ENVIRONMENT: Final = "environment.json"
 
 _PRIVATE: Final = 0o700
@@ -46,6 +50,8 @@ def perform(work: Work) -> Outcome:
         provider = provider_for(order.provision, work.local, SystemClock())
         subject, directory = subject_of(order, work.accounts, work.node), _directory(work)
         match order.stage:
+            case _ if order.stage == PERSISTENT_CHANGE:
+                _change_persistent(order, provider, subject, directory)
             case "stage_in":
                 return _stage_in(work, provider, subject, directory)
             case "post_run":
@@ -134,11 +140,14 @@ def forget(calls: int, job: int) -> None:
     remove_tree(calls, str(job), shown=f"{CALLS}/{job}")
 
 
-def _stage_in(work: Work, provider: Provider, subject: Subject, directory: str) -> Outcome:
-    for unwanted in work.order.destroys:
+def _change_persistent(order: Order, provider: Provider, subject: Subject, directory: str) -> None:
+    for unwanted in order.destroys:
         provider.destroy_persistent(subject, unwanted, directory)
-    for wanted in work.order.creates:
+    for wanted in order.creates:
         provider.create_persistent(subject, wanted, directory)
+
+
+def _stage_in(work: Work, provider: Provider, subject: Subject, directory: str) -> Outcome:
     provider.setup(subject, directory)
     provider.data_in(subject, directory)
     size = provider.real_size(subject, directory)
@@ -160,8 +169,6 @@ def _post_run(work: Work, provider: Provider, subject: Subject, directory: str) 
 def _teardown(work: Work, provider: Provider, subject: Subject, directory: str) -> Outcome:
     with contextlib.suppress(AccountRefused):
         kill_job(f"{work.storage_id}.{work.order.job}", account_for(work.accounts, work.order.user).uid)
-    for unwanted in work.order.destroys:
-        provider.destroy_persistent(subject, unwanted, directory)
     provider.teardown(subject, work.order.hurry, directory)
     with closing(open_directory(os.path.join(work.home, CALLS))) as calls:
         forget(calls, work.order.job)

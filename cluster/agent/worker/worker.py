@@ -70,11 +70,9 @@ PERSISTENT_MODE: Final = 0o770
 """Of the directory of a persistent buffer: its user and their group."""
 
 
-def change_persistent(work: Work) -> OperationFailed | None:
+def _change_persistent(work: Work) -> Outcome:
     """Destroy and create what the order says, destroying first; return what failed. Repeating it does no harm."""
     order = work.order
-    if not (order.creates or order.destroys):
-        return None
     with closing(open_directory(os.path.join(work.home, PERSISTENT))) as parent:
         for unwanted in order.destroys:
             failed = _destroy(parent, unwanted.name)
@@ -84,7 +82,7 @@ def change_persistent(work: Work) -> OperationFailed | None:
             failed = _create(parent, wanted.name, work)
             if failed is not None:
                 return failed
-    return None
+    return OperationDone()
 
 
 def _destroy(parent: int, name: str) -> OperationFailed | None:
@@ -176,9 +174,6 @@ def is_final(error: BaseException) -> bool:
 
 
 def _stage_in(work: Work) -> Outcome:
-    failed = change_persistent(work)
-    if failed is not None:
-        return failed
     account = account_for(work.accounts, work.order.user)
     home = open_directory(work.home)
     buffers = open_directory(BUFFERS, dir_fd=home)
@@ -300,7 +295,7 @@ def _teardown(work: Work) -> Outcome:
     workspace.forget(home, work.order.job)
     workspace.prune_receipts(home)
     os.close(home)
-    return change_persistent(work) or OperationDone()
+    return OperationDone()
 
 
 def _owner(work: Work, buffers: int, name: str) -> int | None:
@@ -323,6 +318,7 @@ _OPERATIONS = {
     "stage_out": _stage_out,
     "post_run": _post_run,
     "teardown": _teardown,
+    external_provider.PERSISTENT_CHANGE: _change_persistent,
     SWEEP: _sweep,
 }
 

@@ -13,7 +13,14 @@ from cluster.config.config import Config
 from cluster.schemas.jobs import ErrorAnswer, ErrorView, PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
 from cluster.schemas.requests import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.security.tls import server_context
-from replica.messages.commands import OperationDone, OperationFailed, OperationReached, ScriptEnded, ScriptStarted
+from replica.messages.commands import (
+    OperationDone,
+    OperationFailed,
+    OperationReached,
+    PersistentChanged,
+    ScriptEnded,
+    ScriptStarted,
+)
 from replica.model.orders import Order
 
 DEADLINE_S = 300.0
@@ -22,7 +29,10 @@ DEADLINE_S = 300.0
 STATUSES = {"stale_instance": 409, "unknown_node": 404, "command_too_old": 400, "forbidden": 403}
 """With which status the API gives which code."""
 
-_Result = OperationDone | OperationFailed | OperationReached | ScriptStarted | ScriptEnded
+_Result = OperationDone | OperationFailed | OperationReached | PersistentChanged | ScriptStarted | ScriptEnded
+
+UNDER_WAY = (ScriptStarted, OperationReached, PersistentChanged)
+"""Results after which the operation goes on."""
 
 
 class ControllerDouble:
@@ -102,8 +112,7 @@ class ControllerDouble:
                 for report in self.accepted
                 if (report.job, report.attempt) == (job, attempt)
                 and (
-                    isinstance(report.result, kind)
-                    and (kind is not object or not isinstance(report.result, ScriptStarted | OperationReached))
+                    isinstance(report.result, kind) and (kind is not object or not isinstance(report.result, UNDER_WAY))
                 )
             ]
 
@@ -162,7 +171,7 @@ class ControllerDouble:
         if order is None or (order.attempt, order.stage) != (report.attempt, report.stage):
             return ReportResult(command_id=report.command_id, outcome="refused", code="stale_attempt", sentence="stale")
         self.accepted.append(report)
-        if isinstance(report.result, OperationReached):
+        if isinstance(report.result, OperationReached | PersistentChanged):
             return ReportResult(command_id=report.command_id, outcome="accepted")
         if isinstance(report.result, ScriptStarted):
             self.orders[report.job] = msgspec.structs.replace(order, started=True)

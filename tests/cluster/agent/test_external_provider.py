@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster.system.processes import all_pids, environment_variables, start_time
-from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
+from replica.messages.commands import OperationDone, OperationFailed, PersistentChanged, ScriptEnded, ScriptStarted
 from replica.model.buffers import Access
 from replica.model.jobs import JobState
 from replica.model.orders import Order
@@ -149,6 +149,51 @@ def test_datawarp_makes_and_removes_persistent_buffers_before_setup(external_pro
                 *("-c", "CLI", "-t", "alpha", "-u", str(os.geteuid())),
                 *("-C", "fast:1048576", "-a", "striped", "-T", "scratch"),
             ]
+
+    asyncio.run(story())
+
+
+def test_each_persistent_buffer_is_reported_once_it_is_there_or_gone_whatever_fails_after_it(
+    external_provider: ProvidedSite,
+) -> None:
+    creates = tuple(CreatePersistent(name, 1024, "fast") for name in ("alpha", "beta"))
+    destroys = (DestroyPersistent("gamma"),)
+    names = ["gamma", "alpha", "beta"]
+
+    async def story() -> None:
+        async with external_provider.site.running() as (controller, _):
+
+            def reported(attempt: int) -> list[str]:
+                results = [report.result for report in controller.accepted if report.attempt == attempt]
+                return [result.name for result in results if isinstance(result, PersistentChanged)]
+
+            def order(attempt: int, action: str) -> Order:
+                more = {"provider": "datawarp", "creates": creates, "destroys": destroys}
+                return external_provider.order(attempt, "stage_in", action, **more)
+
+            await controller.order(order(1, "setup:fail:no_space"))
+            assert await controller.result(7, 1) == OperationFailed("no_space", False, "setup")
+            assert reported(1) == names
+            await controller.order(order(2, "data_in:sleep:600"))
+            await controller.wait(lambda: reported(2) == names)
+            await controller.withdraw(7)
+
+    asyncio.run(story())
+
+
+def test_a_persistent_buffer_that_cannot_be_made_is_not_reported_and_nothing_follows_it(
+    external_provider: ProvidedSite,
+) -> None:
+    external_provider.programs.variables["SITE_CREATED"] = "no"
+    external_provider.configure()
+    creates = (CreatePersistent("alpha", 1024, "fast"),)
+
+    async def story() -> None:
+        async with external_provider.site.running() as (controller, _):
+            await controller.order(external_provider.order(1, "stage_in", provider="datawarp", creates=creates))
+            assert await controller.result(7, 1) == OperationFailed("no", False, "create_persistent")
+            assert len(controller.accepted) == 1
+            assert [call.split()[1] for call in external_provider.programs.calls()] == ["create_persistent"]
 
     asyncio.run(story())
 
