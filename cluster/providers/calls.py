@@ -32,7 +32,7 @@ from cluster.providers.limits import (
 from cluster.providers.worker import LENGTH_BYTES, CallAnswer, CallRequest
 from cluster.system import Clock
 from replica.messages import CONTROLLER, ChangePool, Command, Request
-from replica.model import Pool, PoolUnit, Provision, provider_facts, provision_of
+from replica.model import Pool, PoolUnit, Provision, format_amount, provider_facts, provision_of, unit_in
 from replica.state import State
 
 logger = logging.getLogger(__name__)
@@ -175,9 +175,9 @@ class PoolWatch:
         self._next_s = 0.0
         self._asked: Provision | None = None
         self._task: asyncio.Task[None] | None = None
-        self._reported: set[str] = set()
-        """Pools that this provider has told this leader of: one that it does not tell of any more has nothing left."""
         self._logged = ""
+        self._foreign: dict[str, int] = {}
+        """What others used of each pool when that was last logged."""
 
     def poll(self) -> None:
         """Ask if it is time; return at once. Called often."""
@@ -190,9 +190,7 @@ class PoolWatch:
             return
         now_s = self._clock.monotonic_s()
         if provision != self._asked:
-            # Another provider, or other programs: what was reported means nothing any more.
             self._asked, self._next_s = provision, 0.0
-            self._reported.clear()
         if now_s < self._next_s:
             return
         self._next_s = now_s + POOL_POLL_S
@@ -203,9 +201,9 @@ class PoolWatch:
         if self._task is not None:
             self._task.cancel()
         self._task, self._asked = None, None
-        self._reported.clear()
 
     async def _ask(self, provision: Provision) -> None:
+        before = self._state()
         try:
             request = CallRequest(operation="pools", provision=provision, local=self._local)
             answer = await self._calls.ask(request, provision.other_timeout_s)
@@ -219,19 +217,51 @@ class PoolWatch:
         if not self._leads() or answer.pools is None:
             return
         state = self._state()
-        for command in changes(state, answer.pools, frozenset(self._reported)):
+        self._log_foreign(before, state, answer.pools)
+        for command in changes(state, answer.pools):
             try:
                 self._submit(Request(b"", CONTROLLER, command))
             except Exception as error:  # a full queue or a lost lead: asked again in 30 s
                 logger.info("a pool is not changed: %s", error)
                 return
-        self._reported.update(pool.name for pool in answer.pools)
+
+    def _log_foreign(self, before: State, after: State, reports: tuple[PoolReport, ...]) -> None:
+        """Log what others use of the pools, where that has changed."""
+        foreign = foreign_bytes(before, after, reports)
+        if foreign == self._foreign:
+            return
+        self._foreign = foreign
+        for name, size in sorted(foreign.items()):
+            unit, drained = unit_in(after.pools, name), after.pools[name].out_of_service_bytes
+            logger.warning(
+                "the provider says that at least %s of the pool %s is used by others than this cluster's jobs, whose "
+                "setup may fail for want of it: `forebay pool drain %s %s` keeps it out of their reach",
+                *(format_amount(size, unit), name, name, format_amount(drained + size, unit)),
+            )
 
 
-def changes(state: State, reports: tuple[PoolReport, ...], before: frozenset[str]) -> Iterator[Command]:
+def foreign_bytes(before: State, after: State, reports: tuple[PoolReport, ...]) -> dict[str, int]:
+    """Return what others than this cluster use of each pool at least, by what the provider says is free.
+
+    Everything that its jobs use is held in the state, from before setup to after teardown; what both states around the
+    answer hold of a pool, and what is out of service there, explains so much of what is not free.
+    """
+    found = {}
+    for report in reports:
+        pool = after.pools.get(report.name)
+        if pool is None or report.free is None:
+            continue
+        used = (report.quantity - max(0, report.free)) * report.granularity
+        held = max(state.held_bytes.get(report.name, 0) for state in (before, after))
+        if used > held + pool.out_of_service_bytes:
+            found[report.name] = used - held - pool.out_of_service_bytes
+    return found
+
+
+def changes(state: State, reports: tuple[PoolReport, ...]) -> Iterator[Command]:
     """Give the commands that make the cluster's pools those that the provider reports: none where they are so already.
 
-    `before`: names that were reported earlier. A pool that is missing now is given the quantity 0: nothing is taken
+    A pool that was reported once, to whichever leader, and is missing now is given the quantity 0: nothing is taken
     from who holds a part of it, and nobody gets more.
     """
     site = state.site
@@ -251,10 +281,11 @@ def changes(state: State, reports: tuple[PoolReport, ...], before: frozenset[str
                 granularity=report.granularity,
                 unit=unit,
                 is_default=default or None,
+                is_reported=True,
             )
-        elif (known.quantity_bytes, known.granularity_bytes) != (total, report.granularity):
-            yield ChangePool(report.name, quantity=total, granularity=report.granularity)
-    for name in sorted(before - {report.name for report in reports}):
-        known = state.pools.get(name)
-        if known is not None and known.quantity_bytes:
+        elif (known.quantity_bytes, known.granularity_bytes, known.is_reported) != (total, report.granularity, True):
+            yield ChangePool(report.name, quantity=total, granularity=report.granularity, is_reported=True)
+    reported = {report.name for report in reports}
+    for name, known in sorted(state.pools.items()):
+        if known.is_reported and name not in reported and known.quantity_bytes:
             yield ChangePool(name, quantity=0)

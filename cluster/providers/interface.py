@@ -94,7 +94,9 @@ class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
     granularity: int
     is_bytes: bool = True
     free: int | None = None
-    """Grains that are free, where the provider says so."""
+    """Grains that are free, where the provider says so. What is free is derived from what was given out, never from
+    this, which is older than the newest grant; it tells what others use beside this cluster.
+    """
 
 
 class Provider:

@@ -34,7 +34,7 @@ local function say(level)
   end
 end
 slurm = {
-  SUCCESS = 0, ERROR = -1, FAILURE = -1,
+  SUCCESS = 0, ERROR = -1, FAILURE = -1, SLURM_BB_BUSY = "BUSY",
   log_error = say("error"), log_info = say("info"), log_verbose = say("verbose"), log_debug = say("debug"),
   log_debug2 = say("debug2"), log_debug3 = say("debug3"), log_debug4 = say("debug4"), log_user = say("user"),
   user_msg = say("user"), error = say("error"),

@@ -69,6 +69,7 @@ def _change_pool(state: State, actor: c.Actor, command: c.ChangePool, at: Instan
             drain_all=command.drain_all,
             is_default=command.is_default,
             unit=command.unit,
+            is_reported=command.is_reported,
         )
     )
 

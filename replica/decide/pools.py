@@ -54,7 +54,12 @@ def set_pool_events(state: Facts, pool: Pool, unit: PoolUnit | None = None) -> t
     awaited, known = state.site.default_pool, state.pools.get(pool.name)
     if unit is None:
         unit = unit_in(state.pools, pool.name)
-    pool = replace(pool, unit=unit, is_default=pool.is_default or (known is None and awaited == pool.name))
+    pool = replace(
+        pool,
+        unit=unit,
+        is_default=pool.is_default or (known is None and awaited == pool.name),
+        is_reported=pool.is_reported or (known is not None and known.is_reported),
+    )
     becomes_default = pool.is_default and not (known is not None and known.is_default)
     events: list[e.Event] = _no_other_default(state, pool.name) if pool.is_default else []
     if known != pool:
@@ -88,6 +93,7 @@ def changed_pool(
     is_default: bool | None,
     unit: PoolUnit | None,
     drain_all: bool = False,
+    is_reported: bool = False,
 ) -> tuple[e.Event, ...] | Refusal:
     """Return what adds a pool (not `exists`) or changes what is not None of one, or why it is refused."""
     known = state.pools.get(name)
@@ -114,6 +120,7 @@ def changed_pool(
         granularity_bytes=known.granularity_bytes if granularity is None else granularity,
         out_of_service_bytes=known.out_of_service_bytes if out_of_service is None else out_of_service,
         is_default=known.is_default if is_default is None else is_default,
+        is_reported=known.is_reported or is_reported,
     )
     if drain_all:
         pool = replace(pool, out_of_service_bytes=pool.quantity_bytes)

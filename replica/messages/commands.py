@@ -85,6 +85,8 @@ class ChangePool(msgspec.Struct, frozen=True):
     unit: PoolUnit | None = None
     drain_all: bool = False
     """Take all that it has now out of service, instead of `out_of_service`."""
+    is_reported: bool = False
+    """Mark it as one of the provider's (leader)."""
 
 
 class RemovePool(msgspec.Struct, frozen=True):

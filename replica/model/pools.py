@@ -36,6 +36,8 @@ class Pool(msgspec.Struct, frozen=True, array_like=True, gc=False):
     out_of_service_bytes: int = 0
     unit: PoolUnit = PoolUnit.BYTES
     """What the numbers count; those of a pool of nodes or of units are so many of them, whatever they are called."""
+    is_reported: bool = False
+    """Whether the site's provider has told of it: once it no longer does, the pool has nothing left."""
 
     @property
     def usable_bytes(self) -> int:

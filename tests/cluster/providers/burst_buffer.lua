@@ -75,7 +75,7 @@ function slurm_bb_test_data_in(job, script, ...)
   local busy = tonumber(directive(script).busy or "0")
   if number >= busy then return slurm.SUCCESS end
   file = io.open(counter, "w") file:write(number + 1) file:close()
-  return slurm.SUCCESS, "BUSY"
+  return slurm.SUCCESS, number % 2 == 0 and slurm.SLURM_BB_BUSY or "BUSY"
 end
 function slurm_bb_real_size(job, ...)
   perform("real_size", nil, job, ...)

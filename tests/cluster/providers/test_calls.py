@@ -14,19 +14,21 @@ import msgspec
 import pytest
 
 from cluster.providers import OperationError, PoolReport
-from cluster.providers.calls import Calls, TooManyCalls, changes
+from cluster.providers.calls import Calls, TooManyCalls, changes, foreign_bytes
 from cluster.providers.limits import CALLS_IDLE_MAX, CALLS_MAX, CALLS_WAITING_MAX
 from cluster.providers.private_directory import PREFIX
 from cluster.providers.worker import LENGTH_BYTES, CallAnswer, CallRequest
 from cluster.system.processes import all_pids, descendants, environment_variables
-from replica.messages.commands import ChangePool
+from replica.messages.commands import CONTROLLER, ChangePool
 from replica.model.configuration import Site
 from replica.model.pools import Pool, PoolUnit
 from replica.model.provider import Provision
 from replica.state.state import EMPTY, State
+from replica.values.errors import Refusal
 from tests.cluster.agent.conftest import ROOT
 from tests.cluster.harness import story, until
 from tests.cluster.providers.conftest import Programs
+from tests.replica.world import World
 
 
 def request(programs: Programs, *actions: str, operation: str = "process", timeout_s: int = 30) -> CallRequest:
@@ -208,14 +210,50 @@ def test_only_what_changed_about_a_pool_is_a_command() -> None:
         PoolReport(name="more", quantity=4, granularity=10),
         PoolReport(name="units", quantity=4, granularity=1, is_bytes=False),
     )
-    state = state_with(Pool("same", 20, 10), Pool("more", 20, 10), Pool("gone", 5, 1), Pool("own", 5, 1), site=lua)
-    assert list(changes(state, reports, frozenset({"gone", "more"}))) == [
-        ChangePool("new", exists=False, quantity=3072, granularity=1024, unit=PoolUnit.BYTES),
-        ChangePool("more", quantity=40, granularity=10),
-        ChangePool("units", exists=False, quantity=4, granularity=1, unit=PoolUnit.COUNT),
+    state = state_with(
+        Pool("same", 20, 10, is_reported=True),
+        Pool("more", 20, 10, is_reported=True),
+        Pool("gone", 5, 1, is_reported=True),
+        Pool("own", 5, 1),
+        site=lua,
+    )
+    assert list(changes(state, reports)) == [
+        ChangePool("new", exists=False, quantity=3072, granularity=1024, unit=PoolUnit.BYTES, is_reported=True),
+        ChangePool("more", quantity=40, granularity=10, is_reported=True),
+        ChangePool("units", exists=False, quantity=4, granularity=1, unit=PoolUnit.COUNT, is_reported=True),
         ChangePool("gone", quantity=0),
     ]
-    assert list(changes(state_with(Pool("same", 20, 10), site=lua), reports[1:2], frozenset())) == []
+    assert list(changes(state_with(Pool("same", 20, 10, is_reported=True), site=lua), reports[1:2])) == []
+
+
+def test_a_pool_that_vanished_is_not_grantable_whoever_has_led_since() -> None:
+    """A leader knows nothing of the polls of the one before it, only the state."""
+    here = World(pools={"fast": 20, "own": 50}, provider="lua")
+    asked = [(PoolReport(name="fast", quantity=2, granularity=10), PoolReport(name="big", quantity=9, granularity=1))]
+    asked += [(asked[0][1],), (), asked[0]]
+    seen = []
+    for reports in asked:
+        for command in changes(here.state, reports):
+            assert not isinstance(here.settle(command, CONTROLLER), Refusal)
+        assert list(changes(here.state, reports)) == [], "once is enough"
+        seen.append({name: pool.quantity_bytes for name, pool in here.state.pools.items()})
+    assert seen[0] == seen[3] == {"fast": 20, "big": 9, "own": 50}
+    assert seen[1:3] == [{"fast": 0, "big": 9, "own": 50}, {"fast": 0, "big": 0, "own": 50}]
+
+
+@pytest.mark.parametrize("free", range(-1, 12))
+@pytest.mark.parametrize("held", [(0, 0), (20, 30), (30, 20), (100, 100)])
+def test_what_a_provider_says_is_free_tells_what_others_use_at_least(free: int, held: tuple[int, int]) -> None:
+    def state(amount: int) -> State:
+        found = state_with(Pool("fast", 100, 10, out_of_service_bytes=10), site=Site(provider="lua"))
+        return msgspec.structs.replace(found, held_bytes=found.held_bytes.set("fast", amount))
+
+    report = PoolReport(name="fast", quantity=10, granularity=10, free=free)
+    explained = max(held) + 10
+    foreign = 100 - 10 * max(0, free) - explained
+    found = foreign_bytes(*map(state, held), (report, PoolReport(name="new", quantity=1, granularity=1, free=0)))
+    assert found == ({"fast": foreign} if foreign > 0 else {})
+    assert foreign_bytes(*map(state, held), (msgspec.structs.replace(report, free=None),)) == {}
 
 
 def test_the_first_pool_of_datawarp_is_the_default_unless_the_site_names_one() -> None:
@@ -228,7 +266,7 @@ def test_the_first_pool_of_datawarp_is_the_default_unless_the_site_names_one() -
         (Site(provider="datawarp", default_pool="second"), "second"),
         (Site(provider="lua"), None),
     ):
-        found = changes(state_with(site=site), reports, frozenset())
+        found = changes(state_with(site=site), reports)
         named = [c.pool for c in found if isinstance(c, ChangePool) and c.is_default]
         assert named == ([] if default is None else [default])
 
