@@ -123,6 +123,7 @@ def _follow_install(raft: RaftState, index: int, term: int) -> None:
     raft.commit_index = max(raft.commit_index, journal.commit_index)
     journal.set_commit(raft.commit_index)
     raft.checked_index = index
+    raft.durable_index = min(raft.durable_index, journal.last_index)  # all that was held may have gone
     if raft.configurations.installed(index, raft.receiver.configuration, journal.last_index):
         follow_configuration(raft)
     raft.touch_hints()

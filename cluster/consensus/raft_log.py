@@ -52,8 +52,9 @@ def append(raft: RaftState, entries: Sequence[Entry]) -> None:
 
 
 def truncate_from(raft: RaftState, index: int) -> None:
-    """Cut the journal; a configuration that was in it is undone."""
+    """Cut the journal; a configuration that was in it is undone, and what takes its place is not synced yet."""
     raft.journal.truncate_from(index)
+    raft.durable_index = min(raft.durable_index, index - 1)
     if raft.configurations.truncated_from(index):
         follow_configuration(raft)
 

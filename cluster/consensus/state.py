@@ -136,7 +136,7 @@ class RaftState:
     checked_index: int = 0
     """Everything up to here is also in the journal of the leader of this term (H25)."""
     durable_index: int = 0
-    """Everything up to here is synced: what a leader may count of its own."""
+    """Everything up to here is synced, at most `journal.last_index`: what a leader may count of its own."""
     connected: set[str] = field(default_factory=set)
     """Peers to whom a link is up."""
     progress: dict[str, Progress] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from cluster.consensus import NotLeader, configurations, membership_change, raft
 from cluster.consensus.configurations import Configurations, Wanted
 from cluster.consensus.state import Outbox, RaftState
 from cluster.server import storage as storage_module
+from cluster.server.proposer import Proposer
 
 
 def two_changes_at_once() -> list[Any]:
@@ -77,7 +78,19 @@ def removed_not_told() -> list[Any]:
     ]
 
 
+def entry_of_another_term_taken_for_ones_own() -> list[Any]:
+    """What is applied where a batch was proposed answers whoever waits for that batch, of whatever term it is."""
+    original = Proposer.applied
+
+    def applied(self: Any, index: int, term: int, state: Any, *, void: bool) -> None:
+        own = next((flight.term for flight in self._in_flight if flight.index == index), term)
+        original(self, index, own, state, void=void)
+
+    return [patch.object(Proposer, "applied", applied)]
+
+
 PLANTS_OF_MEMBERS = (
+    entry_of_another_term_taken_for_ones_own,
     two_changes_at_once,
     changed_too_early,
     learner_counted,

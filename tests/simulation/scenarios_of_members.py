@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from cluster.consensus import ChangeRefused, NotLeader, Wanted
-from cluster.consensus.frames import AnyMessage, AppendRequest, VoteRequest
+from cluster.consensus.frames import AnyMessage, AppendRequest, Heartbeat, VoteRequest
 from tests.simulation.replicas import SimReplica
 from tests.simulation.scenarios import Story
 from tests.simulation.world import World
@@ -91,5 +91,53 @@ def two_leaders_who_change_at_once(world: World) -> None:
     story.wait(0.5)
     assert world.violations or not ("settled" in told and "settled" in told_too)
     story.network.tamper = None
+    story.join()
+    story.must(world.converged)
+
+
+def a_batch_in_the_place_of_another(world: World) -> None:
+    """A leader that is cut off changes the members and decides; its successor decides as much on the same revision.
+
+    The successor's first entry stands where the change stood, so its batch stands where the other batch stood. The
+    old leader meets it, committed, in the first message that it hears: nothing was acknowledged of its own.
+    """
+    story = Story(world)
+    a = story.elect()
+    story.wait(0.3)
+    rest = story.others(a)
+    story.must(world.converged)
+
+    def from_nobody(sender: str, receiver: str, message: AnyMessage) -> AnyMessage | None:
+        return None if sender == a.name and isinstance(message, AppendRequest | Heartbeat) else message
+
+    story.network.tamper = from_nobody
+    _remove(a, rest[0])
+    told = story.ask(a)
+    story.wait(0.005)
+    a.loop.hold(world.timeline.now_s + 6.0)  # it stands still, and so believes on that it leads
+    story.isolate(a)
+    story.network.tamper = None
+    story.elect(rest)
+    leader = next(replica for replica in rest if replica.leads)
+    assert leader.controller is not None and a.controller is not None
+    own = a.controller.journal.last_index
+    assert story.last(leader) >= own - 1
+    later = story.ask(leader)
+    story.must(lambda: "settled" in later)
+    journal = leader.controller.journal
+    before = a.controller.journal.applied_index
+    entries = [(entry.term, entry.data) for entry in journal.entries(before + 1, max_bytes=1 << 20, max_entries=100)]
+    request = AppendRequest(
+        leader.engine.term,
+        1 << 20,
+        before,
+        journal.term_of(before) or 0,
+        leader.engine.commit_index,
+        True,
+        entries[: own - before],
+    )
+    world.hear(a.name, "on_frame", leader.name, request)
+    story.wait(6.5)
+    assert world.violations or "settled" not in told
     story.join()
     story.must(world.converged)

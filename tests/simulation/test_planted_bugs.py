@@ -54,6 +54,11 @@ STORIES: dict[str, tuple[Callable[[World], None], int, str]] = {
     "a_copy_that_was_put_off": (scenarios_of_sync.a_copy_that_was_put_off, 3, "own_copy_counted_before_sync"),
     "a_late_leader_of_a_minority": (scenarios_of_pauses.a_late_leader_of_a_minority, 5, "grace_renewed"),
     "three_changes_in_one_breath": (scenarios_of_members.three_changes_in_one_breath, 5, "two_changes_at_once"),
+    "a_batch_in_the_place_of_another": (
+        scenarios_of_members.a_batch_in_the_place_of_another,
+        3,
+        "entry_of_another_term_taken_for_ones_own",
+    ),
     "two_leaders_who_change_at_once": (scenarios_of_members.two_leaders_who_change_at_once, 5, "changed_too_early"),
 }
 """Story -> how it goes, with how many replicas, and the bug that it is written for."""

@@ -1,5 +1,7 @@
 """Hazards of who leads: H14, H15, votes that are counted twice, reads that nobody confirmed."""
 
+import itertools
+
 import pytest
 
 from cluster.consensus.frames import AppendReply, AppendRequest, Heartbeat, VoteReply, VoteRequest
@@ -105,14 +107,35 @@ def test_a_vote_of_an_older_campaign_counts_for_nothing() -> None:
     assert harness.engine.term == 0
 
 
-def test_a_less_complete_journal_gets_no_vote() -> None:
-    for last_index, last_term, granted in ((1, 2, False), (2, 2, True), (9, 1, False), (1, 3, True)):
+@pytest.mark.parametrize("pre", [True, False], ids=["asked before", "asked to vote"])
+def test_a_vote_goes_to_whoever_has_a_journal_at_least_as_complete_its_last_term_first(pre: bool) -> None:
+    own = [2, 2, 3]  # terms, so that (3, 3) is the last entry
+    for last_term, last_index in itertools.product(range(1, 5), range(1, 6)):
         harness = Harness()
-        harness.give("r2", VoteRequest(2, 1, 9, 9, pre=False))
-        harness.journal.append([harness_entry(1, 2), harness_entry(2, 2)])
+        harness.give("r2", VoteRequest(3, 1, 9, 9, pre=False))
+        harness.journal.append([harness_entry(index, term) for index, term in enumerate(own, start=1)])
         harness.take(VoteReply)
-        harness.give("r3", VoteRequest(5, 1, last_index, last_term, pre=False))
-        assert harness.take(VoteReply, "r3")[0].granted is granted
+        harness.give("r3", VoteRequest(5, 1, last_index, last_term, pre=pre))
+        is_complete = last_term > 3 or (last_term == 3 and last_index >= 3)
+        assert [reply.granted for reply in harness.take(VoteReply, "r3")] == [is_complete], (last_term, last_index)
+
+
+def test_h14_a_replica_that_lacks_what_is_committed_is_told_so_before_it_raises_any_term() -> None:
+    with Simulation(seed=3) as sim:
+        sim.commit(b"\x011")
+        leader = sim.elect()
+        behind, other = sim.others(leader)
+        sim.isolate(behind.name)
+        for number in range(5):
+            sim.commit(b"\x012%d" % number)
+        term = sim.engine(leader.name).term
+        leader.crash()
+        sim.heal()
+        # Nobody leads, and whoever is behind asks first: the other one must neither vote nor be disturbed.
+        sim.tick(behind)
+        sim.filter = lambda sender, receiver, message: sender != other.name or not isinstance(message, VoteRequest)
+        sim.run(10 * TIMING.election_max_s)
+        assert sim.engine(behind.name).term == sim.engine(other.name).term == term
 
 
 def harness_entry(index: int, term: int) -> Entry:

@@ -178,6 +178,17 @@ def test_h03_a_conflict_of_terms_truncates_from_the_conflict_on() -> None:
     assert harness.journal.last_index == 2
 
 
+def test_what_takes_the_place_of_what_was_cut_does_not_count_as_synced() -> None:
+    harness = Harness()
+    harness.follow([(1, A), (1, B), (1, C)])
+    assert harness.engine.raft.durable_index == 3
+    harness.engine.receive("r3", AppendRequest(2, 1, 1, 1, 0, True, [(2, D), (2, A), (2, B)]))
+    assert harness.journal.dirty and harness.journal.last_index == 4
+    assert harness.engine.raft.durable_index == 1
+    harness.engine.tick()
+    assert harness.engine.raft.durable_index == 4
+
+
 @pytest.mark.parametrize(
     "request_",
     [AppendRequest(2, 1, 0, 0, 2, True, [(2, D)]), AppendRequest(2, 1, 1, 2, 2, True, [(2, D)])],

@@ -28,7 +28,8 @@ from replica.values.limits import COMMANDS_PER_BATCH_MAX
 from replica.values.units import Instant, seconds
 from tests.clocks import ManualClock
 from tests.cluster.harness import PLAIN, SCRIPT, Harness, story, until
-from wal.codec import CodecError, decode_batch
+from wal.codec import CodecError, decode_batch, encode_batch
+from wal.journal import Entry as LogEntry
 
 OPERATOR = c.Actor(c.ActorRole.OPERATOR, "operator")
 ALICE = c.Actor(c.ActorRole.USER, "alice")
@@ -277,6 +278,27 @@ async def test_after_an_unknown_outcome_the_same_id_happens_once_whether_the_ent
             assert settled.fresh is lose
             assert len(harness.controller.state.jobs) == before + 1
             assert settled.job == before + 1
+
+
+@story
+async def test_an_entry_of_another_leader_in_the_place_of_ones_own_answers_nobody(config: Config) -> None:
+    async with manual(config) as harness:
+        answer = submit(harness)
+        await until(lambda: harness.engine.uncommitted == 1)
+        (own,) = batches(harness)
+        (entry,) = own.entries
+        journal = harness.engine.journal
+        index = journal.last_index
+        # What a new leader decided on the same revision, as many commands; it comes before anybody is notified that
+        # the leadership is lost.
+        theirs = replace(own, entries=(replace(entry, id=command_id()),))
+        journal.truncate_from(index)
+        journal.set_term(journal.term + 1, None)
+        journal.append([LogEntry(index, journal.term, encode_batch(theirs))])
+        harness.engine.commit()
+        assert harness.controller.state.revision == own.base + 1
+        with pytest.raises(OutcomeUnknown):
+            await answer
 
 
 @story
