@@ -14,7 +14,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,6 +36,7 @@ from cluster.server import (
     Checkpoints,
     Collector,
     Controller,
+    Digests,
     JoiningRefused,
     StorageRefused,
     join,
@@ -205,7 +206,7 @@ class Replica:
                 node_down_s=config.timing.node_down_s,
                 ask=self._status_of,
                 version=release(),
-                checkpoints=Checkpoints(name, self._peers, self._digests_of, fail),
+                checkpoints=Checkpoints(name, self._peers, self._digests_of, fail, chain=storage.journal),
             )
         except (ValueError, TlsRefused, BrokenInvariant, RemovedFromCluster) as error:
             storage.close()
@@ -272,8 +273,9 @@ class Replica:
     def _peers(self) -> tuple[str, ...]:
         return tuple(peer.name for peer in self.controller.engine.peers())
 
-    async def _digests_of(self, peer: str) -> Mapping[int, str]:
-        return (await self._client.call(ops.LIST_DIGESTS, replica=self._api_of(peer))).digests
+    async def _digests_of(self, peer: str, index: int) -> Digests:
+        answer = await self._client.call(ops.LIST_DIGESTS, ledger=index, replica=self._api_of(peer))
+        return Digests(answer.digests, answer.ledgers)
 
     async def _history_of(self, peer: str, last: int) -> Iterable[HandedView]:
         return (await self._client.call(ops.READ_STORED_ENTRIES, last=last, replica=self._api_of(peer))).entries

@@ -125,10 +125,15 @@ async def save_snapshot(call: Call[None]) -> Reply[SnapshotView]:
 async def list_digests(call: Call[None]) -> Reply[DigestsAnswer]:
     controller = call.service.controller
     checkpoints = controller.checkpoints
+    applied = controller.applied_index
+    asked = call.integer("ledger", applied, least=0, most=INDEX_MAX)
+    digests = {} if checkpoints is None else dict(checkpoints.digests)
+    chain = {index: controller.journal.digest_at(index) for index in (*digests, min(asked, applied))}
     view = DigestsAnswer(
         revision=controller.state.revision,
         replica=controller.name,
-        digests={} if checkpoints is None else dict(checkpoints.digests),
+        digests=digests,
+        ledgers={index: digest.hex() for index, digest in chain.items() if digest is not None},
         verdict=(Verdict.UNDECIDED if checkpoints is None else checkpoints.verdict).value,
     )
     return Reply(controller.state.revision, view)

@@ -33,6 +33,9 @@ FRAME_OVERHEAD_BYTES: Final = 64 << 10
 MAX_FRAME_BYTES: Final = APPEND_BYTES + MAX_ENTRY_BYTES + FRAME_OVERHEAD_BYTES
 """Bytes of one frame; a longer one is refused before a byte of it is kept."""
 
+LEDGER_DIGEST_BYTES: Final = 32
+"""Bytes of a ledger's digest, SHA-256."""
+
 _LENGTH: Final = struct.Struct(">I")
 
 # Terms, indexes and sequences stay far below 2^63, so that adding to one never overflows a signed word anywhere.
@@ -91,6 +94,10 @@ class VoteRequest(Message, frozen=True, array_like=True, forbid_unknown_fields=T
     pre: bool
     transfer: bool = False
     """The leader wants it: it does not count that a leader lives (thesis 3.10)."""
+    ledger_index: Number = 0
+    """The last entry that the candidate has applied."""
+    ledger_digest: Annotated[bytes, Meta(max_length=LEDGER_DIGEST_BYTES)] = b""
+    """Digest of its ledger up to there; empty where it has none."""
 
 
 class VoteReply(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=5):

@@ -236,10 +236,13 @@ def _ask_for_votes(raft: RaftState, *, transfer: bool = False) -> None:
 
 def _request_votes(raft: RaftState, *, pre: bool, transfer: bool) -> None:
     seq = raft.campaign_seq = raft.next_seq()
-    last_index, last_term = raft.journal.last_index, raft.journal.last_term
+    journal = raft.journal
+    last_index, last_term, applied_index = journal.last_index, journal.last_term, journal.applied_index
+    digest = journal.digest_at(applied_index) or b""
     for peer in raft.configuration.voter_ids:
         if peer != raft.me:
-            raft.outbox.send(peer, VoteRequest(raft.term, seq, last_index, last_term, pre, transfer))
+            request = VoteRequest(raft.term, seq, last_index, last_term, pre, transfer, applied_index, digest)
+            raft.outbox.send(peer, request)
 
 
 def _count_votes(raft: RaftState) -> None:
@@ -267,7 +270,7 @@ def on_vote_request(raft: RaftState, peer: str, request: VoteRequest) -> None:
     if not request.pre and request.term > raft.term:
         adopt_term(raft, request.term)
     own = (raft.journal.last_term, raft.journal.last_index)
-    granted = (request.last_term, request.last_index) >= own
+    granted = (request.last_term, request.last_index) >= own and not _has_another_ledger(raft, peer, request)
     if not request.pre:
         granted = granted and raft.voted_for in (None, peer)
         if granted:
@@ -275,6 +278,31 @@ def on_vote_request(raft: RaftState, peer: str, request: VoteRequest) -> None:
                 raft.transitions.set_term(raft.term, peer)
             postpone_election(raft)
     raft.outbox.send(peer, VoteReply(raft.term, request.seq, granted, request.pre))
+
+
+def _has_another_ledger(raft: RaftState, peer: str, request: VoteRequest) -> bool:
+    """Whether what the candidate has applied is not what was applied here; False where this replica cannot tell.
+
+    Terms agree where an entry was rewritten, so nothing else would keep its replica from leading, and from being
+    believed by whoever joins.
+    """
+    own = raft.journal.digest_at(request.ledger_index) if request.ledger_digest else None
+    if own is None or own == request.ledger_digest:
+        return False
+    more = raft.limiter.due(peer, "ledger")
+    if more is not None:
+        _log.error(
+            "the ledger of %s up to entry %d has digest %s, and that of %s has %s: one of them was altered, so %s "
+            "gets no vote here; compare with `forebay member status --digest`%s",
+            peer,
+            request.ledger_index,
+            request.ledger_digest.hex()[:16],
+            raft.me,
+            own.hex()[:16],
+            peer,
+            more,
+        )
+    return True
 
 
 def _hears_leader(raft: RaftState, besides: str) -> bool:

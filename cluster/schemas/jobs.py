@@ -322,11 +322,14 @@ class StatusView(View, frozen=True, kw_only=True):
 
 
 class DigestsAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/digests: the states that were digested last, for comparing replicas."""
+    """Answer of GET /v1/digests: the states that were digested last, and the ledger, for comparing replicas."""
 
     replica: str
     digests: dict[int, str]
     """Entry index -> digest of the state after that entry, hexadecimal."""
+    ledgers: dict[int, str] = {}
+    """Entry index -> digest of the ledger up to that entry, hexadecimal: of the same entries, of the one that was
+    asked for, or of the last that is applied."""
     verdict: str
     """agrees, undecided, disputed or odd: what the last comparison with the peers said."""
 

@@ -308,7 +308,8 @@ SHOW_STATUS = _get("show_status", "/v1/status", _EVERYBODY, j.StatusView,
     "Show the replica that was asked, as it is now.",
     {"digest": "`yes`: with the digest of the state"}, tag="cluster", own=True)
 LIST_DIGESTS = _get("list_digests", "/v1/digests", _AUDITORS, j.DigestsAnswer,
-    "Show the digests of the last checkpoints of this replica, which its peers compare with theirs.",
+    "Show the digests of the last checkpoints of this replica, and of its ledger, which its peers compare with theirs.",
+    {"ledger": "with that of the ledger up to this index; of the last applied entry if left out, or not applied yet"},
     tag="cluster", own=True)
 READ_LEDGER = _get("read_ledger", "/v1/ledger", _AUDITORS, ledger.LedgerAnswer,
     "Read entries of the ledger that this replica holds, with their digests.",

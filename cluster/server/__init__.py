@@ -2,7 +2,7 @@
 
 from cluster.server.applied_log import Applied, AppliedLog
 from cluster.server.controller import Controller, JournalFull, Unavailable
-from cluster.server.divergence import Checkpoints, Verdict
+from cluster.server.divergence import Checkpoints, Digests, Verdict
 from cluster.server.feature_levels import UNHEARD, MemberLevel
 from cluster.server.garbage_collection import Collector
 from cluster.server.history_fetch import Backfill

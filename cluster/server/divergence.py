@@ -1,10 +1,15 @@
-"""Do the replicas really hold the same state? Digests of the same entries, compared for ever; the odd one out stops.
+"""Do the replicas really hold the same state and history? Digests, compared for ever; the odd one out stops.
 
 Every replica digests its State at the same entries: whenever the leader's clock in the batches has passed a whole
 minute, and every so many entries. It keeps the last few digests, and asks its peers for theirs. Where a majority of the
 members agrees on a digest that is not its own, its state is wrong whatever the reason (a fault of memory, of a disk, of
 the program), so it stops and says so (law 10). Where nobody has a majority, it says so loudly and goes on: it cannot
 know who is right.
+
+Ledgers are compared in the same way: when a replica starts, as of the last entry that it had applied, and at each
+checkpoint. A history that was rewritten while the replica was down and hashed again is sound in itself, and may lead
+to the very same state; only the others know that it is another one. Until they have said so it leads nobody who can
+tell (`cluster.consensus.leader_election`).
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, Protocol
 
 from cluster.eventloop import Background
 from replica.state import State, state_digest
@@ -34,12 +39,31 @@ CHECKPOINTS_KEPT = 16
 COMPARE_PERIOD_S = 5.0
 """How often peers are asked while there is a digest that was not compared with all of them, seconds."""
 
-Ask = Callable[[str], Awaitable[Mapping[int, str]]]
-"""Returns the digests of a peer, entry index -> hexadecimal; raises what it likes when the peer cannot be asked."""
+
+class Digests(NamedTuple):
+    """Digests of one replica, entry index -> hexadecimal."""
+
+    states: Mapping[int, str]
+    """Of the state after an entry."""
+    ledgers: Mapping[int, str]
+    """Of the ledger up to an entry."""
+
+
+Ask = Callable[[str, int], Awaitable[Digests]]
+"""Returns the digests of a peer, among them that of its ledger up to the index given, or up to the last entry that it
+has applied if that comes before; raises what it likes when the peer cannot be asked."""
+
+
+class Chain(Protocol):
+    """The ledger as its digests show it: `wal.Journal`."""
+
+    @property
+    def applied_index(self) -> int: ...
+    def digest_at(self, index: int) -> bytes | None: ...
 
 
 class Diverged(Exception):
-    """This replica's state is not that of the majority."""
+    """This replica's state or ledger is not that of the majority."""
 
 
 class Verdict(Enum):
@@ -81,9 +105,15 @@ class Checkpoints(Background):
     """The digests of one replica, and their comparison with those of its peers."""
 
     def __init__(
-        self, name: str, peers: Callable[[], tuple[str, ...]], ask: Ask, fail: Callable[[BaseException], NoReturn]
+        self,
+        name: str,
+        peers: Callable[[], tuple[str, ...]],
+        ask: Ask,
+        fail: Callable[[BaseException], NoReturn],
+        *,
+        chain: Chain,
     ):
-        """`peers` names the other members now; `fail` stops the replica."""
+        """`peers` names the other members now; `fail` stops the replica; `chain` is its own ledger."""
         super().__init__(fail)
         self._name = name
         self._peers = peers
@@ -92,7 +122,18 @@ class Checkpoints(Background):
         self._pending: deque[_Pending] = deque()
         self._woken = asyncio.Event()
         self._compared = 0
-        self.verdict = Verdict.UNDECIDED
+        self._chain = chain
+        self._ledger_index = chain.applied_index
+        """The entry up to which ledgers are to be compared next."""
+        self._is_ledger_compared = not self._ledger_index
+        """Whether every peer has answered for that entry."""
+        self._of_states = self._of_ledgers = Verdict.UNDECIDED
+        self._woken.set()  # what was there before the start is compared at once
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the last comparison said: of the states, unless a ledger is disputed."""
+        return Verdict.DISPUTED if self._of_ledgers is Verdict.DISPUTED else self._of_states
 
     @property
     def digests(self) -> Mapping[int, str]:
@@ -117,32 +158,91 @@ class Checkpoints(Background):
                 # In a thread: a large state takes longer than a heartbeat, and a State never changes.
                 digest = await asyncio.to_thread(state_digest, pending.state)
                 self._digests[pending.entry_index] = digest.hex()
+                self._ledger_index, self._is_ledger_compared = pending.entry_index, False
                 while len(self._digests) > CHECKPOINTS_KEPT:
                     del self._digests[min(self._digests)]
-            while self._digests and self._compared < max(self._digests) and not self._pending:
+            while self._is_unfinished and not self._pending:
                 await self._compare()
-                if self._compared < max(self._digests):
+                if self._is_unfinished:
                     await asyncio.sleep(COMPARE_PERIOD_S)
 
+    @property
+    def _is_unfinished(self) -> bool:
+        """Whether there is a digest that was not compared with all peers."""
+        return self._compared < max(self._digests, default=0) or not self._is_ledger_compared
+
     async def _compare(self) -> None:
-        """Ask every peer, and judge every checkpoint that somebody else has too.
+        """Ask every peer, and judge what somebody else has too."""
+        peers, index = self._peers(), self._ledger_index
+        answers = await self._answers(peers, index)
+        self._compare_states(peers, {peer: answer.states for peer, answer in answers.items()})
+        await self._compare_ledgers(peers, index, {peer: answer.ledgers for peer, answer in answers.items()})
+
+    async def _answers(self, peers: tuple[str, ...], index: int) -> dict[str, Digests]:
+        answers = await asyncio.gather(*(self._ask(peer, index) for peer in peers), return_exceptions=True)
+        return {peer: answer for peer, answer in zip(peers, answers, strict=True) if isinstance(answer, Digests)}
+
+    async def _compare_ledgers(self, peers: tuple[str, ...], index: int, theirs: dict[str, Mapping[int, str]]) -> None:
+        """Judge the ledgers up to `index`, or as far as the peers have them."""
+        if not index:
+            return
+        verdict = self._judged_ledgers(theirs, len(peers) + 1)
+        if verdict is Verdict.DISPUTED and len(theirs) > 1:
+            # Peers that are behind name different entries, of which none has a majority; all of them have the first.
+            first = min(max(digests, default=index) for digests in theirs.values())
+            answers = await self._answers(peers, first)
+            self._judged_ledgers({peer: answer.ledgers for peer, answer in answers.items()}, len(peers) + 1)
+        self._of_ledgers = verdict
+        if index == self._ledger_index:
+            self._is_ledger_compared = all(index in theirs.get(peer, ()) for peer in peers)
+
+    def _judged_ledgers(self, theirs: Mapping[str, Mapping[int, str]], members: int) -> Verdict:
+        """Return what the ledgers say, at the first entry where they differ; the odd one out does not return."""
+        verdict = Verdict.UNDECIDED
+        for index in sorted({index for digests in theirs.values() for index in digests}):
+            digest = self._chain.digest_at(index)
+            if digest is None:
+                continue
+            mine, of_index = digest.hex(), _of_index(theirs, index)
+            found = judge(mine, of_index, members)
+            others = ", ".join(f"{peer} {other[:16]}" for peer, other in sorted(of_index.items()))
+            if found is Verdict.ODD:
+                self._fail(
+                    Diverged(
+                        f"the ledger of {self._name} up to entry {index} has digest {mine[:16]}; the majority has "
+                        f"another ({others}): its history was altered; keep its directory for an inquiry, and bring "
+                        "the replica back with `forebay member replace`"
+                    )
+                )
+            if found is Verdict.DISPUTED:
+                LOGGER.error(
+                    "ledgers differ up to entry %d and no majority agrees: %s %s, %s; one of them was altered",
+                    index,
+                    self._name,
+                    mine[:16],
+                    others,
+                )
+                return found
+            if found is Verdict.AGREES:
+                verdict = found
+        return verdict
+
+    def _compare_states(self, peers: tuple[str, ...], theirs: dict[str, Mapping[int, str]]) -> None:
+        """Judge every checkpoint that somebody else has too.
 
         Not the newest alone: where a peer is steadily a checkpoint behind, it never has a majority, the one before has.
         """
-        peers = self._peers()
-        answers = await asyncio.gather(*(self._ask(peer) for peer in peers), return_exceptions=True)
-        theirs = {peer: answer for peer, answer in zip(peers, answers, strict=True) if isinstance(answer, Mapping)}
         common = sorted(index for index in self._digests if any(index in digests for digests in theirs.values()))
         if not common:
             if not peers:
-                self._compared = max(self._digests)
+                self._compared = max(self._digests, default=0)
             return
         verdict, decided = Verdict.UNDECIDED, common[-1]
         for index in common:
             found = self._judged(index, theirs, len(peers) + 1)
             if found is not Verdict.UNDECIDED:
                 verdict, decided = found, index
-        self.verdict = verdict
+        self._of_states = verdict
         if verdict is Verdict.DISPUTED:
             mine = self._digests[decided]
             LOGGER.error(

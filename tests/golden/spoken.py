@@ -22,7 +22,7 @@ MESSAGES: tuple[Any, ...] = (
     AppendRequest(3, 70_000, 11, 2, 10, True, [(2, b"\x00"), (3, b"\x01\x01\x93\x00\x00\x90")]),
     Heartbeat(3, 70_001, 12, False),
     AppendReply(3, 70_002, 11, True, 9, 2),
-    VoteRequest(4, 1, 13, 3, True, True),
+    VoteRequest(4, 1, 13, 3, True, True, 12, bytes(range(32))),
     VoteReply(4, 1, True, False),
     SnapshotChunk(4, 2, 300, 3, 1 << 33, 1 << 20, b"FORE"),
     SnapshotReply(4, 2, 300, 3, RESUME, 1 << 20, 200),

@@ -55,21 +55,25 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(answers: Iterable[ReplicaStatus]) -> Comparison:
-    """Compare what is comparable: states of one revision, and checkpoints after one entry."""
+    """Compare what is comparable: states of one revision, checkpoints after one entry, ledgers up to one."""
     of_revision: defaultdict[int, dict[str, str]] = defaultdict(dict)
     after_entry: defaultdict[int, dict[str, str]] = defaultdict(dict)
+    of_ledger: defaultdict[int, dict[str, str]] = defaultdict(dict)
     for answer in answers:
         if answer.status is not None and answer.status.state_digest is not None:
             of_revision[answer.status.revision][answer.name] = answer.status.state_digest
         if answer.checkpoints is not None:
             for index, digest in answer.checkpoints.digests.items():
                 after_entry[index][answer.name] = digest
+            for index, digest in answer.checkpoints.ledgers.items():
+                of_ledger[index][answer.name] = digest
     points = [(f"at revision {number}", of_revision[number]) for number in sorted(of_revision, reverse=True)]
     points += [(f"after entry {number}", after_entry[number]) for number in sorted(after_entry, reverse=True)]
-    for where, digests in points:
+    ledgers = [(f"up to entry {number}", of_ledger[number]) for number in sorted(of_ledger)]
+    for what, (where, digests) in (*(("states", one) for one in points), *(("ledgers", one) for one in ledgers)):
         if len(set(digests.values())) > 1:
             shown = ", ".join(f"{name} {digest[:DIGEST_DIGITS_SHOWN]}" for name, digest in sorted(digests.items()))
-            return Comparison(agreement=Agreement.DIFFERENT, sentence=f"the replicas' states differ {where}: {shown}")
+            return Comparison(agreement=Agreement.DIFFERENT, sentence=f"the replicas' {what} differ {where}: {shown}")
     # The most replicas first; of those the newest, in the order above.
     where, digests = max(points, key=lambda point: len(point[1]), default=("", {}))
     if len(digests) > 1:
@@ -193,13 +197,15 @@ def _address(option: str, text: str) -> Address:
 
 @member_group.command("status")
 @click.argument("name", required=False)
-@click.option("--digest", is_flag=True, help="Also compute the digests of the states, and compare them.")
+@click.option(
+    "--digest", is_flag=True, help="Also compute the digests of the states, and compare them and the ledgers."
+)
 @JSON_OPTION
 def status(name: str | None, digest: bool, as_json: bool) -> None:
     """Ask each replica itself, or one of them, how it stands.
 
     With --digest the states are compared as well, where two replicas gave a digest of the same revision, or keep one of
-    the same entry. States that differ end with exit code 7.
+    the same entry, and their ledgers. States or ledgers that differ end with exit code 7.
     """
     current = session()
     config = current.config()

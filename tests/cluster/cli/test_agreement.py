@@ -27,7 +27,7 @@ def said(name: str, answer: Answer | None) -> ReplicaStatus:
         return ReplicaStatus(name=name, api="127.0.0.1:1", reachable=False, error="refused")
     revision, digest, kept = answer
     status = msgspec.structs.replace(STATUS, replica=name, revision=revision, state_digest=digest)
-    checkpoints = DigestsAnswer(revision=revision, replica=name, digests=kept, verdict="agrees")
+    checkpoints = DigestsAnswer(revision=revision, replica=name, digests=kept, ledgers={}, verdict="agrees")
     return ReplicaStatus(name=name, api="127.0.0.1:1", reachable=True, status=status, checkpoints=checkpoints)
 
 
@@ -57,6 +57,20 @@ def test_states_are_different_where_two_are_of_one_point_and_differ_and_the_same
             assert agreement is Agreement.SAME
         else:
             assert agreement is Agreement.UNKNOWN
+
+
+@pytest.mark.parametrize("third", [SAME, OTHER])
+def test_ledgers_that_differ_up_to_one_entry_are_named_although_the_states_agree(third: str) -> None:
+    answers = [said(f"r{number}", (7, SAME, {})) for number in (1, 2, 3)]
+    for answer, digest in zip(answers, (SAME, SAME, third), strict=True):
+        assert answer.checkpoints is not None
+        answer.checkpoints.ledgers[12] = digest
+    comparison = compare(answers)
+    assert comparison.agreement is (Agreement.SAME if third == SAME else Agreement.DIFFERENT)
+    if third != SAME:
+        assert comparison.sentence == (
+            f"the replicas' ledgers differ up to entry 12: r1 {SAME[:16]}, r2 {SAME[:16]}, r3 {OTHER[:16]}"
+        )
 
 
 @pytest.fixture(scope="module")

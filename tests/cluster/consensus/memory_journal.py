@@ -79,6 +79,9 @@ class MemoryJournal:
             raise LookupError(index)
         return self._entries[index - self._base[0] - 1]
 
+    def digest_at(self, index: int) -> bytes | None:
+        return None  # nothing is chained here
+
     def term_of(self, index: int) -> int | None:
         if index == self._base[0]:
             return self._base[1]

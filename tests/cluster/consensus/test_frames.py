@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cluster.consensus.frames import (
     APPEND_ENTRIES,
+    LEDGER_DIGEST_BYTES,
     MAX_ENTRY_BYTES,
     MAX_FRAME_BYTES,
     AnyMessage,
@@ -36,7 +37,17 @@ messages: st.SearchStrategy[AnyMessage] = st.one_of(
     st.builds(AppendRequest, numbers, numbers, numbers, numbers, numbers, st.booleans(), entries),
     st.builds(Heartbeat, numbers, numbers, numbers, st.booleans()),
     st.builds(AppendReply, numbers, numbers, numbers, st.booleans(), numbers, numbers),
-    st.builds(VoteRequest, numbers, numbers, numbers, numbers, st.booleans()),
+    st.builds(
+        VoteRequest,
+        numbers,
+        numbers,
+        numbers,
+        numbers,
+        st.booleans(),
+        st.booleans(),
+        numbers,
+        st.binary(max_size=LEDGER_DIGEST_BYTES),
+    ),
     st.builds(VoteReply, numbers, numbers, st.booleans(), st.booleans()),
     st.builds(SnapshotChunk, numbers, numbers, numbers, numbers, numbers, numbers, st.binary(max_size=40)),
     st.builds(SnapshotReply, numbers, numbers, numbers, numbers, st.integers(0, 3), numbers, numbers),
@@ -104,8 +115,21 @@ def test_h05_a_frame_of_another_cluster_or_version_is_refused_by_name() -> None:
         [1, 1, 1, 0, 0, 0, True, [[1, b"x"]] * (APPEND_ENTRIES + 1)],
         [1, 1, 1, 0, 0, 0, True, [[1, b"x" * (MAX_ENTRY_BYTES + 1)]]],
         [7, 1, 1, 1, 1, 4, 0, 0],
+        [4, 1, 1, 1, 1, True, False, 1, b"x" * (LEDGER_DIGEST_BYTES + 1)],
     ],
-    ids=["kind", "length", "negative", "overflow", "bool", "text", "empty entry", "entries", "entry", "outcome"],
+    ids=[
+        "kind",
+        "length",
+        "negative",
+        "overflow",
+        "bool",
+        "text",
+        "empty entry",
+        "entries",
+        "entry",
+        "outcome",
+        "digest",
+    ],
 )
 def test_h05_a_message_outside_its_bounds_is_refused(message: list[object]) -> None:
     with pytest.raises(FrameRefused):
@@ -129,7 +153,7 @@ def test_the_wire_form_of_every_message_stays_as_it_was_released() -> None:
         (AppendRequest(7, 1, 5, 6, 4, True, [(7, b"\x01a")]), "98010701050604c3919207c4020161"),
         (Heartbeat(7, 2, 4, False), "9502070204c2"),
         (AppendReply(7, 3, 5, True, 4, 6), "9703070305c30406"),
-        (VoteRequest(7, 4, 5, 6, True), "970407040506c3c2"),
+        (VoteRequest(7, 4, 5, 6, True, False, 3, b"d" * 32), "990407040506c3c203c420" + "64" * 32),
         (VoteReply(7, 4, True, False), "95050704c3c2"),
         (SnapshotChunk(7, 5, 9, 6, 3, 0, b"abc"), "9806070509060300c403616263"),
         (SnapshotReply(7, 5, 9, 6, 2, 3, 9), "980707050906020309"),

@@ -15,7 +15,7 @@ from cluster.schemas import operations as ops
 from cluster.schemas.requests import PoolRequest
 from cluster.serve import Replica
 from cluster.server import divergence
-from cluster.server.divergence import CHECKPOINT_S, Checkpoints, Diverged, Verdict, is_checkpoint, judge
+from cluster.server.divergence import CHECKPOINT_S, Checkpoints, Digests, Diverged, Verdict, is_checkpoint, judge
 from cluster.system.clock import SystemClock
 from replica.state.state import State
 from replica.values.units import Instant, seconds
@@ -108,16 +108,34 @@ def test_a_replica_whose_state_differs_from_the_majority_stops_and_says_so(
     asyncio.run(story())
 
 
-def answering(digests: dict[str, dict[int, str]]) -> divergence.Ask:
-    """Return what asks peers that answer `digests`."""
+class Ledger:
+    """A ledger of which some digests are known."""
 
-    async def ask(peer: str) -> dict[int, str]:
-        return digests[peer]
+    def __init__(self, digests: dict[int, bytes]) -> None:
+        self.digests = digests
+        self.applied_index = max(digests, default=0)
+
+    def digest_at(self, index: int) -> bytes | None:
+        return self.digests.get(index)
+
+
+def answering(digests: dict[str, dict[int, str]], ledgers: dict[str, dict[int, bytes]]) -> divergence.Ask:
+    """Return what asks peers that answer `digests`, and of their ledgers what was asked for, or the last they have."""
+
+    async def ask(peer: str, index: int) -> Digests:
+        ledger = ledgers.get(peer, {})
+        at = min(index, max(ledger, default=0))
+        return Digests(digests.get(peer, {}), {at: ledger[at].hex()} if at in ledger else {})
 
     return ask
 
 
-def compared(mine: dict[int, str], theirs: dict[str, dict[int, str]]) -> tuple[Verdict, list[BaseException]]:
+def compared(
+    mine: dict[int, str],
+    theirs: dict[str, dict[int, str]],
+    ledger: dict[int, bytes] | None = None,
+    ledgers: dict[str, dict[int, bytes]] | None = None,
+) -> tuple[Verdict, list[BaseException]]:
     """Compare once; return the verdict, and with what the replica stopped."""
     failures: list[BaseException] = []
 
@@ -125,7 +143,8 @@ def compared(mine: dict[int, str], theirs: dict[str, dict[int, str]]) -> tuple[V
         failures.append(error)
         raise error
 
-    checkpoints = Checkpoints("r1", lambda: tuple(theirs), answering(theirs), fail)
+    peers = tuple(theirs or ledgers or ())
+    checkpoints = Checkpoints("r1", lambda: peers, answering(theirs, ledgers or {}), fail, chain=Ledger(ledger or {}))
     checkpoints._digests.update(mine)
     with suppress(Diverged):
         asyncio.run(checkpoints._compare())
@@ -150,12 +169,75 @@ def test_a_sound_replica_goes_on_whatever_one_peer_says_of_older_and_newer_check
     assert compared(right, {"r2": wrong, "r3": {0: "good0"}})[0] is Verdict.DISPUTED
 
 
+def history(last: int, rewritten_from: int | None = None) -> dict[int, bytes]:
+    """Digests of a ledger up to each entry; chained, so all of them are others from a rewritten entry on."""
+    return {
+        index: (b"\x01" if rewritten_from is not None and index >= rewritten_from else b"\0") * 31 + bytes([index])
+        for index in range(1, last + 1)
+    }
+
+
+@pytest.mark.parametrize("lasts", [*itertools.product(range(1, 5), repeat=3)])
+def test_a_rewritten_ledger_is_found_wherever_the_peers_stand_and_a_sound_one_never(
+    lasts: tuple[int, int, int],
+) -> None:
+    own, *peers = lasts
+    behind = min(lasts)
+    for rewritten_from in range(1, own + 1):
+        theirs = {f"r{number}": history(last) for number, last in enumerate(peers, start=2)}
+        verdict, failures = compared({}, {}, history(own, rewritten_from), theirs)
+        known = [min(own, last) for last in peers if min(own, last) >= rewritten_from]
+        if behind >= rewritten_from or (len(known) == 2 and known[0] == known[1]):
+            assert len(failures) == 1 and "the ledger of r1" in str(failures[0])
+        else:
+            assert failures == []
+            assert (verdict is Verdict.DISPUTED) == bool(known)
+        # Seen from a sound replica, one of whose peers was rewritten.
+        others = {"r2": history(peers[0], rewritten_from), "r3": history(peers[1])}
+        verdict, failures = compared({}, {}, history(own), others)
+        assert failures == []
+
+
+def test_a_replica_compares_its_ledger_when_it_starts_until_every_peer_has_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(divergence, "COMPARE_PERIOD_S", 0.001)
+    asked: list[tuple[str, int]] = []
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        settled = loop.create_future()
+
+        async def ask(peer: str, index: int) -> Digests:
+            asked.append((peer, index))
+            if peer == "r3" and len(asked) < 6:
+                raise OSError("it is not there yet")
+            if len(asked) >= 6:
+                loop.call_soon(lambda: settled.done() or settled.set_result(None))
+            return Digests({}, {index: history(7)[index].hex()})
+
+        def fail(error: BaseException) -> NoReturn:
+            raise error
+
+        checkpoints = Checkpoints("r1", lambda: ("r2", "r3"), ask, fail, chain=Ledger(history(7)))
+        checkpoints.start()
+        async with asyncio.timeout(10):
+            await settled
+            while not checkpoints._is_ledger_compared:
+                await asyncio.sleep(0)
+        assert not checkpoints._is_unfinished
+        assert set(asked) == {("r2", 7), ("r3", 7)}
+        await checkpoints.stop()
+
+    asyncio.run(story())
+
+
 def test_a_state_that_cannot_be_digested_stops_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(state: State) -> bytes:
         raise ValueError("no number of jobs")
 
-    async def ask(peer: str) -> dict[int, str]:
-        return {}
+    async def ask(peer: str, index: int) -> Digests:
+        return Digests({}, {})
 
     async def story() -> None:
         stopped: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -165,7 +247,7 @@ def test_a_state_that_cannot_be_digested_stops_the_replica(monkeypatch: pytest.M
             raise asyncio.CancelledError
 
         monkeypatch.setattr(divergence, "state_digest", broken)
-        checkpoints = Checkpoints("r1", lambda: ("r2", "r3"), ask, fail)
+        checkpoints = Checkpoints("r1", lambda: ("r2", "r3"), ask, fail, chain=Ledger({}))
         checkpoints.start()
         checkpoints.applied(divergence.CHECKPOINT_ENTRIES, State(), State())
         async with asyncio.timeout(10):

@@ -1,0 +1,131 @@
+"""A replica whose history was rewritten and hashed again is found by its peers: it leads nobody, and stops by name."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from cluster.client import Client
+from cluster.consensus import Role
+from cluster.consensus.frames import VoteReply, VoteRequest
+from cluster.schemas import operations as ops
+from cluster.schemas.requests import PoolRequest
+from cluster.serve import Replica
+from cluster.server import divergence
+from cluster.server.divergence import Diverged
+from cluster.system.clock import SystemClock
+from replica.messages.commands import Actor, ActorRole
+from tests.cluster.consensus.harness import STAND_S, Harness
+from tests.cluster.consensus.memory_journal import Disk, MemoryJournal
+from tests.cluster.harness import PATIENCE_S
+from tests.cluster.test_serve import make
+from tests.faults.rewritten import blamed, rewrite
+from wal import Environment, Journal
+from wal.ledger import Ledger
+
+SOMEBODY_ELSE = Actor(ActorRole.OPERATOR, "mallory")
+
+
+def test_a_replica_whose_history_was_rewritten_and_hashed_again_leads_nobody_and_stops_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(divergence, "COMPARE_PERIOD_S", 0.05)
+    config = make(tmp_path / "site", 3)
+    victim = "r1"
+
+    async def story() -> None:
+        stopped: asyncio.Future[tuple[str, BaseException]] = asyncio.get_running_loop().create_future()
+
+        def failing(name: str) -> object:
+            def fail(error: BaseException) -> NoReturn:
+                if not stopped.done():
+                    stopped.set_result((name, error))
+                raise asyncio.CancelledError
+
+            return fail
+
+        def started() -> dict[str, Replica]:
+            return {
+                replica.name: Replica(config, replica.name, clock=SystemClock(), fail=failing(replica.name))  # type: ignore[arg-type]
+                for replica in config.replicas
+            }
+
+        async def run(replicas: dict[str, Replica]) -> None:
+            for replica in replicas.values():
+                await replica.start()
+
+        replicas = started()
+        await run(replicas)
+        async with Client.from_config(config, "operator") as client:
+            for number in range(3):
+                request = PoolRequest(
+                    command_id=client.new_command_id(), quantity=f"{100 + number}MiB", granularity="1MiB"
+                )
+                revision = (await client.call(ops.SET_POOL, request, name="fast")).revision
+        async with asyncio.timeout(PATIENCE_S):
+            while any(replica.controller.state.revision < revision for replica in replicas.values()):
+                await asyncio.sleep(0.01)
+        for replica in replicas.values():
+            await replica.stop()
+
+        altered = rewrite(config, victim, lambda entry: blamed(entry, SOMEBODY_ELSE))
+        assert len(altered) >= 3
+        environment = Environment.open(
+            config.wal_directory(victim),
+            cluster_id=config.cluster.id,
+            replica=victim,
+            map_size_bytes=config.storage.map_size_bytes,
+            create=False,
+        )
+        Journal(environment)
+        assert Ledger(environment).verify().first_index == 1, "its own disk says nothing of it"
+        environment.close()
+
+        replicas = started()
+        try:
+            await run(replicas)
+            async with asyncio.timeout(PATIENCE_S):
+                while not stopped.done():
+                    assert replicas[victim].controller.engine.role is not Role.LEADER
+                    await asyncio.sleep(0.005)
+            name, error = stopped.result()
+            assert name == victim
+            assert isinstance(error, Diverged)
+            assert "the ledger of r1" in str(error) and "r2" in str(error) and "member replace" in str(error)
+        finally:
+            for replica in replicas.values():
+                await replica.stop()
+
+    asyncio.run(story())
+
+
+A, B = b"a" * 32, b"b" * 32
+
+
+@pytest.mark.parametrize("pre", [True, False])
+@pytest.mark.parametrize(
+    ("digest", "index", "granted"),
+    [(A, 2, True), (B, 2, False), (B, 1, False), (B, 3, True), (b"", 0, True)],
+    ids=["the same", "another", "another earlier", "further than is known here", "no ledger yet"],
+)
+def test_nobody_votes_for_a_replica_that_has_applied_another_history(
+    pre: bool, digest: bytes, index: int, granted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness = Harness(journal=MemoryJournal(Disk()))
+    harness.journal.digest_at = {1: A, 2: A}.get
+    caplog.set_level(logging.ERROR)
+    harness.give("r2", VoteRequest(5, 1, 9, 9, pre, False, index, digest))
+    assert [reply.granted for reply in harness.take(VoteReply, "r2")] == [granted]
+    said = "the ledger of r2" in caplog.text and "so r2 gets no vote" in caplog.text
+    assert said is not granted
+
+
+def test_a_candidate_shows_the_digest_of_what_it_has_applied() -> None:
+    harness = Harness()
+    harness.follow([(1, b"\x01a"), (1, b"\x01b")], commit=1)
+    harness.journal.digest_at = {1: A}.get
+    harness.wait(2 * STAND_S)
+    request = harness.take(VoteRequest)[0]
+    assert (request.ledger_index, request.ledger_digest) == (1, A)
