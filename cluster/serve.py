@@ -30,7 +30,7 @@ from cluster.mail import Mailer, sender_of
 from cluster.providers.calls import PoolWatch
 from cluster.schemas import HandedView, StatusView
 from cluster.schemas import operations as ops
-from cluster.security import TlsRefused, server_context
+from cluster.security import Credentials, Peers, TlsRefused
 from cluster.server import (
     Backfill,
     Checkpoints,
@@ -150,11 +150,14 @@ class Replica:
         """
         try:
             me = config.replica(name)
-            tls = config.tls_files(name)
-            context = server_context(tls)
+            credentials = Credentials(config.tls_files(name), serves=True, clock=clock)
             timing = timing_of(config)
         except (ConfigError, TlsRefused) as error:
             raise Refused(str(error), EXIT_CONFIGURATION_REFUSED) from error
+        self.credentials = credentials
+        self.peers = Peers(config.cluster.id, clock)
+        self.peers.checks.append(credentials.refresh)
+        credentials.on_authorities.append(self.peers.close_all)
         no_founder = Refused(
             f"replica {name} is no founder; `forebay member add` it and start it with --join", EXIT_STORAGE_REFUSED
         )
@@ -188,7 +191,8 @@ class Replica:
                 journal=storage.journal,
                 machine=machine,
                 timing=timing,
-                tls=tls,
+                tls=credentials,
+                peers=self.peers,
                 clock=clock,
                 on_change=on_change,
                 fail=stop_for,
@@ -220,7 +224,7 @@ class Replica:
             fail=fail,
         )
         self.controller.register(mailer_of(self.controller, config))
-        self.service = Service(self.controller, version=release(), fail=fail)
+        self.service = Service(self.controller, version=release(), fail=fail, peers=self.peers)
         self.controller.register(
             PoolWatch(
                 self.service.providing.calls,
@@ -231,9 +235,11 @@ class Replica:
                 clock=clock,
             )
         )
-        self.server = Server(self.service, address=me.api, tls=context)
+        self.server = Server(self.service, address=me.api, tls=credentials.server_context)
         self.channel = (
-            None if me.channel is None else ChannelServer(self.service, address=me.channel, tls=server_context(tls))
+            None
+            if me.channel is None
+            else ChannelServer(self.service, address=me.channel, tls=credentials.server_context)
         )
         self.collector = Collector(
             leads=lambda: self.controller.leads, election_min_s=timing.election_min_s, clock=clock
@@ -244,6 +250,7 @@ class Replica:
         """Listen and take part; Refused if an address cannot be used."""
         # What was loaded is collected once before this replica answers to anybody.
         self.collector.start()
+        self.peers.start()
         try:
             await self.server.start()
             if self.channel is not None:
@@ -262,6 +269,7 @@ class Replica:
         """Hand the leadership over, stop accepting, write what is known."""
         await self.controller.membership.hand_over()
         self.collector.stop()
+        self.peers.stop()
         await self.backfill.stop()
         if self.channel is not None:
             await self.channel.stop()
@@ -310,6 +318,7 @@ async def run(config: Config, name: str, *, first_start: bool = False) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     replica = Replica(config, name, clock=SystemClock(), first_start=first_start)
+    loop.add_signal_handler(signal.SIGHUP, lambda: replica.credentials.refresh(at_once=True))
     await replica.start()
     me = config.replica(name)
     LOGGER.info("replica %s of cluster %s: api %s, peers %s", name, config.cluster.name, me.api, me.peer)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import ssl
 from collections import Counter, deque
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import cast
 
@@ -21,7 +22,6 @@ from cluster.api.web import (
     Problem,
     Redirect,
     bad_body,
-    identity_of,
     no_leader,
     outcome_unknown,
     permit,
@@ -48,7 +48,7 @@ from cluster.schemas import (
     decode_from_client,
     encode_frame,
 )
-from cluster.security import Identity
+from cluster.security import Identity, NotIdentified
 from cluster.server import Settled
 from cluster.system import Address
 from wal import BrokenInvariant, StorageFailed
@@ -76,8 +76,8 @@ _command_decoder = msgspec.msgpack.Decoder(BulkCommand)
 class ChannelServer:
     """Listens at a replica's channel address."""
 
-    def __init__(self, service: Service, *, address: Address, tls: ssl.SSLContext) -> None:
-        """`tls` must ask for client certificates of the cluster's authority."""
+    def __init__(self, service: Service, *, address: Address, tls: Callable[[], ssl.SSLContext]) -> None:
+        """`tls` returns a context that asks for client certificates of the cluster's authority."""
         self.service = service
         self.connections: set[_Connection] = set()
         self.held: Counter[Identity] = Counter()
@@ -193,9 +193,9 @@ class _Connection(ReadingProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
         try:
-            identity = identity_of(transport, self._service.config.cluster.id)
+            identity = self._service.peers.admit(transport)
             permit(identity, PEOPLE, "use the channel")
-        except Problem as problem:
+        except (NotIdentified, Problem) as problem:
             LOGGER.warning("a connection from %s is refused: %s", transport.get_extra_info("peername"), problem)
             transport.abort()
             return
@@ -219,6 +219,7 @@ class _Connection(ReadingProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         # Its commands stand: whoever sends them again is answered from the receipts.
+        self._service.peers.forget(self._transport)
         if self._identity is not None:
             self._server.give_back(self, self._identity)
         self._waiting.clear()

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 import ssl
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -27,13 +28,13 @@ from cluster.api.web import (
     Redirect,
     decode,
     document,
-    identity_of,
+    not_identified,
     permit,
     read_body,
     unforeseen,
 )
 from cluster.eventloop import Acceptor
-from cluster.security import Identity
+from cluster.security import Identity, NotIdentified
 from cluster.system import Address
 from wal import BrokenInvariant, StorageFailed
 
@@ -52,8 +53,8 @@ SHUTDOWN_S = 3.0
 class Server:
     """Listens on a replica's api address and answers."""
 
-    def __init__(self, service: Service, *, address: Address, tls: ssl.SSLContext) -> None:
-        """`tls` must ask for client certificates of the cluster's authority."""
+    def __init__(self, service: Service, *, address: Address, tls: Callable[[], ssl.SSLContext]) -> None:
+        """`tls` returns a context that asks for client certificates of the cluster's authority."""
         self._service = service
         self._address = address
         self._tls = tls
@@ -73,6 +74,7 @@ class Server:
     async def start(self) -> None:
         """Listen; OSError if the address cannot be used."""
         self._guarded = GuardedServer(
+            self._service.peers,
             self._handle,
             access_log=None,
             keepalive_timeout=IDLE_S_MAX,
@@ -159,10 +161,9 @@ class Server:
 
     def _identity(self, request: web.BaseRequest) -> Identity:
         connection = request.protocol
-        if not isinstance(connection, Connection):
-            return identity_of(request.transport, self._service.config.cluster.id)
+        assert isinstance(connection, Connection)  # the server makes no other
         if connection.identity is None:
-            connection.identity = identity_of(request.transport, self._service.config.cluster.id)
+            raise not_identified(connection.stranger or NotIdentified("the connection has ended"))
         return connection.identity
 
     def _response(self, route: Route, reply: Reply[Any]) -> web.Response:

@@ -30,7 +30,7 @@ from cluster.api.web import (
 from cluster.consensus import Role as RaftRole
 from cluster.eventloop import Identities
 from cluster.schemas import PEOPLE, BulkCommand, Operation, bytes_of, instant_in, requests
-from cluster.security import Identity, Role
+from cluster.security import Identity, Peers, Role
 from cluster.server import (
     Answer,
     Asker,
@@ -137,8 +137,16 @@ def handles(
 class Service:
     """The controller as handlers use it."""
 
-    def __init__(self, controller: Controller, *, version: str, fail: Callable[[BaseException], NoReturn]) -> None:
-        """`fail` stops the replica."""
+    def __init__(
+        self,
+        controller: Controller,
+        *,
+        version: str,
+        fail: Callable[[BaseException], NoReturn],
+        peers: Peers | None = None,
+    ) -> None:
+        """`fail` stops the replica; `peers` watches its connections, those of its links with the others."""
+        self.peers = peers or Peers(controller.config.cluster.id, controller.clock)
         self.controller = controller
         self.config = controller.config
         self.clock = controller.clock

@@ -37,7 +37,7 @@ from cluster.schemas import (
     encode_body,
     encode_frame,
 )
-from cluster.security import TlsFiles, client_context
+from cluster.security import Credentials, TlsFiles
 from cluster.system import Address, AddressError
 
 CONNECT_S: Final = 3.0
@@ -84,7 +84,7 @@ class Connection(ReadingProtocol):
     @classmethod
     async def open(cls, address: Address, tls: ssl.SSLContext, cluster_id: str) -> "Connection":
         """Connect and greet; ApiError if that fails within CONNECT_S. `tls` comes from
-        `cluster.security.tls.client_context`."""
+        `cluster.security.Credentials`."""
         loop = asyncio.get_running_loop()
         connection: Connection | None = None
         try:
@@ -234,7 +234,7 @@ class Channel:
         self._addresses = list(addresses)
         if not self._addresses:
             raise ValueError("no replica offers a channel")
-        self._tls = client_context(tls)
+        self._credentials = Credentials(tls)
         self._cluster_id = cluster_id
         self._chance = chance
         self._next = 0
@@ -307,8 +307,10 @@ class Channel:
         async with self._connecting:
             if self._connection is None or not self._connection.is_open:
                 address = self._addresses[self._next % len(self._addresses)]
+                self._credentials.refresh()
+                tls = self._credentials.client_context()
                 try:
-                    self._connection = await Connection.open(address, self._tls, self._cluster_id)
+                    self._connection = await Connection.open(address, tls, self._cluster_id)
                 except ApiError:
                     self._next += 1
                     raise

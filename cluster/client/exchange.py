@@ -15,7 +15,7 @@ import msgspec
 from yarl import URL
 
 from cluster.client.errors import ANSWER_TOO_LARGE, NO_ANSWER, UNREACHABLE, UNTRUSTED, ApiError
-from cluster.security import TlsFiles, client_context, describe_authority, describe_certificate
+from cluster.security import Credentials, TlsFiles, describe_authority, describe_certificate
 from cluster.system import Address
 
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -74,7 +74,7 @@ class Exchange:
     def __init__(self, tls: TlsFiles) -> None:
         """Read the certificate and key; TlsRefused if they cannot be used. Nothing is connected yet."""
         self._tls = tls
-        self._context = client_context(tls)
+        self._credentials = Credentials(tls)
         self._session: aiohttp.ClientSession | None = None
 
     async def send(
@@ -110,6 +110,10 @@ class Exchange:
             session, self._session = self._session, None
             await session.close()
 
+    def refresh(self) -> None:
+        """Read certificate, key and authority again if their files have changed."""
+        self._credentials.refresh(at_once=True)
+
     def _request(
         self,
         address: Address,
@@ -119,11 +123,10 @@ class Exchange:
         timeout: aiohttp.ClientTimeout,
         accept: str = "application/json",
     ) -> "aiohttp.client._RequestContextManager":
+        self._credentials.refresh()
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    ssl=self._context, limit=CONNECTIONS_MAX, keepalive_timeout=IDLE_CONNECTION_S
-                ),
+                connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=IDLE_CONNECTION_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 # An answer that grows when it is unpacked would get past the bound on what is read.
                 auto_decompress=False,
@@ -133,7 +136,16 @@ class Exchange:
         if body is not None:
             headers["Content-Type"] = "application/json"
         url = URL(address.url + target, encoded=True)
-        return self._session.request(method, url, data=body, headers=headers, timeout=timeout, allow_redirects=False)
+        return self._session.request(
+            method,
+            url,
+            data=body,
+            headers=headers,
+            timeout=timeout,
+            allow_redirects=False,
+            # A pooled connection is for requests of its own context: one of an earlier certificate is left to idle out.
+            ssl=self._credentials.client_context(),
+        )
 
     @contextlib.asynccontextmanager
     async def _attempt(self, address: Address, timeout_s: float, connect_s: float) -> AsyncIterator[None]:

@@ -23,7 +23,7 @@ from cluster.consensus.interface import (
 )
 from cluster.consensus.state import NEVER
 from cluster.consensus.transport import TlsLinks
-from cluster.security import TlsFiles
+from cluster.security import Credentials, Peers
 from cluster.system import Clock
 from wal import Configuration, Placed, name_of
 
@@ -53,7 +53,8 @@ class Consensus:
         journal: JournalLike,
         machine: Machine,
         timing: Timing,
-        tls: TlsFiles,
+        tls: Credentials,
+        peers: Peers | None = None,
         clock: Clock,
         on_change: Callable[[], None],
         fail: Callable[[BaseException], NoReturn],
@@ -66,6 +67,8 @@ class Consensus:
         `me` is this replica's id; `members` are names and peer addresses, this replica's own included: where it
         listens, and where to find those for whom a configuration has no address. `bootstrap` and `configuration` as
         `cluster.consensus.engine.Engine` takes them; without both, `members` are the members, for ever.
+
+        `tls` is of this replica; `peers` watches the links beside its other connections.
 
         Raises ValueError if this replica is not in `members`, BrokenInvariant if the journal's marks are out of order,
         TlsRefused, RemovedFromCluster.
@@ -80,7 +83,14 @@ class Consensus:
         # Timeouts must differ between replicas, even of a cluster that was cloned from one image.
         draw = uniform or random.SystemRandom().uniform
         self._links: Final = TlsLinks(
-            me=me, members=members, cluster_id=cluster_id, tls=tls, timing=timing, uniform=draw, listener=self
+            me=me,
+            members=members,
+            cluster_id=cluster_id,
+            tls=tls,
+            peers=peers or Peers(cluster_id, clock),
+            timing=timing,
+            uniform=draw,
+            listener=self,
         )
         self._engine: Final = Engine(
             me=me,

@@ -23,7 +23,7 @@ from cluster.consensus.frames import AnyMessage, AppendReply, FrameReader, Frame
 from cluster.consensus.interface import Timing
 from cluster.consensus.log_rate_limiter import LogRateLimiter
 from cluster.eventloop import ReadingProtocol, read_buffer
-from cluster.security import NotIdentified, Role, TlsFiles, client_context, identify, server_context
+from cluster.security import Credentials, NotIdentified, Peers, Role
 from cluster.system import Address
 from wal import name_of
 
@@ -195,6 +195,7 @@ class _Inbound(_Connection):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._links.peers.forget(self.transport)
         self._links.left(self)
 
 
@@ -217,6 +218,7 @@ class _Outbound(_Connection):
             self.refusal, self.peer = error, None
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._links.peers.forget(self.transport)
         if not self.lost.done():
             self.lost.set_result(None)
 
@@ -284,7 +286,7 @@ class _Dialler:
                 lambda: _Outbound(self._links, self.peer),
                 self._address.host,
                 self._address.port,
-                ssl=self._links.client_context,
+                ssl=self._links.credentials.client_context(),
                 server_hostname=self._address.host,
             )
         try:
@@ -315,7 +317,8 @@ class TlsLinks:
         me: str,
         members: Mapping[str, str],
         cluster_id: str,
-        tls: TlsFiles,
+        tls: Credentials,
+        peers: Peers,
         timing: Timing,
         uniform: Callable[[float, float], float],
         listener: Listener,
@@ -325,8 +328,8 @@ class TlsLinks:
         self.timing: Final = timing
         self.uniform: Final = uniform
         self.listener: Final = listener
-        self.client_context: Final = client_context(tls)
-        self._server_context: Final[ssl.SSLContext] = server_context(tls)
+        self.credentials: Final = tls
+        self.peers: Final = peers
         self._me: Final = me
         self._address: Final = Address.parse(members[name_of(me)])
         self._diallers: dict[str, _Dialler] = {}
@@ -424,7 +427,7 @@ class TlsLinks:
 
     def identify_peer(self, transport: asyncio.BaseTransport) -> str:
         """Return the name of the peer at the other end; NotIdentified unless it is another replica of this cluster."""
-        identity = identify(transport.get_extra_info("peercert"), cluster_id=self.cluster_id)
+        identity = self.peers.admit(transport)
         if identity.role is not Role.REPLICA:
             raise NotIdentified(f"{identity} is no replica")
         if identity.name == name_of(self._me):
@@ -484,8 +487,9 @@ class TlsLinks:
             connection.close()
             return
         try:
+            context = self.credentials.server_context()
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: _Inbound(self), connection, ssl=self._server_context, ssl_handshake_timeout=HANDSHAKE_S
+                lambda: _Inbound(self), connection, ssl=context, ssl_handshake_timeout=HANDSHAKE_S
             )
         except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError; asyncio has closed the socket
             self.connection_failed(address, error)

@@ -77,8 +77,9 @@ ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 class Acceptor:
     """Listens at one address and hands each connection that has shown its certificate to a protocol."""
 
-    def __init__(self, factory: ProtocolFactory, address: Address, tls: ssl.SSLContext) -> None:
-        """`factory` makes the protocol of a connection; `tls` must ask for client certificates."""
+    def __init__(self, factory: ProtocolFactory, address: Address, tls: Callable[[], ssl.SSLContext]) -> None:
+        """`factory` makes the protocol of a connection; `tls` returns the context of the next handshake, which must
+        ask for client certificates."""
         self._factory = factory
         self._address = address
         self._tls = tls
@@ -149,7 +150,7 @@ class Acceptor:
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().connect_accepted_socket(
-                self._factory, connection, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S_MAX
+                self._factory, connection, ssl=self._tls(), ssl_handshake_timeout=HANDSHAKE_S_MAX
             )
         except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError; asyncio has closed the socket
             connection.close()

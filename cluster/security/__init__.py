@@ -1,7 +1,9 @@
 """Who is who: certificates, identities, mutual TLS."""
 
 from cluster.security.certificates import certificate_of, certificates_in
+from cluster.security.credentials import Credentials
 from cluster.security.identity import NAME_RULE, Identity, NotIdentified, Role, identify, is_name
+from cluster.security.peers import PeerCertificate, Peers, certificate_shown
 from cluster.security.pki import (
     AUTHORITY_NAME,
     CERTIFICATE_MODE,

@@ -1,15 +1,16 @@
 """How two ends of a connection trust each other: TLS 1.3, both sides with a certificate of the cluster's authority.
 
 Replicas, agents, the API and the CLI all make their contexts here. Only the cluster's own authority is trusted, never
-the system's.
+the system's. No session is ever resumed: a ticket would stand for a certificate after that has expired or is revoked.
 """
 
 import datetime
 import os
 import ssl
 import stat
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from cryptography import x509
@@ -17,13 +18,17 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.x509.oid import NameOID
 
-from replica.values import MICROSECONDS_PER_SECOND, Instant
+from cluster.system import SystemClock
+from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 FORBIDDEN_KEY_BITS: Final = stat.S_IRWXG | stat.S_IRWXO
 """Permission bits that a private key must not have: anybody but its owner could impersonate its holder."""
 
 MAX_PEM_BYTES: Final = 256 * 1024
 """Bytes of a certificate or key file: a chain of certificates is a few KiB; more is not one."""
+
+
+_CLOCK: Final = SystemClock()
 
 
 class TlsRefused(Exception):
@@ -45,6 +50,9 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED
+    # In TLS 1.3 the option alone makes tickets that name a session kept here; none at all needs both.
+    context.options |= ssl.OP_NO_TICKET
+    context.num_tickets = 0
     return _prepared(context, files)
 
 
@@ -55,7 +63,42 @@ def client_context(files: TlsFiles) -> ssl.SSLContext:
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = True
+    context.sslobject_class = _WhileValid
     return _prepared(context, files)
+
+
+class _WhileValid(ssl.SSLObject):
+    """Client's end of a connection that nothing more is read from or written to once the server's certificate expired.
+
+    A listener closes its connections itself (`cluster.security.peers`); a pool of a client has nobody who looks.
+    """
+
+    def do_handshake(self) -> None:
+        """Note until when the certificate is valid."""
+        super().do_handshake()
+        self._valid_until = valid_until(self.getpeercert() or {})
+
+    def read(self, len: int = 1024, buffer: Any = None) -> Any:
+        """Read, as `ssl.SSLObject` does; ssl.SSLError once the certificate has expired."""
+        self._check()
+        return super().read(len) if buffer is None else super().read(len, buffer)
+
+    def write(self, data: Any) -> int:
+        """Write, as `ssl.SSLObject` does; ssl.SSLError once the certificate has expired."""
+        self._check()
+        return super().write(data)
+
+    def _check(self) -> None:
+        if _CLOCK.now() > self._valid_until:
+            raise ssl.SSLError(ssl.SSL_ERROR_SSL, "the certificate of the replica has expired on an open connection")
+
+
+def valid_until(certificate: Mapping[str, Any]) -> Instant:
+    """Return until when a certificate is valid; `certificate` is what `ssl.SSLSocket.getpeercert()` returned."""
+    not_after = certificate.get("notAfter")
+    if not isinstance(not_after, str):
+        return NEVER
+    return Instant(ssl.cert_time_to_seconds(not_after) * MICROSECONDS_PER_SECOND)
 
 
 def check_key_file(path: Path) -> None:

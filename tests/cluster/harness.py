@@ -19,6 +19,7 @@ from cluster.config.new_site import Founding, PoolSpec, found
 from cluster.consensus import NO_OP, ChangeRefused, Machine, NotLeader, Role, Wanted
 from cluster.schemas.command_ids import new_command_id
 from cluster.schemas.jobs import StatusView
+from cluster.security.peers import Peers
 from cluster.security.tls import client_context, server_context
 from cluster.server.controller import Controller
 from cluster.server.storage import Storage, allow_first_start, open_storage
@@ -220,6 +221,8 @@ class Harness:
         self.raises = raises
         """Whether the new cluster is raised to the level that this release knows, as its leader does by itself."""
         self.clock = clock or SystemClock()
+        self.certificate_clock: Clock = self.clock
+        """What certificates of open connections are compared with."""
         self.automatic = automatic
         self.failures: list[BaseException] = []
         self.statuses: dict[str, StatusView] = {}
@@ -259,10 +262,12 @@ class Harness:
         engine = self.controller.engine
         assert isinstance(engine, SingleEngine)
         self.engine = engine
-        self.service = Service(self.controller, version="test", fail=self.fail)
+        peers = Peers(self.config.cluster.id, self.certificate_clock)
+        self.service = Service(self.controller, version="test", fail=self.fail, peers=peers)
         replica = self.config.replica("r1")
-        self.server = Server(self.service, address=replica.api, tls=server_context(self.config.tls_files("r1")))
+        self.server = Server(self.service, address=replica.api, tls=lambda: server_context(self.config.tls_files("r1")))
         await self.server.start()
+        self.service.peers.start()
         await self.controller.start()
         if founded and self.controller.state.revision == 0:
             await until(lambda: self.engine.uncommitted > 0 or self.controller.state.revision > 0)
@@ -277,6 +282,7 @@ class Harness:
         for session in self._sessions.values():
             await session.close()
         self._sessions.clear()
+        self.service.peers.stop()
         await self.server.stop()
         await self.service.providing.close()
         await self.controller.stop()

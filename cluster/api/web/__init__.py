@@ -1,6 +1,6 @@
 """HTTP over mutual TLS: connections, bodies, who asks, problems, the OpenAPI document."""
 
-from cluster.api.web.authentication import actor_of, identity_of, permit, permit_node
+from cluster.api.web.authentication import actor_of, not_identified, permit, permit_node
 from cluster.api.web.bodies import QUERY_CHARACTERS_MAX, BodyBudget, bad_body, decode, read_body
 from cluster.api.web.connections import (
     FIXED_HEADERS,

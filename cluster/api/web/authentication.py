@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from cluster.api.web.problems import Problem, denied
-from cluster.security import Identity, NotIdentified, Role, identify
+from cluster.security import Identity, NotIdentified, Role
 from replica.messages import Actor, ActorRole
 
 _ACTOR_ROLES = {Role.OPERATOR: ActorRole.OPERATOR, Role.USER: ActorRole.USER, Role.AGENT: ActorRole.AGENT}
 
 
-def identity_of(transport: asyncio.BaseTransport | None, cluster_id: str) -> Identity:
-    """Return who is at the other end of a TLS connection; Problem 401 for nobody known."""
-    certificate = None if transport is None else transport.get_extra_info("peercert")
-    try:
-        return identify(certificate, cluster_id=cluster_id)
-    except NotIdentified as error:
-        raise Problem(401, "not_identified", str(error), "use a certificate that `forebay init` made") from error
+def not_identified(error: NotIdentified) -> Problem:
+    """Return the problem of whoever is nobody known."""
+    return Problem(401, "not_identified", str(error), "use a certificate that `forebay init` made")
 
 
 def permit(identity: Identity, roles: frozenset[Role], what: str) -> None:

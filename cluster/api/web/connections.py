@@ -26,7 +26,7 @@ from aiohttp.http_exceptions import (
 from aiohttp.web_protocol import RequestHandler
 
 from cluster.api.web.problems import Problem
-from cluster.security import Identity, NotIdentified, identify
+from cluster.security import Identity, NotIdentified, Peers
 
 LOGGER = logging.getLogger(__name__)
 
@@ -73,13 +73,15 @@ _KINDS: Mapping[type[HttpProcessingError], str] = {
 class Connection(RequestHandler):
     """One connection: aiohttp's, with the time at which it last came to rest, and at which its present head began."""
 
-    __slots__ = ("busy", "head_since_s", "holder", "identity", "rest_since_s")
+    __slots__ = ("busy", "head_since_s", "holder", "identity", "rest_since_s", "stranger")
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.busy = 0
         self.identity: Identity | None = None
-        """Who is at the other end, once it has been found out: a connection has one certificate."""
+        """Who is at the other end."""
+        self.stranger: NotIdentified | None = None
+        """Why it is not known who is."""
         self.holder: str | None = None
         """Whom it is counted for while it is open."""
         self.head_since_s: float | None = None
@@ -93,7 +95,11 @@ class Connection(RequestHandler):
         if not isinstance(manager, GuardedServer):
             return
         transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
-        self.holder = _holder(transport)
+        try:
+            self.identity = manager.peers.admit(transport)
+        except NotIdentified as error:
+            self.stranger = error
+        self.holder = NOBODY if self.identity is None else str(self.identity)
         manager.held[self.holder] += 1
         if len(manager.connections) > CONNECTIONS_MAX or manager.held[self.holder] > CONNECTIONS_PER_IDENTITY_MAX:
             transport.abort()
@@ -103,6 +109,7 @@ class Connection(RequestHandler):
         manager, holder = self._manager, self.holder
         if isinstance(manager, GuardedServer) and holder is not None:
             self.holder = None
+            manager.peers.forget(self.transport)
             manager.held[holder] -= 1
             if not manager.held[holder]:
                 del manager.held[holder]
@@ -163,8 +170,10 @@ class Connection(RequestHandler):
 class GuardedServer(web.Server):
     """aiohttp's low-level server with guarded connections."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, peers: Peers, *arguments: Any, **options: Any) -> None:
+        """`peers` watches the connections; the rest is aiohttp's."""
         super().__init__(*arguments, **options)
+        self.peers = peers
         self.held: Counter[str] = Counter()
         """Open connections by who is at the other end."""
 
@@ -182,13 +191,6 @@ class GuardedServer(web.Server):
             if transport is not None:
                 transport.abort()
         return len(overdue)
-
-
-def _holder(transport: asyncio.Transport) -> str:
-    try:
-        return str(identify(transport.get_extra_info("peercert")))
-    except NotIdentified:
-        return NOBODY
 
 
 def _malformed(error: HttpProcessingError) -> Problem:

@@ -26,7 +26,7 @@ from tests.ports import free_port
 @contextlib.asynccontextmanager
 async def channel_of(harness: Harness) -> AsyncIterator[ChannelServer]:
     tls = server_context(harness.config.tls_files("r1"))
-    server = ChannelServer(harness.service, address=Address("127.0.0.1", 0), tls=tls)
+    server = ChannelServer(harness.service, address=Address("127.0.0.1", 0), tls=lambda: tls)
     await server.start()
     try:
         yield server

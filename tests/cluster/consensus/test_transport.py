@@ -15,7 +15,12 @@ from cluster.consensus import PeerTls
 from cluster.consensus.frames import MAX_FRAME_BYTES, AnyMessage, AppendReply, AppendRequest, Heartbeat, encode_frame
 from cluster.consensus.log_rate_limiter import KEYS_MAX, PERIOD_S
 from cluster.consensus.transport import HANDSHAKE_S, HANDSHAKES_MAX, QUEUED_BYTES_MAX, ConnectionFailures, TlsLinks, why
+from cluster.security.certificates import certificate_of
+from cluster.security.credentials import Credentials
 from cluster.security.identity import NotIdentified, Role
+from cluster.security.peers import Peers
+from cluster.system.clock import SystemClock
+from tests.clocks import ManualClock
 from tests.cluster.consensus.tls_cluster import CLUSTER, FAST, PATIENCE_S, certify, make_authority, make_members
 
 BEAT = Heartbeat(1, 1, 0, True)
@@ -79,7 +84,8 @@ class Site:
             me=me or name,
             members=members,
             cluster_id=cluster_id,
-            tls=files or certify(self.authority, self.tls, name),
+            tls=Credentials(files or certify(self.authority, self.tls, name), serves=True),
+            peers=Peers(cluster_id, SystemClock()),
             timing=FAST,
             uniform=lambda low, high: (low + high) / 2,
             listener=ear,
@@ -143,6 +149,32 @@ def test_replicas_of_one_cluster_hear_each_other_in_order(tmp_path: Path) -> Non
         assert site.ear.frames == [("r2", Heartbeat(1, seq, 0, True)) for seq in range(100)]
         await other.stop()
         await site.ear.until(lambda: site.ear.lost == 1)
+
+    run(tmp_path, work)
+
+
+def test_a_link_ends_with_the_certificate_of_either_end(tmp_path: Path) -> None:
+    async def work(site: Site) -> None:
+        ear = Ear()
+        other = site.make("r2", ear)
+        await other.start()
+        await ear.until(lambda: "r1" in ear.up)
+        await site.ear.until(lambda: "r2" in site.ear.up)
+        clock = ManualClock(certificate_of(site.tls, "r2").valid_until)
+        for links in (site.links, other):
+            lost, downs = site.ear.lost, ear.downs
+            with patch.object(links.peers, "_clock", clock):
+                links.peers.check()
+                assert (links.peers.count, site.ear.lost, ear.downs) == (2, lost, downs)
+                clock.advance(1)
+                links.peers.check()
+                assert links.peers.count == 0
+                await ear.until(lambda was=downs: ear.downs > was)
+                await site.ear.until(lambda was=lost: site.ear.lost > was)
+            clock.set_wall(certificate_of(site.tls, "r2").valid_until)
+            await ear.until(lambda: "r1" in ear.up)
+            await site.ear.until(lambda: "r2" in site.ear.up)
+        await other.stop()
 
     run(tmp_path, work)
 

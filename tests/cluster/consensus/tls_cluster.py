@@ -9,6 +9,7 @@ from typing import NoReturn
 import msgspec
 
 from cluster.consensus import Consensus, NotLeader, PeerTls, Role, SnapshotRef, SnapshotSink, Timing
+from cluster.security.credentials import Credentials
 from cluster.security.identity import Role as Holder
 from cluster.security.pki import Authority, create_authority, issue
 from cluster.system.clock import SystemClock
@@ -142,7 +143,7 @@ class Node:
             journal=self.journal,
             machine=self.machine,
             timing=timing,
-            tls=tls,
+            tls=Credentials(tls, serves=True),
             clock=SystemClock(),
             on_change=self.machine.changed.set,
             fail=self._fail,

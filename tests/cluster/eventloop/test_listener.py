@@ -21,7 +21,7 @@ def connected(port: int) -> socket.socket:
 
 
 async def listening(config: Config, factory: Any = asyncio.Protocol) -> Acceptor:
-    acceptor = Acceptor(factory, Address("127.0.0.1", 0), server_context(config.tls_files("r1")))
+    acceptor = Acceptor(factory, Address("127.0.0.1", 0), lambda: server_context(config.tls_files("r1")))
     await acceptor.start()
     return acceptor
 
@@ -75,7 +75,9 @@ async def test_who_holds_a_handshake_open_gives_way_to_those_who_come_later(
 @story
 async def test_an_address_that_is_taken_is_named(config: Config) -> None:
     first = await listening(config)
-    second = Acceptor(asyncio.Protocol, Address("127.0.0.1", first.port), server_context(config.tls_files("r1")))
+    second = Acceptor(
+        asyncio.Protocol, Address("127.0.0.1", first.port), lambda: server_context(config.tls_files("r1"))
+    )
     with pytest.raises(OSError, match=str(first.port)):
         await second.start()
     await first.stop()

@@ -1,5 +1,6 @@
 """Certificates: who may do what with which, and keys that nobody else can read."""
 
+import contextlib
 import datetime
 import os
 import ssl
@@ -11,6 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from cluster.security.certificates import certificate_of
 from cluster.security.identity import Identity, Role, identify
 from cluster.security.pki import Authority, PkiRefused, create_authority, issue, load_authority
 from cluster.security.tls import TlsFiles, TlsRefused, check_key_file, check_validity, client_context, server_context
@@ -55,6 +57,47 @@ def test_both_ends_know_each_other_over_tls_1_3(tls: Path) -> None:
             assert client_end.version() == "TLSv1.3"
             assert identify(server_end.getpeercert(), cluster_id="c1") == Identity(role, f"the-{role.value}")
             assert identify(client_end.getpeercert(), cluster_id="c1") == Identity(Role.REPLICA, "r1")
+
+
+def test_no_session_is_ever_resumed(tls: Path) -> None:
+    """A ticket is honoured without a look at the certificate: it would outlive that, and be renewed by each use."""
+    authority = authority_in(tls)
+    replica = issue(authority, tls, role=Role.REPLICA, name="r1", addresses=["127.0.0.1"], at=NOW)
+    alice = issue(authority, tls, role=Role.USER, name="alice", at=NOW)
+    server = server_context(replica)
+    client = ssl.create_default_context(cafile=str(alice.authority))
+    client.load_cert_chain(alice.certificate, alice.key)
+    session = None
+    for _ in range(3):
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        server_end = server.wrap_bio(to_server, to_client, server_side=True)
+        client_end = client.wrap_bio(to_client, to_server, server_hostname="127.0.0.1", session=session)
+        for _ in range(4):
+            for end in (client_end, server_end):
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    end.do_handshake()
+        server_end.write(b"x")  # tickets come with what the server writes first
+        assert client_end.read(1) == b"x"
+        assert not server_end.session_reused
+        session = client_end.session
+    assert server.session_stats()["hits"] == 0
+
+
+def test_a_client_reads_and_writes_nothing_once_the_certificate_of_the_server_has_expired(
+    tls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = authority_in(tls)
+    replica = issue(authority, tls, role=Role.REPLICA, name="r1", addresses=["127.0.0.1"], at=NOW)
+    server_end, client_end = shake_hands(server_context(replica), client_context(replica), "127.0.0.1")
+    server_end.write(b"before after")
+    assert client_end.read(6) == b"before"
+    clock = ManualClock(certificate_of(tls, "r1").valid_until)
+    monkeypatch.setattr("cluster.security.tls._CLOCK", clock)
+    assert client_end.read(1) == b" "
+    clock.advance(1)
+    for act in (lambda: client_end.read(5), lambda: client_end.write(b"x")):
+        with pytest.raises(ssl.SSLError, match="expired on an open connection"):
+            act()
 
 
 def test_a_client_of_tls_1_2_is_refused(tls: Path) -> None:

@@ -1,0 +1,96 @@
+"""Certificate, key and authorities of one process, as they are in its files now: renewed without a restart.
+
+Handshakes that begin after a change use what it brought. Files that cannot be used (half of a pair was copied yet, say)
+change nothing, are logged once, and are read again when they change.
+"""
+
+import logging
+import os
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+from cluster.security.tls import (
+    TlsFiles,
+    TlsRefused,
+    client_context,
+    describe_certificate,
+    read_pem,
+    server_context,
+)
+from cluster.system import Clock, SystemClock
+
+LOGGER = logging.getLogger(__name__)
+
+REFRESH_S: Final = 1.0
+"""Seconds between two checks whether a file has changed: three calls of stat."""
+
+_AUTHORITIES: Final = "the certificate authority"
+
+_Signature = tuple[tuple[int, int, int], ...]
+"""What tells that a file is another one: inode, size and time of modification, ns; of three files."""
+
+
+class Credentials:
+    """What one process shows to others, and whom it believes; both kinds of contexts are of the same files."""
+
+    def __init__(self, files: TlsFiles, *, serves: bool = False, clock: Clock | None = None) -> None:
+        """Read the files; TlsRefused if they cannot be used. `serves`: contexts for listeners are asked for."""
+        self.files: Final = files
+        self._serves: Final = serves
+        self._clock: Final = clock or SystemClock()
+        self._signature = _signature(files)
+        self._authorities = read_pem(files.authority, _AUTHORITIES)
+        self._client = client_context(files)
+        self._server = server_context(files) if serves else None
+        self._read_s = self._clock.monotonic_s()
+        self.generation = 0
+        """How often the files were read again: contexts of an earlier one are for connections that are open."""
+        self.on_authorities: list[Callable[[], None]] = []
+        """Whom to call when the authorities changed: who was let in by one that is gone has to come again."""
+
+    def client_context(self) -> ssl.SSLContext:
+        """Return the context of the next connection that is opened."""
+        return self._client
+
+    def server_context(self) -> ssl.SSLContext:
+        """Return the context of the next connection that is accepted."""
+        assert self._server is not None
+        return self._server
+
+    def refresh(self, *, at_once: bool = False) -> None:
+        """Read the files again if they have changed, looking at most once in REFRESH_S unless `at_once`."""
+        now_s = self._clock.monotonic_s()
+        if not at_once and now_s - self._read_s < REFRESH_S:
+            return
+        self._read_s = now_s
+        signature = _signature(self.files)
+        if signature == self._signature:
+            return
+        self._signature = signature
+        try:
+            authorities = read_pem(self.files.authority, _AUTHORITIES)
+            client = client_context(self.files)
+            server = server_context(self.files) if self._serves else None
+        except TlsRefused as error:
+            LOGGER.error("the certificates that were in use stay in use: %s", error)
+            return
+        self._client, self._server = client, server
+        self.generation += 1
+        LOGGER.info("from now on %s is used", describe_certificate(self.files.certificate))
+        if authorities != self._authorities:
+            self._authorities = authorities
+            for call in self.on_authorities:
+                call()
+
+
+def _signature(files: TlsFiles) -> _Signature:
+    found = []
+    for path in (files.authority, files.certificate, files.key):
+        try:
+            status = os.stat(path)
+        except OSError:
+            found.append((0, 0, 0))
+        else:
+            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+    return tuple(found)

@@ -1,0 +1,118 @@
+"""Open connections of one replica by the certificates that they showed: each ends with its certificate.
+
+TLS looks at a certificate once, in the handshake. A connection outlives that for as long as somebody keeps it open, so
+every listener and every link has its connections watched here: they are closed when the certificate expires, when it is
+revoked, and when the authorities of this replica change.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import msgspec
+
+from cluster.security.identity import Identity, NotIdentified, identify
+from cluster.security.tls import valid_until
+from cluster.system import Clock
+from replica.values import Instant
+
+LOGGER = logging.getLogger(__name__)
+
+CHECK_PERIOD_S: Final = 0.25
+"""Seconds between two checks of all connections: what is revoked is out within a second of the entry that says so.
+Five thousand connections take about a millisecond."""
+
+
+class PeerCertificate(msgspec.Struct, frozen=True):
+    """What the other end of a connection showed."""
+
+    identity: Identity
+    serial: str
+    """Hexadecimal digits, lower case, without leading zeros."""
+    valid_until: Instant
+
+
+Refusal = Callable[[PeerCertificate], str]
+"""Says why a certificate that is valid is not good here, as a sentence; empty where it is."""
+
+
+def certificate_shown(transport: asyncio.BaseTransport | None, cluster_id: str) -> PeerCertificate:
+    """Return what the other end of a TLS connection showed; NotIdentified for nobody of this cluster."""
+    shown: dict[str, Any] = (transport.get_extra_info("peercert") if transport is not None else None) or {}
+    identity = identify(shown, cluster_id=cluster_id)
+    return PeerCertificate(identity, str(shown.get("serialNumber", "")).lower().lstrip("0"), valid_until(shown))
+
+
+class Peers:
+    """Connections that are open, each with what its other end showed."""
+
+    def __init__(self, cluster_id: str, clock: Clock) -> None:
+        """Begin with none; nothing is revoked until `follow` says what is."""
+        self._cluster_id: Final = cluster_id
+        self._clock: Final = clock
+        self._open: dict[asyncio.BaseTransport, PeerCertificate] = {}
+        self._refusal: Refusal = lambda _: ""
+        self._ticker: asyncio.TimerHandle | None = None
+        self.checks: list[Callable[[], None]] = []
+        """What else is done with each check."""
+
+    @property
+    def count(self) -> int:
+        """How many connections are watched."""
+        return len(self._open)
+
+    def follow(self, refusal: Refusal) -> None:
+        """Ask `refusal` about each certificate from now on, and about those of open connections with each check."""
+        self._refusal = refusal
+
+    def admit(self, transport: asyncio.BaseTransport) -> Identity:
+        """Return who is at the other end, and watch the connection until `forget`.
+
+        NotIdentified for nobody of this cluster, and where the certificate is not good any more.
+        """
+        shown = certificate_shown(transport, self._cluster_id)
+        why = self._why_not(shown)
+        if why:
+            raise NotIdentified(why)
+        self._open[transport] = shown
+        return shown.identity
+
+    def forget(self, transport: asyncio.BaseTransport | None) -> None:
+        """Watch a connection no more: it has ended."""
+        if transport is not None:
+            self._open.pop(transport, None)
+
+    def start(self) -> None:
+        """Check all connections every CHECK_PERIOD_S, in the running loop."""
+        self._ticker = asyncio.get_running_loop().call_later(CHECK_PERIOD_S, self.start)
+        self.check()
+        for check in self.checks:
+            check()
+
+    def stop(self) -> None:
+        """Check no more."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+
+    def check(self) -> None:
+        """Close the connections whose certificate is not good any more."""
+        for transport, shown in list(self._open.items()):
+            why = self._why_not(shown)
+            if why:
+                LOGGER.warning("a connection of %s is closed: %s", shown.identity, why)
+                self._close(transport)
+
+    def close_all(self) -> None:
+        """Close all connections: who may still come comes again."""
+        for transport in list(self._open):
+            self._close(transport)
+
+    def _close(self, transport: asyncio.BaseTransport) -> None:
+        self.forget(transport)
+        cast(asyncio.Transport, transport).abort()  # uvloop's is none by inheritance
+
+    def _why_not(self, shown: PeerCertificate) -> str:
+        if self._clock.now() > shown.valid_until:
+            return f"the certificate of {shown.identity} has expired; issue a new one"
+        return self._refusal(shown)
