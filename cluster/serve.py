@@ -228,7 +228,7 @@ class Replica:
         self.controller.register(
             PoolWatch(
                 self.service.providing.calls,
-                config.provider,
+                self.service.providing.local,
                 state=lambda: self.controller.state,
                 leads=lambda: self.controller.leads,
                 submit=self.controller.submit,

@@ -303,7 +303,7 @@ async def _serve(config: Config, name: str) -> None:
         accounts=own.mode,
         copy_rate_bytes_s=own.copy_rate_bytes_s,
         kill_wait_s=own.kill_wait_s,
-        local=config.provider,
+        local=config.provider_here(own.directory),
         cluster=config.cluster.id,
         order_age_s_max=max(ORDER_AGE_S_MIN, min(ORDER_AGE_S_MAX, config.timing.node_down_s * 2 / 3)),
     )

@@ -154,7 +154,7 @@ class Service:
         self.fail = fail
         self.verdicts = Verdicts(controller.applied_log)
         self.identities = Identities(controller.clock)
-        self.providing = Providing(controller.config.provider)
+        self.providing = Providing(controller.config.provider_here())
         self.metrics = Metrics(controller)
         self.event_streams_of: Counter[Identity] = Counter()
         """Open streams by who reads them."""

@@ -269,6 +269,16 @@ class Config(msgspec.Struct, frozen=True):
         document = Document.load(self.file, bytes_max=CONFIG_BYTES_MAX)
         raise document.refuse(("agent", self.agents.index(agent), "accounts"), sentence, remedy)
 
+    def provider_here(self, *more: Path) -> Local:
+        """Return what this machine's file says of its provider, with the directories of whoever may run here.
+
+        Nothing below those, or `more`, is a program, whoever names it: what lies there was written by others.
+        """
+        agents = (agent.directory for agent in self.agents)
+        replicas = (self.storage.directory / replica.name for replica in self.replicas)
+        there = [str(path) for path in (self.tls.certificates, *replicas, *agents) if os.path.isdir(path)]
+        return msgspec.structs.replace(self.provider, closed=(*there, *map(str, more)))
+
     @property
     def members(self) -> dict[str, str]:
         """The replicas' peer addresses by name: where to find somebody. Who is a member, the journal says."""

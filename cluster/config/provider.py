@@ -1,6 +1,7 @@
 """What one machine's configuration says about the site's burst-buffer provider: [provider] of forebay.toml.
 
-Which provider there is, is agreed (replica.model.configuration); here is only where this machine has its programs.
+Which provider there is, is agreed (replica.model.configuration); here is where this machine has its programs, and which
+paths that others agree on it runs at all.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
 from cluster.config.toml import InvalidValue, Text, check_line
-from cluster.providers import LOCAL_VARIABLES_MAX, Local
+from cluster.providers import LOCAL_PROGRAMS_MAX, LOCAL_VARIABLES_MAX, Local
+from replica.model import program_fault
 
 LUA_SCRIPT_NAME: Final = "burst_buffer.lua"
 """Name of the lua provider's script beside forebay.toml, as Slurm looks for it beside slurm.conf."""
@@ -27,11 +30,17 @@ class ProviderTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lua_script: Text = ""
     get_sys_state: Text = ""
     get_sys_status: Text = ""
+    allowed_programs: Annotated[tuple[Text, ...], Meta(max_length=LOCAL_PROGRAMS_MAX)] = ()
     environment: dict[str, Any] = {}
     status_identity: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse variables that cannot be set; InvalidValue."""
+        """Refuse programs that could not be named and variables that cannot be set; InvalidValue."""
+        for number, path in enumerate(self.allowed_programs):
+            fault = program_fault(path)
+            if fault is not None:
+                remedy = "write the absolute path of a program, as the site's configuration names it"
+                raise InvalidValue(f"this {fault}", remedy, "allowed_programs", number)
         count = len(self.environment)
         if count > LOCAL_VARIABLES_MAX:
             remedy = f"at most {LOCAL_VARIABLES_MAX} are possible"
@@ -49,6 +58,7 @@ class ProviderTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             lua_script_beside=str(base / LUA_SCRIPT_NAME),
             get_sys_state=_program(self.get_sys_state, base),
             get_sys_status=_program(self.get_sys_status, base),
+            allowed_programs=self.allowed_programs,
             environment=tuple(self.environment.items()),
             status_identity=self.status_identity,
         )

@@ -15,6 +15,8 @@ from typing import Final
 
 from cluster.config import MailConfig
 from cluster.mail.text import body_of, message_id, message_of, subject_of
+from cluster.providers import Local
+from cluster.providers.commands import ProgramRefused, check_command
 from cluster.system import Address
 from replica.model import Mail
 from replica.values import is_mail_address
@@ -100,12 +102,13 @@ async def send_by_program(program: str, mail: Mail, recipient: str, cluster: str
         "FOREBAY_MESSAGE_ID": message_id(cluster_id, mail),
     }
     try:
+        executable = check_command(program, Local(allowed_programs=(program,)))
         process = await asyncio.create_subprocess_exec(
-            program, "-s", subject_of(mail), recipient,
+            program, "-s", subject_of(mail), recipient, executable=executable,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
             env=environment, cwd="/", start_new_session=True, limit=ERROR_BYTES_MAX,
         )  # fmt: skip
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ProgramRefused) as error:
         raise SendFailed(f"{program} cannot be run: {error}") from error
     assert process.stdin is not None and process.stderr is not None
     try:

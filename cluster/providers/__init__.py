@@ -8,7 +8,13 @@ from __future__ import annotations
 import importlib
 
 from cluster.providers.interface import NO_LOCAL, Local, OperationError, PoolReport, Provider, Subject, log_to_stderr
-from cluster.providers.limits import CALLS_MAX, LOCAL_VARIABLES_MAX, STATUS_ARGUMENT_BYTES_MAX, STATUS_ARGUMENTS_MAX
+from cluster.providers.limits import (
+    CALLS_MAX,
+    LOCAL_PROGRAMS_MAX,
+    LOCAL_VARIABLES_MAX,
+    STATUS_ARGUMENT_BYTES_MAX,
+    STATUS_ARGUMENTS_MAX,
+)
 from cluster.system import Clock
 from replica.model import NATIVE, PROVIDERS, Provision
 

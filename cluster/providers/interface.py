@@ -43,10 +43,20 @@ class Local(msgspec.Struct, frozen=True, kw_only=True):
     get_sys_state: str = ""
     get_sys_status: str = ""
     """Where these two are here; empty: where the site's configuration says."""
+    allowed_programs: tuple[str, ...] = ()
+    """Which paths the site's configuration may name beside those above: nothing else that it names is run here."""
+    closed: tuple[str, ...] = ()
+    """Directories of this machine's replicas and agents: nothing below them is ever run."""
     environment: tuple[tuple[str, str], ...] = ()
     """Variables that the site's programs find beside PATH, LANG and TMPDIR."""
     status_identity: bool = False
     """Whether slurm_bb_get_status is given user and group id before its arguments (newer releases of Slurm)."""
+
+    @property
+    def named(self) -> frozenset[str]:
+        """Every path of a program that this machine's configuration names."""
+        own = (self.lua_script, self.lua_script_beside, self.get_sys_state, self.get_sys_status)
+        return frozenset(path for path in (*own, *self.allowed_programs) if path)
 
 
 NO_LOCAL: Final = Local()

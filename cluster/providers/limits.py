@@ -45,6 +45,9 @@ STATUS_ARGUMENTS_MAX: Final = 64
 STATUS_ARGUMENT_BYTES_MAX: Final = 1024
 """Arguments of `bbstat`, count and bytes of each: they are typed by hand."""
 
+LOCAL_PROGRAMS_MAX: Final = 64
+"""Programs that one machine's configuration lets the site's name, count: a provider has eight, a transfer one."""
+
 LOCAL_VARIABLES_MAX: Final = 64
 """Variables that [provider].environment may set for the site's programs, count."""
 

@@ -237,6 +237,7 @@ class LuaProvider(Provider):
     def __init__(self, provision: Provision, local: Local, clock: Clock) -> None:
         """Prepare; the script is read when a function is called."""
         super().__init__(provision, local, clock)
+        self._local = local
         self._path = local.lua_script or provision.lua_script or local.lua_script_beside
         self._status_identity = local.status_identity
         self._environment = environment_for(local.environment)
@@ -351,7 +352,7 @@ class LuaProvider(Provider):
         function = f"slurm_bb_{function or operation}"
         job_info = None if subject is None else _job_info(subject)
         try:
-            source = read_trusted(self._path)
+            source = read_trusted(self._path, self._local)
         except ProgramRefused as error:
             raise OperationError(operation, str(error), final=True) from error
 

@@ -24,6 +24,8 @@ OVER = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"})
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     made = LocalCluster(tmp_path / "c")
     made.found({"fast": "64MiB/1MiB,default"}, "1GiB")
+    with made.file.open("a") as file:
+        file.write('\n[provider]\nallowed_programs = ["/bin/cp"]\n')
     made.start_all()
     yield made
     made.stop_all()

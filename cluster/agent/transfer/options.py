@@ -8,6 +8,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from cluster.agent.files import Identity, Target
+from cluster.providers import NO_LOCAL, Local
 
 Algorithm = Literal["xxh3-128", "blake3"]
 """Digests of files: xxh3-128 against accidents, blake3 where a receipt must stand up to tampering."""
@@ -64,6 +65,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Whether holes stay holes."""
     template: str = ""
     """The site's command line for the backend of that name (cluster.agent.transfer.programs)."""
+    local: Local = NO_LOCAL
+    """Which programs this machine's own configuration lets that name."""
     leave_out_links: bool = False
     """Whether links in a tree are left out with a line in the receipt, as devices, pipes and sockets always are,
     instead of failing the transfer."""

@@ -38,7 +38,8 @@ from cluster.agent.processes import BASE_LANG, BASE_PATH, OPERATION_VARIABLE
 from cluster.agent.transfer.errors import TransferFailed
 from cluster.agent.transfer.rate_limit import Pace
 from cluster.agent.transfer.transfer_state import Moved, TransferState
-from cluster.providers import guard
+from cluster.providers import Local, guard
+from cluster.providers.commands import ProgramRefused, check_command
 from cluster.system import become_subreaper, closing, descendants, send, write_all
 from replica.model import template_fault, template_words
 
@@ -63,6 +64,8 @@ class Call(NamedTuple):
     """Without a shell; the first word is looked up in the standard places."""
     stdin: bytes = b""
     """What it reads on its standard input."""
+    program: str = ""
+    """Where it is, where that was said and checked; empty: the first argument, in the standard places."""
 
 
 class Backend:
@@ -157,17 +160,22 @@ class Template(Backend):
     name = "template"
     at_once = True
 
-    def __init__(self, template: str) -> None:
+    def __init__(self, template: str, local: Local) -> None:
         """TransferFailed if it is no command line."""
         fault = template_fault(template)
         if fault is not None:
             raise TransferFailed(
                 f"the site's program for transfers cannot be run: its command line {fault}; set TransferTemplate"
             )
+        self._local = local
         self._words = [os.fsencode(word) for word in template_words(template)]
 
     def call(self, job: Job) -> Call:
-        """Return what is to be run for one item."""
+        """Return what is to be run for one item; TransferFailed where its program may not be run here."""
+        try:
+            program = check_command(os.fsdecode(self._words[0]), self._local)
+        except ProgramRefused as error:
+            raise TransferFailed(str(error)) from error
         name = b"" if job.whole else job.names[0]
         paths = {
             b"{source}": _path_of(job.source) + b"/" + name,
@@ -181,7 +189,7 @@ class Template(Backend):
                     word = word.replace(place, text)
                     break
             words.append(word)
-        return Call(tuple(words))
+        return Call(tuple(words), program=program)
 
 
 def _path_of(descriptor: int) -> bytes:
@@ -193,7 +201,7 @@ _EXECUTABLE: Final = os.X_OK
 
 def run_program(transfer: TransferState, backend: str, call: Call, job: Job) -> None:
     """Run it to its end. ProgramFailed has its last words; TransferFailed if it is not there; OSError."""
-    program = shutil.which(os.fsdecode(call.argv[0]), _EXECUTABLE, BASE_PATH)
+    program = call.program or shutil.which(os.fsdecode(call.argv[0]), _EXECUTABLE, BASE_PATH)
     if program is None:
         raise TransferFailed(
             f"{os.fsdecode(call.argv[0])} is not on this node, or cannot be executed; "

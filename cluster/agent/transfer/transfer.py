@@ -49,7 +49,7 @@ def _backend_of(transfer: TransferState, name: str) -> Backend:
     if name == "rclone":
         return Rclone()
     if name == "template":
-        return Template(transfer.options.template)
+        return Template(transfer.options.template, transfer.options.local)
     raise TransferFailed(f"{name!r} is no backend of this release; use native, rsync, rclone or template")
 
 

@@ -44,7 +44,7 @@ from cluster.agent.transfer import (
     run_transfer,
 )
 from cluster.agent.worker.items import Movement, RecordPaths, movements, name_of, named
-from cluster.providers import guard
+from cluster.providers import NO_LOCAL, Local, guard
 from cluster.system import Clock, become_subreaper, closing
 from replica.messages import OperationDone
 from replica.model import (
@@ -264,6 +264,8 @@ class TransferRun(NamedTuple):
     seen_by_pace: Callable[[], AbstractContextManager[object]] = nullcontext
     """While it is entered, whatever ends this process from outside is raised by the context's pace, and nowhere else;
     at its end, too."""
+    local: Local = NO_LOCAL
+    """Which programs this machine's configuration lets the site's name."""
 
 
 def stage_in(order: Order, buffer: int, run: TransferRun) -> OperationDone:
@@ -271,7 +273,7 @@ def stage_in(order: Order, buffer: int, run: TransferRun) -> OperationDone:
     order names of persistent ones. TransferFailed or RemovalFailed says why not.
     """
     commands = run.commands
-    options = _options(order)
+    options = _options(order, run.local)
     # What a command did cannot be told from what it did not.
     if commands is not None or not _goes_on(order, buffer, run, options):
         empty_directory(buffer, shown="the buffer")
@@ -306,7 +308,7 @@ def stage_out(order: Order, buffer: int, run: TransferRun) -> OperationDone:
     """
     with RecordPaths(order, buffer, run.persistent) as paths:
         moves = movements(order, paths, run.home)
-        receipt = _run(order, moves, _options(order), run, None)
+        receipt = _run(order, moves, _options(order, run.local), run, None)
     if run.commands is not None:
         run.commands.run(order, run.home)
     return _done(order, moves, receipt, run.commands)
@@ -347,7 +349,7 @@ def check_room(
             )
 
 
-def _options(order: Order) -> Options:
+def _options(order: Order, local: Local) -> Options:
     rules = order.rules or DEFAULT_TRANSFER_RULES
     special = order.special or NOTHING_SPECIAL
     limit_bytes = 0
@@ -360,6 +362,7 @@ def _options(order: Order) -> Options:
         owned=order.stage == "stage_in",
         limit_bytes=limit_bytes,
         template=rules.template,
+        local=local,
     )
 
 

@@ -264,7 +264,8 @@ def _carrier(work: Work, home: int) -> TransferRun:
         attempt=order.attempt,
     )
     claimant = claimant_of(work.cluster, order.job, order.attempt, work.storage_id)
-    run = TransferRun(context, claimant, identity_of(home), persistent_variables(work.home, order.uses))
+    persistent = persistent_variables(work.home, order.uses)
+    run = TransferRun(context, claimant, identity_of(home), persistent, local=work.local)
     return run if _pace is None else run._replace(await_order=_pace.await_order, seen_by_pace=_seen_by_pace)
 
 

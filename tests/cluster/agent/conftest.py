@@ -153,7 +153,7 @@ class Site:
             accounts=own.mode,
             copy_rate_bytes_s=own.copy_rate_bytes_s,
             kill_wait_s=own.kill_wait_s,
-            local=self.config.provider,
+            local=self.config.provider_here(),
             cluster=self.config.cluster.id,
         )
         controller = ControllerDouble(self.config)

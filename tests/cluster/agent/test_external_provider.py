@@ -44,7 +44,8 @@ class ProvidedSite:
     def configure(self) -> None:
         """Write [provider] as it has become."""
         rows = ", ".join(f'{name} = "{value}"' for name, value in self.programs.variables.items())
-        self.site.configure(more=f"[provider]\nenvironment = {{ {rows} }}")
+        named = [str(self.programs.script), str(self.programs.command)]
+        self.site.configure(more=f"[provider]\nallowed_programs = {named}\nenvironment = {{ {rows} }}")
 
     def order(self, attempt: int, stage: str, *actions: str, provider: str = "lua", **fields: object) -> Order:
         """Return an order for job 7 whose directives carry the actions."""

@@ -298,6 +298,8 @@ def test_a_persistent_buffer_that_the_job_does_not_use_is_no_place_for_a_transfe
 
 
 def test_a_site_program_moves_what_the_rules_say_and_the_receipt_names_it(site: Site) -> None:
+    site.configure(more='[provider]\nallowed_programs = ["/bin/cp", "/bin/true"]')
+
     async def story() -> None:
         async with site.serving() as controller:
             (site.sources / "d").mkdir()
@@ -315,6 +317,8 @@ def test_a_site_program_moves_what_the_rules_say_and_the_receipt_names_it(site: 
 
 
 def test_an_agent_that_dies_under_a_program_leaves_the_old_file_and_the_next_attempt_puts_it_right(site: Site) -> None:
+    site.configure(more='[provider]\nallowed_programs = ["/bin/cp", "/bin/sh"]')
+
     async def story() -> None:
         async with site.running() as (controller, agent):
             await done(controller, site.order(7, 1, "stage_in"))

@@ -25,6 +25,7 @@ from cluster.agent.script_run import ScriptRun
 from cluster.agent.scripts.record import ScriptRecord
 from cluster.agent.service import Agent
 from cluster.agent.worker.work import Outcome
+from cluster.providers import Local
 from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
 from cluster.schemas.requests import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.system.clock import SystemClock
@@ -44,7 +45,8 @@ class Node:
     def __init__(self, directory: Path, accounts: Mode) -> None:
         self.directory = directory
         self.accounts: Mode = accounts
-        self.settings = Settings(node="n1", accounts=accounts, kill_wait_s=1.0)
+        local = Local(allowed_programs=("/bin/sh",))
+        self.settings = Settings(node="n1", accounts=accounts, kill_wait_s=1.0, local=local)
         self.home = Home(directory / "n1", accounts)
         self.work = directory / "work"
         self.work.mkdir()

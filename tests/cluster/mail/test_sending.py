@@ -245,6 +245,13 @@ def test_a_program_that_fails_says_why(tmp_path: Path) -> None:
         story(lambda: by_program(tmp_path / "nothing")(STAGED_OUT))()
 
 
+def test_a_program_that_others_can_change_is_not_run(tmp_path: Path) -> None:
+    path = program(tmp_path, "echo ran >&2; exit 1")
+    path.chmod(0o777)
+    with pytest.raises(SendFailed, match="others may write to"):
+        story(lambda: by_program(path)(STAGED_OUT))()
+
+
 def test_a_program_that_floods_its_output_and_reads_nothing_is_content_all_the_same(tmp_path: Path) -> None:
     path = program(tmp_path, "exec <&-; head -c 1000000 /dev/zero >&2; exit 0")
     story(lambda: by_program(path)(STAGED_OUT))()

@@ -50,6 +50,8 @@ class Programs:
             shutil.copy(HERE / file.name, file)
             file.chmod(0o755)
         self.variables = {"SITE_LOG": str(self.log)}
+        self.more: list[Path] = []
+        """Other programs that the machine's configuration names."""
 
     @property
     def marker(self) -> str:
@@ -72,7 +74,10 @@ class Programs:
     @property
     def local(self) -> Local:
         """What the machine's configuration says."""
-        return Local(environment=tuple(self.variables.items()))
+        return Local(
+            environment=tuple(self.variables.items()),
+            allowed_programs=tuple(map(str, (self.script, self.command, self.status, *self.more))),
+        )
 
     def subject(self, *actions: str, **fields: object) -> Subject:
         """Return a job whose directives carry the actions, for example `setup:fail:no_space`."""

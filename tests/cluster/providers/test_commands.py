@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.providers import OperationError
+from cluster.providers import Local, OperationError
 from cluster.providers.commands import ProgramRefused, check_command, read_trusted
 from cluster.providers.files import replace_symbols, whole_script
 from replica.model.buffers import Access
@@ -138,6 +138,7 @@ def test_the_generic_provider_runs_the_programs_of_the_older_guide_and_skips_tho
     program = programs.directory.parent / "any"
     program.write_text('#!/bin/sh\necho "$*" >>"$SITE_LOG"\n[ "$1" != get_sys ] || echo TotalSize=5MiB\n')
     program.chmod(0o755)
+    programs.more.append(program)
     subject, directory = programs.subject(script="#!/bin/sh\n#BB job=%j\n# words\ntrue\n#BB late\n"), "/nowhere"
     none = programs.provider("generic", get_sys_state="")
     none.data_in(subject, directory)
@@ -170,30 +171,30 @@ def test_a_program_that_others_can_change_is_refused(programs: Programs, which: 
     target = programs.command if which == "file" else programs.command.parent
     target.chmod(0o777)
     with pytest.raises(ProgramRefused, match="others may write to"):
-        check_command(str(programs.command))
+        check_command(str(programs.command), programs.local)
     with pytest.raises(OperationError, match="others may write to"):
         programs.provider("datawarp").setup(programs.subject(), str(programs.directory))
     target.chmod(0o755)
-    assert check_command(str(programs.command)) == os.path.realpath(programs.command)
+    assert check_command(str(programs.command), programs.local) == os.path.realpath(programs.command)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_a_program_of_somebody_else_is_refused(programs: Programs) -> None:
     os.chown(programs.script, 12345, 12345)
     with pytest.raises(ProgramRefused, match="belongs to user 12345"):
-        read_trusted(str(programs.script))
+        read_trusted(str(programs.script), programs.local)
 
 
 def test_a_program_that_is_no_file_or_has_no_absolute_path_is_refused(programs: Programs, tmp_path: Path) -> None:
     for path in (str(programs.directory), "burst_buffer.lua", str(tmp_path / "missing")):
-        with pytest.raises(ProgramRefused):
-            read_trusted(path)
+        with pytest.raises(ProgramRefused, match="no regular file|not absolute|cannot be opened"):
+            read_trusted(path, Local(allowed_programs=(path,)))
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ProgramRefused, match="no regular file"):
-        read_trusted(str(tmp_path / "pipe"))
+        read_trusted(str(tmp_path / "pipe"), Local(allowed_programs=(str(tmp_path / "pipe"),)))
     programs.command.chmod(0o644)
     with pytest.raises(ProgramRefused, match="may not be executed"):
-        check_command(str(programs.command))
+        check_command(str(programs.command), programs.local)
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,8 @@ class Cluster:
             # `init` makes the first pool the default one; Slurm's lua plugin has none.
             self.file.write_text(self.file.read_text().replace("default = true\n", ""))
         with self.file.open("a") as file:
-            file.write("\n[provider.environment]\n")
+            programs = [str(path) for path in (self.run / "burst_buffer.lua", *sorted((self.run / "bin").glob("*")))]
+            file.write(f"\n[provider]\nallowed_programs = {json.dumps(programs)}\n\n[provider.environment]\n")
             file.writelines(f"{name} = {json.dumps(value)}\n" for name, value in environment.items())
         await self.start()
 

@@ -17,6 +17,7 @@ from cluster.agent.transfer.errors import ReadBackFailed, TransferFailed
 from cluster.agent.transfer.options import Kind, Options, Verify
 from cluster.agent.transfer.rate_limit import Stopped
 from cluster.agent.transfer.record_paths import part_name
+from cluster.providers import Local
 from cluster.system.processes import all_pids, environment_variables
 from replica.model.transfers import LeftOut
 from tests.cluster.agent.transfer.harness import SMALL, TAG, Harness, plant, tree_of
@@ -31,7 +32,8 @@ COPY = "/bin/cp -aT {source} {destination}"
 
 
 def options(**changed: object) -> Options:
-    return msgspec.structs.replace(SMALL, **({"template": COPY} | changed))
+    made = msgspec.structs.replace(SMALL, **({"template": COPY} | changed))
+    return msgspec.structs.replace(made, local=Local(allowed_programs=tuple(made.template.split()[:1])))
 
 
 def script(harness: Harness, text: str) -> str:
@@ -257,7 +259,7 @@ def test_rclone_refuses_a_name_that_it_cannot_be_told_of(harness: Harness) -> No
 def test_a_program_that_is_not_there_is_named(harness: Harness) -> None:
     plant(harness.source, {"a": b"a"})
     for template, says in (
-        ("/nowhere/copy {source} {destination}", "/nowhere/copy is not on this node"),
+        ("/nowhere/copy {source} {destination}", "the site's program /nowhere/copy cannot be opened"),
         ("copy {source} {destination}", "begins with 'copy', which is not an absolute path"),
         ("/bin/cp {source}", "has no {destination}"),
         ("", "is empty"),

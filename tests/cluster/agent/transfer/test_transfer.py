@@ -15,7 +15,11 @@ from cluster.agent.transfer.errors import ReadBackFailed, SourceChanged, Transfe
 from cluster.agent.transfer.options import Kind, Options, Verify
 from cluster.agent.transfer.progress import nothing
 from cluster.agent.transfer.receipts import read_lines, recheck
+from cluster.providers import Local
 from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
+
+CP = Local(allowed_programs=("/bin/cp",))
+"""What this machine lets the site's configuration name."""
 
 names = st.text(alphabet="ab.é \n$-", min_size=1, max_size=4).filter(lambda name: name not in (".", ".."))
 contents = st.one_of(st.binary(max_size=300), st.integers(16380, 40000).map(lambda size: os.urandom(7) * (size // 7)))
@@ -123,7 +127,7 @@ def test_a_large_file_that_became_another_between_the_walk_and_its_copy_arrives_
 
     harness.planned = write
     items = [harness.item()._replace(backend=backend)]
-    options = msgspec.structs.replace(SMALL, template="/bin/cp -aT {source} {destination}")
+    options = msgspec.structs.replace(SMALL, template="/bin/cp -aT {source} {destination}", local=CP)
     receipt = harness.carry(items, options)
     assert tree_of(harness.destination) == tree_of(harness.source) and not harness.parts()
     assert (receipt.size_bytes, receipt.retries, receipt.files) == (40000 + len(became), 0, 3)

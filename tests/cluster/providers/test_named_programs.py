@@ -1,0 +1,138 @@
+"""What replicas agree on names a program, and a machine runs it only if its own forebay.toml names it too.
+
+An operator changes what is agreed over the API; without this law he would be root on every node. Walked over every key
+of the site's configuration that names a program, so that a new one is in it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cluster.agent.transfer.errors import TransferFailed
+from cluster.config.new_site import Founding, found
+from cluster.providers import Local, OperationError, Provider, Subject, provider_for
+from cluster.system.clock import SystemClock
+from replica.grammar.settings import KEYS, Key, Kind
+from replica.model.provider import Provision
+from replica.model.requests import CreatePersistent, DestroyPersistent
+from tests.cluster.agent.transfer.harness import SMALL, Harness
+
+NAMING = [key for key in KEYS if key.kind in (Kind.PROGRAM, Kind.TEMPLATE)]
+PROVIDERS = ("lua", "datawarp", "generic")
+OPERATIONS = (
+    "process", "setup", "data_in", "real_size", "paths", "pre_run", "post_run", "data_out",
+)  # fmt: skip
+
+
+def operations(provider: Provider, subject: Subject, directory: str) -> list[Callable[[], object]]:
+    """Return every operation that a provider can be asked for."""
+    plain: list[Callable[[], object]] = [
+        lambda name=name: getattr(provider, name)(subject, directory)  # type: ignore[misc]
+        for name in OPERATIONS
+    ]
+    return [
+        *plain,
+        lambda: provider.pools(directory),
+        lambda: provider.get_status((), 0, 0, directory),
+        lambda: provider.create_persistent(subject, CreatePersistent("lake", 1, "fast"), directory),
+        lambda: provider.destroy_persistent(subject, DestroyPersistent("lake", True), directory),
+        lambda: provider.teardown(subject, True, directory),
+    ]
+
+
+class Site:
+    """A program that says that it ran, for whichever key names it."""
+
+    def __init__(self, directory: Path, key: Key) -> None:
+        self.key = key
+        self.directory = directory
+        self.ran = directory / "ran"
+        self.calls = directory / "calls"
+        self.calls.mkdir()
+
+    def write(self, path: Path) -> Path:
+        """Write the program to `path`."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        touch = f"touch {self.ran}"
+        path.write_text(f'os.execute("{touch}")\n' if self.key.field == "lua_script" else f"#!/bin/sh\n{touch}\n")
+        path.chmod(0o755)
+        return path
+
+    def run(self, path: Path, local: Local) -> set[str]:
+        """Do everything that could run what the key names; return why it was not done."""
+        said = set()
+        if self.key.kind is Kind.TEMPLATE:
+            moving = Harness(Path(tempfile.mkdtemp(dir=self.directory)))
+            (moving.source / "x").write_text("x")
+            item = moving.item()._replace(backend="template")
+            options = msgspec.structs.replace(SMALL, template=f"{path} {{source}} {{destination}}", local=local)
+            try:
+                moving.carry([item], options)
+            except TransferFailed as error:
+                said.add(str(error))
+            return said
+        for name in PROVIDERS:
+            provision = Provision(provider=name, poll_interval_s=0)
+            provision = msgspec.structs.replace(provision, **{self.key.field: str(path)})
+            provider = provider_for(provision, local, SystemClock())
+            subject = Subject(job=7, script="#!/bin/sh\n", has_size=True)
+            for operation in operations(provider, subject, str(self.calls)):
+                try:
+                    operation()
+                except OperationError as error:
+                    said.add(error.message)
+        return said
+
+
+@pytest.fixture(params=NAMING, ids=[key.name for key in NAMING])
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
+    return Site(tmp_path, request.param)
+
+
+def test_a_program_that_only_replicated_configuration_names_is_not_run(site: Site) -> None:
+    path = site.write(site.directory / "opt" / "program")
+    said = site.run(path, Local())
+    assert not site.ran.exists()
+    assert any(f"{path} is not run on this machine, whose forebay.toml does not name it" in one for one in said), said
+    site.run(path, Local(allowed_programs=(str(path),)))
+    assert site.ran.exists()
+
+
+@pytest.mark.parametrize("link", [False, True], ids=["by its name", "by a link"])
+def test_nothing_in_the_directory_of_an_agent_or_a_replica_is_run_whoever_names_it(site: Site, link: bool) -> None:
+    home = site.directory / "n1"
+    path = site.write(home / "calls" / "7" / "script")
+    if link:
+        (site.directory / "elsewhere").symlink_to(home)
+        path = site.directory / "elsewhere" / "calls" / "7" / "script"
+    said = site.run(path, Local(allowed_programs=(str(path),), closed=(str(home),)))
+    assert not site.ran.exists()
+    assert any("where this service keeps what others wrote" in one for one in said), said
+
+
+@pytest.mark.parametrize("which", ["program", "directory", "directory above"])
+def test_nothing_that_others_can_change_is_run_whoever_names_it(site: Site, which: str) -> None:
+    path = site.write(site.directory / "a" / "b" / "program")
+    changed = {"program": path, "directory": path.parent, "directory above": path.parent.parent}[which]
+    changed.chmod(0o777)
+    said = site.run(path, Local(allowed_programs=(str(path),)))
+    assert not site.ran.exists()
+    assert any(f"others may write to {changed}" in one for one in said), said
+
+
+def test_a_machine_closes_the_directories_of_all_who_may_run_on_it(tmp_path: Path) -> None:
+    config = found(tmp_path / "site", Founding(), clock=SystemClock())
+    (tmp_path / "site" / "n1").mkdir()
+    local = config.provider_here(tmp_path / "later")
+    names = {os.path.relpath(path, tmp_path) for path in local.closed}
+    assert names == {"site/tls", "site/r1", "site/r2", "site/r3", "site/n1", "later"}
+
+
+def test_every_key_that_names_a_program_is_one_that_this_law_knows() -> None:
+    assert {key.name for key in NAMING} >= {"GetSysState", "LuaScript", "StartStageIn", "TransferTemplate"}
