@@ -52,7 +52,7 @@ class DatawarpProvider(CommandProvider):
         argv = ["--function", "create_persistent", "-c", "CLI", "-t", wanted.name, "-u", str(subject.uid)]
         argv += ["-C", f"{wanted.pool}:{wanted.capacity_bytes}"]
         if wanted.access:
-            argv += ["-a", ",".join(way.name.lower() for way in wanted.access)]
+            argv += ["-a", wanted.access_text or ",".join(way.name.lower() for way in wanted.access)]
         if wanted.type:
             argv += ["-T", wanted.type]
         output = self._operate("create_persistent", argv, self._provision.other_timeout_s)

@@ -61,7 +61,7 @@ class GenericProvider(CommandProvider):
 
     def create_persistent(self, subject: Subject, wanted: CreatePersistent, directory: str) -> None:
         """Run CreateBuffer."""
-        access = ",".join(way.name.lower() for way in wanted.access)
+        access = wanted.access_text or ",".join(way.name.lower() for way in wanted.access)
         whose = (wanted.name, str(subject.uid), str(wanted.capacity_bytes))
         argv = ("create_buffer", *whose, wanted.pool, access, wanted.type)
         path, timeout_s = self._provision.create_buffer, self._provision.other_timeout_s

@@ -11,10 +11,19 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from replica.decide.checks import Rejected
+from replica.decide.checks import NODE_COUNT_INVALID, Rejected
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model import AfterTask, ArrayFault, ArrayTask, Dependency, JobRequest, compressed, parse_tasks
+from replica.model import (
+    AfterTask,
+    ArrayFault,
+    ArrayTask,
+    Dependency,
+    DependencyKind,
+    JobRequest,
+    compressed,
+    parse_tasks,
+)
 from replica.state import Facts
 from replica.values import Refusal, RefusalCode, limits
 
@@ -38,7 +47,8 @@ def check_array(state: Facts, command: c.SubmitJob) -> None:
     if not 0 <= throttle <= limits.ARRAY_SIZE_MAX:
         raise _invalid(f"the throttle of the array is {throttle}", f"use a number from 1 to {limits.ARRAY_SIZE_MAX}")
     if command.request.asked.nodes == 0:
-        raise _invalid("a job of zero nodes cannot be an array", "leave --array out, or ask for nodes")
+        remedy = "leave --array out, or ask for nodes: a job of no nodes cannot be an array"
+        raise Rejected(RefusalCode.INVALID_FIELD, NODE_COUNT_INVALID, remedy, "array")
     if len(state.unfinished) + len(tasks) > limits.JOBS_UNFINISHED_MAX:
         raise Rejected(
             RefusalCode.LIMIT_EXCEEDED,
@@ -108,6 +118,9 @@ def dependencies_resolved(
     """Return the dependencies with those on arrays and on tasks of them resolved; Rejected for unknown ones."""
     found: list[Dependency] = []
     for dependency in asked:
+        if dependency.kind is DependencyKind.AFTER_BURST_BUFFER and _is_gone(state, dependency.job):
+            # Whatever it was, it has no buffer: nothing to wait for, as in Slurm.
+            continue
         if dependency.job in state.arrays:
             dependency = Dependency(dependency.kind.of_all, dependency.job)
         elif dependency.kind.of_array:
@@ -115,10 +128,16 @@ def dependencies_resolved(
         found.append(dependency)
     for after in after_tasks:
         job_id = state.arrays[after.array].get(after.task) if after.array in state.arrays else None
+        if job_id is None and after.kind is DependencyKind.AFTER_BURST_BUFFER:
+            continue
         if job_id is None:
             raise _unknown(after.kind.word, f"{after.array}_{after.task}")
         found.append(Dependency(after.kind.of_one, job_id))
     return tuple(found)
+
+
+def _is_gone(state: Facts, job_id: int) -> bool:
+    return job_id not in state.jobs and job_id not in state.arrays
 
 
 def _unknown(word: str, job: str) -> Rejected:

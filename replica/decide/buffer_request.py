@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from replica.decide.checks import Rejected, check_beneath, check_inside, expand, require
+from replica.decide.checks import NODE_COUNT_INVALID, Rejected, check_beneath, check_inside, expand, require
 from replica.messages import commands as c
 from replica.model import (
     NATIVE,
@@ -135,7 +135,7 @@ def _check_nodes(request: JobRequest) -> None:
     if asked is None:
         raise Rejected(
             RefusalCode.INVALID_FIELD,
-            "Node count specification invalid",
+            NODE_COUNT_INVALID,
             "only a job that creates or destroys persistent buffers may have no nodes",
             "nodes",
         )

@@ -32,6 +32,9 @@ from replica.values import (
 
 Found = TypeVar("Found")
 
+NODE_COUNT_INVALID = "Node count specification invalid"
+"""What Slurm says of a job of no nodes that asks for no persistent buffers, or is an array."""
+
 
 class Rejected(Exception):
     """What is asked of a job is refused; carries the refusal out of the checks."""

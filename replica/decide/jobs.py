@@ -76,10 +76,7 @@ def _cancel_job(state: Facts, actor: c.Actor, command: c.CancelJob, at: Instant)
             )
         return Accepted((e.CancelRequested(job.id, command.hurry),))
     if job.state in ENDED:
-        if job.id not in state.unfinished:
-            return Refusal(
-                RefusalCode.WRONG_STATE, f"job {job.id} is already {job.state.name}", "nothing is left to cancel", "job"
-            )
+        # Who cancels wants it over, and it is: no failure, as in Slurm.
         return NOTHING
     if job.state is JobState.STAGE_OUT:
         requeueing = job.result is JobState.PENDING

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from replica.decide.checks import Rejected
+from replica.decide.submit import check_again
+from replica.decide.update import check_circle
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model import BufferState, Hold, Job, JobState
+from replica.model import ENDED, BufferState, Hold, Job, JobState
 from replica.operations import gone, unwound
 from replica.state import Facts
 from replica.values import RESTARTED_MAX, Refusal, RefusalCode
@@ -53,6 +56,8 @@ def requeued(state: Facts, actor: c.Actor, job: Job) -> Events | Refusal:
             "job",
         )
     reason = f"requeued by {actor.name}"
+    if job.state in ENDED:
+        return _waits_again(state, job)
     if job.state is JobState.PENDING:
         buffer = state.buffers.get(job.id)
         if buffer is None or buffer.state is BufferState.PENDING:
@@ -65,6 +70,20 @@ def requeued(state: Facts, actor: c.Actor, job: Job) -> Events | Refusal:
     if job.interrupted.requeueing:
         return ()
     return (e.RequeueRequested(job.id, reason),)
+
+
+def _waits_again(state: Facts, job: Job) -> Events | Refusal:
+    """Return what requeueing a job leads to that is over: it waits, stages in and runs as if for the first time."""
+    buffer = state.buffers.get(job.id)
+    if job.id in state.unfinished:
+        return _wrong(job, f"is {job.state.name} and its buffer is not torn down yet", "requeue it once that is done")
+    try:
+        check_again(state, job.request, "" if buffer is None else buffer.pool)
+        check_circle(state, job, job.request)
+    except Rejected as refused:
+        return refused.refusal
+    run = (e.RunRequeued(job.id),)
+    return run if buffer is None else (e.JobRequeued(job.id), *run)
 
 
 def taken_back(state: Facts, job: Job, reason: str) -> Events:

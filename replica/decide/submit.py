@@ -110,6 +110,21 @@ def _resolved(state: Facts, actor: c.Actor, request: JobRequest, job_id: int, co
     return e.JobSubmitted(job_id, replace(request, output=output, buffer=asked), pool, granted, command.hold)
 
 
+def check_again(state: Facts, request: JobRequest, pool: str) -> None:
+    """Raise Rejected where a job that is over could not wait once more, by what has changed since: accounts,
+    partitions, limits, users that may have buffers, and the pool that its space is asked of.
+    """
+    if len(state.unfinished) >= limits.JOBS_UNFINISHED_MAX:
+        raise Rejected(
+            RefusalCode.LIMIT_EXCEEDED, f"{limits.JOBS_UNFINISHED_MAX} jobs are not over yet", "wait until some are", ""
+        )
+    _in_a_partition(state, admitted(state, request, 1))
+    if request.buffer is not None:
+        check_buffer_user(state, request.user)
+    if pool and pool not in state.pools:
+        raise Rejected(RefusalCode.UNKNOWN_POOL, f"there is no pool {pool!r} any more", "submit it again", "job")
+
+
 def _output(state: Facts, request: JobRequest, job_id: int) -> str:
     destinations, user = state.site.destinations, request.user
     check_beneath(destinations, user, request.workdir, "destinations", "workdir")

@@ -75,7 +75,7 @@ def _updated(state: Facts, actor: c.Actor, job: Job, command: c.UpdateJob, jobs:
     _check_change(state, change)
     require(check_asked(options.licenses, options.nice))
     if any(getattr(change, field) is not None for field in _WAITS):
-        _check_circle(state, job, after)
+        check_circle(state, job, after)
     check_options(options)
     if any(getattr(change, field) is not None for field in _ADMITTED):
         check_admission(state, after.user, options, jobs if change.qos else 0)
@@ -129,7 +129,7 @@ def _check_change(state: Facts, change: JobChange) -> None:
         check_dependencies(state, change.dependencies)
 
 
-def _check_circle(state: Facts, job: Job, after: JobRequest) -> None:
+def check_circle(state: Facts, job: Job, after: JobRequest) -> None:
     """Raise Rejected for a job that would wait for itself, directly or by way of others."""
     seen: set[int] = set()
     waiting = list(_awaited(state, job.id, after, job.id, after))
@@ -150,11 +150,11 @@ def _check_circle(state: Facts, job: Job, after: JobRequest) -> None:
 def _awaited(
     state: Facts, job_id: int, request: JobRequest, changed: int, changed_request: JobRequest
 ) -> Iterator[int]:
-    """Yield the pending jobs that a job waits for; `changed` counts as having `changed_request`."""
+    """Yield the pending jobs that a job waits for; `changed` counts as one of them, and as having `changed_request`."""
     for dependency in request.dependencies:
         for other in depended_on(state, dependency):
             job = state.jobs.get(other)
-            if job is not None and job.state is JobState.PENDING:
+            if job is not None and (job.state is JobState.PENDING or other == changed):
                 yield other
     if not request.asked.singleton:
         return

@@ -77,6 +77,8 @@ def _run_requeued(builder: StateBuilder, event: e.RunRequeued) -> None:
         retry_at=NEVER,
         stuck=False,
         order_at=NEVER,
+        cancelled=False,
+        hurry=False,
         started_at=NEVER,
         ended_at=NEVER,
         exit_code=0,

@@ -7,7 +7,6 @@ from replica.grammar.lexer import Directive, Word, shown
 from replica.grammar.request import Asked
 from replica.grammar.values import (
     Options,
-    read_access,
     read_capacity,
     read_options,
     read_persistent_name,
@@ -40,7 +39,8 @@ def read_bb(directive: Directive, asked: Asked) -> None:
 
 
 def _read_create(verb: Word, rest: tuple[Word, ...], asked: Asked) -> None:
-    options = read_options(rest, ("name", "capacity", "access", "access_mode", "pool", "type"))
+    known_keys = ("name", "capacity", "access", "access_mode", "pool", "type")
+    options = read_options(rest, known_keys, keep_bare=not asked.native)
     known = options.known
     for key, example, code in (
         ("name", "name=alpha", RefusalCode.INVALID_DIRECTIVE),
@@ -56,10 +56,11 @@ def _read_create(verb: Word, rest: tuple[Word, ...], asked: Asked) -> None:
         name=read_persistent_name(known["name"]),
         capacity_bytes=quantity.value,
         pool=read_pool(known["pool"]) if "pool" in known else "",
-        access=read_access(access) if access is not None else (),
-        type=read_type(known["type"], cache=not asked.native) if "type" in known else "",
+        access=asked.access_modes(access) if access is not None else (),
+        type=read_type(known["type"], asked.native) if "type" in known else "",
         place=known["capacity"].word.place(),
         units="count" if quantity.unit == "nodes" else quantity.unit,
+        access_text="" if access is None or asked.native else access.text,
     )
     asked.create(record, known["name"].word)
     asked.pass_on(verb.text, options.others)
@@ -69,7 +70,8 @@ def _read_destroy(verb: Word, rest: tuple[Word, ...], asked: Asked) -> None:
     hurries = [word for word in rest if word.text == "hurry"]
     if len(hurries) > 1:
         raise hurries[1].refuse("hurry is written twice", "write it once")
-    options = read_options((word for word in rest if word.text != "hurry"), ("name",))
+    rest = tuple(word for word in rest if word.text != "hurry")
+    options = read_options(rest, ("name",), keep_bare=not asked.native)
     if "name" not in options.known:
         raise verb.refuse("destroy_persistent has no name=", "add name=, for example name=alpha")
     name = options.known["name"]

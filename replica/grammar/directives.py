@@ -9,6 +9,7 @@ on.
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from replica.grammar.bb import read_bb, read_short
 from replica.grammar.dw import read_dw
@@ -29,6 +30,7 @@ from replica.grammar.lua import read_lua
 from replica.grammar.paths import INSIDE_VARIABLES, path_fault, split_inside
 from replica.grammar.request import Asked
 from replica.grammar.spur import is_spur, read_spur
+from replica.grammar.values import without_comment
 from replica.model import NATIVE, BufferRequest, provider_facts
 from replica.values import Refusal, RefusalCode
 
@@ -106,6 +108,7 @@ def _read(found: list[Directive], asked: Asked) -> None:
         if asked.facts.site_directive:
             read_lua(directive, asked)
             continue
+        directive = replace(directive, words=without_comment(directive.words))
         if not directive.words:
             raise directive.at.refuse(
                 f"{directive.kind} is followed by nothing", "write a directive, for example #DW jobdw capacity=10GiB"

@@ -12,7 +12,6 @@ from replica.grammar.request import STAGES, Asked
 from replica.grammar.values import (
     Options,
     Value,
-    read_access,
     read_capacity,
     read_options,
     read_persistent_name,
@@ -32,12 +31,12 @@ def read_dw(directive: Directive, asked: Asked) -> None:
     verb, rest = directive.words[0], directive.words[1:]
     asked.lines.append(directive.text)
     if verb.text == "jobdw":
-        options = read_options(rest, ("capacity", "pool", "type", "access_mode", "pfs"))
+        options = read_options(rest, ("capacity", "pool", "type", "access_mode", "pfs"), keep_bare=not asked.native)
         read_space(verb, options, asked, "access_mode")
     elif verb.text == "swap":
         _read_swap(verb, rest, asked)
     elif verb.text == "persistentdw":
-        options = read_options(rest, ("name",))
+        options = read_options(rest, ("name",), keep_bare=not asked.native)
         if "name" not in options.known:
             raise verb.refuse("persistentdw has no name=", "write #DW persistentdw name=…")
         asked.use(read_persistent_name(options.known["name"]), options.known["name"].word)
@@ -67,9 +66,9 @@ def read_space(verb: Word, options: Options, asked: Asked, access_key: str) -> N
     if "pool" in known:
         asked.pool, asked.pool_at = read_pool(known["pool"]), known["pool"].word
     if "type" in known:
-        asked.type = read_type(known["type"], cache=not asked.native)
+        asked.type = read_type(known["type"], asked.native)
     if access_key in known:
-        asked.access = read_access(known[access_key])
+        asked.access = asked.access_modes(known[access_key])
     if "pfs" in known:
         # DataWarp's alone: no field of a request, but never lost on the way to it.
         asked.options.append(("jobdw", known["pfs"].word.text))
@@ -81,7 +80,7 @@ def read_space(verb: Word, options: Options, asked: Asked, access_key: str) -> N
 def _read_swap(verb: Word, rest: tuple[Word, ...], asked: Asked) -> None:
     if not rest or "=" in rest[0].text:
         raise verb.refuse("swap has no size", "write #DW swap 2GiB", code=RefusalCode.INVALID_CAPACITY)
-    options = read_options(rest[1:], ("pool",))
+    options = read_options(rest[1:], ("pool",), keep_bare=not asked.native)
     set_swap(verb, Value(rest[0], rest[0].text, 0), options.known.get("pool"), asked)
     asked.pass_on(verb.text, options.others)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from replica.grammar.lexer import Warnings, Word
+from replica.grammar.lexer import Warnings, Word, shown
 from replica.grammar.paths import check_access
+from replica.grammar.values import Value, read_access
 from replica.model import (
     NATIVE,
     Access,
@@ -136,12 +137,21 @@ class Asked:
                 code=RefusalCode.LIMIT_EXCEEDED,
             )
 
+    def access_modes(self, value: Value) -> tuple[Access, ...]:
+        """Return the access modes of an option."""
+        found = read_access(value)
+        if found.has_options and self.native:
+            sentence = "the options of an access mode have no effect with the provider native"
+            self.warnings.add(value.word.place(value.offset), sentence)
+        return found.modes
+
     def pass_on(self, verb: str, words: tuple[Word, ...]) -> None:
         """Keep the options of a directive that are not known here, and warn of them."""
         for word in words:
             self.options.append((verb, word.text))
-            key = word.text.partition("=")[0]
-            self.warnings.add(word.place(), f"the option {key[:48]}= is not known here; it is kept and passed on")
+            key, equals, _ = word.text.partition("=")
+            what = f"option {key[:48]}=" if equals else f"word {shown(key)}"
+            self.warnings.add(word.place(), f"the {what} is not known here; it is kept and passed on")
 
     def finish(self) -> BufferRequest:
         """Return the request; raises DirectiveRefused for what contradicts itself."""

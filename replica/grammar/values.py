@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import msgspec
@@ -41,11 +42,29 @@ class Options(msgspec.Struct, frozen=True):
     others: tuple[Word, ...] = ()
 
 
-def read_options(words: Iterable[Word], known: tuple[str, ...], *, keep_others: bool = True) -> Options:
+def without_comment(words: tuple[Word, ...]) -> tuple[Word, ...]:
+    """Return the words before a comment, which a word that begins with `#` starts.
+
+    Raises DirectiveRefused for one that the directive is continued after: as one line, all of that would be a comment.
+    """
+    for index, word in enumerate(words):
+        if word.text.startswith("#"):
+            if words[-1].line != word.line:
+                raise word.refuse(
+                    "the directive goes on after the line of this comment",
+                    "move the comment to the end of its last line",
+                )
+            return words[:index]
+    return words
+
+
+def read_options(
+    words: Iterable[Word], known: tuple[str, ...], *, keep_others: bool = True, keep_bare: bool = False
+) -> Options:
     """Return the options that these words are.
 
-    An unknown key is kept in `others`, or refused where these are not kept. Raises DirectiveRefused for a word that is
-    no option, a key that is written twice, an empty value.
+    An unknown key is kept in `others`, or refused where these are not kept; so is a word without a key (`keep_bare`).
+    Raises DirectiveRefused for a word that is no option, a key that is written twice, an empty value.
     """
     found: dict[str, Value] = {}
     others: list[Word] = []
@@ -59,6 +78,9 @@ def read_options(words: Iterable[Word], known: tuple[str, ...], *, keep_others: 
                 "remove it, or end the line with it",
                 len(word.text) - 1,
             )
+        if not equals and keep_bare:
+            others.append(word)
+            continue
         if not equals or not key:
             raise word.refuse(f"{shown(word.text)} is not an option", f"write {listed}")
         if key not in known:
@@ -103,11 +125,33 @@ def read_persistent_name(value: Value) -> str:
     return value.text
 
 
-def read_access(value: Value) -> tuple[Access, ...]:
-    """Return the access modes of `striped,private`."""
+_ACCESS_MODE = re.compile(r"([^(),]*)(\(([^()]*)\))?(,|$)")
+"""One access mode with its options and what ends it."""
+
+
+class AccessModes(msgspec.Struct, frozen=True):
+    """The access modes of a value; `has_options`: some have what only DataWarp's own tools read."""
+
+    modes: tuple[Access, ...]
+    has_options: bool = False
+
+
+def read_access(value: Value) -> AccessModes:
+    """Return the access modes of `striped,private(MFS=1GiB)`."""
     modes: list[Access] = []
-    offset = 0
-    for part in value.text.split(","):
+    offset, ends, has_options = 0, False, False
+    while not ends:
+        found = _ACCESS_MODE.match(value.text, offset)
+        if found is None:
+            raise value.refuse(
+                "the options of an access mode are not between one ( and one )",
+                "write them as striped(client_cache=yes)",
+                offset,
+            )
+        part, bracketed, options, end = found.groups()
+        if bracketed is not None and not options:
+            raise value.refuse(f"the access mode {shown(part)} has empty options", "remove ()", offset + len(part))
+        has_options, ends = has_options or bracketed is not None, not end
         if part not in ("striped", "private", "ldbalance"):
             raise value.refuse(
                 f"unknown access mode {shown(part)}", "use striped, private, ldbalance, separated by commas", offset
@@ -116,16 +160,23 @@ def read_access(value: Value) -> tuple[Access, ...]:
         if mode in modes:
             raise value.refuse(f"access mode {part!r} is written twice", "write it once", offset)
         modes.append(mode)
-        offset += len(part) + 1
-    return tuple(modes)
+        offset = found.end()
+    return AccessModes(tuple(modes), has_options)
 
 
-def read_type(value: Value, cache: bool) -> str:
-    """Return the type of a buffer; `cache`: whether the provider has transparent caches."""
-    if value.text not in ("scratch", "cache"):
-        raise value.refuse(f"unknown type {shown(value.text)}", "write type=scratch or type=cache")
-    if value.text == "cache" and not cache:
-        raise value.refuse(
-            "type=cache is not supported by the provider native, which has no transparent cache", "write type=scratch"
-        )
+_NATIVE_TYPES = {
+    "cache": ("has no transparent cache", "write type=scratch"),
+    "swap": ("has it as a directive of its own", "write #DW swap with a size"),
+}
+"""Types that DataWarp has and the provider native has not: why, and what to write."""
+
+
+def read_type(value: Value, native: bool) -> str:
+    """Return the type of a buffer."""
+    if value.text not in ("scratch", *_NATIVE_TYPES):
+        types = "type=scratch" if native else "type=scratch, type=cache or type=swap"
+        raise value.refuse(f"unknown type {shown(value.text)}", f"write {types}")
+    if native and value.text in _NATIVE_TYPES:
+        why, remedy = _NATIVE_TYPES[value.text]
+        raise value.refuse(f"type={value.text} is not supported by the provider native, which {why}", remedy)
     return value.text

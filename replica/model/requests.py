@@ -65,6 +65,8 @@ class CreatePersistent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where in what the user wrote it stands, for example `line 3, column 1`."""
     units: str = "bytes"
     """As in BufferRequest."""
+    access_text: str = ""
+    """The access as it was written, with the options of its modes: for a provider that is told it."""
 
 
 class DestroyPersistent(msgspec.Struct, frozen=True, array_like=True, gc=False):

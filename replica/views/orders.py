@@ -139,7 +139,15 @@ def persistent_work(state: State, job: Job) -> tuple[tuple[CreatePersistent, ...
         made = state.persistent.get(wanted.name)
         if made is not None and made.job == job.id and made.state is BufferState.ALLOCATING:
             creates.append(
-                CreatePersistent(made.name, made.granted_bytes, made.pool, made.access, made.type, wanted.place)
+                CreatePersistent(
+                    made.name,
+                    made.granted_bytes,
+                    made.pool,
+                    made.access,
+                    made.type,
+                    wanted.place,
+                    access_text=wanted.access_text,
+                )
             )
     for unwanted in asked.destroys:
         made = state.persistent.get(unwanted.name)

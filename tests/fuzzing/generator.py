@@ -19,8 +19,9 @@ NAMES: Final = (
 )  # fmt: skip
 MODES: Final = (
     "striped", "private", "ldbalance", "striped,private", "striped,striped", "shared", "", ",", "striped,", "STRIPED",
+    "striped(client_cache=yes)", "private(MFS=1GiB),striped", "striped(", "striped()", "striped(a)(b)", "private(a,b),",
 )  # fmt: skip
-TYPES: Final = ("scratch", "cache", "file", "directory", "list", "tape", "", "SCRATCH")
+TYPES: Final = ("scratch", "cache", "file", "directory", "list", "tape", "", "SCRATCH", "swap")
 PATHS: Final = (
     "/in/a", "/in/%j/%u", "%d/x", "/a/../b", "a", "$DW_JOB_STRIPED/a", "${DW_JOB_PRIVATE}/o", "$DW_JOB_LDBALANCE/l",
     "$FOREBAY_JOB_DIR/f", "$DW_JOB_STRIPED", "$DW_JOB_STRIPED/", "$HOME/x", "/a\\\\%j", "$DW_JOB_STRIPED/\\\\%x",
@@ -120,6 +121,8 @@ def _line(random: Random) -> str:
             f"#BB_EXAMPLE {pool} {_option(random, 'capacity')}",
         )
     )
+    if random.random() < 0.15:
+        line += " " + random.choice(("# a comment", "#pool=x", "debug", "# capacity=2GiB", "#"))
     if random.random() < 0.15:
         words = line.split(" ")
         cut = random.randrange(1, len(words) + 1)

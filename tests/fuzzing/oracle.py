@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 from replica.model.requests import BufferRequest
@@ -78,7 +79,14 @@ def directives(text: str, case: Case, from_bb: bool) -> list[Line]:
             continue
         found.append(Line(head, joined.replace("\t", " ").split(" "), from_bb))
         joined = ""
-    return [Line(line.kind, [word for word in line.words if word], line.from_bb) for line in found]
+    found = [Line(line.kind, [word for word in line.words if word], line.from_bb) for line in found]
+    if case.provider == "lua":
+        return found
+    # What follows a word that begins with # is a comment.
+    return [
+        Line(line.kind, list(takewhile(lambda word: not word.startswith("#"), line.words)), line.from_bb)
+        for line in found
+    ]
 
 
 def size_of(text: str, bare: int = 1) -> int | None:

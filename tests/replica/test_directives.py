@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,6 +90,13 @@ REFUSED = [
     ("#DW jobdw capacity=1G access_mode=striped,shared", 43, "unknown access mode 'shared'", DIRECTIVE),
     ("#DW jobdw capacity=1G pool=no/pe", 28, "pool name", DIRECTIVE),
     ("#DW", 1, "followed by nothing", DIRECTIVE),
+    ("#DW # jobdw capacity=1G", 1, "followed by nothing", DIRECTIVE),
+    ("#DW jobdw capacity=1G type=swap", 28, "type=swap is not supported by the provider native", DIRECTIVE),
+    ("#DW jobdw capacity=1G access_mode=striped(a", 35, "not between one ( and one )", DIRECTIVE),
+    ("#DW jobdw capacity=1G access_mode=striped,private(a)b", 43, "not between one ( and one )", DIRECTIVE),
+    ("#DW jobdw capacity=1G access_mode=striped()", 42, "empty options", DIRECTIVE),
+    ("#DW jobdw capacity=1G access_mode=shared(a=b)", 35, "unknown access mode 'shared'", DIRECTIVE),
+    ("#DW jobdw capacity=1G # why \\\n#DW pool=fast", 23, "goes on after the line of this comment", DIRECTIVE),
     ("#DW stage_sideways x", 5, "unknown directive 'stage_sideways'", DIRECTIVE),
     ("#BB frobnicate", 5, "unknown directive 'frobnicate'", DIRECTIVE),
     ("#BB frob", 5, "unknown directive 'frob' of #BB", DIRECTIVE),
@@ -184,3 +193,42 @@ def test_any_mix_of_lines_is_a_request_or_is_refused_with_a_place(lines: list[st
         read_request("\n".join(lines))
     except DirectiveRefused as refused:
         assert "line" in refused.refusal.place and "column" in refused.refusal.place
+
+
+CRAY = (
+    "access_mode=striped(client_cache=yes)",
+    "access_mode=private(MFS=1GiB)",
+    "access_mode=striped(client_cache=no),private(MFS=1GiB,max=2),ldbalance",
+    "type=swap",
+    "# a comment, with capacity=5TB in it",
+    "debug",
+    "#",
+)
+
+
+@pytest.mark.parametrize("provider", ["datawarp", "generic"])
+@pytest.mark.parametrize("words", [*CRAY, " ".join((CRAY[2], *CRAY[3:][::-1]))])
+def test_what_crays_requests_have_is_taken_and_kept_as_it_is_written(provider: str, words: str) -> None:
+    line = f"#DW jobdw capacity=1GB {words}"
+    request = read_request(f"#!/bin/sh\n{line}\ntrue\n", provider=provider).request
+    assert request is not None and (request.text, request.capacity_bytes) == (line, 10**9)
+    named = [way.name.lower() for way in request.access]
+    assert named == re.findall("striped|private|ldbalance", words.partition("#")[0]) or named == ["striped"]
+
+
+@pytest.mark.parametrize("words", CRAY)
+def test_what_crays_requests_have_is_no_matter_to_a_persistent_buffer_either(words: str) -> None:
+    access = words.replace("access_mode", "access")
+    script = f"#!/bin/sh\n#BB create_persistent name=a capacity=1GB {access}\ntrue\n"
+    request = read_request(script, provider="datawarp").request
+    assert request is not None
+    (made,) = request.creates
+    assert made.access_text == (access.partition("=")[2] if access.startswith("access") else "")
+    assert made.type == ("swap" if words == "type=swap" else "")
+
+
+@pytest.mark.parametrize("words", [*CRAY[:3], CRAY[4]])
+def test_options_of_access_modes_and_comments_are_read_by_the_provider_native_too(words: str) -> None:
+    reading = read_request(f"#!/bin/sh\n#DW jobdw capacity=1GB {words}\ntrue\n")
+    assert reading.request is not None and reading.request.capacity_bytes == 10**9
+    assert ["have no effect with the provider native" in line for line in reading.warnings] == [True] * ("(" in words)

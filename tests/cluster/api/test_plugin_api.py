@@ -17,10 +17,11 @@ from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.buffers import HOLDING, BufferState
 from replica.model.requests import CreatePersistent
+from replica.scheduler.estimates import Estimate, ahead_in, estimate
+from replica.scheduler.index import SchedulingIndex
 from replica.state.state import EMPTY
 from replica.values.errors import Refusal, RefusalCode
 from replica.views.burst import MEGABYTE, burst_of, job_tres, tres_count
-from replica.views.jobs import verdict_of
 from tests.replica.reference import plugin_api as api
 from tests.replica.world import World, user
 
@@ -102,12 +103,21 @@ def test_job_set_tres_cnt_counts_the_buffer_and_what_the_job_makes_persistent_in
     assert tres_count(here.state, maker) == 1 + 2
 
 
-def test_job_get_est_start_explains_with_figures_what_keeps_the_job() -> None:
+def test_job_get_est_start_is_a_time_with_what_the_job_waits_for_until_then() -> None:
     here = world()
-    here.submit(BB.replace("40MiB", "80MiB"))
+    holder = here.submit(BB.replace("40MiB", "80MiB"), time_limit_s=600)
     waiting = here.submit(BB)
-    assert verdict_of(here.state, waiting).reason == "BurstBufferResources"
-    assert verdict_of(here.state, waiting).sentence
+
+    def starts(job: int) -> Estimate:
+        index = SchedulingIndex(here.state)
+        index.catch_up()
+        return estimate(here.state, job, here.at, ahead_in(index))
+
+    first, second = starts(holder), starts(waiting)
+    assert here.at <= first.start_at < first.start_at + 600 * 1_000_000 <= second.start_at
+    assert second.steps[0].what == "space" and second.steps[0].sentence
+    here.finish(holder)
+    assert here.at <= starts(waiting).start_at < second.start_at
 
 
 def test_job_try_stage_in_gives_space_to_who_may_have_it_now() -> None:

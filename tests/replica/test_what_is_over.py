@@ -1,0 +1,111 @@
+"""What is asked of jobs that are over, as Slurm answers it: a cancel, a requeue, a dependency on one that is gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from replica.messages import commands as c
+from replica.model.jobs import ENDED, JobState
+from replica.model.requests import AfterTask, Dependency, DependencyKind, JobChange
+from replica.values.errors import Refusal, RefusalCode
+from tests.replica.world import OPERATOR, World, user
+
+BB = "capacity=10 pool=fast"
+
+
+def ended(here: World, result: JobState, bb: str) -> int:
+    """Return a job that has ended so, with its buffer torn down."""
+    job = here.submit(bb)
+    if result is JobState.CANCELLED:
+        here.settle(c.CancelJob(job), user())
+    while job in here.state.unfinished:
+        order = here.order(job)
+        if order.stage == "run":
+            here.report(job, c.ScriptStarted(), order)
+            assert not isinstance(here.report(job, c.ScriptEnded(result, 1), order), Refusal)
+        else:
+            here.done(job)
+    assert here.state.jobs[job].state is result
+    return job
+
+
+@pytest.mark.parametrize("bb", ["", BB])
+@pytest.mark.parametrize("hurry", [False, True])
+@pytest.mark.parametrize("result", sorted(ENDED))
+def test_a_cancel_of_what_is_over_changes_nothing_and_is_no_failure(result: JobState, hurry: bool, bb: str) -> None:
+    here = World(requeue_on_node_fail=False)
+    job = ended(here, result, bb)
+    before = here.state.jobs[job]
+    assert not isinstance(here.settle(c.CancelJob(job, hurry=hurry), user()), Refusal)
+    assert here.state.jobs[job] == before
+    refusal = here.settle(c.CancelJob(job), user("mallory"))
+    assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize("bb", ["", BB])
+@pytest.mark.parametrize("result", sorted(ENDED))
+def test_a_job_that_is_over_is_requeued_and_lives_its_whole_life_again(result: JobState, bb: str) -> None:
+    here = World(requeue_on_node_fail=False)
+    job = ended(here, result, bb)
+    attempt = here.state.jobs[job].attempt
+    assert not isinstance(here.settle(c.RequeueJob(job), user()), Refusal)
+    again = here.state.jobs[job]
+    assert again.interrupted.requeues == 1 and not again.cancelled and not again.hurry and again.ended_at == 0
+    assert here.order(job).attempt > attempt, "no report of its former life counts"
+    here.finish(job)
+    assert here.state.jobs[job].state is JobState.COMPLETED
+    assert here.free() == 100
+
+
+def test_a_job_that_is_over_is_not_requeued_before_its_buffer_is_torn_down() -> None:
+    here = World()
+    job = here.submit(BB)
+    while here.order(job).stage != "teardown":
+        here.done(job)
+    refusal = here.settle(c.RequeueJob(job), user())
+    assert isinstance(refusal, Refusal) and "not torn down yet" in refusal.sentence
+
+
+def test_a_requeued_job_meets_what_has_changed_since_it_was_over() -> None:
+    here = World(pools={"fast": 100, "other": 50})
+    job, mine = ended(here, JobState.COMPLETED, "capacity=10 pool=other"), ended(here, JobState.COMPLETED, BB)
+    assert not isinstance(here.settle(c.RemovePool("other")), Refusal)
+    refusal = here.settle(c.RequeueJob(job), user())
+    assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.UNKNOWN_POOL
+    here.configure(DenyUsers="alan")
+    assert isinstance(here.settle(c.RequeueJob(mine), user()), Refusal)
+    assert isinstance(here.settle(c.RequeueJob(mine), OPERATOR), Refusal)
+
+
+def test_a_requeue_of_what_is_over_closes_no_circle() -> None:
+    here = World()
+    first = here.submit("")
+    second = here.submit("", dependencies=(Dependency(DependencyKind.AFTER_ANY, first),))
+    here.finish(first)
+    here.finish(second)
+    blocker = here.submit("", cpus=8)
+    assert not isinstance(here.settle(c.RequeueJob(first), user()), Refusal)
+    after_second = JobChange(dependencies=(Dependency(DependencyKind.AFTER_ANY, second),))
+    assert not isinstance(here.settle(c.UpdateJob(first, after_second), user()), Refusal)
+    refusal = here.settle(c.RequeueJob(second), user())
+    assert isinstance(refusal, Refusal) and "would wait for itself" in refusal.sentence
+    here.finish(blocker)
+    here.finish(first)
+    assert not isinstance(here.settle(c.RequeueJob(second), user()), Refusal)
+
+
+@pytest.mark.parametrize("asked", [{"dependencies": True}, {"after_tasks": True}])
+@pytest.mark.parametrize("kind", [DependencyKind.AFTER_BURST_BUFFER, DependencyKind.AFTER_OK, DependencyKind.AFTER_ANY])
+def test_a_buffer_that_is_unknown_is_not_waited_for_and_other_dependencies_on_the_unknown_are_refused(
+    kind: DependencyKind, asked: dict[str, bool]
+) -> None:
+    here = World()
+    on_job = (Dependency(kind, 999),) if "dependencies" in asked else ()
+    on_task = (AfterTask(kind, 999, 1),) if "after_tasks" in asked else ()
+    job = here.try_submit("", dependencies=on_job, after_tasks=on_task)
+    if kind is not DependencyKind.AFTER_BURST_BUFFER:
+        assert isinstance(job, Refusal) and job.code is RefusalCode.UNKNOWN_DEPENDENCY
+        return
+    assert isinstance(job, int)
+    assert here.state.jobs[job].request.dependencies == (), "nor is a later job of that number"
+    assert here.order(job).stage == "run"
