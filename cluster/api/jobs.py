@@ -135,6 +135,12 @@ async def cancel_job(call: Call[r.CancelRequest]) -> Reply[JobView]:
     return await _change(call, c.CancelJob(job_id, call.body.hurry, tasks))
 
 
+@handles(ops.RELEASE_JOB)
+async def release_job(call: Call[r.ReleaseRequest]) -> Reply[JobView]:
+    job_id, tasks = call.job_reference()
+    return await _change(call, c.ReleaseJob(job_id, tasks, call.body.partial))
+
+
 async def _change(call: Call[AskedCommand], command: Change) -> Reply[JobView]:
     """Have a command about jobs settled; answer with the job as it is afterwards, for an array its first."""
     settled = await call.service.settle(call, command)
@@ -158,7 +164,6 @@ def _changes(operation: Operation[Command, JobView], command: Callable[[int, Tas
 
 
 hold_job = _changes(ops.HOLD_JOB, c.HoldJob)
-release_job = _changes(ops.RELEASE_JOB, c.ReleaseJob)
 suspend_job = _changes(ops.SUSPEND_JOB, c.SuspendJob)
 resume_job = _changes(ops.RESUME_JOB, c.ResumeJob)
 requeue_job = _changes(ops.REQUEUE_JOB, c.RequeueJob)

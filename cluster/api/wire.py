@@ -180,7 +180,6 @@ def set_pool(name: str, request: r.PoolRequest) -> c.SetPool:
 
 _OF_JOBS: dict[type[r.JobCommand], Callable[[int, Tasks], c.Command]] = {
     r.HoldCommand: c.HoldJob,
-    r.ReleaseCommand: c.ReleaseJob,
     r.SuspendCommand: c.SuspendJob,
     r.ContinueCommand: c.ResumeJob,
     r.RequeueCommand: c.RequeueJob,
@@ -196,6 +195,8 @@ def bulk_command(request: r.BulkCommand, identity: Identity, site: Site = DEFAUL
         case r.CancelCommand():
             job, tasks = job_reference(request.job_id)
             return c.CancelJob(job, request.hurry, tasks)
+        case r.ReleaseCommand():
+            return c.ReleaseJob(*job_reference(request.job_id), request.partial)
         case r.JobCommand():
             return _OF_JOBS[type(request)](*job_reference(request.job_id))
         case r.UpdateCommand():

@@ -169,8 +169,8 @@ CANCEL_JOB = _write("cancel_job", "POST /v1/jobs/{id}/cancel", PEOPLE, r.CancelR
     "Cancel a job; with `hurry` nothing more is staged out.")
 HOLD_JOB = _write("hold_job", "POST /v1/jobs/{id}/hold", PEOPLE, Command, j.JobView,
     "Hold a pending job back.")
-RELEASE_JOB = _write("release_job", "POST /v1/jobs/{id}/release", PEOPLE, Command, j.JobView,
-    "Release a held job, or order again what had failed for good.")
+RELEASE_JOB = _write("release_job", "POST /v1/jobs/{id}/release", PEOPLE, r.ReleaseRequest, j.JobView,
+    "Release a held job, or order again what had failed for good; `partial`: a stage-out without what is not there.")
 SUSPEND_JOB = _write("suspend_job", "POST /v1/jobs/{id}/suspend", PEOPLE, Command, j.JobView,
     "Stop the script of a running job where it is; its time limit stands still.")
 RESUME_JOB = _write("resume_job", "POST /v1/jobs/{id}/resume", PEOPLE, Command, j.JobView,

@@ -38,6 +38,12 @@ class CancelRequest(Command, frozen=True, kw_only=True):
     hurry: bool = False
 
 
+class ReleaseRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/jobs/{id}/release. `partial`: a stage-out that failed gives up results that are not there."""
+
+    partial: bool = False
+
+
 # Pools and nodes (operators)
 
 
@@ -102,8 +108,10 @@ class HoldCommand(JobCommand, frozen=True, kw_only=True, tag_field="type", tag="
     """A hold among many."""
 
 
-class ReleaseCommand(JobCommand, frozen=True, kw_only=True, tag_field="type", tag="release_job"):
+class ReleaseCommand(ReleaseRequest, frozen=True, kw_only=True, tag_field="type", tag="release_job"):
     """A release among many."""
+
+    job_id: JobReference
 
 
 class SuspendCommand(JobCommand, frozen=True, kw_only=True, tag_field="type", tag="suspend_job"):

@@ -23,7 +23,7 @@ from replica.decide.update import updated
 from replica.messages import NOTHING, Accepted, Decision, accepted
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model import ENDED, BufferState, Hold, Job, JobState
+from replica.model import ENDED, BufferState, Hold, Job, JobState, Stage
 from replica.operations import (
     unwound,
     waiting_stage,
@@ -124,8 +124,16 @@ def _release_job(state: Facts, actor: c.Actor, command: c.ReleaseJob, at: Instan
         events.append(e.JobReleased(job.id))
     buffer = state.buffers.get(job.id)
     stage = None if buffer is None else waiting_stage(job, buffer)
+    if command.partial and stage is not Stage.STAGE_OUT:
+        return Refusal(
+            RefusalCode.WRONG_STATE,
+            f"no stage-out of job {job.id} has failed",
+            "say partial only of a job whose results cannot be staged out",
+            "job",
+        )
     if stage is not None:
-        events.append(e.StageRetried(job.id, stage, job.attempt + 1, "released"))
+        why = "released, without what is not there" if command.partial else "released"
+        events.append(e.StageRetried(job.id, stage, job.attempt + 1, why, command.partial))
     if not events:
         return Refusal(
             RefusalCode.WRONG_STATE,

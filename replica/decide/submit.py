@@ -37,6 +37,10 @@ DEFAULT_OUTPUT = "forebay-%j.out"
 """Where a job's output goes when it does not say, in its working directory (Slurm: slurm-%j.out)."""
 
 
+NO_OUTPUT = "/dev/null"
+"""The output of a job that wants none kept: the one file outside of the site's directories that may be named."""
+
+
 def job_submitted(state: Facts, actor: c.Actor, command: c.SubmitJob) -> e.JobSubmitted | Refusal:
     """Return the event that a submit leads to, with everything in it decided; or why it is refused."""
     try:
@@ -129,6 +133,8 @@ def _output(state: Facts, request: JobRequest, job_id: int) -> str:
     destinations, user = state.site.destinations, request.user
     check_beneath(destinations, user, request.workdir, "destinations", "workdir")
     output = expand(request.output or DEFAULT_OUTPUT, request, job_id, "output")
+    if output == NO_OUTPUT:
+        return output
     if not output.startswith("/"):
         output = request.workdir.rstrip("/") + "/" + output
     check_beneath(destinations, user, output, "destinations", "output")

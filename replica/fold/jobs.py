@@ -135,6 +135,7 @@ def _stage_retried(builder: StateBuilder, event: e.StageRetried) -> None:
         retry_at=NEVER,
         stuck=False,
         order_at=Instant(builder.at),
+        **({"interruptions": interrupted(builder.job(event.job), partial=True)} if event.partial else {}),
     )
 
 

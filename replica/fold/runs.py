@@ -84,7 +84,9 @@ def _run_requeued(builder: StateBuilder, event: e.RunRequeued) -> None:
         exit_code=0,
         signal=0,
         message="",
-        interruptions=interrupted(job, requeues=requeues, requeueing=False, suspended_at=NEVER, suspended_us=0),
+        interruptions=interrupted(
+            job, requeues=requeues, requeueing=False, suspended_at=NEVER, suspended_us=0, partial=False
+        ),
     )
 
 

@@ -18,7 +18,7 @@ from replica.grammar.values import (
     read_pool,
     read_type,
 )
-from replica.model import CHOICE_KEYS, CHOOSABLE, ListTransfer, Transfer, TransferKind
+from replica.model import CHOICE_KEYS, CHOOSABLE, LINKS, ListTransfer, Transfer, TransferKind
 from replica.values import RefusalCode
 
 VERBS = ("jobdw", "persistentdw", "swap", *STAGES)
@@ -127,12 +127,15 @@ def _read_stage(verb: Word, rest: tuple[Word, ...], asked: Asked) -> None:
     asked.pass_on(stage, options.others)
 
 
+_CHOICES = {"backend": CHOOSABLE, "move": ("yes", "no"), "links": LINKS}
+
+
 def _read_choices(stage: str, known: dict[str, Value], asked: Asked) -> None:
     """Read what is special about this one transfer."""
     for key in CHOICE_KEYS:
         if key not in known:
             continue
-        value, allowed = known[key], CHOOSABLE if key == "backend" else ("yes", "no")
+        value, allowed = known[key], _CHOICES[key]
         if value.text not in allowed:
             raise value.refuse(f"{key}={value.text[:48]} says nothing", f"use one of {', '.join(allowed)}")
         if key == "move" and stage == "stage_in" and value.text == "yes":
@@ -141,6 +144,18 @@ def _read_choices(stage: str, known: dict[str, Value], asked: Asked) -> None:
                 "leave it out: only a stage_out moves",
             )
         asked.choose(stage, f"{key}={value.text}", listed=known["type"].text == "list")
+    if "links" not in known or known["links"].text != "follow":
+        return
+    if "move" in known and known["move"].text == "yes":
+        raise known["links"].refuse(
+            "links=follow and move=yes: what a link leads to is not this transfer's to remove", "leave out one of them"
+        )
+    if "backend" in known and known["backend"].text != "native":
+        raise known["links"].refuse(
+            f"links=follow and backend={known['backend'].text}: only Forebay itself follows links, and never out of "
+            "the directories that may be used",
+            "leave out one of them",
+        )
 
 
 def _read_list(stage: str, verb: Word, source: Value, destination: Value, asked: Asked) -> None:

@@ -171,10 +171,14 @@ class HoldJob(msgspec.Struct, frozen=True):
 
 
 class ReleaseJob(msgspec.Struct, frozen=True):
-    """End a hold, and order an operation again that had failed for good."""
+    """End a hold, and order an operation again that had failed for good.
+
+    `partial`: of a stage-out, which then gives up results that are not there, and has the others out.
+    """
 
     job: int
     tasks: tuple[int, ...] | None = None
+    partial: bool = False
 
 
 class SuspendJob(msgspec.Struct, frozen=True):

@@ -385,12 +385,16 @@ class StageFailed(EventRecord, frozen=True, tag=70):
 
 
 class StageRetried(EventRecord, frozen=True, tag=71):
-    """The operation is ordered again as `attempt`; reports of earlier attempts no longer count."""
+    """The operation is ordered again as `attempt`; reports of earlier attempts no longer count.
+
+    `partial`: from now on a stage-out gives up results that are not there, and has the others out.
+    """
 
     job: int
     stage: Stage
     attempt: int
     reason: str
+    partial: bool = False
 
 
 class OperationQueued(EventRecord, frozen=True, tag=72):

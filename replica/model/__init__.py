@@ -144,6 +144,7 @@ from replica.model.transfers import (
     CHOICE_KEYS,
     CHOOSABLE,
     DEFAULT_TRANSFER_RULES,
+    LINKS,
     NO_CHOICE,
     RECEIPTS_PER_JOB_MAX,
     TIMEOUTS,

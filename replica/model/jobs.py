@@ -78,6 +78,8 @@ class Interruptions(msgspec.Struct, frozen=True, array_like=True, gc=False):
     suspended_at: Instant = NEVER
     suspended_us: int = 0
     """When the job was suspended, NEVER if it is not; and for how long in all before: its time limit stands still."""
+    partial: bool = False
+    """Whether somebody said that results which are not there are given up, and the others staged out."""
 
 
 NO_INTERRUPTIONS = Interruptions()

@@ -69,6 +69,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """stage_in, stage_out with the native provider, from feature level 4 on: how to move data. None: as before."""
     shares: RateShares | None = None
     """With `rules`: how fast it may go here and now."""
+    partial: bool = False
+    """stage_out: sources that are not there are left out and said in the receipt, since the script did not succeed or
+    somebody said so; otherwise they fail it when everything else is at its destination.
+    """
 
 
 # ---- what the agent moves beside files and directories: lists, Spur's commands, and what is special about one transfer

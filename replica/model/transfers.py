@@ -311,7 +311,11 @@ def _invalid(field: str, sentence: str, remedy: str) -> Refusal:
 CHOOSABLE = tuple(backend for backend in BACKENDS if backend != "command")
 """What `backend=` may say; a command is written as `stage_in:COMMAND`."""
 
-CHOICE_KEYS = ("backend", "move")
+LINKS = ("keep", "follow", "skip", "fail")
+"""What `links=` may say of symbolic links in a tree: made again where they stay inside of it, replaced by what they
+lead to, left out, or a failure of the transfer. The first one is what counts where nothing is said."""
+
+CHOICE_KEYS = ("backend", "move", "links")
 
 
 class TransferChoice(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -321,6 +325,8 @@ class TransferChoice(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One of CHOOSABLE; empty: the first that the site's rules name."""
     move: bool = False
     """Whether the source is deleted once its copy is durable."""
+    links: str = ""
+    """One of LINKS; empty: the first."""
 
 
 NO_CHOICE = TransferChoice()
@@ -343,7 +349,7 @@ def choices_of(request: BufferRequest, stage: str, count: int, *, listed: bool) 
     choices = []
     for index in range(count):
         mine = chosen.get(choice_verb(stage, index, listed=listed), {})
-        choices.append(TransferChoice(mine.get("backend", ""), mine.get("move") == "yes"))
+        choices.append(TransferChoice(mine.get("backend", ""), mine.get("move") == "yes", mine.get("links", "")))
     return tuple(choices) if any(choice != NO_CHOICE for choice in choices) else ()
 
 

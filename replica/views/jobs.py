@@ -130,14 +130,22 @@ def _left_out(state: State, job_id: int) -> tuple[NotExported, ...]:
     # A persistent buffer still holds what was left there.
     asked = state.jobs[job_id].request.buffer
     lost = asked is not None and any(not of_persistent(transfer.inside) for transfer in asked.stage_out)
-    named = tuple(NotExported(one.path, one.reason, lost=lost) for one in last.left_out_first)
+    named = tuple(
+        NotExported(one.path, one.reason, lost=lost and not one.reason.endswith(_NOT_THERE))
+        for one in last.left_out_first
+    )
     more = last.left_out - len(named)
     return (*named, NotExported(f"{more} more", "see the receipt on its node", lost=lost)) if more > 0 else named
 
 
+_NOT_THERE = "does not exist"
+"""How agents' reasons end for what there never was, so that nothing of it is lost."""
+
+
 def _why_not_yet(job: Job, buffer: Buffer) -> str:
     if job.stuck:
-        return f"{job.message}; the buffer is kept until the job is released, cancelled with --hurry, or cleared"
+        ways = "released (--partial gives up what is not there), cancelled with --hurry, or cleared"
+        return f"{job.message}; the buffer is kept until the job is {ways}"
     if job.retry_at != NEVER:
         return f"{job.message}; it will be tried again"
     if buffer.state is BufferState.POST_RUN:

@@ -120,6 +120,8 @@ def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage, governed
         array=request.array,
         special=special_transfers(state, job, stage),
         rules=None if governed is None else governed.rules,
+        # What a script that did not succeed has not made is not waited for.
+        partial=stage is Stage.STAGE_OUT and (job.result is not JobState.COMPLETED or job.interrupted.partial),
         shares=None
         if governed is None
         else shares_of(state, governed.rules, request.user, job.node, governed.node_bytes_s),

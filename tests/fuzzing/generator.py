@@ -114,6 +114,8 @@ def _line(random: Random) -> str:
             f"#DW stage_out type={kind} source={inside} destination={outside}",
             f"#DW stage_out type={kind} source={inside} destination={outside} move={random.choice(('yes', 'no', 'x'))}",
             f"#DW stage_in type={kind} source={outside} destination={inside} backend={random.choice(('rsync', 'x'))}",
+            f"#DW stage_out type={kind} source={inside} destination={outside} "
+            f"links={random.choice(('follow', 'skip', 'x'))} {random.choice(('move=yes', 'backend=rsync', ''))}",
             f"#DW stage_in type=file source={outside} destination=$DW_PERSISTENT_STRIPED_{name}/a",
             f"#BB create_persistent name={name} {_option(random, 'capacity')} {random.choice(('', 'access=striped'))}",
             f"#BB destroy_persistent name={name} {random.choice(('', 'hurry'))}",

@@ -166,6 +166,11 @@ def _nonsense(case: Case, lines: list[Line], request: BufferRequest) -> str | No
                 return f"a move of {pairs['move']!r}"
             if pairs.get("backend", "native") not in ("native", "rsync", "rclone", "template"):
                 return f"the backend {pairs['backend']!r}"
+            links = pairs.get("links", "keep")
+            if links not in ("keep", "follow", "skip", "fail"):
+                return f"links that are {links!r}"
+            if links == "follow" and (pairs.get("move") == "yes" or pairs.get("backend", "native") != "native"):
+                return "links that are followed by others, or moved"
             moves.append((verb + " " + pairs.get("type", ""), pairs.get("source", ""), pairs.get("destination", "")))
         for key in ("pool",):
             if key in pairs and verb not in ("persistentdw", "stage_in", "stage_out", "destroy_persistent"):

@@ -2,9 +2,9 @@
 
 from cluster.agent.transfer import fence, workspace
 from cluster.agent.transfer.digests import hasher
-from cluster.agent.transfer.errors import Paused, TransferFailed, file_message, root_cause
+from cluster.agent.transfer.errors import Paused, TransferFailed, file_message, is_absence, root_cause
 from cluster.agent.transfer.fence import Claimant, Fenced, FenceFailed
-from cluster.agent.transfer.options import Algorithm, Item, Kind, Options, Verify
+from cluster.agent.transfer.options import Algorithm, Item, Kind, Links, Options, Verify
 from cluster.agent.transfer.programs import (
     NO_LIMIT_S,
     POLL_S,
@@ -14,6 +14,6 @@ from cluster.agent.transfer.programs import (
 from cluster.agent.transfer.progress import PHASES, Counters, Rate, SharedCounters, nothing
 from cluster.agent.transfer.rate_limit import UNLIMITED, Control, Pace, Stopped
 from cluster.agent.transfer.receipts import Difference, Place, raw_lines, read_lines, read_places, recheck
-from cluster.agent.transfer.transfer import resumable, run_transfer
+from cluster.agent.transfer.transfer import make_top, resumable, run_transfer
 from cluster.agent.transfer.transfer_state import Context
 from cluster.agent.transfer.workspace import RECEIPTS, STAGES, Workspace

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import stat
+from typing import Final
 
 from cluster.agent.files import kind_of
 from replica.model import TransferReceipt
@@ -43,6 +45,18 @@ class Paused(BaseException):
 
     Whatever else ends a transfer from outside (any other BaseException) has what is half done removed.
     """
+
+
+_ABSENT: Final = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
+)
+"""What the kernel says of a path that leads to nothing that may be read, and will not by itself."""
+
+
+def is_absence(error: BaseException) -> bool:
+    """Return whether a failure means that there is nothing to be moved, and not that storage is in trouble."""
+    cause = root_cause(error)
+    return not isinstance(cause, OSError) or cause.errno in _ABSENT
 
 
 def os_message(error: OSError) -> str:

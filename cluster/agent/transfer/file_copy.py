@@ -29,6 +29,9 @@ _CANNOT: Final = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP})
 _NO_XATTR: Final = _CANNOT | {errno.E2BIG, errno.ERANGE, errno.ENODATA, errno.ENOSPC}
 """What file systems say of an attribute that they do not take; ENOSPC is ext4's word for one that is too long."""
 
+_ACLS: Final = frozenset({"system.posix_acl_access", "system.posix_acl_default"})
+"""Attributes that POSIX access control lists are read and set by."""
+
 _NO_FLAGS: Final = Flag(0)
 """Made once: it is needed for every file."""
 
@@ -117,8 +120,8 @@ def set_metadata(
     `mode` is what the copy has, if that is known.
     """
     flags = Flag.SETID_STRIPPED if status.st_mode & SETID_BITS else _NO_FLAGS
-    if options.xattrs and (names := _xattrs_of(reading)):
-        flags |= _copy_xattrs(reading, writing, names)
+    if options.xattrs:
+        flags |= copy_xattrs(reading, writing)
     if mode is None or stat.S_IMODE(mode) != status.st_mode & MODE_BITS:
         os.fchmod(writing, status.st_mode & MODE_BITS)
     os.utime(writing, ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -134,9 +137,18 @@ def _xattrs_of(reading: int) -> list[str]:
         raise
 
 
-def _copy_xattrs(reading: int, writing: int, names: list[str]) -> Flag:
+def copy_xattrs(reading: int, writing: int) -> Flag:
+    """Give the copy the extended attributes of the class `user.`, and say what there was and what was not copied.
+
+    OSError.
+    """
+    names = _xattrs_of(reading)
+    if not names:
+        return _NO_FLAGS
     flags = _NO_FLAGS
     for name in names:
+        if name in _ACLS:
+            flags |= Flag.ACLS_LOST
         if not name.startswith(XATTR_CLASS):
             continue
         try:

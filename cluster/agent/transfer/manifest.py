@@ -153,9 +153,12 @@ DIRECTORY: Final = 1
 ODD: Final = 2
 """Something that is left out."""
 
+LINK: Final = 3
+"""A symbolic link that is made again."""
+
 
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One file or directory of the source. Sizes are bytes, times nanoseconds since the epoch."""
+    """One file, directory or link of the source. Sizes are bytes, times nanoseconds since the epoch."""
 
     index: int
     item: int
@@ -175,6 +178,11 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A large file's first mark in the table of chunks; -1: it is copied as a whole."""
     extra: Extra | None = None
     """What a large file has besides its contents, if it has."""
+    target: bytes = b""
+    """What a link is to say at its destination, or says where it is left out. Of a file or a directory: what the link
+    says that was followed to it."""
+    reason: str = ""
+    """Why something is left out, where its kind does not say it."""
 
     @property
     def is_large(self) -> bool:
@@ -193,8 +201,9 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def is_as(self, other: Record) -> bool:
         """Whether the source did not change between two polls at it; a device may have another number after a boot."""
-        return (self.kind, self.size, self.mtime_ns, self.ctime_ns, self.inode) == (
+        return (self.kind, self.target, self.size, self.mtime_ns, self.ctime_ns, self.inode) == (
             other.kind,
+            other.target,
             other.size,
             other.mtime_ns,
             other.ctime_ns,
@@ -232,7 +241,8 @@ class ManifestWriter:
         """Add a record, whose index has to be the number of those before it, and return its place."""
         place = self._at << _INDEX_BITS | len(self._frame)
         self._frame.append(record)
-        self._frame_bytes += len(record.path) + (0 if record.extra is None else record.extra.size_bytes)
+        self._frame_bytes += len(record.path) + len(record.target) + len(record.reason)
+        self._frame_bytes += 0 if record.extra is None else record.extra.size_bytes
         self.records += 1
         self.chunks += chunks
         if record.kind == FILE:
@@ -240,7 +250,7 @@ class ManifestWriter:
             self.size_bytes += record.size
         elif record.kind == DIRECTORY:
             self.directories += 1
-        else:
+        elif record.kind == ODD:
             self.left_out += 1
         if len(self._frame) == FRAME_RECORDS or self._frame_bytes >= FRAME_PATH_BYTES:
             self._flush()

@@ -67,9 +67,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The site's command line for the backend of that name (cluster.agent.transfer.programs)."""
     local: Local = NO_LOCAL
     """Which programs this machine's own configuration lets that name."""
-    leave_out_links: bool = False
-    """Whether links in a tree are left out with a line in the receipt, as devices, pipes and sockets always are,
-    instead of failing the transfer."""
+    outgoing: bool = False
+    """Whether results go out, which nobody can put right any more: a link in a tree that cannot be what `Item.links`
+    says is left out with a line in the receipt, as devices, pipes and sockets always are, and a source that is not
+    there fails the transfer only when everything else is at its destination."""
+    partial: bool = False
+    """With `outgoing`: sources that are not there, and links that were to fail, are left out with a line, too."""
 
 
 def chunk_bytes_of(size_bytes: int, options: Options) -> int:
@@ -103,6 +106,11 @@ class Kind(Enum):
     DIRECTORY = "directory"
 
 
+Links = Literal["keep", "follow", "skip", "fail"]
+"""What becomes of symbolic links in a tree: made again where they stay inside of it, replaced by what they lead to
+where that is beneath the item's anchor, left out with a line in the receipt, or a failure of the transfer."""
+
+
 class Item(NamedTuple):
     """One thing to move. The anchors of the targets stay the caller's, are never closed here, and may be shared."""
 
@@ -119,3 +127,4 @@ class Item(NamedTuple):
     """What moves it (cluster.agent.transfer.transfer)."""
     move: bool = False
     """Whether its sources are removed: each only when everything is durable at the destination, and unchanged since."""
+    links: Links = "keep"

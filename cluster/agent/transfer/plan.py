@@ -16,13 +16,26 @@ from typing import Final
 import msgspec
 import xxhash
 
-from cluster.agent.files import PathRefused, Target, is_disk_full, join, opened, opened_parent
+from cluster.agent.files import (
+    Identity,
+    PathRefused,
+    Target,
+    beneath,
+    identity_of,
+    is_disk_full,
+    join,
+    leads_to,
+    names_of,
+    opened,
+    opened_parent,
+)
 from cluster.agent.limits import DIRECTORY_DEPTH_MAX, DIRECTORY_ENTRIES_MAX
 from cluster.agent.transfer.digests import digest_of
-from cluster.agent.transfer.errors import TransferFailed, file_message, oddity
+from cluster.agent.transfer.errors import TransferFailed, file_message, is_absence, oddity
 from cluster.agent.transfer.manifest import (
     DIRECTORY,
     FILE,
+    LINK,
     MANIFEST_DIGEST,
     ODD,
     Manifest,
@@ -63,6 +76,12 @@ class Walk:
         self._index = 0
         self._chunks = 0
         self._item = 0
+        self.absent: list[tuple[int, str]] = []
+        """Items whose source cannot be found, each with the reason."""
+        self._names: tuple[tuple[str, ...], ...] = ()
+        """What absolute links may call the top of the tree that is walked."""
+        self._within: list[Identity] = []
+        """The directories that the walk is in, where it follows links."""
 
     def records(self) -> Iterator[Record]:
         """Yield what there is. TransferFailed names what cannot be copied, with its item."""
@@ -78,18 +97,37 @@ class Walk:
                 raise TransferFailed(str(error), number) from error
 
     def _file(self, item: Item) -> Iterator[Record]:
-        with opened_parent(_kept(item), forbidden=item.source_barred) as (directory, name):
-            status = _status(directory, os.fsencode(name), join(item.source.shown, item.source.parts[:-1]))
-            why = oddity(status.st_mode, item.source.path)
-            if why is not None:
-                raise TransferFailed(why)
-            record = self._file_record(b"", status, directory, os.fsencode(name))
+        try:
+            with opened_parent(_kept(item), forbidden=item.source_barred) as (directory, name):
+                status = _status(directory, os.fsencode(name), join(item.source.shown, item.source.parts[:-1]))
+                why = oddity(status.st_mode, item.source.path)
+                if why is not None:
+                    raise TransferFailed(why)
+                record = self._file_record(b"", status, directory, os.fsencode(name))
+        except (PathRefused, TransferFailed) as error:
+            record = self._absent(error)
         yield record
 
     def _tree(self, item: Item) -> Iterator[Record]:
-        with opened(_kept(item), forbidden=item.source_barred) as directory:
+        with contextlib.ExitStack() as held:
+            try:
+                directory = held.enter_context(opened(_kept(item), forbidden=item.source_barred))
+            except PathRefused as error:
+                yield self._absent(error)
+                return
+            self._names = tuple((*names, *item.source.parts) for names in names_of(item.source))
+            self._names = (*self._names, *names_of(item.source._replace(anchor=directory, shown="")))
             yield self._record(DIRECTORY, b"", os.fstat(directory))
+            self._within = [identity_of(directory)]
             yield from self._inside(item, directory, b"", item.source.path, 1)
+
+    def _absent(self, error: PathRefused | TransferFailed) -> Record:
+        """Return the record of an item whose source is not there. The error itself where that is to be waited for."""
+        if not self._options.outgoing or not is_absence(error):
+            raise error
+        self.absent.append((self._item, str(error)))
+        self._index += 1
+        return Record(self._index - 1, self._item, ODD, b"", 0, 0, 0, 0, 0, 0, 0, 0, reason=str(error))
 
     def _inside(self, item: Item, directory: int, path: bytes, shown: str, depth: int) -> Iterator[Record]:
         for name in _entries(directory, shown, depth):
@@ -101,13 +139,75 @@ class Walk:
             shown_below = join(shown, (os.fsdecode(name),))
             if stat.S_ISDIR(status.st_mode):
                 with closing(enter(directory, name, shown_below, item.source_barred)) as inner:
-                    yield self._record(DIRECTORY, below, os.fstat(inner))
-                    yield from self._inside(item, inner, below, shown_below, depth + 1)
-                continue
-            if stat.S_ISLNK(status.st_mode) and not self._options.leave_out_links:
-                # It stands for contents that whoever made it may miss. What is left out stands for none.
-                raise TransferFailed(oddity(status.st_mode, shown_below) or shown_below)
-            yield self._record(ODD, below, status)
+                    yield from self._directory(item, inner, below, shown_below, depth)
+            elif stat.S_ISLNK(status.st_mode):
+                yield from self._link(item, directory, name, below, shown_below, status, depth)
+            else:
+                yield self._record(ODD, below, status)
+
+    def _directory(
+        self, item: Item, inner: int, path: bytes, shown: str, depth: int, target: bytes = b""
+    ) -> Iterator[Record]:
+        if item.links == "follow":
+            self._within.append(identity_of(inner))
+        yield msgspec.structs.replace(self._record(DIRECTORY, path, os.fstat(inner)), target=target)
+        yield from self._inside(item, inner, path, shown, depth + 1)
+        if item.links == "follow":
+            self._within.pop()
+
+    def _link(
+        self, item: Item, directory: int, name: bytes, path: bytes, shown: str, status: os.stat_result, depth: int
+    ) -> Iterator[Record]:
+        """Yield what becomes of a link: itself, what it leads to, or a line that says that it was left out."""
+        try:
+            target = os.readlink(name, dir_fd=directory)
+        except OSError as error:
+            raise TransferFailed(file_message(shown, error)) from error
+        told = f"{shown} is a symbolic link to {os.fsdecode(target)!r}"
+        if item.links == "keep":
+            kept = stays_inside(path, target, self._names)
+            if kept is not None:
+                yield msgspec.structs.replace(self._record(LINK, path, status), target=kept)
+                return
+            reason = "outside of what is staged"
+        elif item.links == "follow":
+            reason = "which leads to nothing beneath the directories that may be used"
+            whole = (*item.source.parts, *(os.fsdecode(part) for part in path.split(b"/")))
+            found = leads_to(item.source._replace(parts=whole))
+            if found is not None and found.parts:
+                yield from self._followed(item, found, path, shown, status, target, depth)
+                return
+        elif item.links == "fail" and not self._options.partial:
+            raise TransferFailed(f"{told}, and links=fail says that there is to be none; remove it, or say links=skip")
+        else:
+            reason = ""
+        if reason and not self._options.outgoing:
+            raise TransferFailed(
+                f"{told}, {reason}; stage what it leads to by a directive of its own, or say links=skip, "
+                "which leaves it out" + (", or links=follow" if item.links == "keep" else "")
+            )
+        yield msgspec.structs.replace(self._record(ODD, path, status), target=target, reason=reason)
+
+    def _followed(
+        self, item: Item, found: Target, path: bytes, shown: str, link: os.stat_result, target: bytes, depth: int
+    ) -> Iterator[Record]:
+        """Yield what a link leads to, under the link's own name."""
+        replace = msgspec.structs.replace
+        mine = found._replace(anchor=os.dup(found.anchor))
+        with opened_parent(mine, forbidden=item.source_barred) as (directory, last):
+            name = os.fsencode(last)
+            status = _status(directory, name, join(found.shown, found.parts[:-1]))
+            if stat.S_ISREG(status.st_mode):
+                yield replace(self._file_record(path, status, directory, name), target=target)
+                return
+            if not stat.S_ISDIR(status.st_mode):
+                yield self._record(ODD, path, status)
+                return
+            with closing(enter(directory, name, shown, item.source_barred)) as inner:
+                if identity_of(inner) in self._within:
+                    yield replace(self._record(ODD, path, link), target=target, reason="which it lies in itself")
+                else:
+                    yield from self._directory(item, inner, path, shown, depth, target)
 
     def _file_record(self, path: bytes, status: os.stat_result, directory: int, name: bytes) -> Record:
         record = self._record(FILE, path, status)
@@ -137,6 +237,27 @@ class Walk:
         self._index += 1
         self._chunks += chunks
         return record
+
+
+def stays_inside(path: bytes, target: bytes, names: Sequence[Sequence[str]]) -> bytes | None:
+    """Return what the link at `path` in a tree is to say at the tree's destination; None if it leads out of the tree.
+
+    `names` are those that an absolute link may call the tree by: one that leads into it is made relative, since the
+    tree has another name at its destination. Decided by what is written: a link on the way may lead elsewhere, which
+    is the affair of whoever follows it there.
+    """
+    depth = path.count(b"/")
+    if not target.startswith(b"/"):
+        level = depth
+        for part in target.split(b"/"):
+            level += 0 if part in (b"", b".") else -1 if part == b".." else 1
+            if level < 0:
+                return None
+        return target
+    parts = beneath(os.fsdecode(target), names)
+    if parts is None or ".." in parts:
+        return None
+    return b"/".join([*[b".."] * depth, *map(os.fsencode, parts)]) or b"."
 
 
 def order_of(record: Record) -> tuple[int, tuple[bytes, ...]]:
@@ -266,6 +387,7 @@ class _Planning:
         self._resumed_files = self._resumed_bytes = 0
         self._gone: list[Record] = []
         self._directories = array("Q")
+        self._links = array("Q")
         self._earlier: Iterator[tuple[Record, StatusRow]] = iter(())
         if old is not None and old_header is not None:
             self._earlier = with_rows(Manifest(old.manifest, old_header.manifest_bytes), StatusTable(old.control))
@@ -276,12 +398,15 @@ class _Planning:
             _empty(self._new)
         writer = ManifestWriter(self._new.manifest)
         try:
-            for record in Walk(self._items, self._options).records():
+            walk = Walk(self._items, self._options)
+            for record in walk.records():
                 chunks = chunks_of(record.size, self._options) if record.is_large else 0
                 with _own_disk():
                     place = writer.add(record, chunks)
                 if record.kind == DIRECTORY:
                     self._directories.append(place)
+                elif record.kind == LINK:
+                    self._links.append(place)
                 row = self._row_of(record, chunks)
                 self._block.append(row)
                 if len(self._block) >= ROWS_AT_ONCE:
@@ -293,7 +418,7 @@ class _Planning:
                     self._context.pace.check()
                     self._context.progress(Counters(steps=record.index + 1, phase=PLANNING))
             self._clear_until(None)
-            return self._sealed(writer)
+            return self._sealed(writer)._replace(links=self._links, absent=tuple(walk.absent))
         finally:
             self._paths.close()
 
@@ -340,6 +465,9 @@ class _Planning:
         self._next = next(self._earlier, None)
         if record.kind == DIRECTORY and before.kind == DIRECTORY:
             return row if row.state is State.MADE else EMPTY
+        if record.kind == LINK:
+            made = before.kind == LINK and row.state in (State.READY, State.DONE) and before.target == record.target
+            return row._replace(state=State.DONE) if made and is_there(self._paths, record, row.copied) else EMPTY
         if before.kind != FILE or not before.is_as(record):
             # Its temporary file has the same name in this attempt, and is replaced.
             return EMPTY
@@ -373,7 +501,7 @@ class _Planning:
             self._next = next(self._earlier, None)
             self._remove_gone_directories(before)
             with contextlib.suppress(OSError, TransferFailed):
-                if before.kind == FILE:
+                if before.kind in (FILE, LINK):
                     self._clear_file(before, row)
                 elif before.kind == DIRECTORY and row.state is State.MADE and self._options.owned:
                     self._gone.append(before)
@@ -431,6 +559,7 @@ def _named(items: Sequence[Item]) -> tuple[tuple[str, bytes, bytes], ...]:
 def _digest_of(items: Sequence[Item]) -> bytes:
     taken = xxhash.xxh3_128()
     for item, words in zip(items, _described(items), strict=True):
-        for word in (words[0].encode(), words[1], words[2], item.backend.encode(), b"\1" if item.move else b"\0"):
+        how = item.backend.encode(), item.links.encode(), b"\1" if item.move else b"\0"
+        for word in (words[0].encode(), words[1], words[2], *how):
             taken.update(b"%d:" % len(word) + word)
     return taken.digest()

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
@@ -15,7 +16,7 @@ from cluster.agent.files import is_disk_full, join, kind_of
 from cluster.agent.transfer.digests import combine, digest_on_disk, hasher
 from cluster.agent.transfer.errors import TransferFailed, os_message
 from cluster.agent.transfer.file_copy import open_source
-from cluster.agent.transfer.manifest import DIRECTORY, FILE, Manifest, Record
+from cluster.agent.transfer.manifest import DIRECTORY, FILE, LINK, Manifest, Record
 from cluster.agent.transfer.options import Algorithm, Item, Options, chunk_bytes_again
 from cluster.agent.transfer.progress import nothing
 from cluster.agent.transfer.record_paths import RecordPaths
@@ -30,11 +31,11 @@ _LOOK_RECORDS: Final = 4096
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One file, directory or thing left out. Sizes are bytes, times nanoseconds since the epoch."""
+    """One file, directory, link or thing left out. Sizes are bytes, times nanoseconds since the epoch."""
 
     item: int
     kind: str
-    """file, directory, left out"""
+    """file, directory, link, left out"""
     path: str
     """Beneath the item; bytes that are no UTF-8 as backslash escapes."""
     path_hex: str = ""
@@ -46,7 +47,10 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     chunk_bytes: int = 0
     """Where the digest is over the digests of chunks: their length."""
     flags: tuple[str, ...] = ()
+    """What is to be said of it; `was_there`: a directory that keeps what it had."""
     reason: str = ""
+    target: str = ""
+    """What a link says; bytes that are no UTF-8 as backslash escapes."""
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +80,7 @@ class Summed:
         self._complete = complete
         self._taken = hasher(options.algorithm)
         self._encoder = msgspec.json.Encoder()
-        self.files = self.directories = self.size_bytes = self.left_out = self.stripped = self.done = 0
+        self.files = self.directories = self.links = self.size_bytes = self.left_out = self.stripped = self.done = 0
         self.retries = 0
         self.left_out_first: list[LeftOut] = []
 
@@ -113,10 +117,24 @@ class Summed:
             if row.state not in (State.MADE, State.THERE):
                 return None
             self.directories += 1
-            line = _line(record, kind="directory", mode=f"{record.mode & 0o777:04o}")
+            flags = _words(row.copied.flags)
+            self.stripped += bool(row.copied.flags & Flag.SETID_STRIPPED)
+            line = _line(
+                record,
+                kind="directory",
+                mtime_ns=record.mtime_ns,
+                mode=f"{record.mode & 0o3777:04o}",
+                flags=flags if row.state is State.MADE else ("was_there",),
+            )
+        elif record.kind == LINK:
+            if row.state is not State.DONE:
+                if not self._complete:
+                    self._leave_out(record, "not copied")
+                return None
+            self.links += 1
+            line = _line(record, kind="link", mtime_ns=record.mtime_ns, target=_text(record.target))
         else:
-            stays = "; it stays at the source" if self._moved and self._moved[record.item] else ""
-            line = self._leave_out(record, f"a {kind_of(record.mode)}{stays}")
+            line = self._leave_out(record, self._why(record))
         return self._encoder.encode(line) + b"\n"
 
     def head(self) -> bytes:
@@ -138,12 +156,24 @@ class Summed:
         """Take lines into the digest, in their order."""
         self._taken.update(lines)
 
+    def _why(self, record: Record) -> str:
+        """Return why something was left out."""
+        if not record.mode:
+            return record.reason
+        stays = "; it stays at the source" if self._moved and self._moved[record.item] else ""
+        to = f" to {_text(record.target)}" if record.target else ""
+        return f"a {kind_of(record.mode)}{to}{', ' if record.reason else ''}{record.reason}{stays}"
+
     def _leave_out(self, record: Record, reason: str) -> Line:
         line = _line(record, kind="left out", reason=reason)
         self.left_out += 1
         if len(self.left_out_first) < LEFT_OUT_NAMED_MAX:
-            self.left_out_first.append(LeftOut(line.path, reason))
+            self.left_out_first.append(LeftOut(line.path or self._named(record.item), reason))
         return line
+
+    def _named(self, item: int) -> str:
+        """Return how an item is called that is all that was left out."""
+        return _text(os.fsencode(self._items[item].source.path)) if self._items else ""
 
 
 def write_lines(descriptor: int, manifest: Manifest, table: StatusTable, summed: Summed) -> None:
@@ -192,12 +222,16 @@ def with_rows(manifest: Manifest, table: StatusTable) -> Iterator[tuple[Record, 
         yield record, known[record.index - base]
 
 
+def _text(path: bytes) -> str:
+    return path.decode("utf-8", "backslashreplace")
+
+
 def _line(record: Record, **fields: Any) -> Line:
     try:
         text = record.path.decode()
         exact = ""
     except UnicodeDecodeError:
-        text = record.path.decode("utf-8", "backslashreplace")
+        text = _text(record.path)
         exact = record.path.hex()
     return Line(item=record.item, path=text, path_hex=exact, **fields)
 
@@ -266,7 +300,7 @@ def recheck(
     destinations = [item._replace(source=item.destination) for item in items]
     with contextlib.closing(RecordPaths(destinations, "")) as paths:
         for number, line in enumerate(read_lines(receipts)):
-            if line.kind == "file":
+            if line.kind in ("file", "link"):
                 if line.item >= len(items):
                     raise ValueError(f"the receipts are damaged: they name item {line.item + 1} of {len(items)}")
                 path = bytes.fromhex(line.path_hex) if line.path_hex else os.fsencode(line.path)
@@ -286,6 +320,8 @@ def _difference(
     algorithm: Algorithm,
     advanced: Callable[[int, int], None],
 ) -> str | None:
+    if line.kind == "link":
+        return _link_difference(paths, record, line)
     try:
         # As a source: nothing is made on the way.
         descriptor, status = open_source(*paths.source(record), shown)
@@ -304,6 +340,17 @@ def _difference(
         return os_message(error)
     finally:
         os.close(descriptor)
+
+
+def _link_difference(paths: RecordPaths, record: Record, line: Line) -> str | None:
+    try:
+        directory, name = paths.source(record)
+        found = _text(os.readlink(name, dir_fd=directory))
+    except TransferFailed as error:
+        return str(error)
+    except OSError as error:
+        return "is no link any more" if error.errno == errno.EINVAL else os_message(error)
+    return None if found == line.target else f"is a link to {found} instead of {line.target}"
 
 
 def _digest(descriptor: int, line: Line, algorithm: Algorithm, advanced: Callable[[int, int], None]) -> bytes:

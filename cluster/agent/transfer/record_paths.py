@@ -5,13 +5,24 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from cluster.agent.files import Identity, PathRefused, Target, identity_of, join, kind_of, opened, opened_parent
+from cluster.agent.files import (
+    Identity,
+    PathRefused,
+    Target,
+    identity_of,
+    join,
+    kind_of,
+    leads_to,
+    opened,
+    opened_parent,
+)
 from cluster.agent.transfer.errors import TransferFailed, file_message, os_message
 from cluster.agent.transfer.fence import BatchDirectory
-from cluster.agent.transfer.manifest import DIRECTORY, Record
+from cluster.agent.transfer.manifest import DIRECTORY, FILE, Record
 from cluster.agent.transfer.options import Item, Kind
 from cluster.agent.transfer.status_table import Copied
 from cluster.system import open_directory
@@ -32,14 +43,38 @@ class _Side:
         self._name = b""
         self._chain: list[tuple[bytes, int]] = []
         self._parent: bytes | None = None
+        self._followed = -1
 
     def find(self, record: Record) -> tuple[int, bytes]:
         """Return an open directory and the record's name in it."""
         self._change(record.item)
         if self._items[record.item].kind is Kind.FILE:
             return self._top, self._name
+        if record.target and record.kind == FILE and not self._is_destination:
+            return self._follow(record.path)
         parent, _, name = record.path.rpartition(b"/")
         return self._enter(parent), name
+
+    def _follow(self, path: bytes) -> tuple[int, bytes]:
+        """Return the open directory in which lies what a link leads to, and its name there."""
+        with opened_parent(self._led_to(path), forbidden=self._target(self._item)[1]) as (directory, name):
+            self._forget_followed()
+            self._followed = os.dup(directory)
+            return self._followed, os.fsencode(name)
+
+    def _led_to(self, path: bytes) -> Target:
+        """Return where a path beneath the item leads to through links, with an anchor of its own. TransferFailed."""
+        target = self._target(self._item)[0]
+        whole = target._replace(parts=(*target.parts, *(os.fsdecode(part) for part in path.split(b"/"))))
+        found = leads_to(whole)
+        if found is None:
+            raise TransferFailed(f"{whole.path} leads to something else than it did; stage when nobody writes to it")
+        return found._replace(anchor=os.dup(found.anchor))
+
+    def _forget_followed(self) -> None:
+        if self._followed >= 0:
+            os.close(self._followed)
+            self._followed = -1
 
     def directory(self, record: Record) -> int:
         """Return the open directory that a record of a tree is."""
@@ -57,6 +92,7 @@ class _Side:
 
     def close(self) -> None:
         """Close what is open."""
+        self._forget_followed()
         while self._chain:
             os.close(self._chain.pop()[1])
         if self._top >= 0:
@@ -103,7 +139,22 @@ class _Side:
         for number in range(common, len(parts)):
             above = self._chain[-1][1] if self._chain else self._top
             shown = join(target.path, [os.fsdecode(part) for part in parts[: number + 1]])
+            if self._follows and _is_link(above, parts[number]):
+                with opened(self._led_to(b"/".join(parts[: number + 1])), forbidden=barred) as directory:
+                    self._chain.append((parts[number], os.dup(directory)))
+                continue
             self._chain.append((parts[number], enter(above, parts[number], shown, barred)))
+
+    @property
+    def _follows(self) -> bool:
+        return not self._is_destination and self._items[self._item].links == "follow"
+
+
+def _is_link(directory: int, name: bytes) -> bool:
+    try:
+        return stat.S_ISLNK(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
 
 
 class RecordPaths:
@@ -156,6 +207,10 @@ class RecordPaths:
             self._wholes[record.item] = whole
         staging = item.staging if item.staging >= 0 else self.destination(record)[0]
         return staging, part_name(self._tag, whole + record.path)
+
+    def source_directory(self, record: Record) -> int:
+        """Return the open directory that a DIRECTORY record is at its source."""
+        return _found(self._source.directory, record)
 
     def destination_directory(self, record: Record) -> int:
         """Return the open directory that a DIRECTORY record is at its destination."""

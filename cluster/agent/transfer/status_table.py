@@ -56,7 +56,7 @@ class State(IntEnum):
 
 
 class Flag(IntFlag):
-    """What is to be said about a file in its receipt."""
+    """What is to be said about a file or a directory in its receipt."""
 
     SETID_STRIPPED = 1
     SPARSE = 2
@@ -67,6 +67,8 @@ class Flag(IntFlag):
     """An earlier attempt had moved it."""
     XATTRS = 64
     """It has extended attributes of the `user.` class."""
+    ACLS_LOST = 128
+    """Its source has access control lists, which are not copied."""
 
 
 NO_FLAG: Final = Flag(0)

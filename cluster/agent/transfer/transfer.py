@@ -7,17 +7,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
 
-from cluster.agent.files import is_disk_full, is_local
+from cluster.agent.files import PathRefused, is_disk_full, is_local, kind_of, opened_parent
 from cluster.agent.transfer import helpers
-from cluster.agent.transfer.errors import Paused, TransferFailed, root_cause
+from cluster.agent.transfer.errors import Paused, TransferFailed, os_message, root_cause
 from cluster.agent.transfer.fence import discard_all
-from cluster.agent.transfer.file_copy import MODE_BITS
-from cluster.agent.transfer.manifest import DIRECTORY, FILE, Record
+from cluster.agent.transfer.file_copy import copy_xattrs, publish, taken
+from cluster.agent.transfer.manifest import DIRECTORY, FILE, LINK, Record
 from cluster.agent.transfer.moving import move_by
 from cluster.agent.transfer.options import Item, Options
 from cluster.agent.transfer.plan import STEP_RECORDS, earlier, plan
@@ -25,7 +26,7 @@ from cluster.agent.transfer.programs import Backend, Rclone, Rsync, Template
 from cluster.agent.transfer.rate_limit import Stopped
 from cluster.agent.transfer.receipts import Summed, with_rows, write_lines
 from cluster.agent.transfer.record_paths import RecordPaths, discard, is_there, make_directory, remove_left
-from cluster.agent.transfer.status_table import EMPTY, Copied, RecordsFailed, State, write_header
+from cluster.agent.transfer.status_table import EMPTY, NO_FLAG, Copied, Flag, RecordsFailed, State, write_header
 from cluster.agent.transfer.transfer_state import POLL_RECORDS, Context, Moved, TransferState
 from cluster.agent.transfer.workspace import Workspace
 from cluster.system import sync_file_system
@@ -59,6 +60,9 @@ COMMITTING: Final = 4
 
 _PASSING: Final = frozenset({errno.EIO, errno.ETIMEDOUT, errno.ESTALE, errno.EAGAIN, errno.EBUSY, errno.ECONNRESET})
 """What the kernel says of storage that may be back soon. Not that it is full: what is half done would fill it."""
+
+DIRECTORY_MODE_BITS: Final = 0o3777
+"""What is copied of a directory's mode: set-group-id and sticky say who may do what in it, and run nothing."""
 
 DIRECTORIES_SYNCED_ALONE_MAX: Final = 16
 """Directories that are synced one by one, count: from there on one sync of their file system costs less."""
@@ -135,7 +139,13 @@ class _Transfer:
             _make_directories(transfer, planned.directories)
             _copy_all(transfer)
             transfer.tell(transfer.counters._replace(phase=COMMITTING))
+            _make_links(transfer, planned.links)
             _finish_directories(transfer, planned.directories)
+            if planned.absent and not options.partial:
+                # Only now: nobody is to lose the rest for it.
+                number, reason = planned.absent[0]
+                more = f" (and {len(planned.absent) - 1} more)" if len(planned.absent) > 1 else ""
+                raise TransferFailed(f"{reason}{more}; everything else is at its destination", number)
             try:
                 transfer.slots.sync()
                 write_header(planned.files.control, msgspec.structs.replace(planned.header, complete=True))
@@ -144,7 +154,10 @@ class _Transfer:
                 if not is_disk_full(error) or any(item.move for item in self._items):
                     raise
         removed = remove_sources(transfer) if any(item.move for item in self._items) else 0
-        return self._receipt(transfer, complete=True, removed=removed)
+        receipt = self._receipt(transfer, complete=True, removed=removed)
+        context.release()
+        _finish_tops(transfer, planned.directories)
+        return receipt
 
     def _claim(self) -> None:
         self._items = [item._replace(staging=self._context.claim(item)) for item in self._items]
@@ -157,8 +170,10 @@ class _Transfer:
             stage=self._context.stage,
             attempt=self._context.attempt,
             complete=complete,
+            backends=tuple(dict.fromkeys(item.backend for item in transfer.items)),
             files=summed.files,
             directories=summed.directories,
+            links=summed.links,
             size_bytes=summed.size_bytes,
             written_bytes=transfer.written_bytes,
             resumed_files=counters.resumed_files,
@@ -214,39 +229,179 @@ def _goes_away(error: BaseException) -> bool:
     return isinstance(cause, OSError) and cause.errno in _PASSING
 
 
+def make_top(item: Item, workspace: Workspace) -> None:
+    """Make the directory that a tree goes to, which only its owner may use as yet, unless it is there.
+
+    That it is this transfer's to give its source's permissions is durable before it can be seen. PathRefused, OSError.
+    """
+    target = item.destination
+    if not target.parts:
+        return
+    mine = target._replace(anchor=os.dup(target.anchor))
+    with opened_parent(mine, forbidden=item.destination_barred, create=True) as (directory, name):
+        try:
+            os.stat(name, dir_fd=directory, follow_symlinks=False)
+            return
+        except FileNotFoundError:
+            workspace.note_made(os.fsencode(target.path))
+        try:
+            os.mkdir(name, 0o700, dir_fd=directory)
+            os.fsync(directory)
+        except FileExistsError:
+            return
+        except OSError as error:
+            raise PathRefused(f"the directory {target.path} cannot be made: {os_message(error)}") from error
+
+
 def _make_directories(transfer: TransferState, directories: Sequence[int]) -> None:
-    """Make all directories, so that whoever copies finds them."""
+    """Make all directories, so that whoever copies finds them.
+
+    Which of them are this transfer's own, and get what their sources have, is durable before the first one is made.
+    """
+    with contextlib.closing(transfer.paths()) as paths:
+        absent: Record | None = None
+        making = False
+        for record in _at(transfer, directories):
+            if absent is None or not record.lies_in(absent):
+                absent = None if _is_there(transfer, record, paths) else record
+            made = transfer.slots.get(record.index).state is State.MADE
+            if not made and not record.path:
+                made = transfer.context.workspace.was_made(os.fsencode(transfer.items[record.item].destination.path))
+            elif absent is not None:
+                making = made = True
+            transfer.slots.put(record.index, EMPTY._replace(state=State.MADE if made else State.THERE))
+        if making:
+            transfer.slots.sync()
     with contextlib.closing(transfer.paths()) as paths:
         for record in _at(transfer, directories):
-            _, shown = transfer.shown(record)
-            made = transfer.slots.get(record.index).state is State.MADE
-            if record.path:
-                directory, name = paths.destination(record)
+            if record.path and transfer.slots.get(record.index).state is State.MADE:
+                _, shown = transfer.shown(record)
                 try:
-                    made = make_directory(directory, name, shown) or made
+                    make_directory(*paths.destination(record), shown)
                 except (OSError, TransferFailed) as error:
                     raise transfer.failed(record, error) from error
-            else:
-                paths.destination_directory(record)
-            transfer.slots.put(record.index, EMPTY._replace(state=State.MADE if made else State.THERE))
+
+
+def _is_there(transfer: TransferState, record: Record, paths: RecordPaths) -> bool:
+    """Return whether the directory that a record goes to is there; the top of a tree is made."""
+    _, shown = transfer.shown(record)
+    try:
+        if not record.path:
+            make_top(transfer.items[record.item], transfer.context.workspace)
+            paths.destination_directory(record)
+            return True
+        directory, name = paths.destination(record)
+        mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+        if not stat.S_ISDIR(mode):
+            raise TransferFailed(f"{shown} exists and is a {kind_of(mode)}, not a directory")
+        return True
+    except FileNotFoundError:
+        return False
+    except PathRefused as error:
+        raise TransferFailed(str(error), record.item) from error
+    except (OSError, TransferFailed) as error:
+        raise transfer.failed(record, error) from error
+
+
+def _make_links(transfer: TransferState, links: Sequence[int]) -> None:
+    """Make every link that is not there, when all directories are; they are durable when those are.
+
+    TransferFailed names the one that cannot be; Fenced.
+    """
+    with contextlib.closing(transfer.paths()) as paths:
+        for record in _at(transfer, links):
+            if transfer.slots.get(record.index).state is not State.DONE:
+                try:
+                    _make_link(transfer, record, paths)
+                except (OSError, TransferFailed) as error:
+                    raise transfer.failed(record, error) from error
+
+
+def _make_link(transfer: TransferState, record: Record, paths: RecordPaths) -> None:
+    replace = transfer.options.replace
+    _, shown = transfer.shown(record)
+    directory, name = paths.destination(record)
+    _check_link_target(directory, name, shown, replace=replace)
+    staging, part = paths.part(record)
+    discard(staging, part)
+    os.symlink(record.target, part, dir_fd=staging)
+    try:
+        os.utime(part, ns=(record.mtime_ns, record.mtime_ns), dir_fd=staging, follow_symlinks=False)
+        status = os.stat(part, dir_fd=staging, follow_symlinks=False)
+        copied = Copied(status.st_size, status.st_mtime_ns, status.st_ino)
+        transfer.slots.mark(record.index, State.READY, copied)
+        if not replace:
+            transfer.slots.sync()
+        publish(staging, part, directory, name, shown, replace=replace)
+    except (OSError, TransferFailed):
+        with contextlib.suppress(OSError):
+            discard(staging, part)
+        raise
+    transfer.slots.mark(record.index, State.DONE, copied)
+
+
+def _check_link_target(directory: int, name: bytes, shown: str, *, replace: bool) -> None:
+    """See that a link may take the name."""
+    try:
+        mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return
+    if not replace:
+        raise taken(shown)
+    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+        raise TransferFailed(f"{shown} exists and is a {kind_of(mode)}; a link can only replace a file or a link")
 
 
 def _finish_directories(transfer: TransferState, directories: Sequence[int]) -> None:
-    """Give directories that were made their permissions, and make all of them durable."""
+    """Give directories that were made what their sources have, and make all of them durable."""
     alone = len(directories) <= DIRECTORIES_SYNCED_ALONE_MAX
     with contextlib.closing(transfer.paths()) as paths:
-        for record in _at(transfer, directories):
+        for number, record in enumerate(_at(transfer, directories)):
             descriptor = paths.destination_directory(record)
             try:
-                if transfer.slots.get(record.index).state is State.MADE:
-                    # The owner keeps his own permissions, or nobody but root could fill or remove it.
-                    os.fchmod(descriptor, record.mode & MODE_BITS | 0o700)
+                row = transfer.slots.get(record.index)
+                if row.state is State.MADE:
+                    flags = _set_directory(transfer, record, paths, descriptor)
+                    transfer.slots.put(record.index, row._replace(copied=row.copied._replace(flags=flags)))
                 if alone or not is_local(descriptor):
                     os.fsync(descriptor)
             except OSError as error:
                 raise transfer.failed(record, error) from error
+            if number % STEP_RECORDS == 0:
+                transfer.tell(transfer.counters._replace(directories_done=number))
         if not alone:
             _sync_file_systems(transfer, directories, paths)
+    transfer.tell(transfer.counters._replace(directories_done=len(directories)))
+
+
+def _set_directory(transfer: TransferState, record: Record, paths: RecordPaths, descriptor: int) -> Flag:
+    """Give a directory what its source has, and say what it did not take. OSError."""
+    flags = NO_FLAG
+    if transfer.options.xattrs:
+        with contextlib.suppress(TransferFailed):
+            # A source that is gone since has none to give.
+            flags = copy_xattrs(paths.source_directory(record), descriptor)
+    # The owner keeps his own permissions, or nobody but root could fill or remove it; the group that the directory
+    # above passes on stays passed on.
+    inherited = os.fstat(descriptor).st_mode & stat.S_ISGID
+    os.fchmod(descriptor, record.mode & DIRECTORY_MODE_BITS | inherited | 0o700)
+    if record.mode & stat.S_ISGID and not os.fstat(descriptor).st_mode & stat.S_ISGID:
+        flags |= Flag.SETID_STRIPPED
+    os.utime(descriptor, ns=(record.mtime_ns, record.mtime_ns))
+    return flags
+
+
+def _finish_tops(transfer: TransferState, directories: Sequence[int]) -> None:
+    """Give the tops of trees their times again: the staging directories were removed from them."""
+    with contextlib.closing(transfer.paths()) as paths:
+        for record in _at(transfer, directories):
+            if not record.path and transfer.slots.get(record.index).state is State.MADE:
+                descriptor = paths.destination_directory(record)
+                try:
+                    os.utime(descriptor, ns=(record.mtime_ns, record.mtime_ns))
+                    os.fsync(descriptor)
+                except OSError as error:
+                    raise transfer.failed(record, error) from error
 
 
 def _sync_file_systems(transfer: TransferState, directories: Sequence[int], paths: RecordPaths) -> None:
@@ -288,7 +443,7 @@ def remove_sources(transfer: TransferState) -> int:
             try:
                 if record.kind == DIRECTORY:
                     directories.append(record)
-                elif record.kind == FILE and row.state is State.DONE:
+                elif record.kind in (FILE, LINK) and row.state is State.DONE:
                     removed += _remove(paths, record, row.copied)
             except FileNotFoundError:
                 removed += 1
@@ -307,10 +462,10 @@ def _remove(paths: RecordPaths, record: Record, copied: Copied) -> int:
     now = os.stat(name, dir_fd=directory, follow_symlinks=False)
     if (now.st_ino, now.st_dev) != (record.inode, record.device):
         return 0
-    if (now.st_size, now.st_mtime_ns) != (copied.size, copied.mtime_ns):
+    if record.kind == FILE and (now.st_size, now.st_mtime_ns) != (copied.size, copied.mtime_ns):
         return 0
     if not is_there(paths, record, copied):
         # Somebody took the copy away, so this is the last one.
         return 0
     os.unlink(name, dir_fd=directory)
-    return 1
+    return record.kind == FILE

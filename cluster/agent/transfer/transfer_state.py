@@ -98,6 +98,8 @@ class Context(NamedTuple):
     known that the sources are there, since it makes directories at the destination."""
     planned: Callable[[Sequence[tuple[int, int]]], None] = nothing
     """Told the files and bytes of each item before anything is copied; what it raises ends the transfer."""
+    release: Callable[[], None] = nothing
+    """Told when the staging directories are needed no more, before the tops of trees get their times."""
 
 
 SMALL_BATCH_FILES: Final = 4096
@@ -154,6 +156,10 @@ class Planned(NamedTuple):
     same_boot: bool
     directories: Sequence[int]
     """The places of their records in the manifest."""
+    links: Sequence[int] = ()
+    """Those of links that are made again."""
+    absent: tuple[tuple[int, str], ...] = ()
+    """Items whose source cannot be found, each with the reason: nothing of them is moved."""
 
 
 class TransferState:

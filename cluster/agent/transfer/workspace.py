@@ -1,7 +1,8 @@
 """Where a transfer keeps its records: on the agent's disk, opened before the worker becomes the job's user.
 
 `transfers/JOB.STAGE.{control,manifest,chunks}.{0,1}` are two generations: a new attempt writes the one while it reads
-the other, so that a crash at any point leaves one that is whole. `receipts/JOB.ATTEMPT.STAGE` is what it did to every
+the other, so that a crash at any point leaves one that is whole. `JOB.STAGE.made` names the directories at the top of
+trees that the transfer makes, before it does. `receipts/JOB.ATTEMPT.STAGE` is what it did to every
 file. They belong to the agent: the job's user, whom the worker becomes, can neither open nor change them by name.
 
 Where the agent's disk is full, the records are in memory: the transfer is as safe, but cannot go on where it was."""
@@ -9,6 +10,7 @@ Where the agent's disk is full, the records are in memory: the transfer is as sa
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from typing import Final, NamedTuple
 
@@ -42,9 +44,11 @@ class Files(NamedTuple):
 class Workspace:
     """The open files of one transfer."""
 
-    def __init__(self, generations: tuple[Files, Files], receipts: int, *, in_memory: bool) -> None:
+    def __init__(self, generations: tuple[Files, Files], receipts: int, made: int, *, in_memory: bool) -> None:
         """Take the descriptors; `close` closes them."""
         self.generations = generations
+        self._made = made
+        self._known: set[bytes] = set()
         self.receipts = receipts
         self.in_memory = in_memory
 
@@ -59,13 +63,14 @@ class Workspace:
                     Files(*(_open(transfers, _name(job, stage, kind, number), opened) for kind in _KINDS))
                     for number in (0, 1)
                 )
+                made = _open(transfers, _made_name(job, stage), opened)
                 lines = _open(receipts, f"{job}.{attempt}.{stage}", opened)
                 os.fsync(transfers)
                 os.fsync(receipts)
                 opened.pop_all()
                 os.close(transfers)
                 os.close(receipts)
-                return cls((generations[0], generations[1]), lines, in_memory=False)
+                return cls((generations[0], generations[1]), lines, made, in_memory=False)
             except OSError as error:
                 if not is_disk_full(error):
                     raise
@@ -75,11 +80,31 @@ class Workspace:
     def in_memory_only(cls) -> Workspace:
         """Return one whose files are in memory."""
         first, second = (Files(*(_memory(kind) for kind in _KINDS)) for _ in (0, 1))
-        return cls((first, second), _memory("receipts"), in_memory=True)
+        return cls((first, second), _memory("receipts"), _memory("made"), in_memory=True)
+
+    def note_made(self, path: bytes) -> None:
+        """Keep, durably, that a directory is about to be made; where there is no room, for this attempt alone."""
+        key = _key(path)
+        self._known.add(key)
+        try:
+            os.pwrite(self._made, key, os.fstat(self._made).st_size)
+            os.fdatasync(self._made)
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+
+    def was_made(self, path: bytes) -> bool:
+        """Return whether an attempt at this transfer kept that it makes the directory. OSError."""
+        if _key(path) in self._known:
+            return True
+        size_bytes = os.fstat(self._made).st_size
+        data = os.pread(self._made, size_bytes, 0)
+        self._known.update(data[at : at + _KEY_BYTES] for at in range(0, size_bytes, _KEY_BYTES))
+        return _key(path) in self._known
 
     def close(self) -> None:
         """Close the files."""
-        for descriptor in (*self.generations[0], *self.generations[1], self.receipts):
+        for descriptor in (*self.generations[0], *self.generations[1], self.receipts, self._made):
             os.close(descriptor)
 
 
@@ -92,6 +117,8 @@ def forget(home: int, job: int, stages: tuple[str, ...] = STAGES) -> None:
             return
         opened.callback(os.close, transfers)
         for stage in stages:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(_made_name(job, stage), dir_fd=transfers)
             for kind in _KINDS:
                 for number in (0, 1):
                     with contextlib.suppress(FileNotFoundError):
@@ -117,6 +144,17 @@ def prune_receipts(home: int, files_max: int = RECEIPT_FILES_MAX, bytes_max: int
                 os.unlink(name, dir_fd=receipts)
                 removed += 1
         return removed
+
+
+_KEY_BYTES: Final = 16
+
+
+def _key(path: bytes) -> bytes:
+    return hashlib.blake2b(path, digest_size=_KEY_BYTES).digest()
+
+
+def _made_name(job: int, stage: str) -> str:
+    return f"{job}.{stage}.made"
 
 
 def _name(job: int, stage: str, kind: str, generation: int) -> str:

@@ -23,7 +23,16 @@ from typing import Final, NamedTuple, Self, cast
 
 from msgspec.structs import replace
 
-from cluster.agent.files import Identity, Target, empty_directory, opened, opened_parent, outside_target
+from cluster.agent.files import (
+    Identity,
+    PathRefused,
+    Target,
+    empty_directory,
+    leads_to,
+    opened,
+    opened_parent,
+    outside_target,
+)
 from cluster.agent.transfer import (
     NO_LIMIT_S,
     POLL_S,
@@ -32,13 +41,17 @@ from cluster.agent.transfer import (
     Context,
     Item,
     Kind,
+    Links,
     Options,
     Stopped,
     TransferFailed,
     Verify,
+    Workspace,
     end_program,
     fence,
     file_message,
+    is_absence,
+    make_top,
     nothing,
     resumable,
     run_transfer,
@@ -95,13 +108,18 @@ class Claims:
         """Claim an open directory, and return its staging directory. Fenced, FenceFailed or OSError."""
         return self._claim((directory, ()), os.dup(directory), shown)
 
-    def stage(self, item: Item) -> Item:
+    def stage(self, item: Item, workspace: Workspace, *, outgoing: bool = False) -> Item:
         """Return the item with the staging directory of its destination, which is made if it is missing.
 
-        Its source is looked at first: what is not there makes no directory. TransferFailed or PathRefused names what is
-        wrong; Fenced, FenceFailed or OSError.
+        Its source is looked at first: what is not there makes no directory, and with `outgoing` is for the transfer to
+        say. TransferFailed or PathRefused names what is wrong; Fenced, FenceFailed or OSError.
         """
-        look_at(item)
+        try:
+            look_at(item)
+        except (TransferFailed, PathRefused) as error:
+            if outgoing and is_absence(error):
+                return item
+            raise
         destination, barred = item.destination, item.destination_barred
         parts = destination.parts if item.kind is Kind.DIRECTORY else destination.parts[:-1]
         key = (destination.anchor, parts)
@@ -109,6 +127,8 @@ class Claims:
         if known is None:
             if item.kind is Kind.FILE and not destination.parts:
                 return item
+            if item.kind is Kind.DIRECTORY:
+                make_top(item, workspace)
             target = Target(os.dup(destination.anchor), destination.shown, parts)
             with opened(target, forbidden=barred, create=True) as directory:
                 staging = self._claim(key, os.dup(directory), target.path)
@@ -363,6 +383,8 @@ def _options(order: Order, local: Local) -> Options:
         limit_bytes=limit_bytes,
         template=rules.template,
         local=local,
+        outgoing=order.stage == "stage_out",
+        partial=order.partial,
     )
 
 
@@ -371,7 +393,8 @@ def _goes_on(order: Order, buffer: int, run: TransferRun, options: Options) -> b
     if not set(ACCESS_DIRECTORIES) <= set(os.listdir(buffer)):
         return False
     with RecordPaths(order, buffer, run.persistent) as paths:
-        items = [move.item for move in movements(order, paths, run.home)]
+        moves = movements(order, paths, run.home)
+        items = [_chosen(move, backend) for move, backend in zip(moves, backends_of(order, moves), strict=True)]
         return resumable(items, options, run.context.workspace)
 
 
@@ -391,13 +414,16 @@ def _run(
         items = []
         for move, backend in zip(moves, backends_of(order, moves), strict=True):
             with named(order.stage, move.source, move.destination):
-                item = move.item._replace(backend=backend, move=move.choice.move)
+                item = _chosen(move, backend)
                 inside = buffer is not None and not move.persistent
-                items.append(item._replace(staging=own) if inside else claims.stage(item))
+                if inside:
+                    items.append(item._replace(staging=own))
+                else:
+                    items.append(claims.stage(item, run.context.workspace, outgoing=options.outgoing))
         try:
             # When everything is claimed: a newer attempt is ordered after this moment, and finds the claims.
             run.await_order()
-            receipt = run_transfer(items, options, run.context._replace(planned=planned))
+            receipt = run_transfer(items, options, run.context._replace(planned=planned, release=claims.release))
         except TransferFailed as error:
             claims.tidy()
             raise _named(order, moves, error) from error
@@ -405,8 +431,17 @@ def _run(
             # Nobody wants it any more; Paused leaves it to the next attempt.
             claims.release()
             raise
-        claims.release()
     return receipt
+
+
+def _chosen(move: Movement, backend: str) -> Item:
+    """Return the item as its directive wants it; a link that is named itself stands for what it leads to beneath the
+    directory that its path begins in.
+    """
+    choice = move.choice
+    item = move.item._replace(backend=backend, move=choice.move, links=cast(Links, choice.links or "keep"))
+    found = leads_to(item.source) if item.links in ("keep", "follow") else None
+    return item if found is None else item._replace(source=found)
 
 
 def _named(order: Order, moves: Sequence[Movement], error: TransferFailed) -> TransferFailed:
@@ -423,7 +458,8 @@ def _named(order: Order, moves: Sequence[Movement], error: TransferFailed) -> Tr
 def backends_of(order: Order, moves: Sequence[Movement]) -> list[str]:
     """Return what moves each of the movements."""
     chosen = default_backend((order.rules or DEFAULT_TRANSFER_RULES).backends)
-    return [move.choice.backend or chosen for move in moves]
+    # No other program is told what links lead to.
+    return ["native" if move.choice.links == "follow" else move.choice.backend or chosen for move in moves]
 
 
 def _size(size_bytes: int) -> str:

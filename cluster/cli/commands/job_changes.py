@@ -55,12 +55,6 @@ def _change(
 _PLAIN_CHANGES = (
     _change("hold", "Hold pending jobs back until they are released.", ops.HOLD_JOB, HoldCommand),
     _change(
-        "release",
-        "Release held jobs; an operation that had failed for good is tried again.",
-        ops.RELEASE_JOB,
-        ReleaseCommand,
-    ),
-    _change(
         "suspend", "Stop running jobs where they are; their time limits stand still.", ops.SUSPEND_JOB, SuspendCommand
     ),
     _change("resume", "Let suspended jobs go on where they were stopped.", ops.RESUME_JOB, ContinueCommand),
@@ -79,6 +73,16 @@ _PLAIN_CHANGES = (
 def cancel(job_ids: tuple[str, ...], hurry: bool) -> None:
     """Cancel jobs. A running job's results are still staged out, unless --hurry."""
     each(job_ids, ops.CANCEL_JOB, CancelCommand, hurry=hurry)
+
+
+@click.command("release")
+@JOBS
+@click.option(
+    "--partial", is_flag=True, help="Of a stage-out that failed: give up results that are not there, have the rest out."
+)
+def release(job_ids: tuple[str, ...], partial: bool) -> None:
+    """Release held jobs; an operation that had failed for good is tried again."""
+    each(job_ids, ops.RELEASE_JOB, ReleaseCommand, partial=partial)
 
 
 @click.command("update")
@@ -206,4 +210,4 @@ def _standings(jobs: Iterable[JobView]) -> list[str]:
     ]
 
 
-CHANGES = (cancel, *_PLAIN_CHANGES, update)
+CHANGES = (cancel, release, *_PLAIN_CHANGES, update)

@@ -26,6 +26,7 @@ from cluster.agent.transfer.workspace import Workspace
 from cluster.agent.worker.orphans import tag
 from cluster.agent.worker.staging import TransferRun, claimant_of, stage_in, stage_out
 from cluster.agent.worker.work import Work
+from cluster.agent.worker.worker import is_final
 from cluster.system.clock import SystemClock
 from cluster.system.descriptors import open_directory
 from replica.messages.commands import OperationDone
@@ -80,8 +81,9 @@ class Bench:
     def stage_in(self, *transfers: Transfer, capacity_bytes: int = 0) -> OperationDone:
         return self.run(stage_in, self.order(*transfers, capacity_bytes=capacity_bytes))
 
-    def stage_out(self, *transfers: Transfer) -> OperationDone:
-        return self.run(stage_out, msgspec.structs.replace(self.order(*transfers), stage="stage_out"))
+    def stage_out(self, *transfers: Transfer, partial: bool = False) -> OperationDone:
+        order = msgspec.structs.replace(self.order(*transfers), stage="stage_out", partial=partial)
+        return self.run(stage_out, order)
 
     def fill(self, **files: str) -> Path:
         striped = self.buffer / "striped"
@@ -188,17 +190,63 @@ def test_whatever_is_no_file_and_is_named_itself_is_refused_by_name_and_nothing_
     assert not (bench.outside / "o").exists()
 
 
-def test_a_link_in_a_tree_fails_its_transfer_by_name_and_nothing_is_copied(bench: Bench) -> None:
+def test_a_link_out_of_a_tree_fails_a_stage_in_by_name_and_is_left_out_of_a_stage_out(bench: Bench) -> None:
     plant(bench.outside / "d", {"a": b"a"})
     make_link(bench.outside / "d" / "odd")
-    with pytest.raises(TransferFailed, match="d/odd is a symbolic link; links are not followed"):
+    with pytest.raises(TransferFailed, match="d/odd is a symbolic link to '/etc/passwd', outside of what is staged"):
         bench.stage_in(Transfer(DIRECTORY, str(bench.outside / "d"), "$DW_JOB_STRIPED/d"))
     assert tree_of(bench.buffer) == {"striped": None, "private": None}
     bench.fill(a="a")
     make_link(bench.buffer / "striped" / "odd")
-    with pytest.raises(TransferFailed, match="STRIPED/odd is a symbolic link"):
-        bench.stage_out(Transfer(DIRECTORY, str(bench.outside / "o"), "$DW_JOB_STRIPED"))
-    assert not (bench.outside / "o" / "a").exists()
+    done = bench.stage_out(Transfer(DIRECTORY, str(bench.outside / "o"), "$DW_JOB_STRIPED"))
+    assert tree_of(bench.outside / "o") == {"a": b"a"}
+    assert done.receipt is not None
+    why = "a symbolic link to /etc/passwd, outside of what is staged"
+    assert done.receipt.left_out_first == (LeftOut("odd", why),)
+
+
+def test_a_results_link_to_its_newest_step_is_staged_out_as_a_link(bench: Bench) -> None:
+    striped = bench.fill()
+    plant(striped / "out", {"step100": {"x": b"100"}})
+    (striped / "out" / "latest").symlink_to("step100")
+    (striped / "out" / "absolute").symlink_to(striped / "out" / "step100" / "x")
+    done = bench.stage_out(Transfer(DIRECTORY, str(bench.outside / "o"), "$DW_JOB_STRIPED/out"))
+    assert os.readlink(bench.outside / "o" / "latest") == "step100"
+    assert os.readlink(bench.outside / "o" / "absolute") == "step100/x"
+    assert (bench.outside / "o" / "latest" / "x").read_bytes() == b"100"
+    assert done.receipt is not None and (done.receipt.links, done.receipt.left_out) == (2, 0)
+
+
+def test_a_link_that_is_named_itself_stands_for_what_it_leads_to_in_the_buffer(bench: Bench) -> None:
+    striped = bench.fill()
+    plant(striped / "step100", {"x": b"100"})
+    (striped / "latest").symlink_to("step100")
+    (striped / "best").symlink_to(striped / "latest" / "x")
+    bench.stage_out(
+        Transfer(DIRECTORY, str(bench.outside / "o"), "$DW_JOB_STRIPED/latest"),
+        Transfer(FILE, str(bench.outside / "x"), "$DW_JOB_STRIPED/best"),
+    )
+    assert tree_of(bench.outside / "o") == {"x": b"100"}
+    assert (bench.outside / "x").read_bytes() == b"100" and not (bench.outside / "x").is_symlink()
+
+
+def test_what_a_script_did_not_make_costs_none_of_its_other_results_and_partial_gives_it_up(bench: Bench) -> None:
+    bench.fill(a="a")
+    both = [Transfer(FILE, str(bench.outside / name), f"$DW_JOB_STRIPED/{name}") for name in ("gone", "a")]
+    tree = Transfer(DIRECTORY, str(bench.outside / "tree"), "$DW_JOB_STRIPED/none/tree")
+    with pytest.raises(
+        TransferFailed, match=r"STRIPED/gone does not exist \(and 1 more\); everything else is at"
+    ) as caught:
+        bench.stage_out(*both, tree)
+    assert (bench.outside / "a").read_text() == "a"
+    assert is_final(caught.value) and caught.value.receipt is not None and not caught.value.receipt.complete
+    done = bench.stage_out(*both, tree, partial=True)
+    assert done.receipt is not None and done.receipt.complete and done.receipt.files == 1
+    assert done.receipt.left_out_first == (
+        LeftOut("$DW_JOB_STRIPED/gone", "$DW_JOB_STRIPED/gone does not exist"),
+        LeftOut("$DW_JOB_STRIPED/none/tree", "$DW_JOB_STRIPED/none does not exist"),
+    )
+    assert sorted(os.listdir(bench.outside)) == ["a"]
 
 
 @pytest.mark.parametrize("kind", ["named pipe", "socket"])

@@ -16,6 +16,7 @@ from cluster.agent.transfer.errors import TransferFailed
 from cluster.agent.transfer.manifest import (
     DIRECTORY,
     FILE,
+    LINK,
     ODD,
     Manifest,
     ManifestWriter,
@@ -117,14 +118,17 @@ def test_a_file_has_a_bounded_number_of_chunks_however_large_it_is(size: int) ->
     assert (count - 1) * chunk_bytes < size or count == 0
 
 
-def test_a_link_in_a_tree_fails_the_walk_by_name_or_is_left_out_as_was_asked(harness: Harness) -> None:
+def test_a_link_in_a_tree_is_kept_followed_left_out_or_fails_the_walk_by_name_as_was_asked(harness: Harness) -> None:
     (harness.source / "a").write_bytes(b"a")
     (harness.source / "odd").symlink_to("a")
-    with pytest.raises(TransferFailed, match="source/odd is a symbolic link; links are not followed") as caught:
-        list(Walk([harness.item(), harness.item()], Options()).records())
+    for links, kind in (("keep", LINK), ("follow", FILE), ("skip", ODD)):
+        item = harness.item()._replace(links=links)
+        kinds = {one.path: one.kind for one in Walk([item], Options()).records()}
+        assert kinds == {b"": DIRECTORY, b"a": FILE, b"odd": kind}
+    item = harness.item()._replace(links="fail")
+    with pytest.raises(TransferFailed, match="source/odd is a symbolic link to 'a', and links=fail says") as caught:
+        list(Walk([item, item], Options(outgoing=True)).records())
     assert caught.value.item == 0
-    kinds = {one.path: one.kind for one in Walk([harness.item()], Options(leave_out_links=True)).records()}
-    assert kinds == {b"": DIRECTORY, b"a": FILE, b"odd": ODD}
 
 
 def test_a_tree_too_deep_or_a_directory_too_full_is_refused_by_name(

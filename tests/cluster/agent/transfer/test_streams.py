@@ -48,7 +48,8 @@ def test_a_crowd_of_files_arrives_whole_however_many_helpers_there_are(crowd: Ha
 
 
 def test_helpers_say_the_same_of_every_file_as_one_process_does(crowd: Harness) -> None:
-    alone = crowd.carry(options=Options(chunk_bytes=4096, large_bytes=16384, streams=1)).digest
+    one_process = Options(chunk_bytes=4096, large_bytes=16384, streams=1)
+    alone = crowd.carry([crowd.item(destination=crowd.directory / "alone")], one_process).digest
     lines = crowd.lines()
     together = crowd.carry([crowd.item(destination=crowd.directory / "again")], SMALL)
     assert together.written_bytes == together.size_bytes

@@ -1,0 +1,103 @@
+"""Symbolic links on the way to a source, followed by descriptors and never out of the directory that a path begins in.
+
+The kernel is never asked to follow one: each component is looked at with O_NOFOLLOW, what a link says is walked in its
+place, and `..` goes back to the directory that was come from. So a link that is swapped while it is looked at leads to
+another place beneath the anchor at most."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from typing import Final
+
+from cluster.agent.files.paths import Target, split
+
+LINKS_MAX: Final = 40
+"""Links that are followed for one path, count: as many as the kernel follows."""
+
+_LOOK: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class _LeadsOut(Exception):
+    """A link that leads out of the anchor, to itself, or to what is not there."""
+
+
+def leads_to(target: Target) -> Target | None:
+    """Return what a path leads to, by its name that has no links in it; None if it leads out of the anchor, in a circle
+    or to nothing.
+    """
+    try:
+        return target._replace(parts=_Walk(target).run())
+    except (_LeadsOut, OSError):
+        return None
+
+
+def names_of(target: Target) -> tuple[tuple[str, ...], ...]:
+    """Return the components of the names that an absolute link may call the anchor by: its own, and what it is shown
+    as.
+    """
+    names = [os.readlink(f"/proc/self/fd/{target.anchor}")]
+    if target.shown.startswith("/"):
+        names.append(target.shown)
+    return tuple(split(name, name) for name in names)
+
+
+def beneath(text: str, names: Sequence[Sequence[str]]) -> tuple[str, ...] | None:
+    """Return the components of an absolute path beneath a directory of these names, None if it is not beneath it."""
+    parts = tuple(part for part in text.split("/") if part not in ("", "."))
+    for name in sorted(names, key=len, reverse=True):
+        if parts[: len(name)] == tuple(name):
+            return parts[len(name) :]
+    return None
+
+
+class _Walk:
+    """The way from an anchor to what a path leads to."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._todo = list(reversed(target.parts))
+        self._way: list[tuple[str, int]] = []
+        self._links = 0
+
+    def run(self) -> tuple[str, ...]:
+        """Return the names on the way. _LeadsOut, OSError."""
+        try:
+            while self._todo:
+                self._step(self._todo.pop())
+            return tuple(name for name, _ in self._way)
+        finally:
+            self._back(0)
+
+    def _step(self, name: str) -> None:
+        if name in ("", "."):
+            return
+        if name == "..":
+            if not self._way:
+                raise _LeadsOut
+            self._back(len(self._way) - 1)
+            return
+        found = os.open(name, _LOOK, dir_fd=self._way[-1][1] if self._way else self._target.anchor)
+        if not stat.S_ISLNK(os.fstat(found).st_mode):
+            self._way.append((name, found))
+            return
+        try:
+            text = os.readlink("", dir_fd=found)
+        finally:
+            os.close(found)
+        self._links += 1
+        if self._links > LINKS_MAX:
+            raise _LeadsOut
+        parts: Sequence[str] | None = text.split("/")
+        if text.startswith("/"):
+            parts = beneath(text, names_of(self._target))
+            if parts is None:
+                raise _LeadsOut
+            self._back(0)
+        assert parts is not None
+        self._todo.extend(reversed(parts))
+
+    def _back(self, count: int) -> None:
+        while len(self._way) > count:
+            os.close(self._way.pop()[1])
