@@ -35,4 +35,4 @@ from cluster.agent.files.paths import (
     outside_target,
     split,
 )
-from cluster.agent.files.removal import RemovalFailed, empty_directory, remove_tree
+from cluster.agent.files.removal import RemovalFailed, empty_directory, remove_removable, remove_tree

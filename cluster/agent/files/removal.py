@@ -11,8 +11,16 @@ import errno
 import os
 import uuid
 from collections.abc import Iterator
+from typing import Final
 
 from cluster.system import closing, open_directory
+
+KEPT_NAMED_MAX: Final = 8
+"""Things that may not be removed that are named, count: what a message has room for."""
+
+_NOT_ALLOWED: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EBUSY})
+"""What the kernel says of what is not this user's to remove; of a file in a sticky directory, when it is tried as a
+directory."""
 
 
 class RemovalFailed(Exception):
@@ -46,14 +54,29 @@ def empty_directory(directory: int, *, shown: str) -> None:
         raise RemovalFailed(f"{shown} cannot be emptied: {error.strerror}") from error
 
 
-def _empty(top: int, shown: str) -> None:
+def remove_removable(directory: int, *, shown: str) -> list[str]:
+    """Remove from the open directory what this process may remove; return what it may not, by name and owner, the first
+    KEPT_NAMED_MAX of it. RemovalFailed for every other reason.
+    """
+    kept: list[str] = []
+    try:
+        _empty(directory, shown, kept)
+        os.fsync(directory)
+    except OSError as error:
+        raise RemovalFailed(f"{shown} cannot be emptied: {error.strerror}") from error
+    return kept
+
+
+def _empty(top: int, shown: str, kept: list[str] | None = None) -> None:
     while True:
-        moved = _clear(top, top, shown)
+        if kept is not None:
+            kept.clear()
+        moved = _clear(top, top, shown, kept)
         if not moved:
             return
 
 
-def _clear(top: int, directory: int, shown: str) -> bool:
+def _clear(top: int, directory: int, shown: str, kept: list[str] | None) -> bool:
     """Remove what is in `directory`, one level deep; True if something was moved to `top` and has to be looked at."""
     moved = False
     for name in os.listdir(directory):
@@ -64,17 +87,27 @@ def _clear(top: int, directory: int, shown: str) -> bool:
             continue
         except OSError as error:
             if error.errno not in (errno.EISDIR, errno.EPERM):
-                raise RemovalFailed(f"{shown}/{name} cannot be removed: {error.strerror}") from error
+                _keep(directory, name, shown, kept, error)
+                continue
         try:
-            moved = _clear_subdirectory(top, directory, name, shown) or moved
+            moved = _clear_subdirectory(top, directory, name, shown, kept) or moved
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise RemovalFailed(f"{shown}/{name} cannot be removed: {error.strerror}") from error
+            _keep(directory, name, shown, kept, error)
     return moved
 
 
-def _clear_subdirectory(top: int, directory: int, name: str, shown: str) -> bool:
+def _keep(directory: int, name: str, shown: str, kept: list[str] | None, error: OSError) -> None:
+    """Note what may not be removed; RemovalFailed where nothing is to be kept, or that is not the reason."""
+    if kept is None or error.errno not in _NOT_ALLOWED:
+        raise RemovalFailed(f"{shown}/{name} cannot be removed: {error.strerror}") from error
+    if len(kept) < KEPT_NAMED_MAX:
+        owner = os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid
+        kept.append(f"{shown}/{name} (of user {owner})")
+
+
+def _clear_subdirectory(top: int, directory: int, name: str, shown: str, kept: list[str] | None) -> bool:
     try:
         os.rmdir(name, dir_fd=directory)
         return False
@@ -87,7 +120,10 @@ def _clear_subdirectory(top: int, directory: int, name: str, shown: str) -> bool
             # Its turn comes when the top is listed again.
             os.rename(name, f".forebay-gone-{uuid.uuid4().hex}", src_dir_fd=directory, dst_dir_fd=top)
             return True
-        moved = _clear(top, inner, f"{shown}/{name}")
+        before = len(kept or ())
+        moved = _clear(top, inner, f"{shown}/{name}", kept)
+    if kept is not None and len(kept) > before:
+        return moved
     with contextlib.suppress(FileNotFoundError):
         os.rmdir(name, dir_fd=directory)
     return moved

@@ -11,6 +11,7 @@ from cluster.agent.processes.environment import (
     Mode,
     ScriptRefused,
     account_for,
+    acting_as,
     become,
     become_script,
     environment_of,

@@ -5,6 +5,7 @@ runs as the job's user, which needs root."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import re
@@ -83,6 +84,37 @@ def become(account: Account) -> None:
     except PermissionError:
         return
     raise AccountRefused(f"the user {account.name!r} could become root again; the node's capabilities are wrong")
+
+
+@contextlib.contextmanager
+def acting_as(uid: int, gid: int) -> Iterator[None]:
+    """Act on files with the rights of a user and a group, where this process is root, and as itself again at the end.
+
+    A parent-death signal that was set before is gone: set it again, within and after this. OSError.
+    """
+    if os.geteuid() or not uid:
+        yield
+        return
+    group, groups = os.getegid(), os.getgroups()
+    os.setgroups(_groups_of(uid, gid))
+    try:
+        os.setegid(gid)
+        os.seteuid(uid)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+            os.setegid(group)
+    finally:
+        os.setgroups(groups)
+
+
+def _groups_of(uid: int, gid: int) -> list[int]:
+    """Return the groups of a user, of one who has left this machine the one that is known."""
+    try:
+        return os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
+    except KeyError:
+        return [gid]
 
 
 BASE_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -249,6 +281,8 @@ def _enter_workdir(order: Order, home: Identity) -> None:
 
 def _open_output(order: Order, home: Identity) -> int:
     path = output_path(order)
+    if path == os.devnull:
+        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     try:
         with opened_parent(outside_target(order.roots, path, "the output file"), forbidden=home) as (directory, name):
             # Non-blocking, because opening a pipe that nobody reads would wait for ever; its kind is looked at after.

@@ -15,6 +15,7 @@ import resource
 import signal
 import sys
 import traceback
+import uuid
 from collections.abc import Iterator
 from types import FrameType
 from typing import Final
@@ -25,11 +26,15 @@ from msgspec.structs import replace
 from cluster.agent.files import (
     BUFFERS,
     PERSISTENT,
+    FileRefused,
     PathRefused,
     RemovalFailed,
     identity_of,
     is_disk_full,
+    read_bounded,
+    remove_removable,
     remove_tree,
+    write_durably,
 )
 from cluster.agent.limits import DESCRIPTORS, FILE_BYTES_MAX
 from cluster.agent.messages import failure
@@ -38,6 +43,7 @@ from cluster.agent.processes import (
     Account,
     AccountRefused,
     account_for,
+    acting_as,
     become,
     environment_of,
     kill_job,
@@ -70,34 +76,56 @@ PERSISTENT_MODE: Final = 0o770
 """Of the directory of a persistent buffer: its user and their group."""
 
 
+MADE: Final = ".made"
+"""Beside the directories of persistent buffers: which job made each. No buffer's name begins with a dot."""
+
+CLEARED: Final = ".cleared-"
+"""How the names of directories begin that a buffer of another life left, until they are removed."""
+
+
 def _change_persistent(work: Work) -> Outcome:
     """Destroy and create what the order says, destroying first; return what failed. Repeating it does no harm."""
     order = work.order
     with closing(open_directory(os.path.join(work.home, PERSISTENT))) as parent:
-        for unwanted in order.destroys:
-            failed = _destroy(parent, unwanted.name)
-            if failed is not None:
-                return failed
-        for wanted in order.creates:
-            failed = _create(parent, wanted.name, work)
-            if failed is not None:
-                return failed
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(MADE, 0o700, dir_fd=parent)
+        with closing(open_directory(MADE, dir_fd=parent)) as made:
+            for unwanted in order.destroys:
+                failed = _destroy(parent, made, unwanted.name, work)
+                if failed is not None:
+                    return failed
+            for wanted in order.creates:
+                failed = _create(parent, made, wanted.name, work)
+                if failed is not None:
+                    return failed
     return OperationDone()
 
 
-def _destroy(parent: int, name: str) -> OperationFailed | None:
+def _destroy(parent: int, made: int, name: str, work: Work) -> OperationFailed | None:
+    options = work.order.options
+    shown = f"the persistent buffer {name}"
     try:
         _check(name)
-        remove_tree(parent, name, shown=f"the persistent buffer {name}")
+        if options is None or not options.by_operator:
+            failed = _remove_as_user(work, parent, name, shown)
+            if failed is not None:
+                return replace(failed, operation="destroy_persistent")
+        remove_tree(parent, name, shown=shown)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=made)
     except (RemovalFailed, ValueError) as error:
         return OperationFailed(str(error), operation="destroy_persistent")
     return None
 
 
-def _create(parent: int, name: str, work: Work) -> OperationFailed | None:
+def _create(parent: int, made: int, name: str, work: Work) -> OperationFailed | None:
     account = account_for(work.accounts, work.order.user)
     try:
         _check(name)
+        if (read_bounded(made, name) or b"").strip() != _maker(work):
+            # What lies there is of a buffer that was forgotten (`forebay buffer clear`), and nobody else's to read.
+            _take_away(work, parent, name)
+            write_durably(made, name, _maker(work))
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=parent)
         with closing(open_directory(name, dir_fd=parent)) as directory:
@@ -106,12 +134,69 @@ def _create(parent: int, name: str, work: Work) -> OperationFailed | None:
             os.fchmod(directory, PERSISTENT_MODE)
             os.fsync(directory)
         os.fsync(parent)
-    except ValueError as error:
+    except (ValueError, FileRefused) as error:
         return OperationFailed(str(error), final=True, operation="create_persistent")
+    except RemovalFailed as error:
+        return OperationFailed(str(error), operation="create_persistent")
     except OSError as error:
         sentence = f"the persistent buffer {name} cannot be made: {error.strerror}"
         return OperationFailed(sentence, operation="create_persistent")
     return None
+
+
+def _maker(work: Work) -> bytes:
+    """Return who makes a persistent buffer: a job's number is never used again."""
+    return f"{work.cluster} {work.order.job}".encode()
+
+
+def _take_away(work: Work, parent: int, name: str) -> None:
+    """Give a directory a name that nothing is found by, and remove it, but for what its owner may not remove: that lies
+    where nobody but the agent can look. RemovalFailed, OSError.
+    """
+    gone = f"{CLEARED}{uuid.uuid4().hex}"
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(name, gone, src_dir_fd=parent, dst_dir_fd=parent)
+        os.fsync(parent)
+    for left in os.listdir(parent):
+        if left.startswith(CLEARED):
+            kept = _remove_as_owner(work, parent, left, f"what an earlier persistent buffer held ({left})")
+            if kept:
+                print(f"{left} in {PERSISTENT} is kept: {', '.join(kept)}", file=sys.stderr)
+                with closing(open_directory(left, dir_fd=parent)) as directory:
+                    os.fchown(directory, os.geteuid(), os.getegid())
+            else:
+                remove_tree(parent, left, shown=left)
+
+
+def _remove_as_user(work: Work, parent: int, name: str, shown: str) -> OperationFailed | None:
+    """Empty a directory of the job's with no more rights than its user has; say what he may not remove."""
+    kept = _remove_as_owner(work, parent, name, shown)
+    if not kept:
+        return None
+    return failure(
+        f"{shown} holds what user {work.order.user} may not remove, so it is kept: {', '.join(kept)}; "
+        "an operator takes it away on the node and releases the job",
+        final=True,
+    )
+
+
+def _remove_as_owner(work: Work, parent: int, name: str, shown: str) -> list[str]:
+    """Empty a directory with no more rights than its owner has; return what he may not remove. RemovalFailed."""
+    try:
+        owner = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return []
+    try:
+        with closing(open_directory(name, dir_fd=parent)) as directory:
+            os.fchmod(directory, 0o700)
+            with acting_as(owner.st_uid, owner.st_gid):
+                die_with_parent(work.agent)
+                return remove_removable(directory, shown=shown)
+    except OSError as error:
+        raise RemovalFailed(f"{shown} cannot be removed: {error.strerror}") from error
+    finally:
+        # The kernel forgets it whenever the rights of a process change.
+        die_with_parent(work.agent)
 
 
 def _check(name: str) -> None:
@@ -281,9 +366,9 @@ def _post_run(work: Work) -> Outcome:
 
 
 def _teardown(work: Work) -> Outcome:
-    """Remove the buffer as the agent itself.
+    """Remove the buffer with the rights of its user: what is in it that he may not remove is kept, and said.
 
-    By descriptors and never through a link, so it does not matter whose the files are.
+    By descriptors and never through a link.
     """
     buffers = open_directory(os.path.join(work.home, BUFFERS))
     name = str(work.order.job)
@@ -291,7 +376,11 @@ def _teardown(work: Work) -> Outcome:
     left = [] if uid is None else kill_job(_marker(work), uid)
     if left:
         return failure(f"processes of job {work.order.job} cannot be killed: {', '.join(map(str, left[:20]))}")
-    remove_tree(buffers, name, shown=f"the buffer of job {work.order.job}")
+    shown = f"the buffer of job {work.order.job}"
+    failed = _remove_as_user(work, buffers, name, shown)
+    if failed is not None:
+        return failed
+    remove_tree(buffers, name, shown=shown)
     home = open_directory(work.home)
     workspace.forget(home, work.order.job)
     workspace.prune_receipts(home)

@@ -587,7 +587,29 @@ def test_a_persistent_buffer_outlives_the_job_that_made_it_and_is_destroyed_by_a
                 destroy = (DestroyPersistent("lake"),)
                 await controller.order(site.order(9, attempt, "stage_in", destroys=destroy))
                 assert isinstance(await controller.result(9, attempt), OperationDone)
-                assert os.listdir(site.home / "persistent") == []
+                assert os.listdir(site.home / "persistent") == [".made"]
+                assert os.listdir(site.home / "persistent" / ".made") == []
+
+    asyncio.run(story())
+
+
+def test_a_persistent_buffer_that_was_forgotten_leaves_nothing_to_the_next_one_of_its_name(site: Site) -> None:
+    async def story() -> None:
+        async with site.serving() as controller:
+            create = (CreatePersistent("lake", 1024),)
+            await controller.order(site.order(7, 1, "stage_in", creates=create))
+            assert isinstance(await controller.result(7, 1), OperationDone)
+            lake = site.home / "persistent" / "lake"
+            (lake / "secret").write_text("of job 7")
+            # What is ordered again by the same job is the same buffer.
+            await controller.order(site.order(7, 2, "stage_in", creates=create))
+            assert isinstance(await controller.result(7, 2), OperationDone)
+            assert (lake / "secret").exists()
+            # An operator cleared it; the agent is not told, and another user makes one of that name.
+            await controller.order(site.order(8, 1, "stage_in", creates=create))
+            assert isinstance(await controller.result(8, 1), OperationDone)
+            assert os.listdir(lake) == []
+            assert sorted(os.listdir(site.home / "persistent")) == [".made", "lake"]
 
     asyncio.run(story())
 

@@ -33,6 +33,7 @@ from replica.messages.commands import OperationDone, OperationFailed, ScriptEnde
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.jobs import JobState
 from replica.model.orders import Order, SpecialTransfers
+from replica.model.requests import CreatePersistent, DestroyPersistent, JobOptions
 from replica.model.transfers import TransferRules
 from tests.cluster.agent.double import script_of, shown
 
@@ -125,6 +126,11 @@ def test_a_script_that_cannot_be_started_has_failed_with_the_code_of_a_shell_and
     assert (ended.result, ended.exit_code, ended.signal) == (JobState.FAILED, exit_code, 0)
     assert sentence in ended.message
     assert not (node.directory / "elsewhere").exists()
+
+
+def test_a_script_whose_output_is_dev_null_runs_and_leaves_none(node: Node) -> None:
+    assert node.run(script_of("echo nobody reads this"), output="/dev/null") == ScriptEnded(JobState.COMPLETED)
+    assert os.listdir(node.work) == []
 
 
 @pytest.mark.parametrize(
@@ -375,3 +381,58 @@ def test_with_switched_accounts_a_persistent_buffer_of_others_takes_no_transfer(
     shutil.chown(lake, "nobody")
     done = shared.operate("stage_in", attempt=2, transfers=(inwards,), uses=("lake",))
     assert isinstance(done, OperationDone) and (lake / "in").read_text() == "in"
+
+
+def foreign(directory: Path) -> Path:
+    """Make a private directory of another user's in one of nobody's, as a parent that was moved in brings it."""
+    moved = directory / "moved"
+    (moved / "private").mkdir(parents=True)
+    (moved / "private" / "thesis").write_text("the only copy")
+    (moved / "private").chmod(0o700)
+    shutil.chown(moved, "nobody")
+    return moved / "private"
+
+
+@needs_root
+def test_a_teardown_as_root_removes_what_the_jobs_user_could_and_names_what_it_keeps(shared: Node) -> None:
+    assert isinstance(shared.operate("stage_in"), OperationDone)
+    striped = shared.directory / "n1" / "buffers" / "7" / "striped"
+    theirs = foreign(striped)
+    (striped / "mine").write_text("x")
+    shutil.chown(striped / "mine", "nobody")
+    failed = shared.operate("teardown", attempt=2)
+    assert isinstance(failed, OperationFailed) and failed.final
+    assert "holds what user nobody may not remove, so it is kept" in failed.message
+    assert "private (of user 0)" in failed.message and "an operator takes it away" in failed.message
+    (kept,) = (shared.directory / "n1" / "buffers" / "7").rglob("thesis")
+    assert kept.read_text() == "the only copy" and not (striped / "mine").exists()
+    shutil.rmtree(kept.parent)
+    assert not theirs.exists()
+    assert isinstance(shared.operate("teardown", attempt=3), OperationDone)
+    assert os.listdir(shared.directory / "n1" / "buffers") == []
+
+
+@needs_root
+def test_a_persistent_buffer_goes_with_its_users_rights_unless_an_operator_destroys_it(shared: Node) -> None:
+    creates, destroys = (CreatePersistent("lake", 1024),), (DestroyPersistent("lake"),)
+    assert isinstance(shared.operate("stage_in", creates=creates), OperationDone)
+    lake = shared.directory / "n1" / "persistent" / "lake"
+    theirs = foreign(lake)
+    failed = shared.operate("stage_in", attempt=2, destroys=destroys)
+    assert isinstance(failed, OperationFailed) and failed.operation == "destroy_persistent"
+    assert "private (of user 0)" in failed.message and theirs.exists()
+    by_operator = JobOptions(by_operator=True)
+    assert isinstance(shared.operate("stage_in", attempt=3, destroys=destroys, options=by_operator), OperationDone)
+    assert not lake.exists()
+
+
+@needs_root
+def test_what_a_forgotten_persistent_buffer_keeps_is_nobodys_to_read(shared: Node) -> None:
+    creates = (CreatePersistent("lake", 1024),)
+    assert isinstance(shared.operate("stage_in", creates=creates), OperationDone)
+    persistent = shared.directory / "n1" / "persistent"
+    foreign(persistent / "lake")
+    assert isinstance(shared.operate("stage_in", job=8, creates=creates), OperationDone)
+    assert os.listdir(persistent / "lake") == []
+    (kept,) = (path for path in persistent.iterdir() if path.name.startswith(".cleared-"))
+    assert (kept.stat().st_uid, stat.S_IMODE(kept.stat().st_mode)) == (0, 0o700)
