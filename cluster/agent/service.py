@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from cluster.agent.activities import Activities
-from cluster.agent.files import FileRefused
+from cluster.agent.files import BUFFERS, FileRefused
 from cluster.agent.home import AgentFailed, DiskFullRetry, GivenUp, Home, Outbox
 from cluster.agent.limits import (
     BACK_OFF_S,
@@ -184,6 +184,7 @@ class Agent:
                 instance=self._instance,
                 storage_id=self._home.storage_id,
                 cpus=self._cpus,
+                buffers=str(self._home.path / BUFFERS),
             )
             try:
                 answer = await self._controller.register(self._node, request)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from cluster.api import wire
-from cluster.api.privacy import may_see, shown
+from cluster.api.privacy import may_see, owns, shown
 from cluster.api.render import holders, job_view, node_jobs, node_view, pool_view
 from cluster.api.service import AskedCommand, Call, Reply, Route, Service, handles
 from cluster.api.transfers import with_transfers
@@ -35,6 +35,7 @@ from replica.messages import commands as c
 from replica.model import JobState
 from replica.state import State
 from replica.values import Instant, Refusal
+from replica.views import buffer_path, shared_destinations
 
 JOB_ID_MAX = 2**63 - 1
 
@@ -56,8 +57,20 @@ async def submit_job(call: Call[SubmitRequest]) -> Reply[JobView]:
     command, warnings = wire.submission(call.body, call.identity, call.service.controller.state.site)
     await call.service.validate(call.identity, call.body.command_id, command)
     settled = await call.service.settle(call, command)
-    view = _job_after(call, settled, settled.job, warnings)
+    shared = _shared(call, settled.state, settled.job) if settled.job in settled.state.jobs else ()
+    warned = tuple(f"other jobs stage out to the same place, so the last one's files stay: {one}" for one in shared)
+    view = _job_after(call, settled, settled.job, (*warnings, *warned))
     return Reply(settled.state.revision, view)
+
+
+def _shared(call: Call[Any], state: State, job_id: int) -> tuple[str, ...]:
+    """Return in words which destinations a job has in common with others that the caller may see."""
+    found = []
+    for path, others in ((one.path, one.jobs) for one in shared_destinations(state, job_id)):
+        seen = [str(other) for other in others if may_see(call, state, other)]
+        if seen:
+            found.append(f"{path} (job{'s' if len(seen) > 1 else ''} {', '.join(seen)})")
+    return tuple(found)
 
 
 @handles(ops.LIST_JOBS)
@@ -116,6 +129,9 @@ async def show_job(call: Call[None]) -> Reply[JobView]:
         view = _expected(call, state, view)
     if job_id in state.buffers and may_see(call, state, job_id):
         view = with_transfers(call, state, view)
+        view = msgspec.structs.replace(view, stage_out_shared=_shared(call, state, job_id))
+        if owns(call, state, job_id):
+            view = msgspec.structs.replace(view, burst_buffer_path=buffer_path(state, job_id))
     uids = await call.service.identities.uids([view.user])
     return Reply(state.revision, msgspec.structs.replace(view, uid=uids[view.user]))
 

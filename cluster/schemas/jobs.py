@@ -87,6 +87,10 @@ class JobView(View, frozen=True, kw_only=True):
     """Only in the answer about one job that waits: when it should start; null where nobody knows."""
     expected_after: tuple[str, ...] = ()
     """What it waits for until then, in this order; GET /v1/jobs/{id}/estimate explains each."""
+    burst_buffer_path: str | None = None
+    """Only in the answer about one job, to who may see its files: the directory on its node that its buffer is."""
+    stage_out_shared: tuple[str, ...] = ()
+    """Only in the answer about one job: destinations that other jobs stage out to as well, and which."""
     revision: int
 
 

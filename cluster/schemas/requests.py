@@ -190,11 +190,14 @@ class BulkRequest(Request, frozen=True, kw_only=True):
 
 
 class RegisterRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/agents/{node}/register. `instance` is new with every start, `storage_id` with every disk."""
+    """Body of POST /v1/agents/{node}/register. `instance` is new with every start, `storage_id` with every disk;
+    `buffers` is the directory that jobs' buffers lie in.
+    """
 
     instance: str
     storage_id: str
     cpus: Number
+    buffers: str = ""
 
 
 StageWord: TypeAlias = Literal["stage_in", "run", "post_run", "stage_out", "teardown"]

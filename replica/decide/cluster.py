@@ -11,6 +11,7 @@ from typing import Any
 from replica.decide.accounts import CHANGES, PARTITION_CHANGES
 from replica.decide.configuration import configuration_events
 from replica.decide.pools import changed_pool, pool_refusal, removed_pool, set_pool_events
+from replica.grammar import path_fault
 from replica.messages import NOTHING, Accepted, Decision, accepted, features
 from replica.messages import commands as c
 from replica.messages import events as e
@@ -130,6 +131,13 @@ def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: In
         return Refusal(
             RefusalCode.INVALID_FIELD, f"cpus is {command.cpus}", f"use a number from 1 to {CPUS_MAX}", "cpus"
         )
+    if command.buffers and path_fault(command.buffers) is not None:
+        return Refusal(
+            RefusalCode.INVALID_FIELD,
+            f"the directory of the buffers {path_fault(command.buffers)}",
+            "say an absolute path without ..",
+            "buffers",
+        )
     known = state.nodes.get(command.node)
     if known is None and len(state.nodes) >= NODES_MAX:
         return Refusal(RefusalCode.LIMIT_EXCEEDED, f"there are {NODES_MAX} nodes", "use one that exists", "node")
@@ -143,7 +151,9 @@ def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: In
         )
     if known is not None and not known.down and (known.instance, known.cpus) == (command.instance, command.cpus):
         return NOTHING
-    events: list[e.Event] = [e.NodeRegistered(command.node, command.cpus, command.instance, command.storage_id)]
+    events: list[e.Event] = [
+        e.NodeRegistered(command.node, command.cpus, command.instance, command.storage_id, command.buffers)
+    ]
     if known is not None and known.instance != command.instance:
         # The agent before this one is gone: its unfinished staging starts again, and its late reports no longer count.
         # A script outlives its agent, so its order stays as it is.

@@ -52,6 +52,7 @@ def _node_registered(builder: StateBuilder, event: e.NodeRegistered) -> None:
         registered_at=Instant(builder.at),
         drained=known is not None and known.drained,
         reason=known.reason if known is not None and known.drained else "",
+        buffers=event.buffers,
     )
     builder.nodes = builder.nodes.set(event.node, node)
 

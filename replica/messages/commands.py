@@ -113,6 +113,7 @@ class RegisterNode(msgspec.Struct, frozen=True):
     cpus: int
     instance: str
     storage_id: str
+    buffers: str = ""
 
 
 class DrainNode(msgspec.Struct, frozen=True):

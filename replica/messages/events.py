@@ -122,6 +122,7 @@ class NodeRegistered(EventRecord, frozen=True, tag=15):
     cpus: int
     instance: str
     storage_id: str
+    buffers: str = ""
 
 
 class NodeDrained(EventRecord, frozen=True, tag=16):

@@ -133,6 +133,7 @@ from replica.model.requests import (
     JobOptions,
     JobRequest,
     ListTransfer,
+    destinations_of,
     difference,
     requested,
     with_options,

@@ -33,6 +33,9 @@ class Node(msgspec.Struct, frozen=True, array_like=True, gc=False):
     drained: bool = False
     reason: str = ""
     """Why it is drained or down, in words."""
+    buffers: str = ""
+    """The directory on the node that jobs' own buffers lie in, each under its job's number; empty where its agent says
+    none."""
 
     @property
     def state(self) -> NodeState:

@@ -195,6 +195,16 @@ def with_options(request: JobRequest, options: JobOptions) -> JobRequest:
     return msgspec.structs.replace(request, options=None if options == NO_OPTIONS else options)
 
 
+def destinations_of(request: JobRequest) -> tuple[str, ...]:
+    """Return the paths outside that a job stages out to, each once."""
+    asked = request.buffer
+    if asked is None or not (asked.stage_out or asked.lists):
+        return ()
+    listed = (transfer.destination for transfer in asked.lists if transfer.outgoing)
+    paths = (*(transfer.outside for transfer in asked.stage_out), *listed)
+    return tuple(dict.fromkeys("/" + "/".join(part for part in path.split("/") if part) for path in paths))
+
+
 # ---- what may change of a job while it waits
 
 

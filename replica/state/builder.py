@@ -38,6 +38,7 @@ from replica.model import (
     TransferRules,
     UsageKey,
     counted_under,
+    destinations_of,
     job_names,
     scheduling_class_of,
     step,
@@ -97,6 +98,7 @@ class StateBuilder:
     arrays: immutables.MapMutation[int, immutables.Map[int, int]]
     named: immutables.MapMutation[str, immutables.Map[str, NameGroup]]
     use: immutables.MapMutation[UsageKey, int]
+    destinations: immutables.MapMutation[str, immutables.Map[int, bool]]
     moving: immutables.MapMutation[MovingKey, int]
 
     def __init__(self, state: State) -> None:
@@ -161,12 +163,27 @@ class StateBuilder:
             self._count_use(job, before, buffer)
             self.buffers[job.id] = buffer
         over = is_finished(job, buffer)
+        self._keep_destinations(job, former, over=over)
         move(self.on_node, job.id, was_on, "" if over else job.node)
         into, out_of = (self.finished, self.unfinished) if over else (self.unfinished, self.finished)
         if job.id not in into:
             into[job.id] = True
             if job.id in out_of:
                 del out_of[job.id]
+
+    def _keep_destinations(self, job: Job, former: Job | None, *, over: bool) -> None:
+        """Have the job stand under what it stages out to while it is not over."""
+        was = former.request if former is not None and job.id in self.unfinished else None
+        if was is job.request and not over:
+            return
+        before = () if was is None else destinations_of(was)
+        after = () if over else destinations_of(job.request)
+        for path in before:
+            if path not in after:
+                move(self.destinations, job.id, path, "")
+        for path in after:
+            if path not in before:
+                move(self.destinations, job.id, "", path)
 
     def _count_turn(self, before: Stage | None, after: Stage | None) -> None:
         if before is after:

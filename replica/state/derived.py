@@ -17,6 +17,7 @@ from replica.model import (
     Several,
     UsageKey,
     counted_under,
+    destinations_of,
     takes_slot,
     usage_of,
 )
@@ -88,9 +89,12 @@ def derive(state: State) -> State:
             holders.setdefault(buffer.pool, {})[job_id] = True
     operations: dict[int, int] = {}
     moving: dict[MovingKey, int] = {}
+    destinations: dict[str, dict[int, bool]] = {}
     named: dict[str, dict[str, dict[int, bool]]] = {}
     for job_id in unfinished:
         job = state.jobs[job_id]
+        for path in destinations_of(job.request):
+            destinations.setdefault(path, {})[job_id] = True
         stage = takes_slot(job, state.buffers.get(job_id))
         if stage is not None:
             operations[int(stage)] = operations.get(int(stage), 0) + 1
@@ -125,6 +129,7 @@ def derive(state: State) -> State:
             }
         ),
         on_node=_map_of_maps(on_node),
+        destinations=_map_of_maps(destinations),
         holders=_map_of_maps(holders),
         held_bytes=immutables.Map(held_bytes(state)),
         unfinished=immutables.Map(unfinished),

@@ -28,6 +28,8 @@ def check(state: State) -> list[str]:
         faults.append("the indexes of finished and unfinished jobs do not match the jobs")
     if derived.on_node != state.on_node or derived.holders != state.holders:
         faults.append("the indexes of jobs by node and by pool do not match the jobs")
+    if derived.destinations != state.destinations:
+        faults.append("the index of jobs by what they stage out to does not match the jobs")
     if derived.use != state.use:
         faults.append("the index of what counts against limits does not match the jobs")
     if derived.moving != state.moving:

@@ -125,6 +125,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Derived: user -> job name -> the jobs of `unfinished` that are not over (`singleton`)."""
     use: immutables.Map[UsageKey, int] = immutables.Map()
     """Derived: what counts against limits, licences and reservations (`replica.model.usage`)."""
+    destinations: immutables.Map[str, immutables.Map[int, bool]] = immutables.Map()
+    """Derived: path outside -> the jobs of `unfinished` that stage out to it."""
     moving: immutables.Map[tuple[str, str], int] = immutables.Map()
     """Derived: (user, node) -> transfers under way (`replica.operations.transfer_limits`); an empty part stands for
     all."""

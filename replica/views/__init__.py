@@ -1,5 +1,14 @@
 """What agents and people ask of a state."""
 
 from replica.views.burst import Burst, BurstBuffer, burst_of, job_tres
-from replica.views.jobs import NO_TRANSFERS, buffer_word, not_exported, pool_use, verdict_of, verdicts
+from replica.views.jobs import (
+    NO_TRANSFERS,
+    buffer_path,
+    buffer_word,
+    not_exported,
+    pool_use,
+    shared_destinations,
+    verdict_of,
+    verdicts,
+)
 from replica.views.orders import orders_for

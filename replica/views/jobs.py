@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 
 import msgspec
 
 from replica.model import (
     ENDED,
+    HOLDING,
+    NATIVE,
     Buffer,
     BufferRequest,
     BufferState,
@@ -17,6 +20,7 @@ from replica.model import (
     JobTransfers,
     Pool,
     Stage,
+    destinations_of,
     free_bytes,
     waits_for_slot,
 )
@@ -72,6 +76,44 @@ def buffer_word(state: State, job_id: int) -> str | None:
 def reason_of(state: State, job_id: int) -> str:
     """Return the reason of one job, byte for byte as Slurm spells it."""
     return str(verdict_of(state, job_id).reason)
+
+
+# ---- where a job's buffer is, and who else stages out to the same place
+
+
+SHARING_NAMED_MAX = 8
+"""Other jobs that are named for each destination, count: enough to see that they are there."""
+
+
+class Shared(msgspec.Struct, frozen=True):
+    """One destination that other jobs that are not over stage out to as well."""
+
+    path: str
+    jobs: tuple[int, ...]
+    """SHARING_NAMED_MAX of them at most."""
+
+
+def shared_destinations(state: State, job_id: int) -> tuple[Shared, ...]:
+    """Return the destinations that a job has in common with others; empty for one that is over."""
+    if job_id not in state.unfinished:
+        return ()
+    found = []
+    for path in destinations_of(state.jobs[job_id].request):
+        # Not all of them: there may be as many as there are jobs. One more than are named may be the job itself.
+        among = islice(state.destinations.get(path, ()), SHARING_NAMED_MAX + 1)
+        others = [other for other in among if other != job_id][:SHARING_NAMED_MAX]
+        if others:
+            found.append(Shared(path, tuple(sorted(others))))
+    return tuple(found)
+
+
+def buffer_path(state: State, job_id: int) -> str | None:
+    """Return the directory on its node that is a job's own buffer, None while there is none or nobody has said."""
+    job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+    node = state.nodes.get(job.node)
+    if buffer is None or buffer.state not in HOLDING or node is None or not node.buffers:
+        return None
+    return f"{node.buffers}/{job_id}" if state.site.provider == NATIVE else None
 
 
 # ---- what was not exported of a job: said as long as the job is known, so that nobody believes that results are safe

@@ -20,6 +20,7 @@ async def opening(m: Maker) -> None:
     await m.register("n2", storage_id="another disk")
     await m.ask("agent n1", "POST /v1/agents/n2/register", instance="x", storage_id="x", cpus=1)
     await m.register("n3", cpus=0)
+    await m.register("n3", buffers="agent/buffers")
     await m.ask("user ada", "POST /v1/nodes/n1/drain", reason="mine")
     await m.ask("agent n1", "GET /v1/jobs")
     await m.operator("GET /v1/nothing")

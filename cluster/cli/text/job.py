@@ -101,9 +101,13 @@ def _lines(job: JobView, more: JobDetailsView, now: Instant, zone: Zone, uid: Ui
     if job.burst_buffer is not None:
         own["BurstBufferPool"] = job.pool
         own["BurstBufferCapacity"] = size(job.capacity_bytes) if job.capacity_bytes else "none"
+        if job.burst_buffer_path is not None:
+            own["BurstBufferPath"] = job.burst_buffer_path
     if job.expected_after:
         own["WaitsFor"] = ",".join(job.expected_after)
     yield _pairs(**own)
+    for shared in job.stage_out_shared:
+        yield f"StageOutShared={plain(shared)}"
     if job.transfers is not None:
         yield from transfer_lines(job.transfers)
 
