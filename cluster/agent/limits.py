@@ -79,6 +79,14 @@ KILL_ROUNDS_MAX: Final = 200
 KILL_PAUSE_S: Final = 0.05
 """Seconds between two such rounds: what a process needs to be gone."""
 
+CGROUP_BYTES_MAX: Final = 1024 * 1024
+"""What is read of a file of a cgroup, bytes: the ids of 130,000 processes, of which each is killed in the kernel
+anyway."""
+
+FREEZE_WAIT_S: Final = 0.4
+"""Seconds that a cgroup may take to stand still before its processes are killed nevertheless: only for kernels that
+cannot kill one at once, and one that hangs in the kernel never stands still."""
+
 SUPERVISOR_LAUNCHES_MAX: Final = 3
 """How often a supervisor that died before it started the script is launched again, count."""
 

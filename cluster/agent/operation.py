@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import logging
 import os
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 from cluster.agent.files import FileRefused, is_disk_full
 from cluster.agent.home import Bounds, End, GivenUp, Home, see_through, whereabouts
 from cluster.agent.limits import (
+    KILL_WAIT_S,
     LOCK_RETRY_S,
     LOCK_WAIT_S,
     ORDER_AGE_S_MAX,
@@ -26,12 +28,12 @@ from cluster.agent.limits import (
     WORKER_GRACE_S,
 )
 from cluster.agent.messages import count, failure, figure, order_named, result_message
-from cluster.agent.processes import OPERATION_VARIABLE, Mode, kill_operation, spawn
+from cluster.agent.processes import OPERATION_VARIABLE, Cgroup, Mode, kill_operation, spawn
 from cluster.agent.rate_governor import RateGovernor
 from cluster.agent.transfer import Control, Counters, SharedCounters
 from cluster.agent.worker import PERSISTENT_CHANGE, Orphans, Outcome, Work, orphans
 from cluster.providers import NO_LOCAL, Local
-from cluster.system import closing, write_all
+from cluster.system import JobProcess, closing, write_all
 from replica.messages import OperationDone, OperationFailed, PersistentChanged
 from replica.model import DEFAULT_TRANSFER_RULES, Order, default_backend
 
@@ -42,6 +44,9 @@ _ATTEMPT_BYTES: Final = 20
 
 MOVING: Final = frozenset({"stage_in", "stage_out"})
 """Stages that move data."""
+
+_numbers = itertools.count(1)
+"""Numbers of this agent's workers, so that no two of their cgroups have one name."""
 
 KILL_LOOKS: Final = 4
 """How often what an ended operation left is looked for and killed before what stays counts as hung, count: a fifth of a
@@ -58,6 +63,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     accounts: Mode
     copy_rate_bytes_s: int = 0
     kill_wait_s: float = 30.0
+    process: JobProcess = JobProcess()
+    """What every process of a job gets."""
     local: Local = NO_LOCAL
     """Where this machine has the programs of the site's provider."""
     cluster: str = ""
@@ -320,12 +327,18 @@ class Operation:
         progress = SharedCounters.create()
         counters = self._counters = SharedCounters(progress)
         control = self._control = Control()
+        cgroup: Cgroup | None = None
+        entrance = -1
         if self._stands_until_s is not None:
             control.stands_until_s = self._stands_until_s
         try:
             if order.stage in MOVING:
                 own_bytes_s = self._settings.copy_rate_bytes_s
                 self._governor.begin(order.job, order.user, own_bytes_s, self._order.shares, control, counters)
+            if self._home.cgroups is not None and order.provision is None:
+                # What a site's provider leaves running on purpose is nobody's job.
+                cgroup = self._home.cgroups.operation(order.job, order.attempt, next(_numbers))
+                entrance = cgroup.open_entrance()
             work = Work(
                 order=order,
                 home=str(self._home.path),
@@ -333,6 +346,8 @@ class Operation:
                 accounts=self._settings.accounts,
                 progress=progress,
                 control=control.descriptor,
+                cgroup=entrance,
+                process=self._settings.process,
                 cluster=self._settings.cluster,
                 left=left,
                 agent=os.getpid(),
@@ -349,7 +364,7 @@ class Operation:
                 worker = spawn(
                     "cluster.agent.worker.worker",
                     (),
-                    descriptors=(progress, control.descriptor, lock),
+                    descriptors=(progress, control.descriptor, lock, *([] if cgroup is None else [entrance])),
                     stdin=request,
                     stdout=answer,
                     stderr=None,
@@ -383,6 +398,22 @@ class Operation:
             counters.close()
             control.close()
             os.close(progress)
+            if entrance >= 0:
+                os.close(entrance)
+            if cgroup is not None:
+                await self._end_cgroup(cgroup)
+
+    async def _end_cgroup(self, cgroup: Cgroup) -> None:
+        """End whatever of the operation outlived its worker."""
+        job = self._order.job
+        try:
+            if not cgroup.is_empty:
+                left = set(await asyncio.to_thread(cgroup.kill, KILL_WAIT_S)) - set(self._home.hung.of(job))
+                if hangs := await self._home.hung.take_what_stays(job, left):
+                    logger.error("%s: %s; the node goes on without it", order_named(self._order), hangs)
+            cgroup.remove()
+        finally:
+            cgroup.close()
 
 
 def _write_at_start(descriptor: int, data: bytes) -> None:

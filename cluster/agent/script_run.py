@@ -17,7 +17,7 @@ from cluster.agent.home import GivenUp, Handle, Home
 from cluster.agent.limits import DISK_FULL_RETRY_S, DISK_FULL_RETRY_S_MAX, SUPERVISOR_LAUNCHES_MAX, SUPERVISOR_POLL_S
 from cluster.agent.messages import failure
 from cluster.agent.operation import Operation, Settings
-from cluster.agent.processes import CANNOT_EXECUTE, AccountRefused, account_for, kill_job, spawn
+from cluster.agent.processes import CANNOT_EXECUTE, CGROUP_FILE, AccountRefused, Cgroup, account_for, kill_job, spawn
 from cluster.agent.scripts import (
     RESUME,
     SUSPEND,
@@ -123,6 +123,7 @@ class ScriptRun:
                 storage_id=self._home.storage_id,
                 accounts=self._settings.accounts,
                 kill_wait_s=self._settings.kill_wait_s,
+                process=self._settings.process,
                 paths=self._paths,
             ),
             account_for(self._settings.accounts, self._order.user),
@@ -192,13 +193,15 @@ class ScriptRun:
         left: list[int] = []
         try:
             account = account_for(self._settings.accounts, self._order.user)
-            left = kill_job(self._home.marker(self._order.job), account.uid, leader=leader)
+            marker = self._home.marker(self._order.job)
+            left = kill_job(marker, account.uid, leader=leader, cgroup=record.cgroup())
         except AccountRefused as error:
             logger.warning("job %s: %s", self._order.job, error)
         rest = f"; processes {', '.join(map(str, left[:20]))} cannot be killed" if left else ""
         return _node_fail(f"the script's supervisor died; its outcome is unknown{rest}")
 
     def _launch(self, record: ScriptRecord, lock: int) -> None:
+        self._hold_in_cgroup(record)
         with closing(record.open_report()) as report:
             # The child inherits the lock, so it is never free between the agent and the supervisor.
             self._child = spawn(
@@ -210,6 +213,17 @@ class ScriptRun:
                 stderr=report,
                 new_session=True,
             )
+
+    def _hold_in_cgroup(self, record: ScriptRecord) -> None:
+        """See that there is a cgroup for the script, where this agent has any, and that its record names it."""
+        cgroup = Cgroup.find(record.cgroup())
+        if cgroup is None:
+            if self._home.cgroups is None:
+                record.forget_cgroup()
+                return
+            cgroup = self._home.cgroups.script(self._order.job, self._order.attempt)
+            record.write(CGROUP_FILE, cgroup.name)
+        cgroup.close()
 
     async def _watch(self, record: ScriptRecord) -> None:
         """Wait until the supervisor has ended."""

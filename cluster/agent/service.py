@@ -26,6 +26,7 @@ from cluster.agent.limits import (
 )
 from cluster.agent.messages import named
 from cluster.agent.operation import Settings
+from cluster.agent.processes import AUTO, NONE
 from cluster.client import ApiError, Client
 from cluster.config import Config, ConfigError
 from cluster.schemas import (
@@ -62,6 +63,12 @@ KEYS_NAMED_MAX: Final = 10
 
 FLUSH_LOOK_S: Final = 0.02
 """Seconds between two polls whether they have gone."""
+
+NOT_PROMISED: Final = (
+    "They are found by listing them, so what forks and ends faster than that may outlive the job's cancellation, "
+    "its time limit and its end"
+)
+"""What an agent says that has no cgroups."""
 
 REFUSED: Final = frozenset({400, 401, 403, 409})
 """Statuses after which registering again cannot help until somebody changes something."""
@@ -293,6 +300,21 @@ def _warn_of_keys(config: Config, name: str) -> None:
         )
 
 
+def _hold_processes(home: Home, where: str) -> None:
+    """Have cgroups for the processes of jobs, and say what cannot be promised without; AgentFailed if they must be."""
+    try:
+        refused = home.hold_processes(where)
+    except OSError as error:
+        refused = f"its directory takes no record of them: {error.strerror}"
+    if home.cgroups is not None:
+        how = "at once" if home.cgroups.is_ended_at_once else "while they stand still (the kernel is older than 5.14)"
+        logger.info("processes of jobs are held in cgroups below %s and ended %s", home.cgroups.path, how)
+    elif where in (AUTO, NONE):
+        logger.warning("processes of jobs are not held in cgroups: %s. %s", refused, NOT_PROMISED)
+    else:
+        raise AgentFailed(f"cgroup = {where!r}: {refused}")
+
+
 async def _serve(config: Config, name: str) -> None:
     own = config.agent(name)
     clock = SystemClock()
@@ -305,6 +327,7 @@ async def _serve(config: Config, name: str) -> None:
         copy_rate_bytes_s=own.copy_rate_bytes_s,
         kill_wait_s=own.kill_wait_s,
         local=config.provider_here(own.directory),
+        process=config.job_process,
         cluster=config.cluster.id,
         order_age_s_max=max(ORDER_AGE_S_MIN, min(ORDER_AGE_S_MAX, config.timing.node_down_s * 2 / 3)),
     )
@@ -317,6 +340,7 @@ async def _serve(config: Config, name: str) -> None:
         except GivenUp:
             return
         with contextlib.closing(opened) as home:
+            _hold_processes(home, own.cgroup)
             async with Client.from_config(config, name, deadline_s=CALL_DEADLINE_S) as controller:
                 await Agent(home, settings, own.cpus, controller, clock).run(stop)
 

@@ -13,12 +13,13 @@ from msgspec import Meta, field
 from msgspec.structs import force_setattr
 
 from cluster.config.initial_state import PolicyTable, PoolTable, StagingTable, policy_of, pools_of
+from cluster.config.job_process import JobProcessTable
 from cluster.config.mail import NO_MAIL, MailConfig
 from cluster.config.provider import ProviderTable
 from cluster.config.toml import Bytes, ConfigError, Document, InvalidValue, Name, Size, Text, Written, key_text, near
 from cluster.providers import NO_LOCAL, Local
 from cluster.security import AUTHORITY_NAME, NAME_RULE, TlsFiles, find_unsafe_keys, is_name, is_there
-from cluster.system import Address
+from cluster.system import Address, JobProcess
 from replica.model import Pool, Site
 from replica.values import CPUS_MAX, NODES_MAX, POOLS_MAX
 
@@ -51,6 +52,9 @@ MAP_SIZE_BYTES_MAX: Final = 16 * 1024 * GIB
 
 KILL_WAIT_S_MAX: Final = 3_600
 """Longest grace of a script that is ended, seconds: its node is not free for anybody else meanwhile."""
+
+CGROUP_WORDS: Final = ("auto", "own", "none")
+"""What an agent may say of its cgroups, beside a path."""
 
 TIMING_MS_MAX: Final = 60_000
 """Largest election timeout, milliseconds: a leader that is missed for a minute helps nobody."""
@@ -112,6 +116,9 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpus: Annotated[int, Meta(ge=1, le=CPUS_MAX)]
     directory: Path = _BY_NAME
     accounts: Literal["own", "switch", "own-as-root"] = "own"
+    cgroup: Annotated[Text, Meta(examples=["auto", "own", "none", "/sys/fs/cgroup/forebay"])] = "auto"
+    """Where processes of jobs are held, so that all of them can be ended: below the agent's own cgroup, where it is
+    delegated to the agent (`own`; `auto`: there or nowhere), or below a cgroup (v2) that is left to it."""
     copy_rate_bytes_s: Bytes = field(default=Size(0), name="copy_rate")
     """What one operation may copy in a second, bytes; 0, which cannot be written, is no limit."""
     kill_wait_s: Annotated[int, Meta(ge=0, le=KILL_WAIT_S_MAX)] = 30
@@ -121,6 +128,9 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Call the directory as the agent where nothing is said of it."""
         if self.directory is _BY_NAME:
             force_setattr(self, "directory", Path(self.name))
+        if self.cgroup not in CGROUP_WORDS and not self.cgroup.startswith("/"):
+            words = ", ".join(f'"{word}"' for word in CGROUP_WORDS)
+            raise InvalidValue(f"found {self.cgroup!r:.60}", f"write {words} or an absolute path", "cgroup")
 
     @property
     def mode(self) -> Literal["own", "switch"]:
@@ -212,6 +222,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: PolicyTable = PolicyTable()
     mail: MailConfig = NO_MAIL
     provider: ProviderTable = ProviderTable()
+    job_process: JobProcessTable = JobProcessTable()
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -229,6 +240,8 @@ class Config(msgspec.Struct, frozen=True):
     provider: Local = NO_LOCAL
     """Where this machine has the programs of the site's burst-buffer provider."""
     mail: MailConfig = NO_MAIL
+    job_process: JobProcess = JobProcess()
+    """What every process of a job gets."""
 
     @classmethod
     def load(cls, path: Path) -> "Config":
@@ -349,6 +362,7 @@ def _read(file: Path, document: Document) -> Config:
         policy=policy_of(document, tables.policy, tables.staging, base),
         mail=tables.mail,
         provider=tables.provider.local(base),
+        job_process=tables.job_process.settings(),
     )
     _refuse_shared(document, config)
     found = find_unsafe_keys(config.tls.certificates)

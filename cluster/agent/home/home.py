@@ -10,6 +10,7 @@ spare/        room for results and locks when the disk is full (cluster.agent.fi
 leftovers/JOB  where a transfer may leave something if it is killed (cluster.agent.worker.orphans)
 transfers/JOB.STAGE.*  what a transfer has done, for its next attempt (cluster.agent.transfer.workspace)
 receipts/JOB.ATTEMPT.STAGE  a line for each file that was moved
+cgroup        where this agent's cgroups are, for the next one
 
 The outbox has results on disk before they are sent, and they are sent until they are acknowledged. A report is
 idempotent by (job, attempt): sent twice, the second is refused as stale, which acknowledges it too. While the disk is
@@ -58,7 +59,7 @@ from cluster.agent.limits import (
     DISK_FULL_WARNING_S,
     REPORTS_PER_REQUEST_MAX,
 )
-from cluster.agent.processes import Mode
+from cluster.agent.processes import Cgroup, CgroupName, CgroupRefused, CgroupTree, Mode, open_tree
 from cluster.schemas import Report, instant_of, new_command_id
 from cluster.system import Clock, SystemClock, open_directory
 from replica.values import seconds
@@ -118,6 +119,7 @@ class DiskFullRetry:
             logger.info("%s: there is room again", self._shown)
 
 
+_CGROUP: Final = "cgroup"
 _STORAGE_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _PRIVATE: Final = 0o700
 _PASSABLE: Final = 0o711
@@ -154,6 +156,8 @@ class Home:
             self.persistent = self._subdirectory(PERSISTENT, mode)
             self.storage_id = self._storage_id()
             self.hung = Hung()
+            self.cgroups: CgroupTree | None = None
+            """Where processes of jobs are held; None: they are found by listing alone."""
             self.disk_full = DiskFullRetry(str(self.path), clock or SystemClock())
             self.reserve_files = ReserveFiles(self._subdirectory(SPARE, _PRIVATE))
         except OSError as error:
@@ -169,6 +173,28 @@ class Home:
     def identity(self) -> Identity:
         """What the kernel knows the directory by: jobs may not name files in it."""
         return identity_of(self.descriptor)
+
+    def hold_processes(self, where: str) -> str:
+        """Have cgroups for the processes of jobs, and return nothing, or why there are none; `where` as `open_tree`.
+
+        What earlier agents left in theirs is ended, but for the scripts of which there is a record. OSError.
+        """
+        scripts = [int(name) for name in os.listdir(self.steps) if name.isdecimal()]
+        refused = ""
+        try:
+            self.cgroups = open_tree(where, self.storage_id)
+        except CgroupRefused as error:
+            refused = str(error)
+        data = read_bounded(self.descriptor, _CGROUP)
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            earlier = None if data is None else msgspec.json.decode(data, type=CgroupName)
+            if earlier is not None and (found := Cgroup.find(earlier)) is not None:
+                found.close()
+                CgroupTree(earlier.path).sweep(scripts)
+        if self.cgroups is not None:
+            self.cgroups.sweep(scripts)
+            write_durably(self.descriptor, _CGROUP, msgspec.json.encode(self.cgroups.name))
+        return refused
 
     def marker(self, job: int) -> str:
         """Return what marks the processes of a job of this agent."""

@@ -2,6 +2,19 @@
 
 No event loop is imported here: workers and supervisors start with this room."""
 
+from cluster.agent.processes.cgroups import (
+    AUTO,
+    CGROUP_FILE,
+    NONE,
+    OWN,
+    Cgroup,
+    CgroupName,
+    CgroupRefused,
+    CgroupTree,
+    cgroup_of_script,
+    enter,
+    open_tree,
+)
 from cluster.agent.processes.environment import (
     BASE_LANG,
     BASE_PATH,
@@ -17,4 +30,10 @@ from cluster.agent.processes.environment import (
     environment_of,
     persistent_variables,
 )
-from cluster.agent.processes.job_processes import OPERATION_VARIABLE, kill_job, kill_operation, spawn
+from cluster.agent.processes.job_processes import (
+    OPERATION_VARIABLE,
+    ScriptProcesses,
+    kill_job,
+    kill_operation,
+    spawn,
+)

@@ -10,7 +10,7 @@ import os
 import pwd
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple, NoReturn
 
 from cluster.agent.files import (
@@ -24,6 +24,7 @@ from cluster.agent.files import (
     outside_target,
 )
 from cluster.agent.processes.job_processes import SCRIPT_VARIABLE
+from cluster.system import JobProcess, forgo, limit, prepare, reset
 from replica.model import NO_OPTIONS, Order
 
 Mode = Literal["own", "switch"]
@@ -67,18 +68,21 @@ def account_for(mode: Mode, user: str) -> Account:
     return Account(found.pw_name, found.pw_uid, found.pw_gid, found.pw_dir, found.pw_shell or DEFAULT_SHELL, True)
 
 
-def become(account: Account) -> None:
+def become(account: Account, wanted: JobProcess) -> None:
     """Become the account for good, if it is another one; OSError or AccountRefused if that does not hold.
 
-    A parent-death signal that was set before is gone afterwards: set it after this.
+    With no more rights than `wanted` says. A parent-death signal that was set before is gone afterwards: set it after
+    this.
     """
     if not account.switch:
         return
+    prepare(wanted)
     os.initgroups(account.name, account.gid)
     os.setresgid(account.gid, account.gid, account.gid)
     os.setresuid(account.uid, account.uid, account.uid)
     if os.getresuid() != (account.uid,) * 3 or os.getresgid() != (account.gid,) * 3:
         raise AccountRefused(f"could not become the user {account.name!r}")
+    forgo(wanted)
     try:
         os.setresuid(0, 0, 0)
     except PermissionError:
@@ -120,7 +124,6 @@ def _groups_of(uid: int, gid: int) -> list[int]:
 BASE_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 BASE_LANG: Final = "C.UTF-8"
 
-JOB_UMASK: Final = 0o022
 OUTPUT_MODE: Final = 0o644
 
 _SYMBOL: Final = re.compile(r"%[%jxu]")
@@ -236,18 +239,28 @@ def output_path(order: Order) -> str:
 
 
 def become_script(
-    script: str, order: Order, account: Account, environment: dict[str, str], *, home: Identity, prepare: object = None
+    script: str,
+    order: Order,
+    account: Account,
+    environment: dict[str, str],
+    *,
+    home: Identity,
+    wanted: JobProcess,
+    ready: Callable[[], None],
 ) -> NoReturn:
     """Become the job's account, enter its directory, open its output and turn into the script.
 
     ScriptRefused if that fails.
 
-    `prepare` is called, if it is callable, once this process is the job's account.
+    `ready` is called once this process is the job's account; nothing of its own but what `wanted` says is passed on.
     """
-    become(account)
-    if callable(prepare):
-        prepare()
-    os.umask(JOB_UMASK)
+    limit(wanted)
+    become(account, wanted)
+    if not account.switch:
+        prepare(wanted)
+        forgo(wanted)
+    ready()
+    reset(wanted)
     try:
         _enter_workdir(order, home)
         output = _open_output(order, home)

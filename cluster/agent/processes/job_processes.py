@@ -15,7 +15,8 @@ from types import MappingProxyType
 from typing import Final
 
 from cluster.agent.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX
-from cluster.system import all_pids, environment_variables, fields_of, send, start_time
+from cluster.agent.processes.cgroups import Cgroup, CgroupName
+from cluster.system import all_pids, descendants, environment_variables, fields_of, send, start_time
 
 _TREE = str(Path(__file__).resolve().parents[3])
 """What the package was imported from: its own modules are started from there too."""
@@ -129,11 +130,22 @@ def _is_marked(pid: int, wanted: bytes, uid: int) -> bool:
     return _uid_is(pid, uid) and wanted in environment_variables(pid) and start_time(pid) is not None
 
 
-def kill_job(marker: str, uid: int, *, leader: tuple[int, int] | None = None) -> list[int]:
+def kill_job(
+    marker: str, uid: int, *, leader: tuple[int, int] | None = None, cgroup: CgroupName | None = None
+) -> list[int]:
     """Kill every process of a job until none is left; return the ids of those that cannot be killed.
 
-    Found by the marker in their environment and, while the script's own process lives, by its session.
+    All of its cgroup, if it had one; and whatever is found by the marker in its environment and, while the script's own
+    process lives, by its session. Without a cgroup, what forks and ends faster than it is listed may be missed.
     """
+    held = Cgroup.find(cgroup)
+    if held is not None:
+        try:
+            if unkillable := held.kill(KILL_PAUSE_S * KILL_ROUNDS_MAX):
+                return sorted(unkillable)
+            held.remove()
+        finally:
+            held.close()
     pause = threading.Event()
     wanted = f"{SCRIPT_VARIABLE}={marker}".encode()
     left: set[int] = set()
@@ -157,3 +169,53 @@ def kill_job(marker: str, uid: int, *, leader: tuple[int, int] | None = None) ->
 def _in_session(pid: int, session: int) -> bool:
     fields = fields_of(pid)
     return fields is not None and int(fields[3]) == session
+
+
+STOPPING_ROUNDS: Final = 3
+"""Rounds in which processes without a cgroup are stopped: one that was made in one round is stopped in the next."""
+
+
+class ScriptProcesses:
+    """All that a script has started, as its supervisor sees it: what is in its cgroup, and this process's descendants.
+
+    Without a cgroup there are only these, who are listed one by one: what forks and ends faster than that is missed.
+    """
+
+    def __init__(self, cgroup: Cgroup | None) -> None:
+        """Begin with none; this process is the subreaper of all that there will be."""
+        self._cgroup = cgroup
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal each of them once."""
+        pids = set(descendants(os.getpid()))
+        if self._cgroup is not None:
+            if number is signal.SIGKILL:
+                self._cgroup.signal(number)
+            else:
+                pids.update(self._cgroup.pids())
+        for pid in pids:
+            send(pid, number)
+
+    def suspend(self) -> None:
+        """Have all of them stand still, as `ps` shows it."""
+        if self._cgroup is not None:
+            # What is frozen cannot fork, so none is missed.
+            with self._cgroup.frozen():
+                self.signal(signal.SIGSTOP)
+            return
+        for _ in range(STOPPING_ROUNDS):
+            self.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Have them go on; also those that somebody else has stopped."""
+        self.signal(signal.SIGCONT)
+
+    @property
+    def are_left(self) -> bool:
+        """Whether any of them lives."""
+        return (self._cgroup is not None and not self._cgroup.is_empty) or bool(descendants(os.getpid()))
+
+    def remove(self) -> None:
+        """Remove the cgroup, now that nothing is left in it."""
+        if self._cgroup is not None:
+            self._cgroup.remove()

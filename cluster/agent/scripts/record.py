@@ -3,6 +3,7 @@
     order.json     what is to be run, written before anything else
     script         the script, executable by its user
     lock           held without a gap by whoever is responsible: first the agent, then the supervisor
+    cgroup.json    the cgroup that the script lives in, where there is one: written before a supervisor is launched
     launches       how often a supervisor was launched
     supervisor.json  who the supervisor is
     started.json   written before the script can run: without it, it never has
@@ -23,8 +24,8 @@ from typing import Final, TypeVar
 import msgspec
 
 from cluster.agent.files import RESERVE_SUFFIX, FileRefused, read_bounded, remove_tree, reserve, write_durably
-from cluster.agent.processes import Account, Mode
-from cluster.system import closing, open_directory
+from cluster.agent.processes import CGROUP_FILE, Account, CgroupName, Mode
+from cluster.system import JobProcess, closing, open_directory
 from replica.messages import ScriptEnded
 from replica.model import Order
 
@@ -37,7 +38,14 @@ PREPARED_PREFIX: Final = ".new-"
 """A record that is being written has this before its name; one that is found at a start was never launched."""
 
 
-_WRITTEN_LATER: Final = ("launches", "supervisor.json", "started.json", "status.json", "reported")
+_WRITTEN_LATER: Final = (
+    "launches",
+    CGROUP_FILE,
+    "supervisor.json",
+    "started.json",
+    "status.json",
+    "reported",
+)
 
 
 class ScriptOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +57,8 @@ class ScriptOrder(msgspec.Struct, frozen=True, kw_only=True):
     storage_id: str
     accounts: Mode
     kill_wait_s: float
+    process: JobProcess = JobProcess()
+    """What the script's process gets."""
     paths: tuple[tuple[str, str], ...] = ()
     """What a site's provider adds to the script's environment."""
 
@@ -88,15 +98,25 @@ class ScriptRecord:
         """Return the last supervisor that came up."""
         return self._read("supervisor.json", ProcessName)
 
+    def cgroup(self) -> CgroupName | None:
+        """Return the cgroup that the script lives in; None if it has none."""
+        return self._read(CGROUP_FILE, CgroupName)
+
     def status(self) -> ScriptEnded | None:
         """Return how the script ended, None if that is not known."""
         return self._read("status.json", ScriptEnded)
 
-    def write(self, name: str, what: ProcessName | ScriptEnded | int) -> None:
-        """Record something, durably: `started.json` before the script may run, `supervisor.json`, `status.json` at its
-        end, and with `reported` the attempt whose start is in the outbox.
+    def write(self, name: str, what: ProcessName | ScriptEnded | CgroupName | int) -> None:
+        """Record something, durably: `cgroup.json` and `started.json` before the script may run, `supervisor.json`,
+        `status.json` at its end, and with `reported` the attempt whose start is in the outbox.
         """
         write_durably(self.directory, name, msgspec.json.encode(what))
+
+    def forget_cgroup(self) -> None:
+        """Record that the script will live in no cgroup: the one of a launch that came to nothing is gone."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(CGROUP_FILE, dir_fd=self.directory)
+            os.fsync(self.directory)
 
     def count_launch(self) -> int:
         """Count one more launch, durably, and return the count."""

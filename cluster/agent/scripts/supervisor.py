@@ -23,6 +23,8 @@ from cluster.agent.messages import failure
 from cluster.agent.processes import (
     CANNOT_EXECUTE,
     AccountRefused,
+    Cgroup,
+    ScriptProcesses,
     ScriptRefused,
     account_for,
     become_script,
@@ -33,10 +35,8 @@ from cluster.system import (
     SystemClock,
     become_subreaper,
     boot_id,
-    descendants,
     die_with_parent,
     open_directory,
-    send,
     start_time,
     write_all,
 )
@@ -48,9 +48,6 @@ REFUSAL_BYTES_MAX: Final = 16 * 1024
 
 SWEEP_S: Final = 0.05
 """Seconds between two rounds of killing what is left of a script."""
-
-STOPPING_ROUNDS: Final = 3
-"""Rounds in which the processes of a script are stopped: one that was made in one round is stopped in the next."""
 
 _BLOCKED: Final = frozenset({signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
 
@@ -65,8 +62,10 @@ class Cause(Enum):
 class Supervisor:
     """Script from its start to its end."""
 
-    def __init__(self, record: ScriptRecord, wanted: ScriptOrder, lock: int) -> None:
-        """Take over the record and its lock."""
+    def __init__(self, record: ScriptRecord, wanted: ScriptOrder, lock: int, cgroup: Cgroup | None) -> None:
+        """Take over the record and its lock; `cgroup` is where the script will live."""
+        self._cgroup = cgroup
+        self._processes = ScriptProcesses(cgroup)
         self._record = record
         self._wanted = wanted
         self._lock = lock
@@ -98,7 +97,7 @@ class Supervisor:
         if self._script == 0:
             os.close(go_write)
             os.close(refusal_read)
-            _child(self._wanted, go_read, refusal_write, self._lock, me)
+            _child(self._wanted, go_read, refusal_write, self._lock, me, self._cgroup)
         os.close(go_read)
         os.close(refusal_write)
         script = ProcessName(pid=self._script, started=start_time(self._script) or 0, boot=boot_id())
@@ -135,7 +134,7 @@ class Supervisor:
                 return cause
             now_s = self._clock.monotonic_s()
             if now_s >= kill_s:
-                self._signal_all(signal.SIGKILL)
+                self._processes.signal(signal.SIGKILL)
                 kill_s = now_s + SWEEP_S
             elif cause is None and now_s >= deadline_s:
                 cause = Cause.TIME_LIMIT
@@ -152,22 +151,17 @@ class Supervisor:
             elif received.si_signo == SUSPEND and suspended_s is None:
                 # Its time limit stands still with it.
                 suspended_s, left_s, deadline_s = now_s, deadline_s - now_s, math.inf
-                for _ in range(STOPPING_ROUNDS):
-                    self._signal_all(signal.SIGSTOP)
+                self._processes.suspend()
             elif received.si_signo == RESUME and suspended_s is not None:
                 suspended_s, deadline_s = None, now_s + left_s
-                self._signal_all(signal.SIGCONT)
+                self._processes.resume()
 
     def _end_gently(self, now_s: float) -> float:
         """Ask every process to end, and return when those that do not are killed."""
-        self._signal_all(signal.SIGTERM)
+        self._processes.signal(signal.SIGTERM)
         # A stopped process would not see it.
-        self._signal_all(signal.SIGCONT)
+        self._processes.resume()
         return now_s + self._wanted.kill_wait_s
-
-    def _signal_all(self, number: signal.Signals) -> None:
-        for pid in descendants(os.getpid()):
-            send(pid, number)
 
     def _reap(self) -> None:
         """Collect every child that has ended: the script, and orphans of it that came to us."""
@@ -181,10 +175,11 @@ class Supervisor:
 
     def _sweep(self) -> None:
         """Kill what the script left behind, until nothing is left."""
-        while descendants(os.getpid()):
-            self._signal_all(signal.SIGKILL)
+        while self._processes.are_left:
+            self._processes.signal(signal.SIGKILL)
             signal.sigtimedwait({signal.SIGCHLD}, SWEEP_S)
             self._reap()
+        self._processes.remove()
 
     def _ended(self, cause: Cause | None) -> ScriptEnded:
         code = os.waitstatus_to_exitcode(self._wait_status or 0)
@@ -198,9 +193,12 @@ class Supervisor:
         return ScriptEnded(JobState.COMPLETED if code == 0 else JobState.FAILED, exit_code, number)
 
 
-def _child(wanted: ScriptOrder, go: int, refusal: int, lock: int, supervisor: int) -> None:
+def _child(wanted: ScriptOrder, go: int, refusal: int, lock: int, supervisor: int, cgroup: Cgroup | None) -> None:
     """The child: wait for the word, then become the script; never returns."""
     try:
+        if cgroup is not None:
+            cgroup.join()
+            cgroup.close()
         os.setsid()
         die_with_parent(supervisor)
         os.close(lock)
@@ -219,11 +217,16 @@ def _child(wanted: ScriptOrder, go: int, refusal: int, lock: int, supervisor: in
             marker=f"{wanted.storage_id}.{order.job}",
             paths=wanted.paths,
         )
-        for number in _BLOCKED | {signal.SIGPIPE}:
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         script = os.path.join(wanted.home, STEPS, str(order.job), "script")
-        become_script(script, order, account, environment, home=identity, prepare=lambda: die_with_parent(supervisor))
+        become_script(
+            script,
+            order,
+            account,
+            environment,
+            home=identity,
+            wanted=wanted.process,
+            ready=lambda: die_with_parent(supervisor),
+        )
     except ScriptRefused as error:
         _refuse(refusal, error.exit_code, error.sentence)
     except BaseException as error:
@@ -271,7 +274,12 @@ def main(arguments: list[str]) -> int:
     if not insist(lambda: record.write("supervisor.json", me), unless_ended=True):
         # The record still says that the script never ran, which whoever holds the lock next can believe.
         return 0
-    ended = Supervisor(record, wanted, lock).run()
+    held_in = record.cgroup()
+    cgroup = Cgroup.find(held_in)
+    if held_in is not None and cgroup is None:
+        print(f"{held_in.path}: the cgroup of the script is gone", file=sys.stderr)
+        return 1
+    ended = Supervisor(record, wanted, lock, cgroup).run()
     # Nobody else will ever know it: it is kept until it can be written down, whoever wants it ended.
     insist(lambda: record.write("status.json", ended), unless_ended=False)
     return 0

@@ -22,7 +22,7 @@ import msgspec
 
 from cluster.agent.files import CALLS, read_bounded, remove_tree, write_durably
 from cluster.agent.messages import failure
-from cluster.agent.processes import AccountRefused, Mode, account_for, kill_job
+from cluster.agent.processes import AccountRefused, Mode, account_for, cgroup_of_script, kill_job
 from cluster.agent.worker.work import Outcome, Work
 from cluster.providers import OperationError, Provider, Subject, log_to_stderr, provider_for
 from cluster.system import SystemClock, become_subreaper, closing, open_directory
@@ -158,8 +158,15 @@ def _stage_in(work: Work, provider: Provider, subject: Subject, directory: str) 
     return OperationDone(size_bytes=size or 0)
 
 
+def _kill_script(work: Work) -> list[int]:
+    """Kill what is left of the job's script; return the ids of what cannot be killed. AccountRefused."""
+    uid = account_for(work.accounts, work.order.user).uid
+    cgroup = cgroup_of_script(work.home, work.order.job)
+    return kill_job(f"{work.storage_id}.{work.order.job}", uid, cgroup=cgroup)
+
+
 def _post_run(work: Work, provider: Provider, subject: Subject, directory: str) -> Outcome:
-    left = kill_job(f"{work.storage_id}.{work.order.job}", account_for(work.accounts, work.order.user).uid)
+    left = _kill_script(work)
     if left:
         return failure(f"processes of job {work.order.job} cannot be killed: {', '.join(map(str, left[:20]))}")
     provider.post_run(subject, directory)
@@ -168,7 +175,7 @@ def _post_run(work: Work, provider: Provider, subject: Subject, directory: str) 
 
 def _teardown(work: Work, provider: Provider, subject: Subject, directory: str) -> Outcome:
     with contextlib.suppress(AccountRefused):
-        kill_job(f"{work.storage_id}.{work.order.job}", account_for(work.accounts, work.order.user).uid)
+        _kill_script(work)
     provider.teardown(subject, work.order.hurry, directory)
     with closing(open_directory(os.path.join(work.home, CALLS))) as calls:
         forget(calls, work.order.job)

@@ -58,7 +58,7 @@ from cluster.agent.transfer import (
 )
 from cluster.agent.worker.items import Movement, RecordPaths, movements, name_of, named
 from cluster.providers import NO_LOCAL, Local, guard
-from cluster.system import Clock, become_subreaper, closing
+from cluster.system import Clock, JobProcess, become_subreaper, closing, forgo, limit, prepare, reset
 from replica.messages import OperationDone
 from replica.model import (
     DEFAULT_TRANSFER_RULES,
@@ -183,9 +183,12 @@ class Held(NamedTuple):
 class Commands:
     """The commands of one order, ready to be run by a worker that has become the job's user."""
 
-    def __init__(self, environment: dict[str, str], *, clock: Clock, poll: Callable[[int], None]) -> None:
-        """`environment` is all that they have; `poll` is told the number of each while it runs (guard.run)."""
+    def __init__(
+        self, environment: dict[str, str], process: JobProcess, *, clock: Clock, poll: Callable[[int], None]
+    ) -> None:
+        """They have `environment` and `process` and no more; `poll` is told the number of each while it runs."""
         self._environment = environment
+        self._process = process
         self._clock = clock
         self._poll = poll
         self.started_at = self.ended_at = clock.now()
@@ -209,8 +212,10 @@ class Commands:
         def become(returned: int) -> None:
             os.close(returned)
             os.fchdir(workdir)
-            os.set_inheritable(workdir, False)
-            os.umask(0o022)
+            limit(self._process)
+            prepare(self._process)
+            forgo(self._process)
+            reset(self._process)
             os.execve(SHELL, [SHELL, "-c", command], self._environment)
 
         ran = guard.run(

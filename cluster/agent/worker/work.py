@@ -7,6 +7,7 @@ import msgspec
 from cluster.agent.processes import Mode
 from cluster.agent.worker.orphans import Orphans
 from cluster.providers import NO_LOCAL, Local
+from cluster.system import JobProcess
 from replica.messages import OperationDone, OperationFailed
 from replica.model import Order
 
@@ -23,6 +24,10 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Descriptor of the shared counters."""
     control: int = -1
     """Descriptor of what the transfer may do now (transfer/rate_limit); -1: it does not move data."""
+    cgroup: int = -1
+    """Descriptor through which the worker enters its cgroup before it does anything; -1: it has none."""
+    process: JobProcess = JobProcess()
+    """What every process of a job gets."""
     cluster: str = ""
     """The cluster's id: part of the names of staging directories in destinations that clusters share."""
     local: Local = NO_LOCAL

@@ -45,6 +45,8 @@ from cluster.agent.processes import (
     account_for,
     acting_as,
     become,
+    cgroup_of_script,
+    enter,
     environment_of,
     kill_job,
     persistent_variables,
@@ -312,7 +314,7 @@ def _commands(work: Work, account: Account) -> Commands | None:
         shared.write(counters._replace(steps=counters.steps + 1))
 
     watch = IoWatch(alive, _pace or Pace(-1, shared, SystemClock()))
-    return Commands(environment, clock=SystemClock(), poll=watch.poll)
+    return Commands(environment, work.process, clock=SystemClock(), poll=watch.poll)
 
 
 def _sweep(work: Work) -> Outcome:
@@ -330,7 +332,7 @@ def _sweep(work: Work) -> Outcome:
 def _become(account: Account, work: Work, *descriptors: int) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
-    become(account)
+    become(account, work.process)
     # Becoming another user clears it.
     die_with_parent(work.agent)
 
@@ -356,7 +358,7 @@ def _carrier(work: Work, home: int) -> TransferRun:
 
 def _post_run(work: Work) -> Outcome:
     account = account_for(work.accounts, work.order.user)
-    left = kill_job(_marker(work), account.uid)
+    left = kill_job(_marker(work), account.uid, cgroup=cgroup_of_script(work.home, work.order.job))
     if left:
         return failure(f"processes of job {work.order.job} cannot be killed: {', '.join(map(str, left[:20]))}")
     buffers = open_directory(os.path.join(work.home, BUFFERS))
@@ -373,7 +375,7 @@ def _teardown(work: Work) -> Outcome:
     buffers = open_directory(os.path.join(work.home, BUFFERS))
     name = str(work.order.job)
     uid = _owner(work, buffers, name)
-    left = [] if uid is None else kill_job(_marker(work), uid)
+    left = [] if uid is None else kill_job(_marker(work), uid, cgroup=cgroup_of_script(work.home, work.order.job))
     if left:
         return failure(f"processes of job {work.order.job} cannot be killed: {', '.join(map(str, left[:20]))}")
     shown = f"the buffer of job {work.order.job}"
@@ -461,6 +463,8 @@ def main() -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         work = msgspec.json.decode(sys.stdin.buffer.read(2 * FILE_BYTES_MAX), type=Work)
         die_with_parent(work.agent)
+        if work.cgroup >= 0:
+            enter(work.cgroup)
         global _pace
         _pace = Pace(work.control, SharedCounters(work.progress), SystemClock())
         os.umask(0o022)

@@ -19,7 +19,7 @@ from cluster.cli.session import Session, session
 from cluster.cli.text import note, readable_size
 from cluster.config import AgentConfig, ConfigError
 from cluster.schemas import operations as ops
-from cluster.system import SystemClock
+from cluster.system import JobProcess, SystemClock
 from replica.values import plain
 
 STAGES: Final = ("stage_in", "stage_out")
@@ -141,7 +141,7 @@ def _in_ledger(current: Session, which: Kept) -> str:
 def _differences(home: Path, which: Kept, descriptor: int, algorithm: Algorithm, user: str | None) -> list[Difference]:
     try:
         if user is not None:
-            become(account_for("switch", user))
+            become(account_for("switch", user), JobProcess())
         found = list(differences(home, which, descriptor, algorithm, _progress()))
     except AccountRefused as error:
         raise bad_input(str(error), "name an ordinary user of this node") from error

@@ -66,12 +66,15 @@ class Site:
         self.config = Config.load(self.file)
         return self.config
 
-    def start_agent(self) -> subprocess.Popen[bytes]:
-        """Start the agent n1 as a process."""
+    def start_agent(self, before: str = "") -> subprocess.Popen[bytes]:
+        """Start the agent n1 as a process; `before`: Python that its process runs before it becomes the agent."""
+        words = [sys.executable, "-m", "cluster.agent", "--config", str(self.file), "--name", "n1"]
+        if before:
+            words = [sys.executable, "-c", f"import os\n{before}\nos.execv({words[0]!r}, {words!r})"]
         log = (self.directory / "agent.log").open("ab")
         with log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "cluster.agent", "--config", str(self.file), "--name", "n1"],
+                words,
                 cwd=ROOT,
                 stderr=log,
                 stdout=log,
@@ -133,12 +136,12 @@ class Site:
                 pass
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[tuple[ControllerDouble, subprocess.Popen[bytes]]]:
+    async def running(self, before: str = "") -> AsyncIterator[tuple[ControllerDouble, subprocess.Popen[bytes]]]:
         """Give a controller and an agent that has registered with it."""
         controller = ControllerDouble(self.config)
         await controller.start()
         try:
-            agent = self.start_agent()
+            agent = self.start_agent(before)
             await controller.wait(lambda: bool(controller.registrations))
             yield controller, agent
         finally:

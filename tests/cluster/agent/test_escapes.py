@@ -1,0 +1,296 @@
+"""Jobs that want to outlive their end: with a cgroup nothing of them does, without one what can be listed does not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from cluster.agent.home import Home
+from cluster.agent.processes import AUTO, Cgroup, CgroupName, CgroupRefused, CgroupTree, open_tree
+from cluster.agent.service import NOT_PROMISED
+from cluster.system import boot_id
+from replica.messages.commands import OperationDone, ScriptEnded
+from replica.model.jobs import JobState
+from replica.model.orders import SpecialTransfers
+from tests.cluster.agent.conftest import Site
+from tests.cluster.agent.double import ControllerDouble
+from tests.faults import escape
+
+ATTACK: Final = Path(escape.__file__)
+
+
+def why_no_cgroup() -> str:
+    """Return why no cgroup can be made here, nothing if one can."""
+    try:
+        open_tree(AUTO, uuid.uuid4().hex).remove()
+    except CgroupRefused as error:
+        return str(error)
+    return ""
+
+
+NO_CGROUP: Final = why_no_cgroup()
+HELD: Final = pytest.param(
+    "auto", tuple(escape.WAYS), id="cgroup", marks=pytest.mark.skipif(bool(NO_CGROUP), reason=NO_CGROUP or "-")
+)
+LISTED: Final = pytest.param("none", tuple(escape.LISTED), id="listed")
+"""Where there is a cgroup all ways are tried, elsewhere those that the listing finds."""
+
+each_promise = pytest.mark.parametrize(("cgroup", "ways"), [HELD, LISTED])
+
+
+class Attack:
+    """One job that does not want to end, and what of it lives."""
+
+    def __init__(self, site: Site, ways: tuple[str, ...]) -> None:
+        self._site = site
+        self._ways = ways
+        self._fifo = site.destinations / "up"
+        self.locks = site.destinations / "locks"
+        self.locks.mkdir()
+        os.mkfifo(self._fifo)
+
+    def command(self, *more: str) -> str:
+        """Return the shell command that begins it."""
+        words = (sys.executable, "-I", "-S", str(ATTACK), str(self.locks), str(self._fifo), ",".join(self._ways))
+        return shlex.join((*words, *more))
+
+    def script(self, *more: str) -> str:
+        """Return a job's script that is it."""
+        return f"#!/bin/sh\nexec {self.command(*more)}\n"
+
+    async def is_up(self) -> None:
+        """Wait until all of it lives."""
+        assert await asyncio.to_thread(self._fifo.read_text) == "up\n"
+
+    @property
+    def survivors(self) -> list[str]:
+        """The ways of which something lives."""
+        return escape.survivors(self.locks)
+
+
+@pytest.fixture
+def attack(site: Site, cgroup: str, ways: tuple[str, ...]) -> Iterator[Attack]:
+    """A node whose agent holds jobs as the parameters say, and the attack; nothing of it outlives the test."""
+    site.configure(more=f'cgroup = "{cgroup}"')
+    made = Attack(site, ways)
+    yield made
+    storage_id = site.home / "storage-id"
+    if not NO_CGROUP and storage_id.exists():
+        tree = open_tree(AUTO, storage_id.read_text().strip())
+        tree.sweep(())
+        tree.remove()
+
+
+async def ended(controller: ControllerDouble) -> ScriptEnded:
+    result = await controller.result(7, 2)
+    assert isinstance(result, ScriptEnded), result
+    return result
+
+
+@each_promise
+def test_nothing_of_a_script_outlives_its_own_end(site: Site, attack: Attack) -> None:
+    async def story() -> None:
+        async with site.running() as (controller, _):
+            await controller.order(site.order(7, 2, "run", script=attack.script()))
+            await attack.is_up()
+            assert (await ended(controller)).result is JobState.COMPLETED
+            assert attack.survivors == []
+
+    asyncio.run(story())
+
+
+@each_promise
+def test_nothing_of_a_script_outlives_its_time_limit(site: Site, attack: Attack) -> None:
+    async def story() -> None:
+        async with site.running() as (controller, _):
+            await controller.order(site.order(7, 2, "run", script=attack.script("stay"), time_limit_s=2))
+            await attack.is_up()
+            assert (await ended(controller)).result is JobState.TIMEOUT
+            assert attack.survivors == []
+
+    asyncio.run(story())
+
+
+@each_promise
+def test_nothing_of_a_script_outlives_its_cancellation_though_the_agent_was_killed_before(
+    site: Site, attack: Attack
+) -> None:
+    async def story() -> None:
+        async with site.running() as (controller, agent):
+            script = attack.script("stay")
+            await controller.order(site.order(7, 2, "run", script=script))
+            await attack.is_up()
+            await site.kill_agent(agent)
+            site.start_agent()
+            await controller.wait(lambda: len(controller.registrations) > 1)
+            await controller.order(site.order(7, 2, "run", script=script, started=True, cancel=True))
+            assert (await ended(controller)).result is JobState.CANCELLED
+            assert attack.survivors == []
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("cgroup", "ways"), [HELD])
+def test_nothing_of_a_script_outlives_its_supervisor_for_long(site: Site, attack: Attack) -> None:
+    async def story() -> None:
+        async with site.running() as (controller, _):
+            await controller.order(site.order(7, 2, "run", script=attack.script("stay")))
+            await attack.is_up()
+            (supervisor,) = site.supervisors()
+            os.kill(supervisor, signal.SIGKILL)
+            assert (await ended(controller)).result is JobState.NODE_FAIL
+            assert attack.survivors == []
+
+    asyncio.run(story())
+
+
+@each_promise
+def test_nothing_of_a_command_outlives_its_stage_in(site: Site, attack: Attack) -> None:
+    async def story() -> None:
+        async with site.running() as (controller, _):
+            special = SpecialTransfers(commands=(attack.command(),), workdir_roots=(str(site.destinations),))
+            await controller.order(site.order(7, 2, "stage_in", special=special))
+            await attack.is_up()
+            assert isinstance(await controller.result(7, 2), OperationDone)
+            assert attack.survivors == []
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("cgroup", "ways"), [HELD])
+def test_a_script_that_nobody_has_a_record_of_is_ended_when_the_agent_starts(site: Site, attack: Attack) -> None:
+    async def story() -> None:
+        async with site.running() as (controller, agent):
+            await controller.order(site.order(7, 2, "run", script=attack.script("stay")))
+            await attack.is_up()
+            await site.kill_agent(agent)
+            (site.home / "steps" / "7").rename(site.home / "moved-away")
+            site.start_agent()
+            await controller.wait(lambda: len(controller.registrations) > 1)
+            assert attack.survivors == []
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("cgroup", "ways"), [HELD])
+def test_a_suspended_script_stands_still_as_a_whole_and_goes_on_when_it_is_cancelled(
+    site: Site, attack: Attack
+) -> None:
+    async def story() -> None:
+        async with site.running() as (controller, _):
+            script = attack.script("stay")
+            await controller.order(site.order(7, 2, "run", script=script))
+            await attack.is_up()
+            tree = open_tree(AUTO, (site.home / "storage-id").read_text().strip())
+            procs = Path(tree.path, "job-7-2", "cgroup.procs")
+            await controller.order(site.order(7, 2, "run", script=script, started=True, suspend=True))
+            while not all(map(stopped, await asyncio.to_thread(lambda: procs.read_text().split()))):
+                await asyncio.sleep(0)
+            still = sorted(procs.read_text().split())
+            assert len(still) > len(escape.WAYS) and set(escape.survivors(attack.locks)) == set(escape.WAYS)
+            assert sorted(procs.read_text().split()) == still
+            await controller.order(site.order(7, 2, "run", script=script, started=True, suspend=True, cancel=True))
+            assert (await ended(controller)).result is JobState.CANCELLED
+            assert attack.survivors == [] and not procs.exists()
+
+    asyncio.run(story())
+
+
+def stopped(pid: str) -> bool:
+    """Whether a process is stopped by a signal; one that is gone is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+
+
+def test_an_agent_without_cgroups_says_at_its_start_what_it_cannot_promise(site: Site) -> None:
+    site.configure(more='cgroup = "none"')
+
+    async def story() -> None:
+        async with site.running():
+            assert NOT_PROMISED in (site.directory / "agent.log").read_text()
+
+    asyncio.run(story())
+
+
+def test_an_agent_whose_cgroup_is_none_does_not_start_where_one_is_demanded(site: Site) -> None:
+    site.configure(more=f'cgroup = "{site.directory}"')
+    agent = site.start_agent()
+    assert agent.wait(60) == 1
+    assert f"{site.directory} is no cgroup (v2)" in (site.directory / "agent.log").read_text()
+
+
+class OldCgroup(Cgroup):
+    """Cgroup of a kernel before 5.14, which has no cgroup.kill."""
+
+    def _write(self, file: str, text: str) -> None:
+        if file == "cgroup.kill":
+            raise FileNotFoundError(file)
+        super()._write(file, text)
+
+
+@pytest.fixture
+def tree() -> Iterator[CgroupTree]:
+    """A tree of one's own."""
+    if NO_CGROUP:
+        pytest.skip(NO_CGROUP)
+    made = open_tree(AUTO, uuid.uuid4().hex)
+    yield made
+    made.sweep(())
+    made.remove()
+
+
+@pytest.mark.parametrize("kind", [Cgroup, OldCgroup])
+def test_a_cgroup_is_ended_whole_by_any_kernel(tree: CgroupTree, tmp_path: Path, kind: type[Cgroup]) -> None:
+    made = tree.script(7, 1)
+    with closing(kind(made.path, made._directory)) as cgroup:
+        locks, fifo = tmp_path / "locks", tmp_path / "up"
+        locks.mkdir()
+        os.mkfifo(fifo)
+        child = os.fork()
+        if child == 0:
+            try:
+                cgroup.join()
+                escape.main(locks, fifo, tuple(escape.WAYS), stays=False)
+            finally:
+                os._exit(0)
+        assert fifo.read_text() == "up\n"
+        os.waitpid(child, 0)
+        assert set(escape.survivors(locks)) == set(escape.WAYS) and not cgroup.is_empty
+        assert cgroup.kill(30) == [] and escape.survivors(locks) == [] and cgroup.is_empty
+        assert cgroup.remove() and not os.path.exists(made.path)
+
+
+def test_a_cgroup_is_found_again_by_its_name_and_another_one_at_its_path_is_not(tree: CgroupTree) -> None:
+    with closing(tree.script(7, 1)) as cgroup:
+        name = cgroup.name
+        found = Cgroup.find(name)
+        assert found is not None and found.name == name
+        found.close()
+        assert cgroup.remove()
+    with closing(tree.script(7, 1)) as other:
+        assert other.path == name.path
+        assert Cgroup.find(name) is None
+        assert Cgroup.find(CgroupName(path=other.path, inode=other.name.inode, boot="another")) is None
+
+
+def test_what_is_no_cgroup_is_never_found(tmp_path: Path) -> None:
+    assert Cgroup.find(None) is None
+    name = CgroupName(path=str(tmp_path), inode=tmp_path.stat().st_ino, boot=boot_id())
+    assert Cgroup.find(name) is None
+
+
+def test_a_home_without_cgroups_says_why(tmp_path: Path) -> None:
+    with closing(Home(tmp_path / "n1", "own")) as home:
+        assert home.hold_processes("none") == 'cgroup = "none" is configured' and home.cgroups is None
