@@ -191,7 +191,7 @@ class InMemory(World):
 
         return Controller(
             name="r1",
-            config=SimpleNamespace(provider=NO_LOCAL, cluster=SimpleNamespace(id="test")),
+            config=SimpleNamespace(provider_here=lambda: NO_LOCAL, cluster=SimpleNamespace(id="test")),
             clock=self,
             applied_log=self.applied_log,
             time_travel=self.timeline,
