@@ -10,7 +10,7 @@ import msgspec
 
 from cluster.consensus.configurations import Wanted
 from cluster.consensus.engine import Engine
-from cluster.consensus.frames import AnyMessage
+from cluster.consensus.frames import AnyMessage, ClockReply, ClockRequest
 from cluster.consensus.interface import (
     ChangeRefused,
     JournalLike,
@@ -21,6 +21,7 @@ from cluster.consensus.interface import (
     Timing,
     Uniform,
 )
+from cluster.consensus.peer_clocks import ASK_S, ClockBounds, PeerClocks
 from cluster.consensus.state import NEVER
 from cluster.consensus.transport import TlsLinks
 from cluster.security import Credentials, Peers
@@ -92,6 +93,8 @@ class Consensus:
             uniform=draw,
             listener=self,
         )
+        self._clocks: Final = PeerClocks(me, clock)
+        self._asking: asyncio.TimerHandle | None = None
         self._engine: Final = Engine(
             me=me,
             peers=sorted(members),
@@ -106,7 +109,9 @@ class Consensus:
             on_change=self._changed,
             on_members=self._find_peers,
             on_due=self._wake,
+            clock_off=self._is_off,
         )
+        self._me: Final = me
         self._on_change: Final = on_change
         self._watching: set[asyncio.Future[None]] = set()
         """Who waits for a change of role, term, leader or readiness."""
@@ -125,13 +130,15 @@ class Consensus:
         await self._links.start()
         self._running = True
         self._wake()
+        self._ask_clocks()
 
     async def stop(self) -> None:
         """Leave: close the links, end the waiting, write the lazily written marks. Peers elect another leader."""
         running, self._running = self._running, False
         self._release()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._asking):
+            if timer is not None:
+                timer.cancel()
         await self._links.stop()
         if running and not self._failed:
             self._engine.stop()
@@ -210,7 +217,28 @@ class Consensus:
 
     def peers(self) -> list[PeerStatus]:
         """Return what is known of each peer, by name, sorted."""
-        return [msgspec.structs.replace(peer, name=name_of(peer.name)) for peer in self._engine.peers()]
+        found = []
+        for peer in self._engine.peers():
+            offset = self._clocks.offset(peer.name)
+            found.append(
+                msgspec.structs.replace(
+                    peer,
+                    name=name_of(peer.name),
+                    clock_offset_s=None if offset is None else offset.middle_s,
+                    clock_off=self._is_off(peer.name),
+                )
+            )
+        return found
+
+    @property
+    def clock_off(self) -> bool:
+        """Whether this replica's own wall clock is off from a majority's: it leaves leading to others."""
+        return self._is_off(self._me)
+
+    @property
+    def clock_bounds(self) -> ClockBounds:
+        """What the wall clocks of a majority of the voters say."""
+        return self._clocks.bounds(self._engine.configuration.voter_ids)
 
     def change(self, wanted: Wanted) -> tuple[int, int]:
         """Change the membership as leader; return (index, term) of the entry. NotLeader, ChangeRefused."""
@@ -262,6 +290,12 @@ class Consensus:
         """A frame of an authenticated peer."""
         if not self._running:
             return
+        if isinstance(message, ClockRequest):
+            self._send(peer, self._clocks.answer(message))
+            return
+        if isinstance(message, ClockReply):
+            self._clocks.heard(peer, message)
+            return
         try:
             wants_tick = self._engine.receive(peer, message)
         except BaseException as error:
@@ -272,14 +306,34 @@ class Consensus:
     def on_up(self, peer: str) -> None:
         """The link to a peer is there."""
         self._link(self._engine.connected, peer)
+        if self._running:
+            self._send(peer, self._clocks.ask(peer))
 
     def on_down(self, peer: str) -> None:
         """The link to a peer broke."""
         self._link(self._engine.disconnected, peer)
+        self._clocks.forget(peer)
 
     def on_lost_sight(self, peer: str) -> None:
         """The link from a peer broke."""
         self._link(self._engine.lost_sight, peer)
+
+    # ---- clocks ----
+
+    def _is_off(self, member: str) -> bool:
+        return self._clocks.is_off(member, self._engine.configuration.voter_ids)
+
+    def _ask_clocks(self) -> None:
+        """Ask every peer there is a link to what its clock says, and come again."""
+        if not self._running or self._loop is None:
+            return
+        self._asking = self._loop.call_later(ASK_S, self._ask_clocks)
+        for peer in sorted(self._engine.raft.connected):
+            self._send(peer, self._clocks.ask(peer))
+
+    def _send(self, peer: str, message: AnyMessage) -> None:
+        self._links.send(peer, message)
+        self._links.flush()
 
     # ---- inside ----
 
@@ -382,7 +436,8 @@ class Consensus:
         self._failed = True
         self._release()
         self._links.abort()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._asking):
+            if timer is not None:
+                timer.cancel()
         self._fail(error)
         raise error

@@ -68,12 +68,14 @@ class Engine:
         on_change: Callable[[], None] = lambda: None,
         on_members: Callable[[], None] = lambda: None,
         on_due: Callable[[], None] = lambda: None,
+        clock_off: Callable[[str], bool] = lambda member: False,
     ) -> None:
         """Take part as the member with the id `me`, over `journal`.
 
         `configuration`: what snapshot and ledger say of the members as of `journal.applied_index`; later entries are
         read here. None if nothing does: then the whole journal is read, and before its first configuration
-        `bootstrap` is in force. Without that either, `peers` and `me` are: no entry says so, for tests.
+        `bootstrap` is in force. Without that either, `peers` and `me` are: no entry says so, for tests. `clock_off`:
+        whether the wall clock of a member, by its id, is off from a majority's.
 
         Raises RemovedFromCluster for a replica that knows already that it is no member any more; BrokenInvariant where
         the journal's marks are out of order.
@@ -96,6 +98,7 @@ class Engine:
             bootstrap=bootstrap,
             receiver=SnapshotReceiver(machine),
             limiter=LogRateLimiter(clock.monotonic_s),
+            clock_off=clock_off,
         )
         raft = self.raft
         raft_log.read_configurations(raft, journal.base_index if configuration is None else journal.applied_index)

@@ -153,6 +153,16 @@ class StateLost(Message, frozen=True, array_like=True, forbid_unknown_fields=Tru
     match_index: Number
 
 
+class ClockRequest(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=11):
+    """Question what the receiver's wall clock says. It is about no term, and has 0 for one, as its answer has."""
+
+
+class ClockReply(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=12):
+    """Answer: the sender's wall clock, microseconds since the epoch."""
+
+    wall_us: Number
+
+
 AnyMessage = (
     AppendRequest
     | Heartbeat
@@ -164,6 +174,8 @@ AnyMessage = (
     | Removed
     | TimeoutNow
     | StateLost
+    | ClockRequest
+    | ClockReply
 )
 
 PROMISES: Final = (AppendReply, VoteRequest, VoteReply, SnapshotReply)

@@ -233,3 +233,7 @@ class PeerStatus(msgspec.Struct, frozen=True):
     """Whether it counts in majorities; a learner does not yet."""
     forgot: bool = False
     """Whether it lacks entries that it acknowledged to this leader: it is refused until it is replaced."""
+    clock_offset_s: float | None = None
+    """How far its wall clock is ahead of this replica's, seconds; None if it was not read lately."""
+    clock_off: bool = False
+    """Whether its wall clock is off from a majority's (`peer_clocks`)."""

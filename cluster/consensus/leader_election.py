@@ -36,6 +36,10 @@ FIRST_SHARE: Final = 0.5
 """The part of the range of election timeouts from which the followers of a leader draw, each from a share of its own.
 One stands first then, and has won before the next one's patience ends; whatever goes wrong is drawn from all of it."""
 
+GIVES_WAY_TIMEOUTS: Final = 10
+"""Longest election timeouts without a leader for which a replica whose wall clock is off lets others stand: they need
+one or two. Law 3 keeps time even under such a leader (`cluster.server.agreed_time`), so being without one is worse."""
+
 SKEW_HEARTBEATS: Final = 0.5
 """How much less than the shortest election timeout, in heartbeats, a leader's silence must have lasted for somebody
 who is asked: the last heartbeat came a little later here, or the first to stand would be refused."""
@@ -198,7 +202,7 @@ def check_election_timeout(raft: RaftState, now_s: float) -> None:
     """Ask around when no leader was heard for a whole timeout."""
     if not has_passed(raft, raft.election_deadline_s, now_s):
         return
-    if raft.votes_here:
+    if raft.votes_here and not _gives_way(raft, now_s):
         # Whether a majority would vote for this replica, before a new term disturbs anybody.
         _become_candidate(raft, pre_vote=True)
         _ask_for_votes(raft)
@@ -207,7 +211,18 @@ def check_election_timeout(raft: RaftState, now_s: float) -> None:
         become_follower(raft, None)
         postpone_election(raft)
         raft.grace_given = False
-        _request_votes(raft, pre=True, transfer=False)
+        if not raft.votes_here:
+            _request_votes(raft, pre=True, transfer=False)
+
+
+def _gives_way(raft: RaftState, now_s: float) -> bool:
+    """Whether others are to stand first: this replica's wall clock is off from theirs.
+
+    Not for ever: it may be the only one whose journal is complete, where all clocks differ. It hands over then.
+    """
+    if not raft.clock_off(raft.me):
+        return False
+    return now_s - raft.led_s < GIVES_WAY_TIMEOUTS * raft.timing.election_max_s
 
 
 def stand(raft: RaftState, *, transfer: bool = False) -> None:

@@ -56,7 +56,8 @@ def on_timeout_now(raft: RaftState, peer: str, message: TimeoutNow) -> None:
 
 
 def _best_target(raft: RaftState) -> str:
-    voters = [peer for peer in raft.configuration.voter_ids if peer != raft.me and raft.answers(peer)]
+    others = [peer for peer in raft.configuration.voter_ids if peer != raft.me and raft.answers(peer)]
+    voters = [peer for peer in others if not raft.clock_off(peer)] or others
     if not voters:
         raise ChangeRefused("no_heir", "no other voter answers", "wait until one does")
     return _checked_target(raft, max(voters, key=lambda peer: raft.progress[peer].match))
@@ -74,6 +75,10 @@ def _checked_target(raft: RaftState, target: str) -> str:
     behind = raft.journal.last_index - known.match
     if not raft.answers(member.id):
         raise ChangeRefused("silent", f"{member.name} does not answer", "name one that does")
+    if raft.clock_off(member.id):
+        raise ChangeRefused(
+            "clock_off", f"the wall clock of {member.name} is off from its peers'", "set that clock, or name another"
+        )
     if known.phase is not Phase.REPLICATE or behind > TARGET_LAG_ENTRIES:
         raise ChangeRefused("lagging", f"{member.name} is {behind} entries behind", "wait until it has caught up")
     return member.id

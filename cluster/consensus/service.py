@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from cluster.consensus.configurations import Wanted
+from cluster.consensus.peer_clocks import ClockBounds
 from wal import Configuration
 
 
@@ -28,6 +29,10 @@ class Peer(Protocol):
     def votes(self) -> bool: ...
     @property
     def forgot(self) -> bool: ...
+    @property
+    def clock_offset_s(self) -> float | None: ...
+    @property
+    def clock_off(self) -> bool: ...
 
 
 class Engine(Protocol):
@@ -50,6 +55,11 @@ class Engine(Protocol):
 
     @property
     def configuration(self) -> Configuration: ...
+
+    @property
+    def clock_off(self) -> bool: ...
+    @property
+    def clock_bounds(self) -> ClockBounds: ...
 
     def propose(self, data: bytes) -> tuple[int, int]:
         """Append `data` to the journal as leader and return (index, term); NotLeader otherwise."""

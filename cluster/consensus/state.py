@@ -112,6 +112,8 @@ class RaftState:
     """What the first leader of a journal without a configuration appends; None where there is to be none."""
     receiver: SnapshotReceiver
     limiter: LogRateLimiter
+    clock_off: Callable[[str], bool] = lambda member: False
+    """Whether the wall clock of a member is off from a majority's: it leaves leading to others."""
     transitions: Transitions = field(init=False)
     """The only writer of role, leader, term and vote."""
     on_members: Callable[[], None] = lambda: None

@@ -1,0 +1,110 @@
+"""What a majority's wall clocks say, read over links of any delay: no minority moves it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.consensus.frames import ClockReply
+from cluster.consensus.peer_clocks import OFF_US, STALE_S, PeerClocks
+from replica.values import Instant
+
+TRUTH_US = 1_800_000_000_000_000
+
+
+class Machine:
+    """Clocks of one machine in a world whose time is `passed_s`."""
+
+    def __init__(self, world: list[float], off_us: int) -> None:
+        self.world = world
+        self.off_us = off_us
+
+    def now(self) -> Instant:
+        return Instant(TRUTH_US + round(self.world[0] * 1_000_000) + self.off_us)
+
+    def monotonic_s(self) -> float:
+        return self.world[0]
+
+
+def read_all(offs_us: list[int], delays_s: list[tuple[float, float]]) -> tuple[PeerClocks, list[str], list[float]]:
+    """Let the first machine read the clocks of the others, each over a link with a delay there and one back."""
+    world = [0.0]
+    machines = [Machine(world, off_us) for off_us in offs_us]
+    names = [f"r{number}" for number in range(len(machines))]
+    clocks = PeerClocks("r0", machines[0])
+    for name, machine, (there_s, back_s) in zip(names[1:], machines[1:], delays_s, strict=False):
+        asked = clocks.ask(name)
+        world[0] += there_s
+        reply = PeerClocks(name, machine).answer(asked)
+        world[0] += back_s
+        clocks.heard(name, reply)
+    return clocks, names, world
+
+
+FAR = st.integers(-10_000_000_000, 10_000_000_000)
+NEAR = st.integers(-100_000, 100_000)
+DELAYS = st.lists(st.tuples(st.floats(0, 0.5), st.floats(0, 0.5)), min_size=6, max_size=6)
+
+
+@given(st.integers(1, 7), st.data(), DELAYS)
+def test_no_minority_of_clocks_moves_what_a_majority_says(
+    voters: int, data: st.DataObject, delays: list[tuple[float, float]]
+) -> None:
+    wrong = data.draw(st.integers(0, (voters - 1) // 2))
+    far, near = ([data.draw(kind) for _ in range(count)] for kind, count in ((FAR, wrong), (NEAR, voters - wrong)))
+    offs = data.draw(st.permutations([*far, *near]))
+    clocks, names, world = read_all(offs, delays)
+    bounds = clocks.bounds(names)
+    truth = TRUTH_US + round(world[0] * 1_000_000)
+    assert bounds.earliest is not None and bounds.latest is not None
+    assert bounds.earliest <= truth + 100_001, "a minority pulled it ahead"
+    assert bounds.latest >= truth - 100_001, "a minority held it back"
+
+
+@given(st.integers(1, 7), st.data(), DELAYS)
+def test_the_median_is_between_the_bounds_and_is_never_off(
+    voters: int, data: st.DataObject, delays: list[tuple[float, float]]
+) -> None:
+    offs = data.draw(st.lists(FAR, min_size=voters, max_size=voters))
+    clocks, names, world = read_all(offs, delays)
+    bounds = clocks.bounds(names)
+    assert bounds.earliest is not None and bounds.latest is not None
+    middle = TRUTH_US + round(world[0] * 1_000_000) + sorted(offs)[voters // 2 if voters % 2 else voters // 2 - 1]
+    assert bounds.earliest <= middle + 2
+    lower = sorted(offs)[(voters - 1) // 2]
+    assert not clocks.is_off(names[offs.index(lower)], names)
+
+
+@given(st.integers(0, 1), st.integers(OFF_US + 1_000_001, 10_000_000_000), st.sampled_from((1, -1)), DELAYS)
+def test_one_of_three_that_is_far_from_both_others_is_off_and_they_are_not(
+    wrong: int, far_us: int, sign: int, delays: list[tuple[float, float]]
+) -> None:
+    offs = [0, 0, 0]
+    offs[wrong] = sign * far_us
+    clocks, names, _ = read_all(offs, delays)
+    assert [clocks.is_off(name, names) for name in names] == [number == wrong for number in range(3)]
+
+
+def test_of_two_clocks_that_differ_nobody_can_tell_which_is_off_and_time_keeps_between_them() -> None:
+    clocks, names, _ = read_all([0, 60_000_000], [(0.0, 0.0)])
+    assert [clocks.is_off(name, names) for name in names] == [False, False]
+    assert clocks.bounds(names) == (TRUTH_US, TRUTH_US + 60_000_000)
+
+
+def test_without_a_majority_of_readings_nothing_is_said_and_old_ones_do_not_count() -> None:
+    clocks, names, world = read_all([0, 0], [(0.0, 0.0)])
+    assert clocks.bounds([*names, "r8", "r9"]) == (None, None)
+    assert clocks.bounds(names) != (None, None)
+    world[0] += STALE_S + 0.1
+    assert clocks.bounds(names) == (None, None)
+    assert clocks.offset("r1") is None
+
+
+def test_an_answer_to_no_question_under_way_says_nothing() -> None:
+    clocks = PeerClocks("r0", Machine([0.0], 0))
+    clocks.heard("r1", ClockReply(0, 1, TRUTH_US))
+    first, second = clocks.ask("r1"), clocks.ask("r1")
+    clocks.heard("r1", ClockReply(0, first.seq, TRUTH_US))
+    assert clocks.offset("r1") is None
+    clocks.heard("r2", ClockReply(0, second.seq, TRUTH_US))
+    assert clocks.offset("r2") is None
+    clocks.heard("r1", ClockReply(0, second.seq, TRUTH_US))
+    assert clocks.offset("r1") is not None
