@@ -121,7 +121,7 @@ def mailer_of(controller: Controller, config: Config) -> Mailer:
         leads=lambda: controller.leads,
         submit=controller.submit,
         sender=lambda state: sender_of(config.mail, state.name, state.cluster_id, is_user),
-        clock=controller.clock,
+        clock=controller.agreed,
     )
 
 

@@ -24,6 +24,7 @@ from cluster.server import NotLeading, Unavailable, Verdict, snapshot_view
 from cluster.system import format_instant
 from replica.messages import features
 from replica.state import state_digest
+from replica.values import MICROSECONDS_PER_SECOND
 from snapshots import SnapshotFailed, SnapshotRefused, inspect
 from wal import hand_over
 
@@ -174,6 +175,8 @@ async def show_status(call: Call[None]) -> Reply[StatusView]:
         version=service.version,
         feature_level=state.feature_level,
         feature_level_known=features.FEATURE_LEVEL_KNOWN,
+        clock_off=engine.clock_off,
+        clock_ahead_s=controller.agreed.ahead_us / MICROSECONDS_PER_SECOND,
     )
     return Reply(state.revision, view)
 

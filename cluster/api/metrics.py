@@ -15,6 +15,7 @@ from replica.messages import features
 from replica.model import TRANSFERS, BufferState, JobState
 from replica.operations import rules_in_force
 from replica.state import State
+from replica.values import MICROSECONDS_PER_SECOND
 from replica.views import pool_use
 
 SYNC_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -115,7 +116,14 @@ class _ReplicaCollector(Collector):
         forgot = GaugeMetricFamily(
             "forebay_peer_refused", "1 for a peer that lacks what it acknowledged; leader only.", labels=["peer"]
         )
+        offset = GaugeMetricFamily(
+            "forebay_peer_clock_offset_seconds",
+            "How far a peer's wall clock is ahead of this replica's.",
+            labels=["peer"],
+        )
         for peer in engine.peers():
+            if peer.clock_offset_s is not None:
+                offset.add_metric([peer.name], peer.clock_offset_s)
             if engine.role == Role.LEADER:
                 forgot.add_metric([peer.name], float(peer.forgot))
                 lag.add_metric([peer.name], peer.lag_entries)
@@ -124,6 +132,15 @@ class _ReplicaCollector(Collector):
         yield lag
         yield forgot
         yield contact
+        yield offset
+        yield _gauge(
+            "forebay_clock_off", "1 if this replica's wall clock is off from those of a majority.", engine.clock_off
+        )
+        yield _gauge(
+            "forebay_clock_ahead_seconds",
+            "How far the cluster's time is ahead of what a majority's wall clocks say.",
+            controller.agreed.ahead_us / MICROSECONDS_PER_SECOND,
+        )
         yield _gauge("forebay_journal_fill_ratio", "Share of the journal's room that is used.", controller.journal_fill)
         yield _gauge(
             "forebay_ledger_missing_entries",

@@ -79,7 +79,7 @@ async def poll_orders(call: Call[r.PollRequest]) -> Reply[PollAnswer]:
     controller = call.service.controller
     # Orders must come from whoever leads: an order of a deposed leader could start what another has given up.
     state = await _checked(call, node, body)
-    now = controller.clock.now()
+    now = controller.agreed.now()
     controller.liveness.progressed(
         node,
         (made_of(row, Transfer, node=node, updated_at=now) for row in body.progress),

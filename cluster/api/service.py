@@ -149,7 +149,7 @@ class Service:
         self.peers = peers or Peers(controller.config.cluster.id, controller.clock)
         self.controller = controller
         self.config = controller.config
-        self.clock = controller.clock
+        self.clock = controller.agreed
         self.version = version
         self.fail = fail
         self.verdicts = Verdicts(controller.applied_log)
@@ -200,7 +200,7 @@ class Service:
     # Commands
 
     def check_age(self, identity: Identity, command_id: str) -> bytes:
-        """Return the id as bytes; Problem 400 if it is no UUIDv7, or new and too far from this replica's clock.
+        """Return the id as bytes; Problem 400 if it is no UUIDv7, or new and too far from the cluster's time.
 
         An agent's clock may be as far ahead as anybody's may be behind: an agent must be heard.
         """
@@ -214,8 +214,8 @@ class Service:
             raise Problem(
                 400,
                 COMMAND_TOO_OLD,
-                f"the command id was made {abs(age_s):.0f} s {'ago' if age_s > 0 else 'from now'} by the leader's "
-                f"clock; at most {most_s} s are accepted",
+                f"the command id was made {abs(age_s):.0f} s {'ago' if age_s > 0 else 'from now'} by the "
+                f"cluster's time; at most {most_s} s are accepted",
                 "look whether the command was carried out, and send it again with a new command id if not; "
                 "compare the clocks if it is new",
                 "command_id",

@@ -271,6 +271,10 @@ class MemberView(View, frozen=True, kw_only=True):
     sending_snapshot: bool = False
     forgot: bool = False
     """Whether it lacks entries that it acknowledged to this leader: it is refused until it is replaced."""
+    clock_offset_s: float | None = None
+    """How far its wall clock is ahead of that of the replica that answers, seconds; null if it was not read lately."""
+    clock_off: bool = False
+    """Whether its wall clock is off from those of a majority: it leaves leading to others."""
 
 
 class MembersAnswer(Answer, frozen=True, kw_only=True):
@@ -323,6 +327,10 @@ class StatusView(View, frozen=True, kw_only=True):
     """Of the cluster, as of `revision`."""
     feature_level_known: int = 1
     """The highest that this replica could carry out; a release that says nothing of it knows level 1."""
+    clock_off: bool = False
+    """Whether this replica's wall clock is off from those of a majority: it leaves leading to others."""
+    clock_ahead_s: float = 0.0
+    """How far the cluster's time, as this replica has it, is ahead of what a majority's wall clocks say, seconds."""
 
 
 class DigestsAnswer(Answer, frozen=True, kw_only=True):

@@ -33,7 +33,9 @@ class Bootstrap:
         submit: Callable[[Request], Answer],
         raises: bool = True,
     ) -> None:
-        """`submit` as `Controller.submit`; `raises` False: the level is left to whoever raises it by hand."""
+        """`leads`: whether this replica may decide and knows the time; `submit` as `Controller.submit`; `raises` False:
+        the level is left to whoever raises it by hand.
+        """
         self._config = config
         self._levels = levels
         self._state = state
@@ -57,7 +59,8 @@ class Bootstrap:
         self._answer.add_done_callback(self._founded)
 
     def poll(self) -> None:
-        """Begin to raise the level if it is this replica's to raise and nothing is under way."""
+        """Found the cluster, or begin to raise its level, if that is this replica's and nothing is under way."""
+        self.begin()
         self._founded_here = self._founded_here and self._leads()
         if self._task is None and self._is_due():
             self._task = asyncio.create_task(self._raise())

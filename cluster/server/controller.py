@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from cluster.config import Config
 from cluster.consensus import HELD_BACK_ENTRIES, Engine, Machine, NotLeader, Role, SnapshotRef, SnapshotSink
+from cluster.server.agreed_time import AgreedTime, ClockWatch
 from cluster.server.applied_log import Applied, AppliedLog, read_batch, read_configuration
 from cluster.server.bootstrap import Bootstrap
 from cluster.server.divergence import Checkpoints
@@ -118,7 +119,9 @@ class Controller:
         self.engine = make_engine(self, self._on_change, fail)
         self.levels = FeatureLevels(name, self.engine, ask=ask, version=version)
         self.membership = Membership(config, self.engine, leads=lambda: self.leads, wait_applied=self.wait_applied)
-        self.proposer = Proposer(engine=self.engine, applied=lambda: self._state, clock=clock, fail=fail)
+        self.agreed = AgreedTime(clock, bounds=lambda: self.engine.clock_bounds, at=storage.state.at)
+        self.clock_watch = ClockWatch(name, self.engine, self.agreed)
+        self.proposer = Proposer(engine=self.engine, applied=lambda: self._state, clock=self.agreed, fail=fail)
         self._appliers: list[tuple[int, asyncio.Future[None]]] = []
         self._snapshot_index = self._newest_snapshot_index()
         self._attempted_index = self._snapshot_index
@@ -130,18 +133,26 @@ class Controller:
         self.snapshots_failed = 0
         self.snapshot_at_s: float | None = None
         self.checkpoints = checkpoints
-        self._duties = Duties(leads=lambda: self.leads, check=self._check_storage)
+        self._duties = Duties(leads=lambda: self.leads, check=self._check)
         self._register_duties(raises_level=raises_level)
 
     def _register_duties(self, *, raises_level: bool) -> None:
         state, leads, submit = lambda: self._state, lambda: self.leads, self.submit
         restart = OperationRestart(state=state, leads=leads, term=lambda: self._leading_term, submit=submit)
-        bootstrap = Bootstrap(self.config, self.levels, state=state, leads=leads, submit=submit, raises=raises_level)
+        bootstrap = Bootstrap(
+            self.config,
+            self.levels,
+            state=state,
+            leads=lambda: self.leads and self.agreed.begin(),
+            submit=submit,
+            raises=raises_level,
+        )
         self.node_watch = NodeWatch(self.liveness, state=state, leads=leads, submit=submit)
         self.register(restart, on_change=restart.poll)
         self.register(bootstrap, on_change=bootstrap.begin)
         self.register(self.membership)
         self.register(self.node_watch)
+        self.register(self.clock_watch)
 
     # What others ask
 
@@ -291,6 +302,8 @@ class Controller:
         self.entries_void += void
         self.time_travel.applied(index, after)
         if batch is not None and not void:
+            if precomputed is None:
+                self.agreed.applied(after.at)
             self.orders.applied(before, batch, after)
             if before.transfers is not after.transfers:
                 self.transfer_totals.applied(batch)
@@ -334,6 +347,7 @@ class Controller:
         self._state, self._index, self._term = image.state, image.index, image.term
         self._digest = image.chain_digest
         self._placed = image.configuration
+        self.agreed.applied(image.state.at)
         self._snapshot_index = self._attempted_index = image.index
         self.time_travel.installed(image.index, image.state)
         self.orders.installed(image.state.revision)
@@ -356,12 +370,13 @@ class Controller:
 
     # Inside
 
-    def _check_storage(self) -> None:
-        """Is what is written still to be found? StorageFailed stops the replica."""
+    def _check(self) -> None:
+        """Is what is written still to be found (StorageFailed stops the replica), and whose clock is off?"""
         try:
             self._storage.environment.check_files()
         except StorageFailed as error:
             self._fail(error)
+        self.clock_watch.check()
 
     def _release_appliers(self) -> None:
         if not self._appliers:

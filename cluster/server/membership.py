@@ -144,6 +144,8 @@ def members(
                     revision=revision,
                     lag_entries=max(0, engine.commit_index - applied_index),
                     last_contact_s=0.0,
+                    clock_offset_s=0.0,
+                    clock_off=engine.clock_off,
                 )
             )
             continue
@@ -163,6 +165,8 @@ def members(
                 last_contact_s=None if peer is None else peer.last_contact_s,
                 sending_snapshot=peer is not None and peer.sending_snapshot,
                 forgot=peer is not None and peer.forgot,
+                clock_offset_s=None if peer is None else peer.clock_offset_s,
+                clock_off=peer is not None and peer.clock_off,
             )
         )
     return rows

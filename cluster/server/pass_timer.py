@@ -39,7 +39,7 @@ ARM_DELAY_S = 0.02
 """When nothing is under way, what is due next is determined after this long, seconds: one check serves many batches."""
 
 TIMER_S_MAX = 30.0
-"""The longest sleep before the next due instant is checked again, seconds: the wall clock may be set meanwhile."""
+"""The longest sleep before the next due instant is checked again, seconds: it may jump forward meanwhile."""
 
 
 class PassTimer:

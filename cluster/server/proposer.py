@@ -34,6 +34,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from cluster.consensus import Engine, NotLeader, Role
+from cluster.server.agreed_time import AgreedTime
 from cluster.server.pass_timer import PassTimer
 from cluster.server.pending import (
     ENTRIES_BYTES_MAX,
@@ -56,7 +57,6 @@ from cluster.server.pending import (
     weight_bytes,
 )
 from cluster.server.planner import Planner
-from cluster.system import Clock
 from replica.decide import decide, is_by_key
 from replica.fold import SpeculativeState, is_new, receipt_for
 from replica.messages import CONTROLLER, Batch, Entry, Request, RunSchedulingPass, command_digest, kind_of
@@ -95,7 +95,7 @@ class Proposer:
         *,
         engine: Engine,
         applied: Callable[[], State],
-        clock: Clock,
+        clock: AgreedTime,
         fail: Callable[[BaseException], NoReturn],
     ) -> None:
         """Make an idle proposer; `applied` gives the applied state, `fail` stops the replica."""
@@ -263,7 +263,7 @@ class Proposer:
 
     def _propose_batch(self) -> None:
         base = self._in_flight[-1].after if self._in_flight else self._applied()
-        batch = SpeculativeState(base, Instant(max(self._clock.now(), base.at)))
+        batch = SpeculativeState(base, self._clock.stamp(base.at))
         waiters: list[Waiter] = []
         entries: list[bytes] = []
         size_bytes, decided = 0, False
@@ -313,7 +313,7 @@ class Proposer:
         """Have the pass that belongs to a batch that left without it; whoever waits for the batch waits for both."""
         self._unpassed = None
         self._planner.closed(flight.speculative)
-        batch = SpeculativeState(flight.after, Instant(max(self._clock.now(), flight.batch.at)))
+        batch = SpeculativeState(flight.after, self._clock.stamp(flight.after.at))
         if (entry := self._pass(batch, True)) is not None:
             batch.add(entry)
             flight.waiters, waiters = flight.by_hurry()

@@ -16,7 +16,7 @@ import uvloop
 from cluster.api import Server, Service
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, PoolSpec, found
-from cluster.consensus import NO_OP, ChangeRefused, Machine, NotLeader, Role, Wanted
+from cluster.consensus import NO_OP, ChangeRefused, ClockBounds, Machine, NotLeader, Role, Wanted
 from cluster.schemas.command_ids import new_command_id
 from cluster.schemas.jobs import StatusView
 from cluster.security.peers import Peers
@@ -98,6 +98,11 @@ class SingleEngine:
         self.ready = False
         self.compacted: list[int] = []
         self.confirmations = 0
+        self.clock: Clock = SystemClock()
+        self.off = False
+        """Whether this replica's own wall clock is off from a majority's."""
+        self.bounds: ClockBounds | None = None
+        """What a majority's wall clocks say; None: what this replica's own does."""
         self.confirms = True
         """Whether a majority answers; False: confirm_leadership waits for ever."""
 
@@ -120,6 +125,14 @@ class SingleEngine:
     @property
     def configuration(self) -> Configuration:
         return initial((Member(self.me),), version=1)
+
+    @property
+    def clock_off(self) -> bool:
+        return self.off
+
+    @property
+    def clock_bounds(self) -> ClockBounds:
+        return self.bounds or ClockBounds(self.clock.now(), self.clock.now())
 
     def change(self, wanted: Wanted) -> tuple[int, int]:
         raise ChangeRefused("alone", "this replica is alone", "use a real one")
@@ -247,7 +260,9 @@ class Harness:
         self.storage: Storage = open_storage(self.config, "r1")
 
         def make_engine(machine: Machine, on_change: Callable[[], None], stop: Any) -> SingleEngine:
-            return SingleEngine(self.storage.journal, machine, on_change, "r1", automatic=self.automatic)
+            engine = SingleEngine(self.storage.journal, machine, on_change, "r1", automatic=self.automatic)
+            engine.clock = self.clock
+            return engine
 
         self.controller = Controller(
             name="r1",

@@ -193,6 +193,7 @@ class InMemory(World):
             name="r1",
             config=SimpleNamespace(provider_here=lambda: NO_LOCAL, cluster=SimpleNamespace(id="test")),
             clock=self,
+            agreed=self,
             applied_log=self.applied_log,
             time_travel=self.timeline,
             liveness=self.liveness,

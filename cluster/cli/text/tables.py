@@ -180,6 +180,8 @@ def members_table(members: Iterable[MemberView]) -> Listing:
 def _reachable(member: MemberView) -> str:
     if member.forgot:
         return ("yes" if member.reachable else "no") + f" (lost its data: member replace {member.name})"
+    if member.clock_off:
+        return ("yes" if member.reachable else "no") + " (its clock is off: set it)"
     return ("yes" if member.reachable else "no") + (" (sending snapshot)" if member.sending_snapshot else "")
 
 

@@ -9,9 +9,11 @@ from cluster.api.metrics import SYNCS_KEPT_MAX
 from cluster.api.render.jobs import job_view
 from cluster.api.render.reasons import Verdicts
 from cluster.config.config import Config
+from cluster.consensus import ClockBounds
 from replica.fold.apply import apply_entry
 from replica.messages.features import FEATURE_LEVEL_KNOWN
 from replica.state.state import EMPTY, State
+from replica.values import Instant
 from replica.views.jobs import reason_of
 from tests.cluster.harness import Harness, story, until
 
@@ -279,7 +281,8 @@ class PeerDouble:
         self.connected = connected
         self.match_index = self.lag_entries = 0
         self.last_contact_s = last_contact_s
-        self.sending_snapshot = self.forgot = False
+        self.sending_snapshot = self.forgot = self.clock_off = False
+        self.clock_offset_s: float | None = None
 
 
 @story
@@ -301,6 +304,25 @@ async def test_a_follower_is_ready_only_while_it_hears_its_leader(config: Config
             harness.engine.peers = lambda peers=peers: peers  # type: ignore[method-assign,misc]
             answer = await harness.ask("GET", "/readyz", who="n1")
             assert answer.status == status, (in_step, peers[0].__dict__ if peers else None, answer)
+
+
+@story
+async def test_how_far_clocks_are_off_is_shown_to_people_and_to_prometheus(config: Config) -> None:
+    async with Harness(config) as harness:
+        peer = PeerDouble()
+        peer.clock_offset_s = -3600.0
+        harness.engine.peers = lambda: [peer]  # type: ignore[method-assign,list-item,return-value]
+        state = harness.controller.state
+        harness.engine.off = True
+        harness.engine.bounds = ClockBounds(Instant(state.at - 60_000_000), Instant(state.at - 60_000_000))
+        scraped = (await harness.ask("GET", "/metrics", who="alice", headers={"Accept": "text/plain"})).body
+        text = scraped.decode()
+        assert 'forebay_peer_clock_offset_seconds{peer="r2"} -3600.0' in text
+        assert "forebay_clock_off 1.0" in text
+        status = (await harness.ask("GET", "/v1/status", who="alice")).body
+        assert status["clock_off"] and 60.0 <= status["clock_ahead_s"] < 120.0
+        members = (await harness.ask("GET", "/v1/members", who="alice")).body["members"]
+        assert [(row["clock_offset_s"], row["clock_off"]) for row in members] == [(0.0, True)]
 
 
 @story

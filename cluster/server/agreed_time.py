@@ -1,0 +1,149 @@
+"""The time that a leader stamps batches with (law 3), and what is done about a replica whose wall clock is off.
+
+Theory of operation
+===================
+
+Time in the ledger goes on from the last batch by what this replica's own monotonic clock has measured since it applied
+or made that batch. No wall clock pulls it by itself: it is held between two bounds that a majority of the voters' wall
+clocks gives (`cluster.consensus.peer_clocks`), which a minority of wrong ones cannot move.
+
+- Behind `earliest`, because all were down or somebody's majority was slow: it goes there at once.
+- Ahead of `latest`: it goes on at SLEW of its speed until the truth has caught up. So it never goes backwards and
+  never stands still: what is due comes late by as much again at most, and not after an hour. `SetClock`, an operator's
+  command in the ledger, is the only other way back.
+- Where no majority can be read it just goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from cluster.consensus import OFF_S, ChangeRefused, ClockBounds, Engine, NotLeader, Role
+from cluster.system import Clock, format_instant
+from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
+
+LOGGER = logging.getLogger(__name__)
+
+SLEW: Final = 0.5
+"""How fast time goes while it is ahead of the truth, seconds of it a second: an hour is made good in two."""
+
+AHEAD_SAID_US: Final = round(OFF_S * MICROSECONDS_PER_SECOND)
+"""How far the agreed time is ahead of a majority's clocks when that is logged, microseconds."""
+
+
+class AgreedTime:
+    """The time as this replica has it from the ledger, its monotonic clock and what a majority's wall clocks say.
+
+    A `cluster.system.Clock` whose `now` that is.
+    """
+
+    def __init__(self, clock: Clock, *, bounds: Callable[[], ClockBounds], at: Instant) -> None:
+        """Go on from `at`, the time of the state that this replica starts with; NEVER if there is none."""
+        self._clock = clock
+        self._bounds = bounds
+        self._at = at
+        self._since_s = clock.monotonic_s()
+
+    def begin(self) -> bool:
+        """Return whether there is a time to go on from: before the first batch only a majority's clocks give one."""
+        earliest = self._bounds().earliest
+        if self._at == NEVER and earliest is not None:
+            self.applied(earliest)
+        return self._at != NEVER
+
+    @property
+    def ahead_us(self) -> int:
+        """How far the agreed time is ahead of what a majority's wall clocks may say, microseconds; 0 if it is not."""
+        latest = self._bounds().latest
+        return 0 if latest is None or self._at == NEVER else max(0, self.now() - latest)
+
+    def now(self) -> Instant:
+        """Return the time that a batch would have if it were made now."""
+        bounds = self._bounds()
+        if self._at == NEVER:
+            return self._clock.now()
+        elapsed_us = max(0.0, self._clock.monotonic_s() - self._since_s) * MICROSECONDS_PER_SECOND
+        at = self._at + round(elapsed_us)
+        if bounds.latest is not None and at > bounds.latest:
+            at = max(self._at + round(SLEW * elapsed_us), bounds.latest)
+        if bounds.earliest is not None:
+            at = max(at, bounds.earliest)
+        return Instant(at)
+
+    def monotonic_s(self) -> float:
+        """Return seconds of this replica's monotonic clock."""
+        return self._clock.monotonic_s()
+
+    def stamp(self, base_at: Instant) -> Instant:
+        """Return the time of a batch that is made now on a state of `base_at`, and go on from there."""
+        self._at = Instant(max(self.now(), base_at))
+        self._since_s = self._clock.monotonic_s()
+        return self._at
+
+    def applied(self, at: Instant) -> None:
+        """Go on from what was applied just now: a batch of another leader, a snapshot, an operator's `SetClock`."""
+        self._at, self._since_s = at, self._clock.monotonic_s()
+
+
+class ClockWatch:
+    """Says when a wall clock is off, or the agreed time ahead, and has a leader whose clock is off hand over."""
+
+    def __init__(self, me: str, engine: Engine, agreed: AgreedTime) -> None:
+        self._me = me
+        self._engine = engine
+        self._agreed = agreed
+        self._off: set[str] = set()
+        """Replicas whose clock was off at the last look."""
+        self._ahead = False
+        self._task: asyncio.Task[None] | None = None
+
+    def check(self) -> None:
+        """Log what has changed since the last look; asked once a second, of a leader or not."""
+        off = {peer.name for peer in self._engine.peers() if peer.clock_off}
+        if self._engine.clock_off:
+            off.add(self._me)
+        for name in sorted(off - self._off):
+            LOGGER.error(
+                "the wall clock of %s is more than %.0f s off from those of a majority: %s; see to its time service",
+                name,
+                OFF_S,
+                "this replica leaves leading to others" if name == self._me else "it is not to lead",
+            )
+        for name in sorted(self._off - off):
+            LOGGER.info("the wall clock of %s agrees with a majority's again, or cannot be read", name)
+        self._off = off
+        ahead_us = self._agreed.ahead_us if self._engine.role == Role.LEADER else 0
+        if (ahead_us > AHEAD_SAID_US) != self._ahead:
+            self._ahead = not self._ahead
+            if self._ahead:
+                LOGGER.error(
+                    "the cluster's time, %s, is %.0f s ahead of the wall clocks of a majority; it goes at half its "
+                    "speed until they have caught up, or an operator sets it back (forebay clock set)",
+                    format_instant(self._agreed.now()),
+                    ahead_us / MICROSECONDS_PER_SECOND,
+                )
+
+    def poll(self) -> None:
+        """Hand over if this replica's clock is off: a duty of whoever leads."""
+        if self._engine.clock_off and self._task is None and len(self._engine.configuration.voters) > 1:
+            self._task = asyncio.get_running_loop().create_task(self._hand_over())
+            self._task.add_done_callback(self._ended)
+
+    def stop(self) -> None:
+        """Give up what is under way."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _hand_over(self) -> None:
+        with suppress(NotLeader, ChangeRefused):
+            leader = await self._engine.transfer()
+            LOGGER.warning("the leadership goes to %s: the wall clock here is off", leader or "somebody else")
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            LOGGER.error("the leadership could not be handed over", exc_info=error)
