@@ -204,7 +204,8 @@ class Faults:
             replica.stop()
 
     def clock_jump(self) -> None:
-        self._some().clock.offset_us += round(self.rng.uniform(-8, 8) * 1_000_000)
+        clock, far_s = self._some().clock, self.rng.choice((0.2, 8, 3600))
+        clock.set(clock.offset_us + round(self.rng.uniform(-far_s, far_s) * 1_000_000))
 
     def rogue_batch(self) -> None:
         """A batch that a would-be leader decided on an older revision gets into the leader's journal (law 4)."""

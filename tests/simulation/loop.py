@@ -230,9 +230,15 @@ class SimClock:
         self._timeline = timeline
         self.loop: VirtualLoop | None = None
         self.offset_us = 0
+        self.farthest_us = 0
+        """The largest offset there ever was: the clock never showed more than this."""
 
     def now(self) -> Instant:
         return Instant(EPOCH_US + self.offset_us + round(self.monotonic_s() * MICROSECONDS_PER_SECOND))
+
+    def set(self, offset_us: int) -> None:
+        """Let somebody set the wall clock."""
+        self.offset_us, self.farthest_us = offset_us, max(self.farthest_us, offset_us)
 
     def monotonic_s(self) -> float:
         return self._timeline.now_s + (0.0 if self.loop is None else self.loop.worked_s)

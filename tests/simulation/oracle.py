@@ -49,14 +49,21 @@ class Point(NamedTuple):
 class Oracle:
     """The history, and what each replica has claimed. `violate` is told each broken promise, as a sentence."""
 
-    def __init__(self, violate: Callable[[str], None], holders: Callable[[str, int, int], tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        violate: Callable[[str], None],
+        holders: Callable[[str, int, int], tuple[int, int]],
+        clock_most: Callable[[], int],
+    ) -> None:
         """`holders` says of an entry on how many disks of voters it is, and how many are needed, as a replica counts.
 
-        It is given the replica, index and term of the entry.
+        It is given the replica, index and term of the entry. `clock_most`: what a majority's wall clocks may at most
+        have passed.
         """
         self._violate = violate
         self.members = Register(violate)
         self._holders = holders
+        self._clock_most = clock_most
         self.points: list[Point] = [Point(0, b"", 0, EMPTY)]
         self.effects: dict[bytes, Effect] = {}
         self.acknowledged: dict[bytes, Effect] = {}
@@ -254,6 +261,8 @@ class Oracle:
                 after = draft.finish()
                 if batch.at < before.at:
                     self._violate(f"entry {index}: the clock goes back from {before.at} to {batch.at}")
+                if batch.at > (most := self._clock_most()):
+                    self._violate(f"entry {index}: the time is {batch.at}, and no majority's clocks ever passed {most}")
                 for fault in check(after):
                     self._violate(f"after entry {index}: {fault}")
                 self.lives.check_space(before, after, index)

@@ -22,6 +22,7 @@ from cluster.serve import founding_of
 from cluster.server.controller import Controller
 from cluster.server.storage import MEMBER_NAME, StorageRefused, allow_first_start, open_storage
 from cluster.system.address import Address
+from replica.values import MICROSECONDS_PER_SECOND
 from snapshots import SnapshotFailed, SnapshotStore
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import Died, SimClock, VirtualLoop
@@ -83,6 +84,7 @@ class SimReplica:
             base, storage=storage, replicas=base.replicas if called in base.members else (*others, own)
         )
         self.clock = SimClock(world.timeline)
+        self.clock.set(round(world.fork().uniform(-0.3, 0.3) * MICROSECONDS_PER_SECOND))
         self.loop = VirtualLoop(world.timeline, lambda error: None)  # type: ignore[abstract]  # asyncio calls nothing else of it
         self.controller: WatchedController | None = None
         self.links: SimLinks | None = None

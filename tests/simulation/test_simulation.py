@@ -215,7 +215,7 @@ def test_snapshots_that_were_received_but_not_adopted_do_not_push_out_the_one_th
 def test_whoever_leads_an_earlier_term_late_need_not_have_what_a_later_term_committed() -> None:
     # Its votes were under way while the cluster went on (found by seed 8001259); a later leader must have everything.
     said: list[str] = []
-    oracle = Oracle(said.append, lambda name, index, term: (2, 2))
+    oracle = Oracle(said.append, lambda name, index, term: (2, 2), lambda: 2**62)
     terms = {1: 1, 2: 4, 3: 4}
     oracle.committed("r1", 0, 1, terms.get, 1)
     oracle.committed("r1", 1, 3, terms.get, 4)

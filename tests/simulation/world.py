@@ -32,16 +32,20 @@ from cluster.server.duties import POLL_PERIOD_S
 from cluster.system.address import Address
 from replica.messages import features
 from replica.state.state import State
+from replica.values import MICROSECONDS_PER_SECOND
 from snapshots import store as store_module
 from tests.simulation.clients import SimAgent, SimClient
 from tests.simulation.disk import SimDisk, SimEnvironments
 from tests.simulation.ending import Ending
 from tests.simulation.faults import Faults
-from tests.simulation.loop import Spinning, Timeline
+from tests.simulation.loop import EPOCH_US, Spinning, Timeline
 from tests.simulation.members import Operator
 from tests.simulation.network import Network, SimLinks
 from tests.simulation.oracle import Oracle
 from tests.simulation.replicas import SimReplica
+
+STEP_US: Final = 2_000_000
+"""How far ahead of the world a replica may be within one step, by slow syncs, microseconds: one that dies there was."""
 
 settle_module: Final = importlib.import_module("replica.fold.apply")
 """The face of the room has the function of the same name."""
@@ -118,7 +122,7 @@ class World:
         self.timeline = Timeline()
         self.counts: Counter[str] = Counter()
         self.violations: list[str] = []
-        self.oracle = Oracle(self.violate, self.holders)
+        self.oracle = Oracle(self.violate, self.holders, self.clock_most)
         self.names = [f"r{number}" for number in range(1, replicas + 1)]
         """Places where replicas run, or ran; the founders' are called as they are."""
         self.places: dict[str, str] = {}
@@ -285,6 +289,16 @@ class World:
         voters = controller.journal.in_force.voter_ids
         disks = [self.disks[voter] for voter in voters if voter in self.disks]
         return sum(disk.holds(index, term) for disk in disks), len(voters) // 2 + 1
+
+    def clock_most(self) -> int:
+        """Return what a majority's wall clocks may at most have passed so far, microseconds since 1970.
+
+        Where members change, a majority may be of two.
+        """
+        majority = 2 if self.profile in ("membership", "all") else self._founders // 2 + 1
+        farthest = sorted((replica.clock.farthest_us for replica in self.replicas.values()), reverse=True)
+        latest_s = max(replica.clock.monotonic_s() for replica in self.replicas.values())
+        return EPOCH_US + farthest[majority - 1] + round(latest_s * MICROSECONDS_PER_SECOND) + STEP_US
 
     def is_healthy(self, identity: str) -> bool:
         """Whether nothing was done to the disk of this member that may cost it for good."""
