@@ -14,10 +14,10 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import uvloop
 
@@ -30,7 +30,7 @@ from cluster.mail import Mailer, sender_of
 from cluster.providers.calls import PoolWatch
 from cluster.schemas import HandedView, StatusView
 from cluster.schemas import operations as ops
-from cluster.security import Credentials, Peers, TlsRefused
+from cluster.security import Credentials, Peers, TlsRefused, until_valid
 from cluster.server import (
     Backfill,
     Checkpoints,
@@ -39,14 +39,17 @@ from cluster.server import (
     Digests,
     JoiningRefused,
     StorageRefused,
+    is_joining,
     join,
     note_forgotten,
     open_storage,
 )
-from cluster.system import Address, Clock, SystemClock
+from cluster.system import Address, Clock, SystemClock, leave_when_terminated
 from replica.messages import ReleaseNeeded
 from snapshots import SnapshotFailed
 from wal import BrokenInvariant, Configuration, Environment, Member, RecoveryRefused, StorageFailed, initial, unknown
+
+_T = TypeVar("_T")
 
 LOGGER = logging.getLogger("cluster.serve")  # not __main__, whichever way it is started
 
@@ -310,14 +313,28 @@ def _time_syncs(environment: Environment, clock: Clock, service: Service) -> Non
     environment.commit = timed
 
 
-async def run(config: Config, name: str, *, first_start: bool = False) -> None:
-    """Run a replica until SIGTERM or SIGINT; `first_start` as for `Replica`. Raises Refused."""
+async def run(config: Config, name: str, *, first_start: bool = False, joins: bool = False) -> None:
+    """Run a replica until SIGTERM or SIGINT; `first_start` as for `Replica`. `joins`: it asks first who it is to be.
+
+    Raises Refused, StorageRefused, JoiningRefused.
+    """
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_unhandled)
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    replica = Replica(config, name, clock=SystemClock(), first_start=first_start)
+    clock = SystemClock()
+    try:
+        if not await until_valid(config.tls_files(name).certificate, clock, stopped):
+            return
+    except TlsRefused as error:
+        raise Refused(str(error), EXIT_CONFIGURATION_REFUSED) from error
+    if joins:
+        identity = await _unless(stopped, join(config, config.replica(name).name, clock=clock))
+        if identity is None:
+            return
+        LOGGER.info("this replica joins the cluster as %s", identity)
+    replica = Replica(config, name, clock=clock, first_start=first_start)
     loop.add_signal_handler(signal.SIGHUP, lambda: replica.credentials.refresh(at_once=True))
     await replica.start()
     me = config.replica(name)
@@ -325,6 +342,18 @@ async def run(config: Config, name: str, *, first_start: bool = False) -> None:
     await stopped.wait()
     LOGGER.info("stopping on request")
     await replica.stop()
+
+
+async def _unless(stopped: asyncio.Event, work: Coroutine[Any, Any, _T]) -> _T | None:
+    """Return what `work` returns; None, with nothing of it left to do, if this process is asked to stop before."""
+    asked, task = asyncio.create_task(stopped.wait()), asyncio.create_task(work)
+    try:
+        await asyncio.wait({asked, task}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for one in (asked, task):
+            one.cancel()
+        await asyncio.gather(asked, task, return_exceptions=True)
 
 
 def _unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
@@ -345,6 +374,7 @@ def _say(sentence: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, run, and return the exit code."""
+    leave_when_terminated()
     parser = argparse.ArgumentParser(prog="forebay serve", description="Run one replica in the foreground.")
     parser.add_argument("--config", type=Path, required=True, help="the cluster's forebay.toml")
     parser.add_argument("--name", required=True, help="which replica of it this is")
@@ -365,10 +395,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.umask(0o077)
     try:
         config = Config.load(options.config)
-        if options.join:
-            identity = asyncio.run(join(config, config.replica(options.name).name, clock=SystemClock()))
-            LOGGER.info("this replica joins the cluster as %s", identity)
-        uvloop.run(run(config, options.name, first_start=options.first_start))
+        joins = options.join or is_joining(config, options.name)
+        uvloop.run(run(config, options.name, first_start=options.first_start, joins=joins))
     except ConfigError as error:
         _say(f"forebay: {error}")
         return EXIT_CONFIGURATION_REFUSED

@@ -11,10 +11,12 @@ from typing import NoReturn
 from cluster.agent import main
 from cluster.agent.service import EXIT_CONFIGURATION
 from cluster.config import Config, ConfigError
+from cluster.system import leave_when_terminated
 
 
 def run(arguments: list[str]) -> int:
     """Read the command line and the configuration, and run the agent; return the exit code."""
+    leave_when_terminated()
     parser = argparse.ArgumentParser(prog="python -m cluster.agent", description="Run the agent of one node.")
     parser.add_argument("--config", type=Path, default=Path("forebay.toml"), help="the cluster's configuration")
     parser.add_argument("--name", required=True, help="the node, as [[agent]] names it")

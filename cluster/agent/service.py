@@ -38,7 +38,7 @@ from cluster.schemas import (
     ReportsRequest,
     new_command_id,
 )
-from cluster.security import TlsRefused
+from cluster.security import TlsRefused, until_valid
 from cluster.system import Clock, SystemClock
 
 logger = logging.getLogger(__name__)
@@ -333,6 +333,8 @@ async def _serve(config: Config, name: str) -> None:
     )
     stop = asyncio.Event()
     with _stop_on_signals(stop):
+        if not await until_valid(config.tls_files(name).certificate, clock, stop):
+            return
         try:
             opened = await DiskFullRetry(str(own.directory), clock).keep_trying(
                 "the agent's directory", lambda: Home(own.directory, own.mode, clock), stop

@@ -23,4 +23,5 @@ from cluster.security.tls import (
     find_unsafe_keys,
     is_there,
     server_context,
+    until_valid,
 )

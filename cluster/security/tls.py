@@ -4,7 +4,10 @@ Replicas, agents, the API and the CLI all make their contexts here. Only the clu
 the system's. No session is ever resumed: a ticket would stand for a certificate after that has expired or is revoked.
 """
 
+import asyncio
+import contextlib
 import datetime
+import logging
 import os
 import ssl
 import stat
@@ -18,7 +21,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.x509.oid import NameOID
 
-from cluster.system import SystemClock
+from cluster.system import Clock, SystemClock
 from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 FORBIDDEN_KEY_BITS: Final = stat.S_IRWXG | stat.S_IRWXO
@@ -30,9 +33,18 @@ MAX_PEM_BYTES: Final = 256 * 1024
 
 _CLOCK: Final = SystemClock()
 
+VALIDITY_LOOK_S: Final = 5.0
+"""How often a process that waits for its certificate to be valid looks again, seconds: a time service needs some."""
+
+_log = logging.getLogger(__name__)
+
 
 class TlsRefused(Exception):
     """A certificate, key or authority file cannot be used; the message names the file and the remedy."""
+
+
+class NotValidNow(TlsRefused):
+    """A certificate is not valid by this machine's clock: either may be set right while a process waits."""
 
 
 class TlsFiles(msgspec.Struct, frozen=True):
@@ -222,7 +234,7 @@ def _prepared(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
 
 
 def check_validity(path: Path, at: Instant) -> None:
-    """Refuse a certificate that is not valid at `at`; TlsRefused names the file and the date.
+    """Refuse a certificate that is not valid at `at`; NotValidNow names the file and the date.
 
     The other side would refuse it by closing the connection, which tells nobody why.
     """
@@ -230,13 +242,36 @@ def check_validity(path: Path, at: Instant) -> None:
     moment = datetime.datetime.fromtimestamp(at / MICROSECONDS_PER_SECOND, tz=datetime.UTC)
     if moment > certificate.not_valid_after_utc:
         until = certificate.not_valid_after_utc
-        raise TlsRefused(f"{path}: the certificate expired on {until:%Y-%m-%d at %H:%M} UTC; issue a new one")
+        raise NotValidNow(
+            f"{path}: the certificate expired on {until:%Y-%m-%d at %H:%M} UTC, this machine's clock says "
+            f"{moment:%Y-%m-%d %H:%M}; issue a new one, or set the clock"
+        )
     if moment < certificate.not_valid_before_utc:
         since = certificate.not_valid_before_utc
-        raise TlsRefused(
+        raise NotValidNow(
             f"{path}: the certificate is valid from {since:%Y-%m-%d %H:%M} UTC, this machine's clock says "
             f"{moment:%Y-%m-%d %H:%M}; set the clock"
         )
+
+
+async def until_valid(path: Path, clock: Clock, stop: asyncio.Event) -> bool:
+    """Wait until the certificate is valid by this machine's clock; False if `stop` is set before. TlsRefused.
+
+    At the start of a machine its clock is often wrong for a while, and a process that ends for it stays away.
+    """
+    said = ""
+    while not stop.is_set():
+        try:
+            check_validity(path, clock.now())
+        except NotValidNow as wait:
+            if str(wait) != said:
+                _log.error("%s; looking again every %.0f s until then", wait, VALIDITY_LOOK_S)
+                said = str(wait)
+        else:
+            return True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), VALIDITY_LOOK_S)
+    return False
 
 
 def _check_issuer(files: TlsFiles) -> None:

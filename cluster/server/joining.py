@@ -3,6 +3,10 @@
 The cluster adds it first (`forebay member add`, or `member replace` for one that lost its data) and gives it an id
 that nobody had before. Then it is started with `--join`: it asks who it is, notes that durably, and starts without
 data. From then on the note says who it is.
+
+Killed at any time in between it goes on joining when it is started again, with `--join` or without: a file `joining`
+is there until note and mark of a first start are. It says as whom the replica had joined before, so that whoever lost
+his data is not taken for one who had none yet.
 """
 
 from __future__ import annotations
@@ -17,13 +21,22 @@ from cluster.schemas import operations as ops
 from cluster.security import TlsRefused, is_name
 from cluster.server.storage import StorageRefused, allow_first_start, any_of, identity_of, member_note, starting
 from cluster.system import Clock
+from wal import directory as directories
 
 ASK_S: Final = 30.0
 """How long the cluster may take to say who this replica is, seconds: some elections, and the operator's patience."""
 
 
+JOINING_NAME: Final = "joining"
+"""The file that is there while a replica joins: it holds the id of its former life, nothing if there was none."""
+
+
 class JoiningRefused(Exception):
     """This replica cannot join now; the message is a sentence with the remedy."""
+
+
+class _NobodyAnswered(JoiningRefused):
+    """No replica could say who this one is: it may ask again."""
 
 
 async def join(config: Config, name: str, *, clock: Clock) -> str:
@@ -31,20 +44,41 @@ async def join(config: Config, name: str, *, clock: Clock) -> str:
 
     JoiningRefused, StorageRefused.
     """
-    _refuse_if_data(config, name)
-    identity = await _ask(config, name, clock)
-    note = member_note(config, name)
+    note, joining = member_note(config, name), _joining(config, name)
+    with starting(config, name, make=True):
+        _refuse_if_data(config, name)
+        if not joining.exists():
+            _write(joining, identity_of(config, name) if note.exists() else "")
+    try:
+        identity = await _ask(config, name, clock)
+    except _NobodyAnswered:
+        raise
+    except JoiningRefused:
+        _remove(joining)
+        raise
     with starting(config, name, make=True):
         # Another process may have joined and started while this one asked: the mark would outlive its data.
         _refuse_if_data(config, name)
-        if note.exists() and identity_of(config, name) == identity:
+        if joining.exists() and joining.read_text(encoding="utf-8").strip() == identity:
+            _remove(joining)
             raise JoiningRefused(
                 f"{name} joined as {identity} before and lost its data since; run `forebay member replace {name}` and "
                 "start it with --join again"
             )
         _write(note, identity)
         allow_first_start(config, name)
+        _remove(joining)  # durably, before there is data that could be lost
     return identity
+
+
+def is_joining(config: Config, name: str) -> bool:
+    """Whether replica `name` was started with `--join` and has not come as far as to know who it is."""
+    kept = (config.wal_directory(name), config.snapshot_directory(name))
+    return _joining(config, name).exists() and all(any_of(directory) is None for directory in kept)
+
+
+def _joining(config: Config, name: str) -> Path:
+    return config.storage.directory / name / JOINING_NAME
 
 
 def _refuse_if_data(config: Config, name: str) -> None:
@@ -64,7 +98,7 @@ async def _ask(config: Config, name: str, clock: Clock) -> str:
         async with Client.from_config(config, name, clock=clock, deadline_s=ASK_S) as client:
             answer = await client.call(ops.LIST_MEMBERS)
     except (ApiError, TlsRefused) as error:
-        raise JoiningRefused(f"no replica could say who {name} is: {error}") from error
+        raise _NobodyAnswered(f"no replica could say who {name} is: {error}") from error
     found = next((member for member in answer.members if member.name == name), None)
     if found is None:
         raise JoiningRefused(
@@ -81,8 +115,17 @@ async def _ask(config: Config, name: str, clock: Clock) -> str:
     return found.id
 
 
+def _remove(joining: Path) -> None:
+    """Remove it durably."""
+    try:
+        joining.unlink(missing_ok=True)
+        directories.sync(joining.parent)
+    except OSError as error:
+        raise StorageRefused(f"{joining} cannot be removed ({error.strerror})") from error
+
+
 def _write(note: Path, identity: str) -> None:
-    """Write the note durably, whole or not at all."""
+    """Write an id into a file durably, whole or not at all."""
     temporary = note.with_name(f".{note.name}.new")
     try:
         note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -12,6 +12,8 @@ from cluster.system.processes import (
     die_with_parent,
     environment_variables,
     fields_of,
+    hold_termination,
+    leave_when_terminated,
     send,
     start_time,
     sync_file_system,

@@ -10,7 +10,7 @@ import ctypes
 import os
 import signal
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NoReturn
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -94,6 +94,21 @@ def environment_variables(pid: int) -> list[bytes]:
             return file.read(_ENVIRONMENT_BYTES_MAX).split(b"\0")
     except OSError:
         return []
+
+
+def hold_termination() -> None:
+    """Keep SIGTERM for the program that this process becomes, which takes it with `leave_when_terminated`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def leave_when_terminated() -> None:
+    """End this process with exit code 0 when SIGTERM comes, or came since `hold_termination`, until a loop takes it."""
+    signal.signal(signal.SIGTERM, _leave)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    raise SystemExit(0)
 
 
 def send(pid: int, number: signal.Signals, *, still: Callable[[], bool] = lambda: True) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,8 +15,12 @@ from cluster.config.config import Config
 from cluster.config.new_site import Founding, PoolSpec, found
 from cluster.schemas import operations as ops
 from cluster.schemas.job_fields import SubmitRequest
+from cluster.security.identity import Role
+from cluster.security.pki import CERTIFICATE_LIFETIME_DAYS, issue, load_authority
 from cluster.server.storage import first_start_mark
 from cluster.system.clock import SystemClock
+from cluster.system.processes import hold_termination
+from replica.values.units import Instant
 from tests.account import OWN
 from tests.cluster.harness import PATIENCE_S, PLAIN, story
 from tests.ports import free_ports
@@ -36,11 +41,13 @@ def make(directory: Path, replicas: int) -> Config:
     return found(directory, founding, clock=SystemClock())
 
 
-async def start(config: Path, name: str, *words: str, **options: object) -> asyncio.subprocess.Process:
+async def start(
+    config: Path, name: str, *words: str, module: str = "cluster.serve", **options: object
+) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "cluster.serve",
+        module,
         "--config",
         str(config),
         "--name",
@@ -169,6 +176,44 @@ async def test_a_replica_that_cannot_start_says_why_in_one_sentence_with_an_exit
     other = config.file.read_text().replace(config.cluster.id, "0" * 32)
     (tmp_path / "other.toml").write_text(other)
     await refused(66, "cluster", file=tmp_path / "other.toml")
+
+
+@story
+async def test_a_replica_or_agent_whose_clock_is_wrong_at_its_start_waits_and_ends_well_when_it_is_told_to(
+    tmp_path: Path,
+) -> None:
+    """A machine's clock is often wrong until its time service has begun: then no certificate is valid yet, or still."""
+    config = make(tmp_path, 1)
+    authority = load_authority(config.tls.certificates)
+    for name, role, module in (
+        ("r1", Role.REPLICA, "cluster.serve"),
+        (config.agents[0].name, Role.AGENT, "cluster.agent"),
+    ):
+        for days in (2, -2 * CERTIFICATE_LIFETIME_DAYS):
+            made_at = Instant(SystemClock().now() + days * 86_400 * 1_000_000)
+            hosts = ["127.0.0.1"] if role is Role.REPLICA else []
+            issue(authority, config.tls.certificates, role=role, name=name, addresses=hosts, at=made_at, replace=True)
+            process = await start(config.file, name, module=module)
+            assert process.stderr is not None
+            async with asyncio.timeout(PATIENCE_S):
+                while b"set the clock" not in (line := await process.stderr.readline()):
+                    assert line, "it ended"
+            process.send_signal(signal.SIGTERM)
+            code, errors = await finish(process)
+            assert (code, "Traceback" in errors) == (0, False), errors
+
+
+def test_sigterm_in_the_first_moments_of_a_replica_or_agent_ends_it_with_0(tmp_path: Path) -> None:
+    """`forebay serve` and `forebay agent` keep it for the program that they become."""
+    config = make(tmp_path, 1)
+    for name, module in (("r1", "cluster.serve"), (config.agents[0].name, "cluster.agent")):
+        words = (sys.executable, "-m", module, "--config", str(config.file), "--name", name)
+        process = subprocess.Popen(
+            words, cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, preexec_fn=hold_termination
+        )
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, errors) == (0, b"")
 
 
 @story

@@ -21,7 +21,7 @@ from cluster.client import run as run_to_end
 from cluster.config import OPERATOR_NAME, Config, Founding, FoundingRefused, PoolSpec, found
 from cluster.schemas import operations as ops
 from cluster.security import certificate_of
-from cluster.system import SystemClock, format_instant
+from cluster.system import SystemClock, format_instant, hold_termination
 
 READY_S: Final = 60.0
 """Seconds that `up` waits for a leader before it says that there is none: an election takes less than one."""
@@ -201,6 +201,7 @@ def serve(name: str, first_start: bool, join: bool) -> None:
     config = session().config()
     config.replica(name)  # refused here, before another program begins
     words = [*(["--first-start"] if first_start else []), *(["--join"] if join else [])]
+    hold_termination()
     _replace(module_command("cluster.serve", "--config", str(config.file), "--name", name, *words))
 
 
@@ -222,6 +223,7 @@ def agent(context: click.Context, name: str | None) -> None:
         raise bad_input("forebay agent does not say which node this is", "forebay agent --name NODE runs its agent")
     config = session().config()
     config.agent(name)  # refused here, before another program begins
+    hold_termination()
     _replace(module_command("cluster.agent", "--config", str(config.file), "--name", name))
 
 

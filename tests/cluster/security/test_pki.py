@@ -1,5 +1,6 @@
 """Certificates: who may do what with which, and keys that nobody else can read."""
 
+import asyncio
 import contextlib
 import datetime
 import os
@@ -15,7 +16,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cluster.security.certificates import certificate_of
 from cluster.security.identity import Identity, Role, identify
 from cluster.security.pki import Authority, PkiRefused, create_authority, issue, load_authority
-from cluster.security.tls import TlsFiles, TlsRefused, check_key_file, check_validity, client_context, server_context
+from cluster.security.tls import (
+    TlsFiles,
+    TlsRefused,
+    check_key_file,
+    check_validity,
+    client_context,
+    server_context,
+    until_valid,
+)
 from cluster.system.clock import SystemClock
 from replica.values.units import Instant
 from tests.clocks import ManualClock
@@ -320,3 +329,20 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_a_password(files: T
     )
     with pytest.raises(TlsRefused, match="the private key is encrypted"):
         client_context(files)
+
+
+def test_who_waits_for_a_certificate_goes_on_once_the_clock_is_set(
+    files: TlsFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.security.tls.VALIDITY_LOOK_S", 0.001)
+
+    class Slow(ManualClock):
+        looks = 0
+
+        def now(self) -> Instant:
+            self.looks += 1
+            return Instant(NOW - (10 - self.looks) * 24 * 3600 * 1_000_000)
+
+    clock = Slow()
+    assert asyncio.run(until_valid(files.certificate, clock, asyncio.Event()))
+    assert clock.looks == 10

@@ -1,6 +1,7 @@
 """Who starts without data is decided once: by the one process that joins, or that is said never to have run."""
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,71 @@ def test_nothing_is_made_for_who_joins_and_is_said_never_to_have_run(config: Con
 
 def test_nobody_joins_and_has_never_run_in_one_command(config: Config) -> None:
     assert main(["--config", str(config.file), "--name", "r4", "--first-start", "--join"]) == EXIT_USAGE
+
+
+class Killed(BaseException):
+    """The process died here."""
+
+
+@pytest.mark.parametrize("former", ["", "r4#3"])
+@pytest.mark.parametrize("at", ["_ask", "_write", "allow_first_start", "_remove"])
+def test_one_that_was_killed_while_it_joined_goes_on_by_a_plain_start(
+    config: Config, monkeypatch: pytest.MonkeyPatch, at: str, former: str
+) -> None:
+    """`former`: as whom it had joined before it lost its data and was replaced."""
+    if former:
+        member_note(config, "r4").parent.mkdir(parents=True)
+        member_note(config, "r4").write_text(f"{former}\n")
+
+    async def ask(config: Config, name: str, clock: object) -> str:
+        return "r4#6"
+
+    monkeypatch.setattr(joining, "_ask", ask)
+    calls = 0
+
+    def die(*arguments: object) -> None:
+        nonlocal calls
+        calls += 1
+        if (at, calls) != ("_write", 1):  # the first one says that it joins
+            raise Killed
+        write(*arguments)  # type: ignore[arg-type]
+
+    write = joining._write
+    with monkeypatch.context() as dying:
+        dying.setattr(joining, at, die)
+        with pytest.raises(Killed):
+            join(config)
+    assert joining.is_joining(config, "r4")
+    assert join(config) == "r4#6"
+    assert not joining.is_joining(config, "r4")
+    open_storage(config, "r4").close()
+
+
+def test_one_that_lost_its_data_is_not_taken_for_one_that_was_killed_while_it_joined(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask(config: Config, name: str, clock: object) -> str:
+        return "r4#6"
+
+    monkeypatch.setattr(joining, "_ask", ask)
+    join(config)
+    open_storage(config, "r4").close()
+    shutil.rmtree(config.wal_directory("r4"))
+    shutil.rmtree(config.snapshot_directory("r4"))
+    for _ in range(2):
+        with pytest.raises(joining.JoiningRefused, match="lost its data since"):
+            join(config)
+        assert not joining.is_joining(config, "r4")
+
+
+def test_a_founder_that_was_told_to_join_by_mistake_starts_as_the_founder_that_it_is(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask(config: Config, name: str, clock: object) -> str:
+        raise joining.JoiningRefused("r1 is a member that votes")
+
+    monkeypatch.setattr(joining, "_ask", ask)
+    with pytest.raises(joining.JoiningRefused):
+        asyncio.run(joining.join(config, "r1", clock=SystemClock()))
+    assert not joining.is_joining(config, "r1")
+    open_storage(config, "r1").close()
