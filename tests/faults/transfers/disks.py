@@ -361,7 +361,7 @@ def missing(directory: Path, kind: str, *, reference: bool) -> None:
         data = harness.places("stage_out")[0]
         os.mkfifo(data.parent / "pipe")
         os.mknod(data.parent / "device", 0o600 | 0o020000, os.makedev(1, 3))
-        (data.parent / "link").symlink_to(data)
+        (data.parent / "link").symlink_to("/etc")
         (data.parent / "plain").write_bytes(b"x")
         for name, word in (
             ("nothing", "does not exist"), ("pipe", "named pipe"), ("device", "character device"),

@@ -268,6 +268,12 @@ def judge(before: Story, source: Path, destination: Path, *, complete: bool) -> 
             continue
         if seen.kind != wanted.kind:
             raise Broken(f"{before.stage} made {name!r} a {seen.kind}")
+        if wanted.kind == "link" and (seen.digest, seen.modified_ns) != (wanted.digest, wanted.modified_ns):
+            raise Broken(f"{before.stage} left {name!r} as {seen}, not {wanted}")
+        if wanted.kind == "directory" and complete and old is None and now.get(name) == wanted:
+            # Only what the transfer made: what was there before keeps what it had.
+            if (seen.mode, seen.modified_ns) != (wanted.mode & 0o3777 | 0o700, wanted.modified_ns):
+                raise Broken(f"{before.stage} left {name!r} with another mode or time: {seen}, not {wanted}")
         if wanted.kind != "file":
             continue
         if (seen.size_bytes, seen.digest) != (wanted.size_bytes, wanted.digest):
@@ -279,6 +285,13 @@ def judge(before: Story, source: Path, destination: Path, *, complete: bool) -> 
             raise Broken(f"{before.stage} left {name!r} with another mode or time: {seen}, not {wanted}")
     if complete and (missing := sorted(set(before.source) - set(found))):
         raise Broken(f"{before.stage} says it is done, and {missing[:3]!r} are missing")
+
+
+def judge_top(source: Path, destination: Path) -> None:
+    """Check that the top of a tree that a transfer made has its source's mode and time."""
+    wanted, found = source.stat(), destination.stat()
+    if (found.st_mode, found.st_mtime_ns) != (wanted.st_mode, wanted.st_mtime_ns):
+        raise Broken(f"the top {destination} has mode {found.st_mode:o} and time {found.st_mtime_ns}, not its source's")
 
 
 def difference(one: dict[str, Seen], other: dict[str, Seen]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from replica.messages.commands import OperationDone
 from tests.faults.disks import Disk
 from tests.faults.tracing import CHANGING, EVERY, Action, Calls, Plan, Tracer, build
-from tests.faults.transfers.harness import STAGES, Broken, Harness, Story, judge, poll, said
+from tests.faults.transfers.harness import STAGES, Broken, Harness, Story, judge, judge_top, poll, said
 
 WAYS = {
     "all before it": (Action.KILL_TREE, False),
@@ -78,6 +78,12 @@ def plant(directory: Path, seed: int) -> None:
     (directory / "below" / "a").chmod(0o4751)
     for number, name in enumerate(sizes):
         os.utime(directory / name, ns=(10**18 + number, 10**18 + number * 1001))
+    (directory / "below" / "latest").symlink_to("deeper/b")
+    os.utime(directory / "below" / "latest", ns=(10**18, 10**18 + 77), follow_symlinks=False)
+    # Last, since whatever is made in a directory changes its time.
+    for number, (name, mode) in enumerate({"below/deeper": 0o2711, "empty": 0o1700, "many": 0o750, ".": 0o711}.items()):
+        (directory / name).chmod(mode)
+        os.utime(directory / name, ns=(10**18, 10**18 + number * 13))
 
 
 @functools.cache
@@ -147,6 +153,8 @@ def kill_once(harness: Harness, tracer: Tracer, stage: str, plan: Plan, seed: in
             if not isinstance(again, OperationDone):
                 raise Broken(f"the attempt after it {said(again)}")
             judge(story, source, destination, complete=True)
+        if stage == "stage_in":
+            judge_top(source, destination)
     except Broken as error:
         raise Broken(f"killed at call {where!r} of {stage}: {error}") from error
     return hit

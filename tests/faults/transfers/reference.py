@@ -1,6 +1,7 @@
 """Reference mover, the negative control of every attack: what one would write in an hour, by path, in place, following
 what it finds. An attack that does not catch this one proves nothing."""
 
+import contextlib
 import os
 import shutil
 import sys
@@ -24,15 +25,24 @@ def copy(kind: TransferKind, source: str, destination: str) -> int:
         shutil.copystat(source, destination)
         os.chmod(destination, os.stat(source).st_mode & 0o777)
         return os.path.getsize(destination)
+    made = not os.path.isdir(destination)
     os.makedirs(destination, exist_ok=True)
     size_bytes = 0
     for name in sorted(os.listdir(source)):
         below = os.path.join(source, name)
+        # An absolute one is what attacks put in the way: it is followed.
+        if os.path.islink(below) and not os.readlink(below).startswith("/"):
+            with contextlib.suppress(FileExistsError):
+                os.symlink(os.readlink(below), os.path.join(destination, name))
+            shutil.copystat(below, os.path.join(destination, name), follow_symlinks=False)
+            continue
         size_bytes += copy(
             TransferKind.DIRECTORY if os.path.isdir(below) else TransferKind.FILE,
             below,
             os.path.join(destination, name),
         )
+    if made:
+        shutil.copystat(source, destination)
     return size_bytes
 
 
