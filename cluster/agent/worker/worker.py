@@ -160,7 +160,7 @@ def _take_away(work: Work, parent: int, name: str) -> None:
         os.rename(name, gone, src_dir_fd=parent, dst_dir_fd=parent)
         os.fsync(parent)
     for left in os.listdir(parent):
-        if left.startswith(CLEARED):
+        if left.startswith(CLEARED) and not _is_kept(work, parent, left):
             kept = _remove_as_owner(work, parent, left, f"what an earlier persistent buffer held ({left})")
             if kept:
                 print(f"{left} in {PERSISTENT} is kept: {', '.join(kept)}", file=sys.stderr)
@@ -168,6 +168,17 @@ def _take_away(work: Work, parent: int, name: str) -> None:
                     os.fchown(directory, os.geteuid(), os.getegid())
             else:
                 remove_tree(parent, left, shown=left)
+
+
+def _is_kept(work: Work, parent: int, left: str) -> bool:
+    """Whether an earlier look found that the owner may not remove what is left in a directory, which is the agent's
+    since then: with the agent's own rights it would go.
+    """
+    kept = work.accounts == "switch" and os.stat(left, dir_fd=parent, follow_symlinks=False).st_uid == os.geteuid()
+    if kept:
+        with contextlib.suppress(OSError):
+            os.rmdir(left, dir_fd=parent)
+    return kept
 
 
 def _remove_as_user(work: Work, parent: int, name: str, shown: str) -> OperationFailed | None:

@@ -436,3 +436,5 @@ def test_what_a_forgotten_persistent_buffer_keeps_is_nobodys_to_read(shared: Nod
     assert os.listdir(persistent / "lake") == []
     (kept,) = (path for path in persistent.iterdir() if path.name.startswith(".cleared-"))
     assert (kept.stat().st_uid, stat.S_IMODE(kept.stat().st_mode)) == (0, 0o700)
+    assert isinstance(shared.operate("stage_in", job=9, creates=creates), OperationDone)
+    assert [thesis.read_text() for thesis in kept.rglob("thesis")] == ["the only copy"]
