@@ -127,7 +127,7 @@ def _read_stage(verb: Word, rest: tuple[Word, ...], asked: Asked) -> None:
     asked.pass_on(stage, options.others)
 
 
-_CHOICES = {"backend": CHOOSABLE, "move": ("yes", "no"), "links": LINKS}
+_CHOICES = {"backend": CHOOSABLE, "move": ("yes", "no"), "links": LINKS, "acls": ("yes", "no")}
 
 
 def _read_choices(stage: str, known: dict[str, Value], asked: Asked) -> None:

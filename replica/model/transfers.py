@@ -315,7 +315,7 @@ LINKS = ("keep", "follow", "skip", "fail")
 """What `links=` may say of symbolic links in a tree: made again where they stay inside of it, replaced by what they
 lead to, left out, or a failure of the transfer. The first one is what counts where nothing is said."""
 
-CHOICE_KEYS = ("backend", "move", "links")
+CHOICE_KEYS = ("backend", "move", "links", "acls")
 
 
 class TransferChoice(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -327,6 +327,8 @@ class TransferChoice(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Whether the source is deleted once its copy is durable."""
     links: str = ""
     """One of LINKS; empty: the first."""
+    acls: bool = False
+    """Whether POSIX access control lists are copied."""
 
 
 NO_CHOICE = TransferChoice()
@@ -349,7 +351,10 @@ def choices_of(request: BufferRequest, stage: str, count: int, *, listed: bool) 
     choices = []
     for index in range(count):
         mine = chosen.get(choice_verb(stage, index, listed=listed), {})
-        choices.append(TransferChoice(mine.get("backend", ""), mine.get("move") == "yes", mine.get("links", "")))
+        chosen_here = TransferChoice(
+            mine.get("backend", ""), mine.get("move") == "yes", mine.get("links", ""), mine.get("acls") == "yes"
+        )
+        choices.append(chosen_here)
     return tuple(choices) if any(choice != NO_CHOICE for choice in choices) else ()
 
 

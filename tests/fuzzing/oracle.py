@@ -166,6 +166,8 @@ def _nonsense(case: Case, lines: list[Line], request: BufferRequest) -> str | No
                 return f"a move of {pairs['move']!r}"
             if pairs.get("backend", "native") not in ("native", "rsync", "rclone", "template"):
                 return f"the backend {pairs['backend']!r}"
+            if pairs.get("acls", "no") not in ("yes", "no"):
+                return f"access lists of {pairs['acls']!r}"
             links = pairs.get("links", "keep")
             if links not in ("keep", "follow", "skip", "fail"):
                 return f"links that are {links!r}"

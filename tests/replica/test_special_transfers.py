@@ -82,7 +82,7 @@ def test_each_transfer_has_its_own_choice_and_reads_back_as_it_was_written() -> 
             STAGE_OUT.format("a"),
             STAGE_OUT.format("b") + " move=yes backend=rsync colour=red",
             "#DW stage_out type=list source=/in/l destination=/out move=yes",
-            STAGE_OUT.format("c") + " move=no links=follow",
+            STAGE_OUT.format("c") + " move=no links=follow acls=yes",
             "#DW stage_out type=list source=/in/m destination=/out/m",
             "",
         ]
@@ -94,7 +94,7 @@ def test_each_transfer_has_its_own_choice_and_reads_back_as_it_was_written() -> 
     assert choices_of(options, "stage_out", 3, listed=False) == (
         NO_CHOICE,
         TransferChoice("rsync", True),
-        TransferChoice(links="follow"),
+        TransferChoice(links="follow", acls=True),
     )
     assert choices_of(options, "stage_out", 2, listed=True) == (TransferChoice("", True), NO_CHOICE)
     assert choices_of(options, "stage_in", 0, listed=True) == ()
@@ -124,6 +124,7 @@ def test_an_order_says_what_was_chosen_for_each_transfer() -> None:
         ("#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/a backend=tape", 73, "backend=tape", "rsync"),
         ("#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/a backend=command", 73, "backend=", "native"),
         ("#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/a move=no move=no", 73, "is written twice", ""),
+        ("#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/a acls=keep", 70, "acls=keep", "yes, no"),
         ("#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/a links=copy", 71, "links=copy", "keep, fol"),
         ("#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/a links=follow move=yes", 71,
          "is not this transfer's to remove", "leave out one"),

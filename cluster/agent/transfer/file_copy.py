@@ -10,6 +10,8 @@ import ctypes
 import errno
 import os
 import stat
+import struct
+from collections.abc import Sequence
 from typing import Final
 
 from cluster.agent.files import READ_FLAGS, XATTR_CLASS, kind_of
@@ -29,11 +31,22 @@ _CANNOT: Final = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP})
 _NO_XATTR: Final = _CANNOT | {errno.E2BIG, errno.ERANGE, errno.ENODATA, errno.ENOSPC}
 """What file systems say of an attribute that they do not take; ENOSPC is ext4's word for one that is too long."""
 
-_ACLS: Final = frozenset({"system.posix_acl_access", "system.posix_acl_default"})
-"""Attributes that POSIX access control lists are read and set by."""
+_ACCESS_ACL: Final = "system.posix_acl_access"
+_ACLS: Final = frozenset({_ACCESS_ACL, "system.posix_acl_default"})
+"""Attributes that POSIX access control lists are read and set by (acl(5); the layout is Linux's, posix_acl_xattr.h)."""
+
+_ACL_HEAD_BYTES: Final = 4
+_ACL_ENTRY: Final = struct.Struct("<HHI")
+"""Tag, permissions, id."""
+
+_ACL_GROUP_OBJ: Final = 0x04
 
 _NO_FLAGS: Final = Flag(0)
 """Made once: it is needed for every file."""
+
+_XATTR_FLAGS: Final = (Flag.XATTRS, Flag.XATTRS_LOST)
+_ACL_FLAGS: Final = (_NO_FLAGS, Flag.ACLS_LOST)
+"""What is said of attributes that were copied, and of those that were not."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -113,22 +126,38 @@ def open_part(directory: int, part: bytes, inode: int) -> int | None:
 
 
 def set_metadata(
-    reading: int, writing: int, status: os.stat_result, options: Options, *, mode: int | None = None
+    reading: int,
+    writing: int,
+    status: os.stat_result,
+    options: Options,
+    *,
+    mode: int | None = None,
+    acls: bool = False,
 ) -> Flag:
     """Give the copy the source's permissions, extended attributes and times, and say what was not copied. OSError.
 
-    `mode` is what the copy has, if that is known.
+    `mode` is what the copy has, if that is known; `acls`: access lists are copied, too.
     """
     flags = Flag.SETID_STRIPPED if status.st_mode & SETID_BITS else _NO_FLAGS
-    if options.xattrs:
-        flags |= copy_xattrs(reading, writing)
-    if mode is None or stat.S_IMODE(mode) != status.st_mode & MODE_BITS:
-        os.fchmod(writing, status.st_mode & MODE_BITS)
+    wanted = status.st_mode & MODE_BITS
+    names = xattrs_of(reading) if options.xattrs or acls or status.st_mode & stat.S_IRWXG else []
+    if names:
+        if options.xattrs:
+            flags |= copy_xattrs(reading, writing, names)
+        if not acls:
+            wanted = mode_alone(reading, names, wanted)
+    # After the attributes, which need the right to write.
+    if mode is None or stat.S_IMODE(mode) != wanted:
+        os.fchmod(writing, wanted)
+    if names:
+        # After the mode, which would say what a list grants at most.
+        flags |= copy_acls(reading, writing, names, asked=acls)
     os.utime(writing, ns=(status.st_atime_ns, status.st_mtime_ns))
     return flags
 
 
-def _xattrs_of(reading: int) -> list[str]:
+def xattrs_of(reading: int) -> list[str]:
+    """Return the names of all extended attributes of an open file or directory. OSError."""
     try:
         return os.listxattr(reading)
     except OSError as error:
@@ -137,29 +166,51 @@ def _xattrs_of(reading: int) -> list[str]:
         raise
 
 
-def copy_xattrs(reading: int, writing: int) -> Flag:
-    """Give the copy the extended attributes of the class `user.`, and say what there was and what was not copied.
-
-    OSError.
+def copy_xattrs(reading: int, writing: int, names: Sequence[str]) -> Flag:
+    """Give the copy those of the attributes that are of the class `user.`, and say what there was and what was not
+    copied. OSError.
     """
-    names = _xattrs_of(reading)
-    if not names:
-        return _NO_FLAGS
-    flags = _NO_FLAGS
+    return _copied(reading, writing, [name for name in names if name.startswith(XATTR_CLASS)], _XATTR_FLAGS)
+
+
+def copy_acls(reading: int, writing: int, names: Sequence[str], *, asked: bool) -> Flag:
+    """Give the copy those of the attributes that are access control lists, if it is `asked` for, and say if there are
+    any that it does not have. OSError.
+    """
+    acls = [name for name in names if name in _ACLS]
+    if acls and not asked:
+        return Flag.ACLS_LOST
+    return _copied(reading, writing, acls, _ACL_FLAGS)
+
+
+def mode_alone(reading: int, names: Sequence[str], mode: int) -> int:
+    """Return what a mode means without the access list that goes with it: the bits of its group are what the list
+    grants anybody at most, and its own group may have less. OSError.
+    """
+    if _ACCESS_ACL not in names:
+        return mode
+    data = os.getxattr(reading, _ACCESS_ACL)
+    granted = 0
+    for at in range(_ACL_HEAD_BYTES, len(data) - _ACL_ENTRY.size + 1, _ACL_ENTRY.size):
+        tag, permissions, _ = _ACL_ENTRY.unpack_from(data, at)
+        if tag == _ACL_GROUP_OBJ:
+            granted = permissions & 0o7
+    return mode & ~stat.S_IRWXG | mode & granted << 3
+
+
+def _copied(reading: int, writing: int, names: Sequence[str], flags: tuple[Flag, Flag]) -> Flag:
+    found = _NO_FLAGS
+    done, lost = flags
     for name in names:
-        if name in _ACLS:
-            flags |= Flag.ACLS_LOST
-        if not name.startswith(XATTR_CLASS):
-            continue
         try:
             os.setxattr(writing, name, os.getxattr(reading, name))
-            flags |= Flag.XATTRS
+            found |= done
         except OSError as error:
             # A file system without them, or with less room for them, still takes the contents.
             if error.errno not in _NO_XATTR:
                 raise
-            flags |= Flag.XATTRS_LOST
-    return flags
+            found |= lost
+    return found
 
 
 def publish(staging: int, part: bytes, directory: int, name: bytes, shown: object, *, replace: bool) -> None:

@@ -534,7 +534,8 @@ class _Attempt:
             finally:
                 self.moved_bytes, self.durable_bytes = pouring.moved_bytes, pouring.durable_bytes
             check_unchanged(reading, status)
-            flags = set_metadata(reading, writing, status, options) | _flags(way, pouring, record)
+            acls = self._transfer.items[record.item].acls
+            flags = set_metadata(reading, writing, status, options, acls=acls) | _flags(way, pouring, record)
             try:
                 os.fsync(writing)
             except OSError as error:

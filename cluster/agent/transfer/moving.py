@@ -124,7 +124,7 @@ def check(transfer: TransferState, record: Record, path: bytes, scratch: Scratch
                 if _digest(transfer, record, writing) != digest:
                     raise NotCopied("its contents are others there")
                 check_unchanged(reading, status)
-            flags = set_metadata(reading, writing, status, options)
+            flags = set_metadata(reading, writing, status, options, acls=transfer.items[record.item].acls)
             if options.verify >= Verify.READ_BACK:
                 os.fsync(writing)
                 if _digest(transfer, record, writing, on_disk=True) != digest:

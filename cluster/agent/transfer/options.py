@@ -128,3 +128,5 @@ class Item(NamedTuple):
     move: bool = False
     """Whether its sources are removed: each only when everything is durable at the destination, and unchanged since."""
     links: Links = "keep"
+    acls: bool = False
+    """Whether POSIX access control lists are copied, where the destination has any."""

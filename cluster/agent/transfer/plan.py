@@ -559,7 +559,8 @@ def _named(items: Sequence[Item]) -> tuple[tuple[str, bytes, bytes], ...]:
 def _digest_of(items: Sequence[Item]) -> bytes:
     taken = xxhash.xxh3_128()
     for item, words in zip(items, _described(items), strict=True):
-        how = item.backend.encode(), item.links.encode(), b"\1" if item.move else b"\0"
+        flags = bytes((item.move, item.acls))
+        how = item.backend.encode(), item.links.encode(), flags
         for word in (words[0].encode(), words[1], words[2], *how):
             taken.update(b"%d:" % len(word) + word)
     return taken.digest()

@@ -215,7 +215,9 @@ class SmallFiles:
                 else:
                     digest = self._copy_in_steps(reading, writing, status.st_size)
                 check_unchanged(reading, status)
-                flags = set_metadata(reading, writing, status, options, mode=own.st_mode)
+                flags = set_metadata(
+                    reading, writing, status, options, mode=own.st_mode, acls=self._transfer.items[record.item].acls
+                )
                 if batch_directory is None and not (self._grouping and self._is_grouped(own.st_dev, holder, writing)):
                     self._alone = True
                     os.fsync(writing)

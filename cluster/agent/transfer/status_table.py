@@ -68,7 +68,7 @@ class Flag(IntFlag):
     XATTRS = 64
     """It has extended attributes of the `user.` class."""
     ACLS_LOST = 128
-    """Its source has access control lists, which are not copied."""
+    """Its source has access control lists that its copy does not have."""
 
 
 NO_FLAG: Final = Flag(0)

@@ -17,7 +17,7 @@ from cluster.agent.files import PathRefused, is_disk_full, is_local, kind_of, op
 from cluster.agent.transfer import helpers
 from cluster.agent.transfer.errors import Paused, TransferFailed, os_message, root_cause
 from cluster.agent.transfer.fence import discard_all
-from cluster.agent.transfer.file_copy import copy_xattrs, publish, taken
+from cluster.agent.transfer.file_copy import copy_acls, copy_xattrs, mode_alone, publish, taken, xattrs_of
 from cluster.agent.transfer.manifest import DIRECTORY, FILE, LINK, Record
 from cluster.agent.transfer.moving import move_by
 from cluster.agent.transfer.options import Item, Options
@@ -376,15 +376,22 @@ def _finish_directories(transfer: TransferState, directories: Sequence[int]) -> 
 
 def _set_directory(transfer: TransferState, record: Record, paths: RecordPaths, descriptor: int) -> Flag:
     """Give a directory what its source has, and say what it did not take. OSError."""
-    flags = NO_FLAG
-    if transfer.options.xattrs:
-        with contextlib.suppress(TransferFailed):
-            # A source that is gone since has none to give.
-            flags = copy_xattrs(paths.source_directory(record), descriptor)
+    flags, acls = NO_FLAG, transfer.items[record.item].acls
+    mode, source, names = record.mode & DIRECTORY_MODE_BITS, -1, list[str]()
+    with contextlib.suppress(TransferFailed):
+        # A source that is gone since has none to give.
+        source = paths.source_directory(record)
+        names = xattrs_of(source)
+    if names and transfer.options.xattrs:
+        flags |= copy_xattrs(source, descriptor, names)
+    if names and not acls:
+        mode = mode_alone(source, names, mode)
     # The owner keeps his own permissions, or nobody but root could fill or remove it; the group that the directory
     # above passes on stays passed on.
     inherited = os.fstat(descriptor).st_mode & stat.S_ISGID
-    os.fchmod(descriptor, record.mode & DIRECTORY_MODE_BITS | inherited | 0o700)
+    os.fchmod(descriptor, mode | inherited | 0o700)
+    if names:
+        flags |= copy_acls(source, descriptor, names, asked=acls)
     if record.mode & stat.S_ISGID and not os.fstat(descriptor).st_mode & stat.S_ISGID:
         flags |= Flag.SETID_STRIPPED
     os.utime(descriptor, ns=(record.mtime_ns, record.mtime_ns))

@@ -445,6 +445,7 @@ def _chosen(move: Movement, backend: str) -> Item:
     """
     choice = move.choice
     item = move.item._replace(backend=backend, move=choice.move, links=cast(Links, choice.links or "keep"))
+    item = item._replace(acls=choice.acls)
     found = leads_to(item.source) if item.links in ("keep", "follow") else None
     return item if found is None else item._replace(source=found)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,59 @@ def test_the_group_that_a_directory_above_passes_on_stays_passed_on(harness: Har
     harness.destination.chmod(0o2755)
     harness.carry([harness.item(destination=harness.destination / "tree")])
     assert (harness.destination / "tree" / "d").stat().st_mode & stat.S_ISGID
+
+
+ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
+
+
+def access_list(*, group: int, bob: int) -> bytes:
+    """Return an access list (posix_acl_xattr.h) that grants the owner all, one more user what `bob` says."""
+    nobody = 0xFFFFFFFF
+    rows = ((1, 7, nobody), (2, bob, 4242), (4, group, nobody), (0x10, 7, nobody), (0x20, 0, nobody))
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *row) for row in rows)
+
+
+def listed(harness: Harness, *paths: str) -> None:
+    """Give files and directories of the source access lists."""
+    for path in paths:
+        try:
+            os.setxattr(harness.source / path, ACCESS, access_list(group=0, bob=6))
+            if (harness.source / path).is_dir():
+                os.setxattr(harness.source / path, DEFAULT, access_list(group=4, bob=4))
+        except OSError:
+            pytest.skip("this file system has no access lists")
+
+
+def test_access_lists_are_copied_where_that_is_asked(harness: Harness) -> None:
+    plant(harness.source, {"d": {"small": b"a", "large": bytes(20_000)}})
+    listed(harness, "d", "d/small", "d/large")
+    harness.carry([harness.item()._replace(acls=True)])
+    for path in ("d", "d/small", "d/large"):
+        assert os.getxattr(harness.destination / path, ACCESS) == access_list(group=0, bob=6), path
+        assert like(harness.destination / path) == like(harness.source / path)
+    assert os.getxattr(harness.destination / "d", DEFAULT) == access_list(group=4, bob=4)
+    assert not any("acls_lost" in line.flags for line in harness.lines())
+
+
+def test_a_group_that_an_access_list_kept_out_stays_out_where_the_list_is_not_copied(harness: Harness) -> None:
+    plant(harness.source, {"d": {"small": b"a", "large": bytes(20_000)}})
+    listed(harness, "d", "d/small", "d/large")
+    harness.carry()
+    for path in ("d", "d/small", "d/large"):
+        # The mode of the source shows what the list grants at most, as the bits of the group.
+        assert stat.S_IMODE((harness.source / path).stat().st_mode) == 0o770
+        assert stat.S_IMODE((harness.destination / path).stat().st_mode) == 0o700, path
+        assert ACCESS not in os.listxattr(harness.destination / path)
+    assert [line.path for line in harness.lines() if "acls_lost" in line.flags] == ["d", "d/large", "d/small"]
+
+
+def test_attributes_of_a_file_that_its_owner_may_not_write_are_kept(harness: Harness) -> None:
+    plant(harness.source, {"a": b"a"})
+    try:
+        os.setxattr(harness.source / "a", "user.note", b"mine")
+    except OSError:
+        pytest.skip("this file system has no attributes of users")
+    (harness.source / "a").chmod(0o444)
+    harness.carry()
+    assert os.getxattr(harness.destination / "a", "user.note") == b"mine"
+    assert stat.S_IMODE((harness.destination / "a").stat().st_mode) == 0o444
