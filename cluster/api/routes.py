@@ -9,6 +9,7 @@ from urllib.parse import unquote
 from cluster.api import (
     accounts,
     burst,
+    certificates,
     configuration,
     events,
     history,
@@ -26,7 +27,20 @@ from cluster.schemas import OPERATIONS, Operation
 SEGMENT_CHARACTERS_MAX = 256
 """One part of a path, characters: names have at most 64."""
 
-_HANDLING = (accounts, burst, configuration, events, history, jobs, ledger, members, nodes, pools, transfers)
+_HANDLING = (
+    accounts,
+    burst,
+    certificates,
+    configuration,
+    events,
+    history,
+    jobs,
+    ledger,
+    members,
+    nodes,
+    pools,
+    transfers,
+)
 
 ROUTES = {
     route.operation.name: route

@@ -147,6 +147,7 @@ class Service:
     ) -> None:
         """`fail` stops the replica; `peers` watches its connections, those of its links with the others."""
         self.peers = peers or Peers(controller.config.cluster.id, controller.clock)
+        self.peers.follow(lambda: controller.state.revocations)
         self.controller = controller
         self.config = controller.config
         self.clock = controller.agreed

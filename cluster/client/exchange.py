@@ -110,10 +110,6 @@ class Exchange:
             session, self._session = self._session, None
             await session.close()
 
-    def refresh(self) -> None:
-        """Read certificate, key and authority again if their files have changed."""
-        self._credentials.refresh(at_once=True)
-
     def _request(
         self,
         address: Address,

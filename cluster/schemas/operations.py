@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from cluster.schemas import accounts as a
+from cluster.schemas import certificates as s
 from cluster.schemas import configuration as c
 from cluster.schemas import jobs as j
 from cluster.schemas import ledger
@@ -200,6 +201,14 @@ SET_LICENSE = _write("set_license", "PUT /v1/licenses/{name}", _OPERATORS, a.Lic
     "Say how many of a licence there are.", tag="accounting")
 DELETE_LICENSE = _write("delete_license", "POST /v1/licenses/{name}/delete", _OPERATORS, Command, a.LicensesAnswer,
     "Take a licence away.", tag="accounting")
+LIST_REVOCATIONS = _get("list_revocations", "/v1/revocations", _OPERATORS, s.RevocationsAnswer,
+    "List the certificates that are revoked.", tag="certificates")
+REVOKE_CERTIFICATE = _write("revoke_certificate", "PUT /v1/revocations/{certificate}", _OPERATORS,
+    s.RevocationRequest, s.RevocationsAnswer,
+    "Refuse a certificate, or all of one holder, and close their connections.", tag="certificates")
+UNREVOKE_CERTIFICATE = _write("unrevoke_certificate", "POST /v1/revocations/{certificate}/delete", _OPERATORS,
+    Command, s.RevocationsAnswer,
+    "Take a certificate or a holder off the list of those that are refused.", tag="certificates")
 LIST_RESERVATIONS = _get("list_reservations", "/v1/reservations", PEOPLE, a.ReservationsAnswer,
     "List the reservations of burst-buffer space that have not ended.", tag="accounting")
 SET_RESERVATION = _write("set_reservation", "PUT /v1/reservations/{name}", _OPERATORS,

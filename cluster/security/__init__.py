@@ -6,12 +6,15 @@ from cluster.security.identity import NAME_RULE, Identity, NotIdentified, Role, 
 from cluster.security.peers import PeerCertificate, Peers, certificate_shown
 from cluster.security.pki import (
     AUTHORITY_NAME,
+    CERTIFICATE_LIFETIME_DAYS,
     CERTIFICATE_MODE,
     Authority,
     PkiRefused,
     create_authority,
     issue,
     load_authority,
+    renew_authority,
+    retire_authorities,
 )
 from cluster.security.tls import (
     TlsFiles,

@@ -30,6 +30,8 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     valid_from: Instant = NEVER
     valid_until: Instant = NEVER
     addresses: tuple[str, ...] = ()
+    serial: str = ""
+    """Hexadecimal digits, as in the list of what is revoked."""
     has_key: bool = False
     """Whether the private key lies beside it."""
     problem: str = ""
@@ -60,6 +62,7 @@ def certificate_of(directory: Path, name: str) -> Certificate:
         valid_from=Instant(int(found.not_valid_before_utc.timestamp()) * MICROSECONDS_PER_SECOND),
         valid_until=Instant(int(found.not_valid_after_utc.timestamp()) * MICROSECONDS_PER_SECOND),
         addresses=_addresses(found),
+        serial=f"{found.serial_number:x}",
         has_key=has_key,
     )
 

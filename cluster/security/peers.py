@@ -7,7 +7,7 @@ revoked, and when the authorities of this replica change.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 import msgspec
@@ -15,6 +15,7 @@ import msgspec
 from cluster.security.identity import Identity, NotIdentified, identify
 from cluster.security.tls import valid_until
 from cluster.system import Clock
+from replica.model import Revocation
 from replica.values import Instant
 
 LOGGER = logging.getLogger(__name__)
@@ -31,17 +32,23 @@ class PeerCertificate(msgspec.Struct, frozen=True):
     serial: str
     """Hexadecimal digits, lower case, without leading zeros."""
     valid_until: Instant
+    revocable_as: tuple[str, ...] = ()
+    """Under which words it may be in the list of what is revoked (`replica.model.accounts`)."""
 
 
-Refusal = Callable[[PeerCertificate], str]
-"""Says why a certificate that is valid is not good here, as a sentence; empty where it is."""
+Revocations = Callable[[], Mapping[str, Revocation]]
+"""Gives the list in force; another object whenever it has changed."""
+
+_NONE_REVOKED: Final[Mapping[str, Revocation]] = {}
 
 
 def certificate_shown(transport: asyncio.BaseTransport | None, cluster_id: str) -> PeerCertificate:
     """Return what the other end of a TLS connection showed; NotIdentified for nobody of this cluster."""
     shown: dict[str, Any] = (transport.get_extra_info("peercert") if transport is not None else None) or {}
     identity = identify(shown, cluster_id=cluster_id)
-    return PeerCertificate(identity, str(shown.get("serialNumber", "")).lower().lstrip("0"), valid_until(shown))
+    serial = str(shown.get("serialNumber", "")).lower().lstrip("0")
+    keys = (f"serial:{serial}", f"{identity.role}:{identity.name}")
+    return PeerCertificate(identity, serial, valid_until(shown), keys)
 
 
 class Peers:
@@ -52,7 +59,9 @@ class Peers:
         self._cluster_id: Final = cluster_id
         self._clock: Final = clock
         self._open: dict[asyncio.BaseTransport, PeerCertificate] = {}
-        self._refusal: Refusal = lambda _: ""
+        self._revocations: Revocations = lambda: _NONE_REVOKED
+        self._seen = _NONE_REVOKED
+        """The list by which all connections were checked last."""
         self._ticker: asyncio.TimerHandle | None = None
         self.checks: list[Callable[[], None]] = []
         """What else is done with each check."""
@@ -62,9 +71,9 @@ class Peers:
         """How many connections are watched."""
         return len(self._open)
 
-    def follow(self, refusal: Refusal) -> None:
-        """Ask `refusal` about each certificate from now on, and about those of open connections with each check."""
-        self._refusal = refusal
+    def follow(self, revocations: Revocations) -> None:
+        """Refuse what is in the list from now on, and with each check close the connections of what came into it."""
+        self._revocations = revocations
 
     def admit(self, transport: asyncio.BaseTransport) -> Identity:
         """Return who is at the other end, and watch the connection until `forget`.
@@ -72,7 +81,7 @@ class Peers:
         NotIdentified for nobody of this cluster, and where the certificate is not good any more.
         """
         shown = certificate_shown(transport, self._cluster_id)
-        why = self._why_not(shown)
+        why = self._why_not(shown, self._revocations())
         if why:
             raise NotIdentified(why)
         self._open[transport] = shown
@@ -97,8 +106,10 @@ class Peers:
 
     def check(self) -> None:
         """Close the connections whose certificate is not good any more."""
+        revocations = self._revocations()
+        changed, self._seen = revocations is not self._seen, revocations
         for transport, shown in list(self._open.items()):
-            why = self._why_not(shown)
+            why = self._why_not(shown, revocations if changed else _NONE_REVOKED)
             if why:
                 LOGGER.warning("a connection of %s is closed: %s", shown.identity, why)
                 self._close(transport)
@@ -112,7 +123,11 @@ class Peers:
         self.forget(transport)
         cast(asyncio.Transport, transport).abort()  # uvloop's is none by inheritance
 
-    def _why_not(self, shown: PeerCertificate) -> str:
+    def _why_not(self, shown: PeerCertificate, revocations: Mapping[str, Revocation]) -> str:
         if self._clock.now() > shown.valid_until:
             return f"the certificate of {shown.identity} has expired; issue a new one"
-        return self._refusal(shown)
+        for key in shown.revocable_as if revocations else ():
+            found = revocations.get(key)
+            if found is not None:
+                return f"{key} was revoked by {found.by}{f': {found.reason}' if found.reason else ''}"
+        return ""

@@ -11,7 +11,7 @@ import ipaddress
 import os
 import secrets
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -74,14 +74,8 @@ def create_authority(directory: Path, *, cluster_name: str, cluster_id: str, at:
             x509.NameAttribute(NameOID.COMMON_NAME, f"Forebay {cluster_name}"[:64]),
         ]
     )
-    certificate = (
-        _builder(subject, subject, key.public_key(), at, AUTHORITY_LIFETIME_DAYS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(signs_certificates=True), critical=True)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    _write_pair(directory, AUTHORITY_NAME, certificate, key, replace=False)
+    certificate = _authority_certificate(subject, key, at)
+    _write_pair(directory, AUTHORITY_NAME, [certificate], key, replace=False)
     return Authority(certificate=certificate, key=key)
 
 
@@ -97,13 +91,15 @@ def load_authority(directory: Path) -> Authority:
     except TlsRefused as error:
         raise PkiRefused(str(error)) from error
     try:
-        certificate = x509.load_pem_x509_certificate(certificate_pem)
+        certificates = x509.load_pem_x509_certificates(certificate_pem)
         key = serialization.load_pem_private_key(key_pem, password=None)
     except (ValueError, TypeError) as error:
         raise PkiRefused(
             f"{directory}: ca.pem or ca.key is not an unencrypted PEM file that `forebay init` wrote"
         ) from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+    # While the authority is renewed the former one is beside it.
+    certificate = next((one for one in certificates if one.public_key() == key.public_key()), None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or certificate is None:
         raise PkiRefused(
             f"{key_path}: this is not the elliptic-curve key of {certificate_path}; put the right pair there"
         )
@@ -112,6 +108,45 @@ def load_authority(directory: Path) -> Authority:
             f"{certificate_path}: the authority does not name its cluster (O); use one that `forebay init` made"
         )
     return Authority(certificate=certificate, key=key)
+
+
+def renew_authority(directory: Path, *, at: Instant) -> Authority:
+    """Make a new key for the authority, and put its certificate before those that ca.pem has; return it.
+
+    Who has the new ca.pem believes certificates of both, so it goes to everybody before anything is issued. PkiRefused
+    while there is more than one authority already: finish that change first.
+    """
+    former = load_authority(directory)
+    if len(_authorities(directory)) > 1:
+        raise PkiRefused(
+            f"{directory / AUTHORITY_NAME}.pem has the authorities of a change that goes on; finish that first"
+        )
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = _authority_certificate(former.certificate.subject, key, at)
+    _write_pair(directory, AUTHORITY_NAME, [certificate, former.certificate], key, replace=True)
+    return Authority(certificate=certificate, key=key)
+
+
+def retire_authorities(directory: Path) -> int:
+    """Leave only the authority in ca.pem that ca.key belongs to; return how many are gone."""
+    current, known = load_authority(directory), _authorities(directory)
+    if len(known) > 1:
+        _write_pair(directory, AUTHORITY_NAME, [current.certificate], current.key, replace=True)
+    return len(known) - 1
+
+
+def _authorities(directory: Path) -> list[x509.Certificate]:
+    return x509.load_pem_x509_certificates(read_pem(directory / f"{AUTHORITY_NAME}.pem", "the authority"))
+
+
+def _authority_certificate(subject: x509.Name, key: ec.EllipticCurvePrivateKey, at: Instant) -> x509.Certificate:
+    return (
+        _builder(subject, subject, key.public_key(), at, AUTHORITY_LIFETIME_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
 
 
 def issue(
@@ -157,7 +192,7 @@ def issue(
     if alternatives:
         builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
     certificate = builder.sign(authority.key, hashes.SHA256())
-    _write_pair(directory, name, certificate, key, replace=replace)
+    _write_pair(directory, name, [certificate], key, replace=replace)
     return TlsFiles(
         authority=directory / f"{AUTHORITY_NAME}.pem",
         certificate=directory / f"{name}.pem",
@@ -234,7 +269,12 @@ def _make_private_directory(directory: Path) -> None:
 
 
 def _write_pair(
-    directory: Path, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey, *, replace: bool
+    directory: Path,
+    name: str,
+    certificates: Sequence[x509.Certificate],
+    key: ec.EllipticCurvePrivateKey,
+    *,
+    replace: bool,
 ) -> None:
     directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -247,7 +287,8 @@ def _write_pair(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         _write_file(directory_fd, f"{name}.key", pem, KEY_MODE)
-        _write_file(directory_fd, f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM), CERTIFICATE_MODE)
+        shown = b"".join(one.public_bytes(serialization.Encoding.PEM) for one in certificates)
+        _write_file(directory_fd, f"{name}.pem", shown, CERTIFICATE_MODE)
         os.fsync(directory_fd)
     except OSError as error:
         raise PkiRefused(f"{directory}: the certificate of {name!r} cannot be written ({error.strerror})") from error

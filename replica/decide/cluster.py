@@ -15,7 +15,7 @@ from replica.grammar import path_fault
 from replica.messages import NOTHING, Accepted, Decision, accepted, features
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model import Stage, check_site
+from replica.model import Revocation, Stage, certificate_fault, check_site
 from replica.operations import active_stage
 from replica.state import Facts, State
 from replica.values import (
@@ -24,6 +24,8 @@ from replica.values import (
     NEVER,
     NODES_MAX,
     POOLS_MAX,
+    REVOCATIONS_DROPPED_MAX,
+    REVOCATIONS_MAX,
     Instant,
     Refusal,
     RefusalCode,
@@ -202,6 +204,37 @@ def _mark_node_back(state: Facts, actor: c.Actor, command: c.MarkNodeBack, at: I
     return Accepted((e.NodeCameBack(command.node, waiting),))
 
 
+def _revoke_certificate(state: Facts, actor: c.Actor, command: c.RevokeCertificate, at: Instant) -> Decision:
+    certificate = command.certificate
+    fault = certificate_fault(certificate)
+    if fault is not None:
+        remedy = "write serial:1f2e for one certificate, user:NAME for all of a user"
+        return Refusal(RefusalCode.INVALID_FIELD, f"the certificate {fault}", remedy, "certificate")
+    if certificate == f"operator:{actor.name}":
+        sentence = f"{certificate} is who asks, and could not take it back"
+        return Refusal(RefusalCode.WRONG_STATE, sentence, "ask as another operator", "certificate")
+    if command.until != NEVER and command.until <= at:
+        sentence = "the certificate has expired, and is refused by everybody"
+        return Refusal(RefusalCode.INVALID_FIELD, sentence, "nothing is left to do", "until")
+    expired = [known.certificate for known in state.revocations.values() if known.until != NEVER and known.until <= at]
+    expired = sorted(set(expired) - {certificate})[:REVOCATIONS_DROPPED_MAX]
+    if certificate not in state.revocations and len(state.revocations) - len(expired) >= REVOCATIONS_MAX:
+        sentence = f"{REVOCATIONS_MAX} certificates are revoked"
+        remedy = "take those off the list that nobody can use any more, or renew the authority"
+        return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, remedy, "certificate")
+    revoked = Revocation(certificate, command.reason[:MESSAGE_CHARACTERS_MAX], actor.name, at, command.until)
+    events: tuple[e.Event, ...] = (e.CertificatesUnrevoked(tuple(expired)),) if expired else ()
+    return Accepted((*events, e.CertificateRevoked(revoked)))
+
+
+def _unrevoke_certificate(state: Facts, actor: c.Actor, command: c.UnrevokeCertificate, at: Instant) -> Decision:
+    if command.certificate not in state.revocations:
+        sentence = f"{command.certificate!r:.80} is not revoked"
+        remedy = "`forebay certificate revocations` shows what is"
+        return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy, "certificate")
+    return Accepted((e.CertificatesUnrevoked((command.certificate,)),))
+
+
 CLUSTER_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = {
     c.FoundCluster: _found_cluster,
     c.SetPool: _set_pool,
@@ -212,6 +245,8 @@ CLUSTER_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] =
     c.MarkNodeBack: _mark_node_back,
     c.RegisterNode: _register_node,
     c.RaiseFeatureLevel: _raise_feature_level,
+    c.RevokeCertificate: _revoke_certificate,
+    c.UnrevokeCertificate: _unrevoke_certificate,
     **dict.fromkeys(CHANGES, _change_accounting),
     **dict.fromkeys(PARTITION_CHANGES, _change_partitions),
 }

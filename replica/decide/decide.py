@@ -118,6 +118,8 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
     c.DrainNode: _OPERATOR,
     c.ResumeNode: _OPERATOR,
     c.RaiseFeatureLevel: _OPERATOR | _CONTROLLER,
+    c.RevokeCertificate: _OPERATOR,
+    c.UnrevokeCertificate: _OPERATOR,
     c.RegisterNode: _AGENT,
     c.ReportOperation: _AGENT,
     **dict.fromkeys(CHANGES, _OPERATOR),

@@ -79,6 +79,17 @@ def _node_came_back(builder: StateBuilder, event: e.NodeCameBack) -> None:
         builder.change(job_id, None, order_at=Instant(builder.at))
 
 
+def _certificate_revoked(builder: StateBuilder, event: e.CertificateRevoked) -> None:
+    builder.revocations = builder.revocations.set(event.revocation.certificate, event.revocation)
+
+
+def _certificates_unrevoked(builder: StateBuilder, event: e.CertificatesUnrevoked) -> None:
+    for certificate in event.certificates:
+        if certificate not in builder.revocations:
+            raise LedgerViolation(f"{certificate!r} was taken off the list of revoked certificates, and is not on it")
+        builder.revocations = builder.revocations.delete(certificate)
+
+
 def fold_raised(builder: Levelled, event: e.FeatureLevelRaised) -> None:
     """Fold a raise of the level. ReleaseNeeded for a level that this release does not know."""
     if event.level != builder.feature_level + 1 or not builder.feature_level:
@@ -98,6 +109,8 @@ CLUSTER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.SiteConfigured: _site_configured,
     e.PoolRemoved: _pool_removed,
     e.FeatureLevelRaised: fold_raised,
+    e.CertificateRevoked: _certificate_revoked,
+    e.CertificatesUnrevoked: _certificates_unrevoked,
 }
 """What each event does; `replica.fold.fold` has them all."""
 

@@ -34,6 +34,7 @@ from replica.model import (
     TransferCheckpoint,
     TransferReceipt,
 )
+from replica.values import NEVER, Instant
 
 
 class ActorRole(IntEnum):
@@ -339,6 +340,21 @@ class DeleteLicense(msgspec.Struct, frozen=True):
     license: str
 
 
+class RevokeCertificate(msgspec.Struct, frozen=True):
+    """Refuse a certificate, or all of one holder, from now on (operator); words as in `Revocation`."""
+
+    certificate: str
+    reason: str
+    until: Instant = NEVER
+    """When it expires anyway."""
+
+
+class UnrevokeCertificate(msgspec.Struct, frozen=True):
+    """Take a certificate or a holder off the list of those that are refused (operator)."""
+
+    certificate: str
+
+
 class SetReservation(msgspec.Struct, frozen=True):
     """Make or change a reservation of burst-buffer space (operator); `active` is not looked at."""
 
@@ -423,6 +439,8 @@ Command = (
     | DeleteQos
     | SetLicense
     | DeleteLicense
+    | RevokeCertificate
+    | UnrevokeCertificate
     | SetReservation
     | DeleteReservation
     | SetSchedulingRules

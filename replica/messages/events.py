@@ -26,6 +26,7 @@ from replica.model import (
     Pool,
     Qos,
     Reservation,
+    Revocation,
     SchedulingRules,
     Site,
     Stage,
@@ -590,6 +591,21 @@ class MailDropped(EventRecord, frozen=True, tag=111):
     job: int
     mail: str
     reason: str
+
+
+# ---- certificates
+
+
+class CertificateRevoked(EventRecord, frozen=True, tag=120):
+    """A certificate, or all of one holder, is refused from now on."""
+
+    revocation: Revocation
+
+
+class CertificatesUnrevoked(EventRecord, frozen=True, tag=121):
+    """These are off the list of revoked certificates: an operator took one off it, or they have expired."""
+
+    certificates: tuple[str, ...]
 
 
 EVENTS: tuple[type[EventRecord], ...] = tuple(EventRecord.__subclasses__())

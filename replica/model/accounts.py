@@ -2,15 +2,18 @@
 
 A limit is a kind, what it counts, and a value. The kinds and the reasons that they give are Slurm's, byte for byte; an
 account has those of Slurm's associations, a QOS its own. Source: SPUR.md, and Slurm's manual pages of sacctmgr.
+At the end: whose certificates are not good any more.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
 from operator import attrgetter
 from types import MappingProxyType
+from typing import Final
 
 import immutables
 import msgspec
@@ -21,9 +24,11 @@ from replica.values import (
     ACCOUNT_USERS_MAX,
     LICENSES_PER_JOB_MAX,
     LIMITS_PER_RECORD_MAX,
+    NEVER,
     NICE_MAX,
     PRIORITY_MAX,
     SIZE_BYTES_MAX,
+    Instant,
     Refusal,
     RefusalCode,
     name_fault,
@@ -388,3 +393,35 @@ def check_asked(licenses: tuple[tuple[str, int], ...], nice: int) -> Refusal | N
         if refusal is not None:
             return refusal
     return None
+
+
+# ---- certificates that are not good any more although they are valid
+
+SERIAL: Final = "serial"
+HOLDERS: Final = ("replica", "agent", "operator", "user")
+
+_DIGITS: Final = re.compile(r"[1-9a-f][0-9a-f]{0,39}", re.ASCII)
+"""A serial number has at most 20 octets (RFC 5280, 4.1.2.2)."""
+
+
+class Revocation(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One certificate, or all of one holder: `serial:1f2e…` or `user:alan`."""
+
+    certificate: str
+    reason: str = ""
+    by: str = ""
+    """The operator who asked for it."""
+    at: Instant = NEVER
+    until: Instant = NEVER
+    """When the certificate expires, so that nobody need remember it; NEVER: until it is taken off the list."""
+
+
+def certificate_fault(certificate: str) -> str | None:
+    """Return what is wrong with the words for a certificate or its holder, to follow `the certificate`, or None."""
+    kind, colon, rest = certificate.partition(":")
+    if not colon or kind not in (SERIAL, *HOLDERS):
+        return f"{certificate!r:.80} is neither serial:NUMBER nor {', '.join(f'{holder}:NAME' for holder in HOLDERS)}"
+    if kind == SERIAL:
+        return None if _DIGITS.fullmatch(rest) else f"{certificate!r:.80} has no serial number in hexadecimal digits"
+    fault = name_fault(rest)
+    return None if fault is None else f"{certificate!r:.80} has a name that {fault}"

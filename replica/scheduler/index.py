@@ -93,6 +93,8 @@ TOUCHES: dict[type[e.Event], Touches] = {
     e.LicenseSet: Touches.NOTHING,
     e.LicenseDeleted: Touches.NOTHING,
     e.UsageReset: Touches.NOTHING,
+    e.CertificateRevoked: Touches.NOTHING,
+    e.CertificatesUnrevoked: Touches.NOTHING,
 }
 """What each kind of event touches; a kind that is not here touches its job, as nearly every event of a busy cluster."""
 

@@ -32,6 +32,7 @@ from replica.model import (
     Qos,
     Rates,
     Reservation,
+    Revocation,
     SchedulingRules,
     Site,
     Stage,
@@ -82,6 +83,7 @@ class StateBuilder:
     rates: immutables.Map[str, Rates]
     mails: immutables.Map[str, Mail]
     partitions: immutables.Map[str, Partition]
+    revocations: immutables.Map[str, Revocation]
     consumed: Consumed
     # Mutations.
     jobs: immutables.MapMutation[int, Job]

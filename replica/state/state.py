@@ -33,6 +33,7 @@ from replica.model import (
     Qos,
     Rates,
     Reservation,
+    Revocation,
     SchedulingRules,
     Site,
     TransferRules,
@@ -53,6 +54,7 @@ from replica.values import (
     QOS_MAX,
     RECEIPTS_MAX,
     RESERVATIONS_MAX,
+    REVOCATIONS_MAX,
     Instant,
     Revision,
 )
@@ -104,6 +106,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """What accounts, their users and QOS have used of burst buffers (`replica.model.usage`)."""
     transfers: immutables.Map[int, JobTransfers] = immutables.Map()
     """Receipts and the newest checkpoint of the jobs that have any."""
+    revocations: immutables.Map[str, Revocation] = immutables.Map()
+    """Certificates and holders that are refused."""
 
     using: immutables.Map[str, immutables.Map[int, bool]] = immutables.Map()
     """Derived: name of a persistent buffer -> the jobs that work with it now, from stage-in to the end of teardown."""
@@ -197,6 +201,7 @@ TABLES: tuple[Table, ...] = (
     Table("consumed", 68, str, int, CONSUMED_MAX),
     Table("mails", 80, str, Mail, MAILS_OWED_MAX, "key"),
     Table("receipts", 90, CommandId, Receipt, 2 * RECEIPTS_MAX),
+    Table("revocations", 92, str, Revocation, REVOCATIONS_MAX, "certificate"),
 )
 """Every map that is not derived, in the order in which they stand in digests and snapshots; numbers are never reused.
 

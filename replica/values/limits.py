@@ -93,6 +93,12 @@ LICENSES_MAX = 256
 RESERVATIONS_MAX = 256
 """Accounts, QOS, licences and reservations, count: each is looked at where group limits or space are summed up."""
 
+REVOCATIONS_MAX = 4_096
+"""Revoked certificates, count: those of a large site's users over some years; what has expired is dropped."""
+
+REVOCATIONS_DROPPED_MAX = 256
+"""Expired revocations that one command drops, count: its event stays small."""
+
 ACCOUNT_DEPTH_MAX = 16
 """Levels of accounts, count: a site has organisation, department, group and project."""
 

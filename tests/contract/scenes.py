@@ -225,7 +225,14 @@ async def records(m: Maker) -> None:
     await m.operator("PUT /v1/reservations/bad", end=m.instant(-5), burst_buffer="fast:1GiB")
     await m.operator("PUT /v1/reservations/bad", end=m.instant(5), burst_buffer="nowhere:1GiB", users=["ada"])
     await m.operator("POST /v1/reservations/nosuch/delete")
-    for kind in ("accounts", "qos", "licenses", "partitions", "scheduling", "reservations", "usage"):
+    await m.operator("PUT /v1/revocations/user:eve", reason="left")
+    await m.operator("PUT /v1/revocations/serial:1f2e", valid_until=m.instant(900))
+    await m.operator("PUT /v1/revocations/serial:2f2e", valid_until=m.instant(-5))
+    await m.operator("PUT /v1/revocations/eve")
+    await m.operator("POST /v1/revocations/user:eve/delete")
+    await m.operator("POST /v1/revocations/user:eve/delete")
+    await m.operator("GET /v1/revocations")
+    for kind in ("accounts", "qos", "licenses", "partitions", "scheduling", "reservations", "usage", "revocations"):
         await m.ask("user ada", f"GET /v1/{kind}")
 
 

@@ -1,7 +1,8 @@
 """`forebay certificate …`: issuing certificates beyond those of `forebay init`, and which there are until when."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import click
 import msgspec
@@ -9,9 +10,10 @@ import msgspec
 from cluster.cli.commands.options import JSON_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import session
-from cluster.cli.text import moment, note, show, show_json, table
+from cluster.cli.text import moment, note, present, show, show_json, table
 from cluster.config import OPERATOR_NAME, Config, replica_hosts
 from cluster.schemas import made_of
+from cluster.schemas import operations as ops
 from cluster.security import (
     AUTHORITY_NAME,
     CERTIFICATE_MODE,
@@ -23,14 +25,19 @@ from cluster.security import (
     is_name,
     issue,
     load_authority,
+    renew_authority,
+    retire_authorities,
 )
 from cluster.system import format_instant
-from replica.values import MICROSECONDS_PER_SECOND, plain
+from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 
 EXPIRY_NOTICE_DAYS: Final = 60
 """Days before the end of a certificate from which `certificate list` warns: time for two maintenance windows."""
 
 _DAY: Final = 24 * 3600 * MICROSECONDS_PER_SECOND
+
+
+T = TypeVar("T")
 
 
 class CertificateRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +48,7 @@ class CertificateRow(msgspec.Struct, frozen=True, kw_only=True):
     valid_from: str | None
     valid_until: str | None
     addresses: tuple[str, ...]
+    serial: str
     has_key: bool
     problem: str
 
@@ -140,17 +148,14 @@ def issue_certificate(name: str, role: str, hosts: tuple[str, ...], replace: boo
         files = issue(
             authority, target, role=wanted, name=name, at=current.clock.now(), addresses=hosts, replace=replace
         )
-        beside = target / f"{AUTHORITY_NAME}.pem"
-        if not beside.exists():
-            beside.write_bytes(config.tls.authority.read_bytes())
+        beside, believed = target / f"{AUTHORITY_NAME}.pem", config.tls.authority.read_bytes()
+        if not beside.exists() or beside.read_bytes() != believed:
+            beside.write_bytes(believed)
             beside.chmod(CERTIFICATE_MODE)
     except PermissionError as error:
         raise _unreadable(target, error) from error
     except PkiRefused as error:
-        sentence, _, remedy = str(error).partition("; ")
-        denied = isinstance(error.__cause__ and error.__cause__.__cause__, PermissionError)
-        code = ExitCode.PERMISSION_DENIED if denied else ExitCode.BAD_INPUT
-        raise Failure(code, sentence, _remedy(remedy)) from error
+        raise _refused(error) from error
     until = certificate_of(target, name).valid_until
     click.echo(
         f"Issued {plain(str(files.certificate))} and its key for {role} {plain(name)}, "
@@ -158,6 +163,85 @@ def issue_certificate(name: str, role: str, hosts: tuple[str, ...], replace: boo
     )
     if into is not None and wanted in (Role.USER, Role.OPERATOR):
         note(f"Next: give {into} to its owner (chown -R), with a copy of {config.file.name} whose [tls] names it.")
+
+
+@certificate_group.command("renew-authority")
+def renew() -> None:
+    """Make a new key for the authority (needs ca.key); ca.pem then has the new one and the former.
+
+    Give that ca.pem to every machine and person, then issue every certificate again, then retire the former one.
+    """
+    current = session()
+    directory = current.config().tls.authority.parent
+    made = _performed(directory, lambda: renew_authority(directory, at=current.clock.now()))
+    until = Instant(int(made.certificate.not_valid_after_utc.timestamp()) * MICROSECONDS_PER_SECOND)
+    click.echo(
+        f"{plain(str(directory / AUTHORITY_NAME))}.pem has a new authority, valid until "
+        f"{moment(format_instant(until))[:10]}, and the former one."
+    )
+    note(f"Next: give {AUTHORITY_NAME}.pem to everybody, and only then issue certificates again (--replace).")
+
+
+@certificate_group.command("retire-authority")
+def retire() -> None:
+    """Believe the former authority no more: only the one that ca.key belongs to stays in ca.pem (needs ca.key)."""
+    directory = session().config().tls.authority.parent
+    gone = _performed(directory, lambda: retire_authorities(directory))
+    if not gone:
+        click.echo(f"{plain(str(directory / AUTHORITY_NAME))}.pem has one authority already.")
+        return
+    click.echo(f"{plain(str(directory / AUTHORITY_NAME))}.pem has the present authority alone.")
+    note(f"Next: give {AUTHORITY_NAME}.pem to everybody; certificates of the former one are refused then.")
+
+
+@certificate_group.command("revoke")
+@click.argument("certificate", metavar="USER|FILE.pem|serial:NUMBER")
+@click.option(
+    "--role", type=click.Choice([role.value for role in Role]), default="user", show_default=True, help="Whose."
+)
+@click.option("--reason", default="", help="Why, for who is refused and for the list.")
+@JSON_OPTION
+def revoke_certificate(certificate: str, role: str, reason: str, as_json: bool) -> None:
+    """Refuse one certificate, or every one of a user, an agent or an operator, at every replica (operators).
+
+    One that lies in a FILE, or is named by serial:NUMBER, is refused until it would have expired; whoever has another
+    may still come. A name is refused until `certificate unrevoke`, whatever is issued for it. Their open connections
+    are closed within a second.
+    """
+    valid_until = None
+    if certificate.endswith(".pem"):
+        path = Path(certificate)
+        found = certificate_of(path.parent, path.stem)
+        if found.problem:
+            raise bad_input(found.problem, "name the file of one certificate")
+        certificate, valid_until = f"serial:{found.serial}", format_instant(found.valid_until)
+    elif ":" not in certificate:
+        certificate = f"{role}:{certificate}"
+    answer = session().write(ops.REVOKE_CERTIFICATE, certificate=certificate, reason=reason, valid_until=valid_until)
+    present(answer, as_json, lambda: f"Revoked {plain(certificate)}.")
+
+
+@certificate_group.command("unrevoke")
+@click.argument("certificate", metavar="user:NAME|serial:NUMBER")
+@JSON_OPTION
+def unrevoke_certificate(certificate: str, as_json: bool) -> None:
+    """Take an entry off the list of what is revoked, as `certificate revocations` shows it (operators)."""
+    answer = session().write(ops.UNREVOKE_CERTIFICATE, certificate=certificate)
+    present(answer, as_json, lambda: f"{plain(certificate)} is revoked no more.")
+
+
+@certificate_group.command("revocations")
+@JSON_OPTION
+def list_revocations(as_json: bool) -> None:
+    """List what is revoked: by whom, when, why, and until when (operators)."""
+    answer = session().read(ops.LIST_REVOCATIONS)
+    if as_json:
+        show_json(answer)
+        return
+    for row in answer.revocations:
+        # Not a table: each is to be copied whole.
+        until = f" until {moment(row.until)}" if row.until else ""
+        click.echo(plain(f"{row.certificate} since {moment(row.at)}{until}, by {row.by}: {row.reason or 'no reason'}"))
 
 
 def _check(config: Config, role: Role, name: str, hosts: tuple[str, ...]) -> tuple[str, ...]:
@@ -178,6 +262,22 @@ def _check(config: Config, role: Role, name: str, hosts: tuple[str, ...]) -> tup
     if name not in replicas:
         raise bad_input(f"{config.file} has no replica {name!r}", "say where it is reached with --host", place="--host")
     return tuple(replica_hosts(replicas[name].peer, replicas[name].api))
+
+
+def _performed(directory: Path, act: Callable[[], T]) -> T:
+    """Return what `act` returns; Failure where the authority in `directory` cannot be used so."""
+    try:
+        return act()
+    except OSError as error:
+        raise _unreadable(directory, error) from error
+    except PkiRefused as error:
+        raise _refused(error) from error
+
+
+def _refused(error: PkiRefused) -> Failure:
+    sentence, _, remedy = str(error).partition("; ")
+    denied = isinstance(error.__cause__ and error.__cause__.__cause__, PermissionError)
+    return Failure(ExitCode.PERMISSION_DENIED if denied else ExitCode.BAD_INPUT, sentence, _remedy(remedy))
 
 
 def _article(role: str) -> str:

@@ -15,6 +15,7 @@ NAMES = """
     submit_job list_jobs send_commands show_job show_job_history explain_job estimate_job update_job cancel_job hold_job
     release_job suspend_job resume_job requeue_job clear_buffer
     list_accounts set_account delete_account list_qos set_qos delete_qos list_licenses set_license delete_license
+    list_revocations revoke_certificate unrevoke_certificate
     list_reservations set_reservation delete_reservation show_scheduling_rules set_scheduling_rules
     list_partitions set_partition delete_partition list_usage reset_usage
     list_pools set_pool add_pool change_pool remove_pool list_buffers clear_persistent_buffer show_burst

@@ -20,6 +20,7 @@ from cluster.security.credentials import Credentials
 from cluster.security.identity import NotIdentified, Role
 from cluster.security.peers import Peers
 from cluster.system.clock import SystemClock
+from replica.model.accounts import Revocation
 from tests.clocks import ManualClock
 from tests.cluster.consensus.tls_cluster import CLUSTER, FAST, PATIENCE_S, certify, make_authority, make_members
 
@@ -174,6 +175,31 @@ def test_a_link_ends_with_the_certificate_of_either_end(tmp_path: Path) -> None:
             clock.set_wall(certificate_of(site.tls, "r2").valid_until)
             await ear.until(lambda: "r1" in ear.up)
             await site.ear.until(lambda: "r2" in site.ear.up)
+        await other.stop()
+
+    run(tmp_path, work)
+
+
+def test_a_replica_whose_certificate_is_revoked_is_cut_off_and_not_let_in_again(tmp_path: Path) -> None:
+    async def work(site: Site) -> None:
+        ear = Ear()
+        other = site.make("r2", ear)
+        await other.start()
+        await ear.until(lambda: "r1" in ear.up)
+        await site.ear.until(lambda: "r2" in site.ear.up)
+        serial = f"serial:{certificate_of(site.tls, 'r2').serial}"
+        revoked = {serial: Revocation(serial, "stolen", "ada")}
+        site.links.peers.follow(lambda: revoked)
+        site.links.peers.check()
+        assert site.links.peers.count == 0
+        await ear.until(lambda: ear.downs > 0)
+        await site.ear.until(lambda: "r2" not in site.ear.up and site.ear.lost > 0)
+        refused = site.links.failures.count
+        async with asyncio.timeout(PATIENCE_S):
+            while site.links.failures.count < refused + 2:
+                await asyncio.sleep(0.01)
+        assert site.links.peers.count == 0
+        assert not site.ear.up
         await other.stop()
 
     run(tmp_path, work)

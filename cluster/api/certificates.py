@@ -1,0 +1,59 @@
+"""Handlers of what is revoked: certificates by serial number, and all of one holder."""
+
+from __future__ import annotations
+
+from cluster.api.service import Call, Reply, handles
+from cluster.api.web import Problem, bad
+from cluster.schemas import Command, made_of
+from cluster.schemas import certificates as v
+from cluster.schemas import operations as ops
+from cluster.security import CERTIFICATE_LIFETIME_DAYS
+from cluster.system import format_instant, parse_instant
+from replica.messages import commands as c
+from replica.state import State
+from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
+
+_LIFETIME: int = CERTIFICATE_LIFETIME_DAYS * 86_400 * MICROSECONDS_PER_SECOND
+
+
+def _revocations(state: State) -> v.RevocationsAnswer:
+    rows = tuple(
+        made_of(record, v.RevocationView, at=format_instant(record.at), until=format_instant(record.until))
+        for _, record in sorted(state.revocations.items())
+    )
+    return v.RevocationsAnswer(revision=state.revision, revocations=rows)
+
+
+@handles(ops.LIST_REVOCATIONS)
+async def list_revocations(call: Call[None]) -> Reply[v.RevocationsAnswer]:
+    state = await call.state()
+    return Reply(state.revision, _revocations(state))
+
+
+@handles(ops.REVOKE_CERTIFICATE)
+async def revoke_certificate(call: Call[v.RevocationRequest]) -> Reply[v.RevocationsAnswer]:
+    certificate, body, service = call.params["certificate"], call.body, call.service
+    kind, _, name = certificate.partition(":")
+    if kind == "replica" and service.controller.engine.configuration.member(name) is not None:
+        # Its peers would refuse it, and with a majority of them nobody could take that back.
+        raise Problem(
+            409,
+            "wrong_state",
+            f"replica {name} is a member, and would be refused by the others",
+            "`forebay member remove` it first, or issue it a new certificate and revoke the former by its number",
+            "certificate",
+        )
+    until = NEVER if kind != "serial" else Instant(service.clock.now() + _LIFETIME)
+    if body.valid_until is not None:
+        try:
+            until = parse_instant(body.valid_until)
+        except ValueError as error:
+            raise bad(str(error), "write it as 2030-01-31T12:00:00Z", "valid_until") from error
+    state = (await service.settle(call, c.RevokeCertificate(certificate, body.reason, until))).state
+    return Reply(state.revision, _revocations(state))
+
+
+@handles(ops.UNREVOKE_CERTIFICATE)
+async def unrevoke_certificate(call: Call[Command]) -> Reply[v.RevocationsAnswer]:
+    state = (await call.service.settle(call, c.UnrevokeCertificate(call.params["certificate"]))).state
+    return Reply(state.revision, _revocations(state))

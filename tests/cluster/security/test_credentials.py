@@ -1,0 +1,135 @@
+"""Certificates, keys and authorities are renewed while a process runs, and nothing half-copied is ever used."""
+
+import os
+import ssl
+from pathlib import Path
+
+import pytest
+
+from cluster.security.credentials import REFRESH_S, Credentials
+from cluster.security.identity import Role
+from cluster.security.pki import (
+    Authority,
+    PkiRefused,
+    create_authority,
+    issue,
+    load_authority,
+    renew_authority,
+    retire_authorities,
+)
+from cluster.security.tls import TlsFiles, TlsRefused, client_context, server_context
+from cluster.system.clock import SystemClock
+from replica.values.units import Instant
+from tests.clocks import ManualClock
+from tests.cluster.security.test_pki import shake_hands
+
+NOW = SystemClock().now()
+
+
+class Place:
+    """A directory of certificates, with a replica and a client."""
+
+    def __init__(self, directory: Path) -> None:
+        self.tls = directory
+        self.authority = create_authority(directory, cluster_name="demo", cluster_id="c1", at=NOW)
+        self.replica = self.issue("r1")
+        self.agent = self.issue("n1")
+
+    def issue(self, name: str) -> TlsFiles:
+        role, hosts = (Role.REPLICA, ["127.0.0.1"]) if name == "r1" else (Role.AGENT, [])
+        authority: Authority = load_authority(self.tls)
+        return issue(authority, self.tls, role=role, name=name, addresses=hosts, at=NOW, replace=True)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "tls")
+
+
+def serial_shown(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[str, str]:
+    """Let both ends talk; return the serial numbers of server and client."""
+    server_end, client_end = shake_hands(server, client, "127.0.0.1")
+    return client_end.getpeercert()["serialNumber"], server_end.getpeercert()["serialNumber"]  # type: ignore[index,return-value]
+
+
+def test_a_certificate_that_was_renewed_is_shown_from_the_next_handshake_on(place: Place) -> None:
+    clock = ManualClock(NOW)
+    served, asked = Credentials(place.replica, serves=True, clock=clock), Credentials(place.agent, clock=clock)
+    before = serial_shown(served.server_context(), asked.client_context())
+    place.issue("r1"), place.issue("n1")
+    for credentials in (served, asked):
+        credentials.refresh()
+        assert credentials.generation == 0, "files are not looked at for every handshake"
+    clock.advance(REFRESH_S)
+    for credentials in (served, asked):
+        credentials.refresh()
+        assert credentials.generation == 1
+    after = serial_shown(served.server_context(), asked.client_context())
+    assert len({*before, *after}) == 4
+
+
+def test_files_that_do_not_belong_together_change_nothing_until_they_do(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    credentials = Credentials(place.replica, serves=True)
+    context = credentials.server_context()
+    former = place.replica.certificate.read_bytes()
+    place.issue("r1")
+    renewed = place.replica.certificate.read_bytes()
+    for half in (former, b"", b"nonsense"):
+        place.replica.certificate.write_bytes(half)
+        for _ in range(3):
+            credentials.refresh(at_once=True)
+        assert credentials.server_context() is context
+    assert sum("stay in use" in record.message for record in caplog.records) == 3, "each once"
+    os.unlink(place.replica.certificate)
+    credentials.refresh(at_once=True)
+    place.replica.certificate.write_bytes(renewed)
+    credentials.refresh(at_once=True)
+    assert credentials.server_context() is not context
+
+
+def test_a_key_that_others_may_read_is_not_taken_up(place: Place) -> None:
+    credentials = Credentials(place.replica, serves=True)
+    place.issue("r1")
+    place.replica.key.chmod(0o644)
+    credentials.refresh(at_once=True)
+    assert credentials.generation == 0
+
+
+def test_the_authority_is_renewed_in_three_steps_and_everybody_is_believed_in_each(place: Place) -> None:
+    told: list[str] = []
+    served, asked = Credentials(place.replica, serves=True), Credentials(place.agent)
+    served.on_authorities.append(lambda: told.append("changed"))
+
+    def talk() -> None:
+        for credentials in (served, asked):
+            credentials.refresh(at_once=True)
+        serial_shown(served.server_context(), asked.client_context())
+
+    talk()
+    old = server_context(place.replica), client_context(place.agent)
+    # 1: both are believed; who has not heard of it yet has certificates of the former one.
+    renew_authority(place.tls, at=Instant(NOW + 1))
+    talk()
+    serial_shown(served.server_context(), old[1])
+    serial_shown(old[0], asked.client_context())
+    assert told == ["changed"]
+    with pytest.raises(PkiRefused, match="a change that goes on"):
+        renew_authority(place.tls, at=NOW)
+    # 2: one after the other is renewed.
+    place.issue("r1")
+    talk()
+    place.issue("n1")
+    talk()
+    assert told == ["changed"]
+    # 3: the former one is believed no more.
+    assert retire_authorities(place.tls) == 1 and retire_authorities(place.tls) == 0
+    talk()
+    assert told == ["changed", "changed"]
+    with pytest.raises(ssl.SSLCertVerificationError):
+        serial_shown(served.server_context(), old[1])
+    with pytest.raises(TlsRefused, match="not signed by"):
+        former = create_authority(place.tls.parent / "other", cluster_name="demo", cluster_id="c1", at=NOW)
+        stranger = issue(former, place.tls.parent / "other", role=Role.AGENT, name="n1", at=NOW)
+        client_context(TlsFiles(authority=place.replica.authority, certificate=stranger.certificate, key=stranger.key))
