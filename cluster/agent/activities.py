@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import cast
 
+from cluster.agent.capacity_watch import CapacityWatch
 from cluster.agent.files import RemovalFailed
 from cluster.agent.home import GivenUp, Home, Outbox
 from cluster.agent.limits import (
@@ -93,6 +94,7 @@ class Activities:
         self._stand_until_s: float | None = None
         """Until when the orders are certain to stand, on the monotonic clock."""
         self._rate_loop = RateLoop(outbox, clock, self._moving)
+        self._watch = CapacityWatch(home, clock, self._running)
         self._orphans: dict[int, float] = {}
         """Jobs that nobody has an order for, and since when."""
         self._sweeping: asyncio.Task[None] | None = None
@@ -157,6 +159,7 @@ class Activities:
             if activity is not None and activity.matches(order) and isinstance(activity.work, Operation):
                 activity.work.change(order)
         self._rate_loop.follow()
+        self._watch.follow()
         self._tidy()
 
     def progress(self) -> tuple[Progress, ...]:
@@ -224,6 +227,7 @@ class Activities:
             tasks.append(self._sweeping)
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._rate_loop.stop()
+        await self._watch.stop()
         await self._home.hung.let_go()
 
     # How
@@ -289,6 +293,10 @@ class Activities:
             self._drop(activity)
             return
         activity.finished = True
+        if order.stage == "stage_in" and isinstance(result, OperationDone):
+            self._watch.staged(order.job, result.files)
+        elif order.stage == "teardown":
+            self._watch.forget(order.job)
         if order.stage in MOVING and isinstance(result, OperationDone):
             self._forget_records(order.job, (order.stage,))
 
@@ -299,6 +307,14 @@ class Activities:
             for activity in self._by_job.values()
             if activity.order.stage in MOVING and not activity.finished and isinstance(activity.work, Operation)
         ]
+
+    def _running(self) -> dict[int, ScriptRun]:
+        """Return the scripts that run, or are about to."""
+        return {
+            job: activity.work
+            for job, activity in self._by_job.items()
+            if not activity.finished and isinstance(activity.work, ScriptRun)
+        }
 
     def _log_hung(self) -> None:
         if not self._hung_logged:

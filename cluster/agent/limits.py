@@ -87,6 +87,21 @@ FREEZE_WAIT_S: Final = 0.4
 """Seconds that a cgroup may take to stand still before its processes are killed nevertheless: only for kernels that
 cannot kill one at once, and one that hangs in the kernel never stands still."""
 
+BUFFER_DEPTH_MAX: Final = 500
+"""Directories below each other in a buffer, as far as they are counted: each costs two descriptors while it is looked
+into. Deeper ones, in which things could be hidden from the watch, end their job."""
+
+BUFFER_NICE: Final = 10
+"""By how much the process that counts what buffers hold gives way to others."""
+
+WATCH_S: Final = 1.0
+WATCH_REST_TIMES: Final = 20
+"""Seconds between two rounds of counting what buffers hold, at least, and how often as long as the round before: so
+that counting takes a twentieth of a processor at most."""
+
+WATCH_TIMEOUT_S: Final = 300.0
+"""Seconds after which a count is given up, since the file system hangs: 10,000,000 files take a minute."""
+
 SUPERVISOR_LAUNCHES_MAX: Final = 3
 """How often a supervisor that died before it started the script is launched again, count."""
 

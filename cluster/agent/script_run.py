@@ -19,6 +19,7 @@ from cluster.agent.messages import failure
 from cluster.agent.operation import Operation, Settings
 from cluster.agent.processes import CANNOT_EXECUTE, CGROUP_FILE, AccountRefused, Cgroup, account_for, kill_job, spawn
 from cluster.agent.scripts import (
+    OVERRUN,
     RESUME,
     SUSPEND,
     ScriptOrder,
@@ -49,7 +50,8 @@ class ScriptRun:
         self._ending = asyncio.Event()
         self._suspended: bool | None = None
         self._changed = asyncio.Event()
-        """That somebody wants the script suspended or resumed; told to its supervisor once it is known to run."""
+        """That somebody wants the script suspended, resumed or ended at once; its supervisor is told once it runs."""
+        self._overrun = ""
         self._child: subprocess.Popen[bytes] | None = None
         self._start_reported = False
 
@@ -62,6 +64,21 @@ class ScriptRun:
         if suspended != self._suspended:
             self._suspended = suspended
             self._changed.set()
+
+    @property
+    def order(self) -> Order:
+        """What it carries out."""
+        return self._order
+
+    @property
+    def is_overrun(self) -> bool:
+        """Whether it is to be ended since its buffer holds too much."""
+        return bool(self._overrun)
+
+    def overrun(self, reason: str) -> None:
+        """Have the script ended at once: its buffer holds too much. `run` then returns the reason with its end."""
+        self._overrun = reason
+        self._changed.set()
 
     async def run(self) -> ScriptEnded | OperationFailed:
         """See the script through to its end and return it. Cancelling this leaves the script running."""
@@ -236,8 +253,12 @@ class ScriptRun:
         try:
             while not handle.over:
                 if self._changed.is_set() and record.started() is not None:
+                    if self._overrun:
+                        record.write("overrun", self._overrun)
+                        handle.send(OVERRUN)
+                    if self._suspended is not None:
+                        handle.send(SUSPEND if self._suspended else RESUME)
                     self._changed.clear()
-                    handle.send(SUSPEND if self._suspended else RESUME)
                 if self._ending.is_set() and not signalled:
                     signalled = True
                     handle.send(signal.SIGTERM)

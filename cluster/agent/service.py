@@ -192,6 +192,8 @@ class Agent:
                 storage_id=self._home.storage_id,
                 cpus=self._cpus,
                 buffers=str(self._home.path / BUFFERS),
+                process_control="listing" if self._home.cgroups is None else "cgroup",
+                capacity_control="watch",
             )
             try:
                 answer = await self._controller.register(self._node, request)

@@ -10,7 +10,7 @@ import msgspec
 
 from cluster.api import wire
 from cluster.api.privacy import may_see, owns, shown
-from cluster.api.render import holders, job_view, node_jobs, node_view, pool_view
+from cluster.api.render import capacity_controls, holders, job_view, node_jobs, node_view, pool_view
 from cluster.api.service import AskedCommand, Call, Reply, Route, Service, handles
 from cluster.api.transfers import with_transfers
 from cluster.api.web import Problem, Redirect, bad, no_leader, refused, unknown_job
@@ -285,7 +285,7 @@ def _succeeded(service: Service, request: r.BulkCommand, command: c.Command, set
             return result
         case c.SetPool():
             name = command.pool.name
-            return replace(result, pool=pool_view(state, name, holders(state).get(name, 0)))
+            return replace(result, pool=pool_view(state, name, holders(state).get(name, 0), capacity_controls(state)))
         case c.DrainNode() | c.ResumeNode():
             jobs, liveness = node_jobs(state)[command.node], service.controller.liveness
             return replace(result, node=node_view(state, command.node, jobs, liveness))

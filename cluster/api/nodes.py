@@ -65,7 +65,15 @@ async def register_node(call: Call[r.RegisterRequest]) -> Reply[RegisterAnswer]:
     node = call.params["node"]
     permit_node(call.identity, node)
     body = call.body
-    command = c.RegisterNode(node, body.cpus, body.instance, body.storage_id, body.buffers)
+    command = c.RegisterNode(
+        node,
+        body.cpus,
+        body.instance,
+        body.storage_id,
+        body.buffers,
+        body.process_control,
+        body.capacity_control,
+    )
     settled = await call.service.settle(call, command)
     call.service.controller.node_watch.heard(node)
     return Reply(settled.state.revision, RegisterAnswer(revision=settled.state.revision))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cluster.api import wire
-from cluster.api.render import holders, pool_view
+from cluster.api.render import capacity_controls, holders, pool_view
 from cluster.api.service import AskedCommand, Call, Reply, handles
 from cluster.api.web import bad
 from cluster.schemas import Command, PoolsAnswer, PoolView
@@ -74,12 +74,12 @@ async def remove_pool(call: Call[Command]) -> Reply[v.PoolRemovedAnswer]:
 
 async def _changed(call: Call[AskedCommand], command: c.SetPool | c.ChangePool, name: str) -> Reply[PoolView]:
     state = (await call.service.settle(call, command)).state
-    return Reply(state.revision, pool_view(state, name, holders(state).get(name, 0)))
+    return Reply(state.revision, pool_view(state, name, holders(state).get(name, 0), capacity_controls(state)))
 
 
 def _views(state: State) -> tuple[PoolView, ...]:
-    counts = holders(state)
-    return tuple(pool_view(state, name, counts.get(name, 0)) for name in sorted(state.pools))
+    counts, controls = holders(state), capacity_controls(state)
+    return tuple(pool_view(state, name, counts.get(name, 0), controls) for name in sorted(state.pools))
 
 
 def _amount(text: str | None, unit: PoolUnit, place: str, *, zero: bool = False) -> int | None:

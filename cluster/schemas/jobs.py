@@ -210,6 +210,9 @@ class PoolView(View, frozen=True, kw_only=True):
     """What its numbers count: bytes, nodes or count."""
     overcommitted_bytes: int = 0
     """How much more is held than it has in service, since it shrank: nothing is free before this is given back."""
+    capacity_control: tuple[str, ...] = ()
+    """What holds its buffers to their capacity while a job writes, wherever they are: words of the nodes; none where
+    it does not count bytes, or a provider of the site's has them."""
     revision: int
 
 
@@ -237,6 +240,10 @@ class NodeView(View, frozen=True, kw_only=True):
     drained: bool = False
     jobs: tuple[int, ...] = ()
     last_contact_s: float | None = None
+    process_control: str = ""
+    """How its agent ends all processes of a job: cgroup, or listing, which may miss what forks fast."""
+    capacity_control: str = ""
+    """What holds its buffers to their capacity while a job writes: project_quota, or watch, which ends the job."""
     revision: int
 
 

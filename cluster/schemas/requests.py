@@ -198,6 +198,10 @@ class RegisterRequest(Command, frozen=True, kw_only=True):
     storage_id: str
     cpus: Number
     buffers: str = ""
+    process_control: str = ""
+    """How all processes of a job are ended: cgroup, or listing, which may miss what forks fast; empty: not known."""
+    capacity_control: str = ""
+    """What holds a buffer to its capacity while a job writes: project_quota, or watch; empty: not known."""
 
 
 StageWord: TypeAlias = Literal["stage_in", "run", "post_run", "stage_out", "teardown"]

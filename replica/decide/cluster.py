@@ -15,7 +15,7 @@ from replica.grammar import path_fault
 from replica.messages import NOTHING, Accepted, Decision, accepted, features
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model import Revocation, Stage, certificate_fault, check_site
+from replica.model import CAPACITY_CONTROLS, PROCESS_CONTROLS, Revocation, Stage, certificate_fault, check_site
 from replica.operations import active_stage
 from replica.state import Facts, State
 from replica.values import (
@@ -140,6 +140,14 @@ def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: In
             "say an absolute path without ..",
             "buffers",
         )
+    controls = (
+        ("process_control", command.process_control, PROCESS_CONTROLS),
+        ("capacity_control", command.capacity_control, CAPACITY_CONTROLS),
+    )
+    for field, said, words in controls:
+        if said not in words:
+            remedy = f"use one of {', '.join(words[1:])}, or nothing"
+            return Refusal(RefusalCode.INVALID_FIELD, f"{field} is {said[:32]!r}", remedy, field)
     known = state.nodes.get(command.node)
     if known is None and len(state.nodes) >= NODES_MAX:
         return Refusal(RefusalCode.LIMIT_EXCEEDED, f"there are {NODES_MAX} nodes", "use one that exists", "node")
@@ -151,11 +159,10 @@ def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: In
             "start the agent with its former directory, or cancel those jobs first",
             "storage_id",
         )
-    if known is not None and not known.down and (known.instance, known.cpus) == (command.instance, command.cpus):
+    fields = [field for field in command.__struct_fields__ if field != "node"]
+    if known is not None and not known.down and all(getattr(known, f) == getattr(command, f) for f in fields):
         return NOTHING
-    events: list[e.Event] = [
-        e.NodeRegistered(command.node, command.cpus, command.instance, command.storage_id, command.buffers)
-    ]
+    events: list[e.Event] = [e.NodeRegistered(command.node, *(getattr(command, field) for field in fields))]
     if known is not None and known.instance != command.instance:
         # The agent before this one is gone: its unfinished staging starts again, and its late reports no longer count.
         # A script outlives its agent, so its order stays as it is.

@@ -49,6 +49,8 @@ def _node_registered(builder: StateBuilder, event: e.NodeRegistered) -> None:
         cpus=event.cpus,
         instance=event.instance,
         storage_id=event.storage_id,
+        process_control=event.process_control,
+        capacity_control=event.capacity_control,
         registered_at=Instant(builder.at),
         drained=known is not None and known.drained,
         reason=known.reason if known is not None and known.drained else "",

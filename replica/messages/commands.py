@@ -115,6 +115,10 @@ class RegisterNode(msgspec.Struct, frozen=True):
     instance: str
     storage_id: str
     buffers: str = ""
+    process_control: str = ""
+    """How it ends processes of jobs (PROCESS_CONTROLS)."""
+    capacity_control: str = ""
+    """What holds its buffers to their capacity (CAPACITY_CONTROLS)."""
 
 
 class DrainNode(msgspec.Struct, frozen=True):

@@ -124,6 +124,8 @@ class NodeRegistered(EventRecord, frozen=True, tag=15):
     instance: str
     storage_id: str
     buffers: str = ""
+    process_control: str = ""
+    capacity_control: str = ""
 
 
 class NodeDrained(EventRecord, frozen=True, tag=16):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 import msgspec
 
@@ -21,6 +22,14 @@ class NodeState(IntEnum):
     """An operator keeps new work away."""
 
 
+PROCESS_CONTROLS: Final = ("", "cgroup", "listing")
+"""How an agent ends all processes of a job: as one cgroup, or as many as it finds by listing; empty: not known."""
+
+CAPACITY_CONTROLS: Final = ("", "project_quota", "watch")
+"""What holds a buffer of an agent to its capacity while a job writes: the file system, which refuses what is more, or
+a watch, which ends the job soon after; empty: not known."""
+
+
 class Node(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One node. `instance` changes with every start of its agent, `storage_id` only when its disk is another one."""
 
@@ -36,6 +45,10 @@ class Node(msgspec.Struct, frozen=True, array_like=True, gc=False):
     buffers: str = ""
     """The directory on the node that jobs' own buffers lie in, each under its job's number; empty where its agent says
     none."""
+    process_control: str = ""
+    """One of PROCESS_CONTROLS."""
+    capacity_control: str = ""
+    """One of CAPACITY_CONTROLS."""
 
     @property
     def state(self) -> NodeState:

@@ -81,6 +81,8 @@ class Maker:
             "instance": f"i{self.instances[node]}",
             "storage_id": f"disk of {node}",
             "cpus": self.cpus[node],
+            "process_control": "cgroup",
+            "capacity_control": "project_quota" if node == "n1" else "watch",
             **more,
         }
         await self.ask(f"agent {node}", f"POST /v1/agents/{node}/register", **body)

@@ -6,6 +6,7 @@ import pytest
 
 from replica.messages import commands as c
 from replica.model.jobs import Hold, JobState
+from replica.model.nodes import CAPACITY_CONTROLS, PROCESS_CONTROLS
 from replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import OPERATOR, World, agent, user
 
@@ -256,6 +257,27 @@ def test_an_agent_with_another_disk_is_refused_while_jobs_have_data_on_the_forme
     assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.STORAGE_CHANGED
     world.finish(job)
     assert not isinstance(world.register("n1", instance="i2", storage="s2"), Refusal)
+
+
+@pytest.mark.parametrize("processes", PROCESS_CONTROLS)
+@pytest.mark.parametrize("capacity", CAPACITY_CONTROLS)
+def test_a_node_says_how_it_ends_jobs_and_holds_buffers_and_a_change_of_either_is_known(
+    processes: str, capacity: str
+) -> None:
+    world = World()
+    assert not isinstance(
+        world.settle(c.RegisterNode("n1", 8, "i1", "s1", "", processes, capacity), agent("n1")), Refusal
+    )
+    node = world.state.nodes["n1"]
+    assert (node.process_control, node.capacity_control) == (processes, capacity)
+
+
+@pytest.mark.parametrize("field", ["process_control", "capacity_control"])
+def test_a_node_that_promises_what_nobody_knows_is_refused_by_the_field(field: str) -> None:
+    world = World()
+    command = c.RegisterNode("n1", 8, "i2", "s1", **{field: "hope"})
+    refusal = world.settle(command, agent("n1"))
+    assert isinstance(refusal, Refusal) and (refusal.code, refusal.place) == (RefusalCode.INVALID_FIELD, field)
 
 
 def test_clocks_of_operations_stand_still_while_their_node_is_down() -> None:

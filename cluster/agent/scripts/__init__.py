@@ -3,6 +3,7 @@
 No event loop is imported here, and not the supervisor: that is started as a module of this room, and starts fast."""
 
 from cluster.agent.scripts.record import (
+    OVERRUN,
     RESUME,
     SUSPEND,
     ScriptOrder,

@@ -7,6 +7,7 @@
     launches       how often a supervisor was launched
     supervisor.json  who the supervisor is
     started.json   written before the script can run: without it, it never has
+    overrun        why it is ended at once: its buffer holds too much
     status.json    how it ended
     *.room         room for those of the files above that are written later, when the disk may be full
 
@@ -31,8 +32,9 @@ from replica.model import Order
 
 SUSPEND: Final = signal.SIGINT
 RESUME: Final = signal.SIGHUP
-"""What the agent sends a supervisor to have its script stand still and go on. One of an earlier release, which does not
-know them, keeps them blocked and goes on."""
+OVERRUN: Final = signal.SIGUSR1
+"""What the agent sends a supervisor to have its script stand still, go on, and end at once for what its buffer
+holds."""
 
 PREPARED_PREFIX: Final = ".new-"
 """A record that is being written has this before its name; one that is found at a start was never launched."""
@@ -43,6 +45,7 @@ _WRITTEN_LATER: Final = (
     CGROUP_FILE,
     "supervisor.json",
     "started.json",
+    "overrun",
     "status.json",
     "reported",
 )
@@ -106,11 +109,15 @@ class ScriptRecord:
         """Return how the script ended, None if that is not known."""
         return self._read("status.json", ScriptEnded)
 
-    def write(self, name: str, what: ProcessName | ScriptEnded | CgroupName | int) -> None:
+    def write(self, name: str, what: ProcessName | ScriptEnded | CgroupName | int | str) -> None:
         """Record something, durably: `cgroup.json` and `started.json` before the script may run, `supervisor.json`,
         `status.json` at its end, and with `reported` the attempt whose start is in the outbox.
         """
         write_durably(self.directory, name, msgspec.json.encode(what))
+
+    def overrun(self) -> str:
+        """Return why the script is ended at once; empty if it is not."""
+        return self._read("overrun", str) or ""
 
     def forget_cgroup(self) -> None:
         """Record that the script will live in no cgroup: the one of a launch that came to nothing is gone."""

@@ -30,7 +30,7 @@ from cluster.agent.processes import (
     become_script,
     environment_of,
 )
-from cluster.agent.scripts.record import RESUME, SUSPEND, ProcessName, ScriptOrder, ScriptRecord
+from cluster.agent.scripts.record import OVERRUN, RESUME, SUSPEND, ProcessName, ScriptOrder, ScriptRecord
 from cluster.system import (
     SystemClock,
     become_subreaper,
@@ -49,7 +49,7 @@ REFUSAL_BYTES_MAX: Final = 16 * 1024
 SWEEP_S: Final = 0.05
 """Seconds between two rounds of killing what is left of a script."""
 
-_BLOCKED: Final = frozenset({signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
+_BLOCKED: Final = frozenset({signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, OVERRUN})
 
 
 class Cause(Enum):
@@ -57,6 +57,7 @@ class Cause(Enum):
 
     TIME_LIMIT = JobState.TIMEOUT
     CANCELLED = JobState.CANCELLED
+    OVERRUN = JobState.FAILED
 
 
 class Supervisor:
@@ -142,6 +143,10 @@ class Supervisor:
             received = signal.sigtimedwait(
                 _BLOCKED, max(0.0, min(deadline_s if cause is None else kill_s, kill_s, now_s + 3600) - now_s)
             )
+            if received is not None and received.si_signo == OVERRUN:
+                # Every second that it is given it goes on writing.
+                cause, kill_s = cause or Cause.OVERRUN, self._clock.monotonic_s()
+                continue
             if received is None or cause is not None:
                 continue
             now_s = self._clock.monotonic_s()
@@ -188,6 +193,8 @@ class Supervisor:
             return ScriptEnded(
                 cause.value, exit_code, number, f"ended at its time limit of {self._wanted.order.time_limit_s} s"
             )
+        if cause is Cause.OVERRUN:
+            return ScriptEnded(cause.value, exit_code, number, failure(self._record.overrun()).message)
         if cause is not None:
             return ScriptEnded(cause.value, exit_code, number)
         return ScriptEnded(JobState.COMPLETED if code == 0 else JobState.FAILED, exit_code, number)

@@ -11,6 +11,7 @@ from cluster.api.render.events import (
 )
 from cluster.api.render.jobs import (
     buffer_view,
+    capacity_controls,
     holders,
     job_view,
     job_words,

@@ -9,7 +9,19 @@ from cluster.schemas import NO_DETAILS, BufferView, JobDetailsView, JobView, Nod
 from cluster.server import Liveness
 from cluster.system import format_instant
 from replica.decide import overcommitted_bytes
-from replica.model import NO_OPTIONS, Buffer, Hold, Job, JobOptions, NodeState, PersistentBuffer, takes_cpus, unit_in
+from replica.model import (
+    NATIVE,
+    NO_OPTIONS,
+    Buffer,
+    Hold,
+    Job,
+    JobOptions,
+    NodeState,
+    PersistentBuffer,
+    PoolUnit,
+    takes_cpus,
+    unit_in,
+)
 from replica.state import State
 from replica.values import MICROSECONDS_PER_SECOND, Instant
 from replica.views import buffer_word, job_tres, pool_use
@@ -96,16 +108,28 @@ def job_view(state: State, job_id: int, known: Verdicts, *, warnings: tuple[str,
     )
 
 
-def pool_view(state: State, name: str, buffers: int) -> PoolView:
-    """Return one pool at `state`; `buffers` is how many hold something of it. KeyError if it is not there."""
+def capacity_controls(state: State) -> tuple[str, ...]:
+    """Return what holds buffers to their capacity on nodes that are not down; nothing with a site's provider."""
+    if state.site.provider != NATIVE:
+        return ()
+    return tuple(sorted({node.capacity_control for node in state.nodes.values() if not node.down} - {""}))
+
+
+def pool_view(state: State, name: str, buffers: int, controls: tuple[str, ...]) -> PoolView:
+    """Return one pool at `state`. KeyError if it is not there.
+
+    `buffers` is how many hold something of it, `controls` what `capacity_controls` returns.
+    """
     use = pool_use(state, name)
+    unit = unit_in(state.pools, name)
     return made_of(
         use.pool,
         PoolView,
         held_bytes=use.held_bytes,
         free_bytes=use.free_bytes,
         buffers=buffers,
-        unit=unit_in(state.pools, name).word,
+        unit=unit.word,
+        capacity_control=controls if unit is PoolUnit.BYTES else (),
         overcommitted_bytes=overcommitted_bytes(use.pool, use.held_bytes),
         revision=state.revision,
     )

@@ -91,7 +91,7 @@ def unit_in(pool: PoolView) -> PoolUnit:
 def pools_table(pools: Iterable[PoolView]) -> Listing:
     """Return the listing of pools; free is what the controller derived."""
     return table(
-        ("POOL", "DEFAULT", "TOTAL", "USED", "FREE", "OUT-OF-SERVICE", "GRANULARITY", "BUFFERS"),
+        ("POOL", "DEFAULT", "TOTAL", "USED", "FREE", "OUT-OF-SERVICE", "GRANULARITY", "BUFFERS", "CAPACITY-BY"),
         (
             (
                 pool.name,
@@ -102,6 +102,7 @@ def pools_table(pools: Iterable[PoolView]) -> Listing:
                 format_amount(pool.out_of_service_bytes, unit_in(pool)),
                 format_amount(pool.granularity_bytes, unit_in(pool)),
                 pool.buffers,
+                ",".join(pool.capacity_control),
             )
             for pool in pools
         ),
@@ -136,7 +137,7 @@ def buffers_table(buffers: Iterable[BufferView]) -> Listing:
 def nodes_table(nodes: Iterable[NodeView]) -> Listing:
     """Return the listing of nodes."""
     return table(
-        ("NODE", "STATE", "CPUS", "JOBS", "LAST-CONTACT", "REASON"),
+        ("NODE", "STATE", "CPUS", "JOBS", "LAST-CONTACT", "ENDS-BY", "CAPACITY-BY", "REASON"),
         (
             (
                 node.name,
@@ -144,6 +145,8 @@ def nodes_table(nodes: Iterable[NodeView]) -> Listing:
                 f"{node.cpus_in_use}/{node.cpus}",
                 ",".join(map(str, node.jobs)),
                 ago(node.last_contact_s),
+                node.process_control,
+                node.capacity_control,
                 node.reason,
             )
             for node in nodes

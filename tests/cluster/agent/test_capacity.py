@@ -1,0 +1,152 @@
+"""Jobs that write more than their buffer may hold: each is ended, and told why."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cluster.agent.limits import BUFFER_DEPTH_MAX
+from cluster.agent.worker.buffer_usage import (
+    PREALLOCATED_BYTES,
+    PREALLOCATED_TIMES,
+    Look,
+    Usage,
+    inodes_of,
+    measure,
+)
+from replica.messages.commands import OperationDone, ScriptEnded
+from replica.model.jobs import JobState
+from tests.cluster.agent.conftest import Site
+
+MIB = 1024**2
+ENDLESS = "while :; do sleep 0.1; done"
+"""What a script does that was not ended: it would wait for its time limit."""
+
+WRITES = {
+    "300MiB": ("dd if=/dev/zero of=big bs=1M count=300 2>/dev/null", "or more, and may hold 1 MiB"),
+    "20000-files": ("i=0; while [ $i -lt 20000 ]; do : > $i; i=$((i+1)); done", "may hold 10"),
+    "reserved": (": > reserved; fallocate -n -l 300M reserved", "of blocks, though its files are smaller"),
+    "deep": (
+        f"i=0; while [ $i -le {BUFFER_DEPTH_MAX} ]; do mkdir d; cd -P d; i=$((i+1)); done",
+        "so deep in each other",
+    ),
+}
+"""What a script writes into a buffer of 1 MiB, and what it is told."""
+
+
+@pytest.mark.parametrize("kind", WRITES)
+def test_a_script_that_writes_more_than_its_buffer_may_hold_is_ended_and_told_why(site: Site, kind: str) -> None:
+    writes, told = WRITES[kind]
+
+    async def story() -> None:
+        async with site.serving() as controller:
+            await controller.order(site.order(7, 1, "stage_in", capacity_bytes=MIB))
+            assert isinstance(await controller.result(7, 1), OperationDone)
+            script = f'#!/bin/sh\ntrap "" TERM\ncd "$DW_JOB_STRIPED" || exit 9\n{writes}\n{ENDLESS}\n'
+            await controller.order(site.order(7, 2, "run", script=script, capacity_bytes=MIB, time_limit_s=600))
+            ended = await controller.result(7, 2)
+            assert isinstance(ended, ScriptEnded)
+            assert (ended.result, ended.signal) == (JobState.FAILED, 9)
+            assert told in ended.message and "ask for more capacity" in ended.message
+
+    asyncio.run(story())
+
+
+def test_a_script_whose_buffer_is_full_to_the_byte_goes_on(site: Site) -> None:
+    async def story() -> None:
+        async with site.serving() as controller:
+            await controller.order(site.order(7, 1, "stage_in", capacity_bytes=MIB))
+            assert isinstance(await controller.result(7, 1), OperationDone)
+            writes = 'cd "$DW_JOB_STRIPED" && for i in 1 2 3 4; do dd if=/dev/zero of=$i bs=256K count=1; done'
+            script = f"#!/bin/sh\n{writes}\nsleep 4\n"
+            await controller.order(site.order(7, 2, "run", script=script, capacity_bytes=MIB))
+            ended = await controller.result(7, 2)
+            assert isinstance(ended, ScriptEnded) and ended.result is JobState.COMPLETED, ended
+
+    asyncio.run(story())
+
+
+def look(directory: Path, most_bytes: int = 2**60, most_inodes: int = 2**60) -> Usage:
+    return measure(Look(path=str(directory), most_bytes=most_bytes, most_inodes=most_inodes))
+
+
+trees = st.recursive(
+    st.integers(0, 9000), lambda below: st.dictionaries(st.sampled_from("abcdef"), below, max_size=4), max_leaves=12
+).filter(lambda tree: isinstance(tree, dict))
+
+
+def grow(directory: Path, tree: object) -> tuple[int, int]:
+    """Make a tree; return the bytes and the inodes in it."""
+    assert isinstance(tree, dict)
+    size_bytes = inodes = 0
+    for name, below in tree.items():
+        inodes += 1
+        if isinstance(below, dict):
+            (directory / name).mkdir()
+            more_bytes, more = grow(directory / name, below)
+            size_bytes, inodes = size_bytes + more_bytes, inodes + more
+        else:
+            (directory / name).write_bytes(b"x" * below)
+            size_bytes += below
+    return size_bytes, inodes
+
+
+@given(tree=trees)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_what_a_tree_holds_is_counted_exactly_and_one_less_is_too_little(
+    tmp_path_factory: pytest.TempPathFactory, tree: object
+) -> None:
+    directory = tmp_path_factory.mktemp("tree")
+    size_bytes, inodes = grow(directory, tree)
+    # What was written and has no blocks yet is counted once it has.
+    os.sync()
+    assert look(directory) == Usage(size_bytes=size_bytes, inodes=inodes)
+    assert not look(directory, size_bytes, inodes).excess
+    if size_bytes:
+        assert look(directory, size_bytes - 1, inodes).excess == "bytes"
+    if inodes:
+        assert look(directory, size_bytes, inodes - 1).excess == "inodes"
+
+
+def _linked(directory: Path) -> None:
+    (directory / "a").write_bytes(b"x" * 8192)
+    os.link(directory / "a", directory / "b")
+    os.symlink("/", directory / "root")
+
+
+def _sparse(directory: Path) -> None:
+    with (directory / "a").open("wb") as file:
+        file.truncate(1 << 40)
+        file.write(b"x" * 8192)
+
+
+@pytest.mark.parametrize("make", [_linked, _sparse])
+def test_a_file_counts_once_and_with_what_it_takes_and_no_link_is_followed(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path)
+    os.sync()
+    assert look(tmp_path).size_bytes == 8192
+
+
+def test_what_is_reserved_beyond_the_end_of_files_is_bounded_too(tmp_path: Path) -> None:
+    with (tmp_path / "a").open("wb") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, PREALLOCATED_BYTES + (PREALLOCATED_TIMES + 1) * MIB)
+        except OSError as error:
+            pytest.skip(f"nothing can be reserved here: {error.strerror}")
+        os.truncate(file.fileno(), MIB)
+    found = look(tmp_path, MIB)
+    # A file system gives back what a file is cut off from.
+    assert found.excess == "" and found.size_bytes == MIB
+
+
+@pytest.mark.parametrize("capacity_bytes", [1, MIB, 10 * MIB, 1 << 40])
+def test_a_buffer_may_hold_as_many_files_as_its_capacity_is_worth(capacity_bytes: int) -> None:
+    assert inodes_of(capacity_bytes) == max(10_000, capacity_bytes // 512)
