@@ -213,7 +213,18 @@ def later_reason(job: Job, buffer: Buffer | None, provider: str) -> Verdict:
         return Verdict(f"burst_buffer/{provider}: Stage-out in progress", sentence)
     if buffer is not None and buffer.state is BufferState.TEARDOWN_FAIL and job.message:
         return Verdict(job.message, "the buffer could not be removed; its space stays counted")
-    return Verdict(Reason.NONE, "nothing holds the job back" if job.state not in ENDED else "the job is over")
+    if job.state not in ENDED:
+        return Verdict(Reason.NONE, "nothing holds the job back")
+    reason, sentence = _ENDED_BY.get(job.state, (Reason.NONE, "the job is over"))
+    return Verdict(reason, sentence)
+
+
+_ENDED_BY = {
+    JobState.FAILED: (Reason.NON_ZERO_EXIT_CODE, "the job is over: its script failed"),
+    JobState.TIMEOUT: (Reason.TIME_LIMIT, "the job is over: it reached its time limit"),
+    JobState.NODE_FAIL: (Reason.NODE_DOWN, "the job is over: its node failed"),
+}
+"""Why a job ended that did not end well, in Slurm's words; nobody has to ask why one was cancelled."""
 
 
 REPLAN_S = 30

@@ -18,6 +18,8 @@ class Reason(StrEnum):
     DEPENDENCY = "Dependency"
     DEPENDENCY_NEVER_SATISFIED = "DependencyNeverSatisfied"
     NODE_DOWN = "NodeDown"
+    TIME_LIMIT = "TimeLimit"
+    NON_ZERO_EXIT_CODE = "NonZeroExitCode"
     REQ_NODE_NOT_AVAIL = "ReqNodeNotAvail"
     PARTITION_DOWN = "PartitionDown"
     PARTITION_INACTIVE = "PartitionInactive"

@@ -2,10 +2,11 @@
 
 import re
 
+import msgspec
 import pytest
 
-from tests.conformance.replayer.compare import Outcome, Seen, Shown, compare_sequences
-from tests.conformance.replayer.differences import Difference, Differences, Kind, Situation
+from tests.conformance.replayer.compare import TRANSIENT_S, Outcome, Seen, Shown, compare_sequences
+from tests.conformance.replayer.differences import Difference, Differences, Kind, Situation, size_as_asked
 
 NONE = Differences(())
 LUA = Situation("lua", "submit", "sbatch", "#BB_LUA pool=p")
@@ -122,3 +123,62 @@ def test_a_listing_that_repeats_what_was_seen_is_no_second_step_of_forebay() -> 
 
 def test_a_hold_that_only_one_side_has_fails() -> None:
     assert Outcome.FAILED in outcomes(seen("PENDING None pending held"), shown("PENDING None pending"))
+
+
+def only(found: Difference, **conditions: object) -> Differences:
+    return Differences((msgspec.structs.replace(found, **conditions),))
+
+
+WAITED = ("PENDING JobArrayTaskLimit pending", "PENDING BurstBufferStageIn staging-in")
+RUN = ("CONFIGURING None pre-run", "RUNNING None running")
+
+
+def test_what_was_shown_longer_than_a_lag_may_not_be_missing() -> None:
+    lag = row(Kind.MISSING, slurm="PENDING Priority -")
+    waited, started = seen("PENDING Priority -", "RUNNING None -")
+    for lasted_s, outcome in ((3.0, Outcome.DECLARED), (300.0, Outcome.FAILED)):
+        slow = [msgspec.structs.replace(waited, lasted_s=lasted_s), started]
+        assert outcomes(slow, shown("RUNNING None -"), only(lag, most_s=10.0)) == [outcome, Outcome.MATCHED]
+
+
+@pytest.mark.parametrize(
+    ("forebay", "fails"),
+    [
+        ((WAITED[0], WAITED[1], *RUN), False),
+        ((WAITED[0], *RUN), True),
+        ((WAITED[0],), False),
+        ((WAITED[1], *RUN, WAITED[0], *RUN), True),
+        ((WAITED[1], *RUN, WAITED[0], WAITED[1], *RUN), False),
+    ],
+)
+def test_a_wait_that_is_declared_still_wants_what_comes_before_the_run(forebay: tuple[str, ...], fails: bool) -> None:
+    held = row(Kind.EXTRA, forebay="PENDING JobArrayTaskLimit pending")
+    rows = only(held, before_run=re.compile("PENDING BurstBufferStageIn staging-in"))
+    slurm = [text for text in forebay if text != WAITED[0]]
+    assert (Outcome.FAILED in outcomes(seen(*slurm), shown(*forebay), rows)) == fails
+
+
+def test_a_state_that_is_declared_may_want_what_stood_before_it() -> None:
+    again = "PENDING burst_buffer/lua:_why staging-in held"
+    rows = only(row(Kind.EXTRA, forebay=r"PENDING burst_buffer/\S+ staging-in held"),
+                previous=re.compile("PENDING BurstBufferStageIn staging-in"))  # fmt: skip
+    tried = outcomes(seen(WAITED[1]), shown(WAITED[1], again), rows)
+    assert tried == [Outcome.MATCHED, Outcome.DECLARED]
+    assert Outcome.FAILED in outcomes(seen(RUN[0]), shown(RUN[0], again), rows)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "size", "agrees"),
+    [("1.5TB", "1400GiB", True), ("1.5TB", "200GiB", False), ("0.1KiB", "200GiB", True), ("1.5TB", "1536GiB", False)],
+)
+def test_a_decimal_capacity_is_computed_and_not_only_another_one(capacity: str, size: str, agrees: bool) -> None:
+    line = "    JobID=4 CreateTime=T Pool=wlm Size={} State=staged-in UserID=ann"
+    request = f"#DW jobdw capacity={capacity}"
+    assert size_as_asked(request, line.format("200GiB"), line.format(size)) is agrees
+    assert not size_as_asked(request, line.format("200GiB"), "")
+
+
+def test_the_allowance_for_what_nobody_saw_is_the_same_on_every_machine() -> None:
+    longer = shown(*LIFE[:2], ("PENDING Resources staged-in", TRANSIENT_S + 0.1), *LIFE[2:])
+    shorter = shown(*LIFE[:2], ("PENDING Resources staged-in", TRANSIENT_S - 0.1), *LIFE[2:])
+    assert Outcome.FAILED in outcomes(seen(*LIFE), longer) and Outcome.FAILED not in outcomes(seen(*LIFE), shorter)

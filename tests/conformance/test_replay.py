@@ -21,15 +21,18 @@ class Replays:
         shutil.copytree(SITE, directory / "site")
         (directory / "site" / "transcripts" / "trouble.txt").unlink()
         path = directory / "site" / "transcripts" / "life.txt"
-        wrong = path.read_text().replace("Size=8KiB", "Size=12KiB")
+        (path.parent / "broken.txt").write_text("[   0.000] ## no head\n")
+        wrong = path.read_text().replace("Size=8KiB", "Size=12KiB").replace("hurry=false", "hurry=true")
         wrong = wrong.replace("COMPLETED None teardown", "FAILED None teardown")
         path.write_text(wrong.replace("JobState=COMPLETED (squeue COMPLETED/CD) Reason=None BB=teardown",
                                       "JobState=FAILED (squeue FAILED/F) Reason=None BB=teardown"))  # fmt: skip
         self._altered = self._begin(path.parent)
+        self._ended: dict[int, tuple[int, dict[str, int], str]] = {}
 
     @staticmethod
     def _begin(directory: Path) -> subprocess.Popen[str]:
-        line = [str(ROOT / "scripts" / "conformance"), str(directory)]
+        # What starts a process takes longer beside other tests; what is wrong on purpose lasts to the end.
+        line = [str(ROOT / "scripts" / "conformance"), str(directory), "--transient", "10"]
         return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
 
     def ours(self) -> tuple[int, dict[str, int], str]:
@@ -40,18 +43,21 @@ class Replays:
         """Return how the replay of the altered ones ended."""
         return self._end(self._altered)
 
-    @staticmethod
-    def _end(process: subprocess.Popen[str]) -> tuple[int, dict[str, int], str]:
+    def _end(self, process: subprocess.Popen[str]) -> tuple[int, dict[str, int], str]:
+        if process.pid in self._ended:
+            return self._ended[process.pid]
         said, _ = process.communicate(timeout=TIMEOUT_S)
         summaries = [line for line in said.splitlines() if line.startswith('{"scenarios"')]
         assert summaries, said
-        return process.returncode, json.loads(summaries[-1]), said
+        self._ended[process.pid] = process.returncode, json.loads(summaries[-1]), said
+        return self._ended[process.pid]
 
     def close(self) -> None:
         """End what still goes on."""
         for process in (self._ours, self._altered):
-            process.terminate()
-            process.communicate(timeout=TIMEOUT_S)
+            if process.pid not in self._ended:
+                process.terminate()
+                process.communicate(timeout=TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +81,20 @@ def test_a_transcript_of_something_else_fails_and_says_where(replays: Replays) -
     assert code == 1 and summary["failed"] >= 2, said
     assert "expected: FAILED None teardown" in said and "Size=12KiB" in said
     assert "life.txt:" in said
+
+
+def test_a_provider_that_is_told_another_hurry_is_found(replays: Replays) -> None:
+    _, _, said = replays.altered()
+    assert "expected: teardown JOB PATH hurry=true\n    got:      (nothing)" in said or (
+        "expected: teardown JOB PATH hurry=true\n    got:      teardown JOB PATH hurry=false" in said
+    ), said
+
+
+def test_one_bad_transcript_fails_alone(replays: Replays) -> None:
+    code, summary, said = replays.altered()
+    assert code == 1 and summary["scenarios"] == 3
+    assert "FAILED  broken.txt:" in said and "it does not begin with" in said
+    assert "ok      what_outlives_jobs:" in said, said
 
 
 @pytest.mark.parametrize("text", ["", "hello\n", "[   0.000] ## no head\n"])

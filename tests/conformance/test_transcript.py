@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conformance.replayer.sightings import look
 from tests.conformance.replayer.transcript import (
     Act,
     Log,
@@ -53,6 +54,18 @@ def test_each_kind_of_line_becomes_what_it_is() -> None:
 def test_two_recordings_after_one_another_are_two_transcripts() -> None:
     found = parse(HEAD + "[   9.000] ## late\n" + HEAD + "[   0.100] ## early\n", "a.txt")
     assert [len(one.items) for one in found] == [1, 1]
+
+
+def test_a_sample_that_nobody_answered_tells_nothing_of_the_job() -> None:
+    text = HEAD + (
+        "[   0.100]   job 7: JobState=RUNNING (squeue RUNNING/R) Reason=None BB=running \n"
+        "[   0.200]   job 7: JobState=- (squeue -/-) Reason=- BB= \n"
+        "[   0.300]   job 7: JobState=- (squeue /) Reason= BB=- \n"
+        "[   9.000]   job 7: JobState=COMPLETED (squeue COMPLETED/CD) Reason=None BB=complete \n"
+    )
+    (transcript,) = parse(text, "a.txt")
+    assert len(transcript.items) == 4 and [one.state for one in transcript.samples] == ["RUNNING", "COMPLETED"]
+    assert [one.state for one in look(transcript, "lua").seen["7"]] == ["RUNNING", "COMPLETED"]
 
 
 @pytest.mark.parametrize(

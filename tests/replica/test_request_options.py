@@ -127,7 +127,7 @@ CREATE = "#BB create_persistent name=alpha capacity=10M"
         ((CREATE, "#DW jobdw capacity=1M"), {}, "script line 3, column 11", "may only create or destroy"),
         ((CREATE, "#DW persistentdw name=beta"), {}, "nodes", "may only create or destroy"),
         ((CREATE, "#DW swap 1M"), {}, "script line 3, column 5", "may only create or destroy"),
-        ((CREATE,), {"tasks": (1, 2)}, "array", "a job of zero nodes cannot be an array"),
+        ((CREATE,), {"tasks": (1, 2)}, "array", "Node count specification invalid"),
     ],
 )
 def test_a_job_of_no_nodes_may_only_make_or_remove_persistent_buffers(

@@ -44,6 +44,30 @@ def test_a_cancel_of_what_is_over_changes_nothing_and_is_no_failure(result: JobS
 
 @pytest.mark.parametrize("bb", ["", BB])
 @pytest.mark.parametrize("result", sorted(ENDED))
+def test_a_job_that_is_over_shows_why_where_it_did_not_end_well(result: JobState, bb: str) -> None:
+    words = {
+        JobState.FAILED: "NonZeroExitCode",
+        JobState.TIMEOUT: "TimeLimit",
+        JobState.NODE_FAIL: "NodeDown",
+    }
+    here = World(requeue_on_node_fail=False)
+    job = here.submit(bb)
+    while here.order(job).stage != "run":
+        here.done(job)
+    here.report(job, c.ScriptStarted())
+    if result is JobState.CANCELLED:
+        here.settle(c.CancelJob(job), user())
+    here.report(job, c.ScriptEnded(result, 1))
+    while job in here.state.unfinished:
+        over = here.state.jobs[job].state in ENDED
+        shown = words.get(result, "None") if over else "burst_buffer/native: Stage-out in progress"
+        assert here.reason(job) == shown
+        here.done(job)
+    assert here.reason(job) == words.get(result, "None")
+
+
+@pytest.mark.parametrize("bb", ["", BB])
+@pytest.mark.parametrize("result", sorted(ENDED))
 def test_a_job_that_is_over_is_requeued_and_lives_its_whole_life_again(result: JobState, bb: str) -> None:
     here = World(requeue_on_node_fail=False)
     job = ended(here, result, bb)

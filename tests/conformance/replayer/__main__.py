@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,7 @@ from tests.conformance.replayer.cluster import Cluster, ConformanceFailed
 from tests.conformance.replayer.compare import Outcome, Step
 from tests.conformance.replayer.differences import Differences, DifferencesError, read_differences
 from tests.conformance.replayer.listings import compare
+from tests.conformance.replayer.provider_calls import compare_told
 from tests.conformance.replayer.replay import Replay
 from tests.conformance.replayer.run import Result, Run
 from tests.conformance.replayer.setting import Scripts, Setting, pools_in, setting_of
@@ -145,8 +147,12 @@ async def replay_one(
             answering.cancel()
         cluster.check()
         await asyncio.to_thread(compare, run)
+        compare_told(run)
         result.steps = run.steps
-    except (ConformanceFailed, OSError, TimeoutError) as error:
+    except Exception as error:
+        # Whatever it is, it is this transcript's: the others go on.
+        if not isinstance(error, ConformanceFailed | OSError | TimeoutError):
+            traceback.print_exc()
         result.steps.append(Step(Outcome.FAILED, 0, "a run to the end", f"{type(error).__name__}: {error}"))
     finally:
         await cluster.stop()
@@ -190,7 +196,12 @@ async def _run(
 
     async def one(number: int, transcript: Transcript) -> Result:
         async with room:
-            setting = setting_of(transcript, speed=options.speed, transient_s=options.transient)
+            try:
+                setting = setting_of(transcript, speed=options.speed, transient_s=options.transient)
+            except ValueError as error:
+                result = refused(transcript.name, 1, f"it does not say what cluster it is of: {error}")
+                _report(result, transcript.file, differences, declared=options.declared)
+                return result
 
             def say(text: str) -> None:
                 print(f"[{time.monotonic() - begun:7.1f}] {transcript.name}: {text}", flush=True)
@@ -205,6 +216,11 @@ async def _run(
     # The longest first, so that none is left over at the end.
     order = sorted(enumerate(transcripts), key=lambda pair: -(pair[1].items[-1].at_s if pair[1].items else 0.0))
     return list(await asyncio.gather(*(one(number, transcript) for number, transcript in order)))
+
+
+def refused(name: str, line: int, why: str) -> Result:
+    """Return what became of a transcript that cannot be replayed."""
+    return Result(name, [Step(Outcome.FAILED, line, "a transcript", why)])
 
 
 def summary(results: list[Result]) -> dict[str, int]:
@@ -248,10 +264,17 @@ def main() -> int:
         files = sorted(
             path for path in options.directory.glob("*.txt") if not options.only or options.only in path.name
         )
-        transcripts = [transcript for path in files for transcript in read_transcript(path)]
-    except (TranscriptError, DifferencesError) as error:
+    except DifferencesError as error:
         print(f"conformance: {error}", file=sys.stderr)
         return USAGE
+    transcripts: list[Transcript] = []
+    bad: list[tuple[str, Result]] = []
+    for path in files:
+        try:
+            transcripts += read_transcript(path)
+        except TranscriptError as error:
+            print(f"conformance: {error}", file=sys.stderr)
+            bad.append((path.name, refused(path.name, error.line, error.sentence)))
     if not transcripts:
         print(f"conformance: there are no transcripts (*.txt) in {options.directory}", file=sys.stderr)
         return USAGE
@@ -267,6 +290,9 @@ def main() -> int:
             print(f"conformance: logs and data are in {directory}", file=sys.stderr)
         else:
             shutil.rmtree(directory, ignore_errors=True)
+    for file, result in bad:
+        _report(result, file, differences, declared=options.declared)
+    results += [result for _, result in bad]
     print(f"\n{len(differences.used)} of {len(differences.rows)} declared differences were used:")
     for row in differences.rows:
         if differences.used[row.id]:

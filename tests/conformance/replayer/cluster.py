@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -109,8 +108,6 @@ class Cluster:
         self.typist = Typist(directory / "typed")
         self.mirror = Mirror(Path("/nonexistent"))
         self.client: Client | None = None
-        self.command_s: list[float] = []
-        """How long each command took, seconds: how fast this machine is now."""
         self.processes: dict[str, asyncio.subprocess.Process] = {}
         self.environment = dict(os.environ)
         for path in (
@@ -176,10 +173,7 @@ class Cluster:
     async def forebay(self, *words: str, user: str = "operator", text: str = "") -> Answer:
         """Type one `forebay` command as `user` in the work directory."""
         line = ["--config", str(self.file), "--identity", user, "--deadline", "30", *words]
-        begun_s = time.monotonic()
-        answer = await self.typist.type(line, directory=self.work, text=text)
-        self.command_s.append(time.monotonic() - begun_s)
-        return answer
+        return await self.typist.type(line, directory=self.work, text=text)
 
     async def answer_scripts(self) -> None:
         """Answer what scripts of jobs ask with `scontrol show burst`, until cancelled."""

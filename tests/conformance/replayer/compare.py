@@ -23,7 +23,7 @@ from tests.conformance.replayer.differences import Difference, Differences, Kind
 
 TRANSIENT_S: Final = 1.5
 """Seconds that Forebay may show something that Slurm was not seen to show: its agents start a process for each
-operation, on a machine that does other things. The delays in scripts are longer."""
+operation. The delays in scripts are longer. It is the same however busy this machine is (`--transient`)."""
 
 _EXACT, _DECLARED, _WRONG = 0, 1, 1_000
 _STAY: Final = 0
@@ -43,6 +43,8 @@ class Seen(msgspec.Struct, frozen=True):
     where: Situation = Situation("")
     listed: bool = False
     """Whether a listing told it in passing: nobody looked between two listings."""
+    lasted_s: float = 0.0
+    """How long it was shown, up to the first thing that was seen to be otherwise; 0 for the last one."""
 
     @property
     def text(self) -> str:
@@ -185,17 +187,54 @@ def _steps(
             outcome = {_EXACT: Outcome.MATCHED, _DECLARED: Outcome.DECLARED}.get(cost, Outcome.FAILED)
             if way == "again shown" and outcome is Outcome.MATCHED:
                 outcome = Outcome.ASIDE
-            steps.append(Step(outcome, seen[i - 1].line, seen[i - 1].text, shown[j - 1].text, row))
+            step = Step(outcome, seen[i - 1].line, seen[i - 1].text, shown[j - 1].text, row)
+            steps.append(_held_to(step, shown, j - 1))
         elif way == "seen":
             _, outcome, row = lone_seen[i - 1]
             steps.append(Step(outcome, seen[i - 1].line, seen[i - 1].text, "", row))
         else:
             _, outcome, row = lone_shown(i, j - 1)
             line = seen[i - 1].line if i else (seen[0].line if seen else 0)
-            steps.append(Step(outcome, line, "", shown[j - 1].text, row, f"for {shown[j - 1].lasted_s:.1f} s"))
+            step = Step(outcome, line, "", shown[j - 1].text, row, f"for {shown[j - 1].lasted_s:.1f} s")
+            steps.append(_held_to(step, shown, j - 1))
         i, j = i - (way in ("both", "again seen", "seen")), j - (way in ("both", "again shown", "shown"))
     steps.reverse()
     return steps
+
+
+_RUNS: Final = ("CONFIGURING", "RUNNING")
+
+
+def _held_to(step: Step, shown: Sequence[Shown], j: int) -> Step:
+    """Return the step, failed where what its row demands of Forebay's other states is not so."""
+    row = step.row
+    if row is None or step.outcome is not Outcome.DECLARED:
+        return step
+    if row.previous is not None and not (j and row.previous.fullmatch(shown[j - 1].text)):
+        note = f"just before it was {shown[j - 1].text if j else 'nothing'}"
+        return msgspec.structs.replace(step, outcome=Outcome.FAILED, note=note)
+    waited = None if row.before_run is None else _waited(shown, j)
+    if row.before_run is not None and waited is not None:
+        if any(row.before_run.fullmatch(one.text) for one in waited):
+            return step
+        note = f"it ran and never showed {row.before_run.pattern}"
+        return msgspec.structs.replace(step, outcome=Outcome.FAILED, note=note)
+    return step
+
+
+def _waited(shown: Sequence[Shown], j: int) -> Sequence[Shown] | None:
+    """Return what was shown between the end of the former run and the one that comes next, or is under way; None
+    where none comes.
+    """
+    run = next((k for k in range(j, len(shown)) if shown[k].state in _RUNS), None)
+    if run is None:
+        return None
+    while run and shown[run - 1].state in _RUNS:
+        run -= 1
+    first = run
+    while first and shown[first - 1].state == "PENDING":
+        first -= 1
+    return shown[first:run]
 
 
 def _pair(seen: Seen, shown: Shown, differences: Differences) -> tuple[int, Difference | None]:
@@ -209,7 +248,7 @@ def _pair(seen: Seen, shown: Shown, differences: Differences) -> tuple[int, Diff
 def _lone_seen(seen: Seen, differences: Differences) -> tuple[int, Outcome, Difference | None]:
     if seen.torn:
         return _FREE, Outcome.ASIDE, None
-    row = differences.find(Kind.MISSING, seen.where, seen.text, "")
+    row = differences.find(Kind.MISSING, seen.where, seen.text, "", lasted_s=seen.lasted_s)
     return (_DECLARED, Outcome.DECLARED, row) if row is not None else (_WRONG, Outcome.FAILED, None)
 
 

@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections import Counter
 from enum import StrEnum
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,11 +28,21 @@ class Kind(StrEnum):
     """A command is answered otherwise: both match the whole answer, lines joined by ` / `."""
     LINE = "line"
     """One line of a text is another one; an empty pattern stands for a line that is not there."""
+    CALL = "call"
+    """A call of the provider is another one; an empty pattern stands for a call that is not made."""
     UNSEEN = "unseen"
     """The transcript does not say enough to do the same; `slurm` matches the command."""
 
 
-_KEYS: Final = ("id", "kind", "what", "why", "provider", "situation", "slurm", "forebay", "same")
+POWERS: Final = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15} | {
+    letter + end: 2 ** (10 * (index + 1)) for index, letter in enumerate("KMGTP") for end in ("", "IB")
+}
+"""What the suffixes of sizes mean (SEMANTICS, Sizes)."""
+
+_KEYS: Final = (
+    *("id", "kind", "what", "why", "provider", "situation", "slurm", "forebay", "same"),
+    *("most_s", "before_run", "previous", "size"),
+)  # fmt: skip
 SAME: Final = ("state", "reason", "buffer")
 """What a row about something shown may demand to be the same on both sides, in the order of the text."""
 _REQUIRED: Final = ("id", "kind", "what", "why")
@@ -56,6 +67,14 @@ class Difference(msgspec.Struct, frozen=True):
     forebay: re.Pattern[str]
     same: tuple[str, ...] = ()
     """Which words of `STATE REASON BUFFER` must be the same on both sides all the same."""
+    most_s: float | None = None
+    """missing: how long Slurm may have shown it, seconds; what it showed longer was no mere lag."""
+    before_run: re.Pattern[str] | None = None
+    """shown, extra: what Forebay must have shown of the job between this wait and its next run."""
+    previous: re.Pattern[str] | None = None
+    """extra: what Forebay must have shown just before."""
+    size: bool = False
+    """line: the `Size=` of Forebay's line must be what the request says, rounded up to Slurm's, which is one grain."""
 
 
 class Situation(msgspec.Struct, frozen=True):
@@ -89,8 +108,13 @@ class Differences:
         self.rows = rows
         self.used: Counter[str] = Counter()
 
-    def find(self, kind: Kind, where: Situation, slurm: str, forebay: str) -> Difference | None:
-        """Return the first row that allows this, or None. It is not counted: see `use`."""
+    def find(
+        self, kind: Kind, where: Situation, slurm: str, forebay: str, *, lasted_s: float = 0.0
+    ) -> Difference | None:
+        """Return the first row that allows this, or None. It is not counted: see `use`.
+
+        `lasted_s` is how long Slurm showed it.
+        """
         for row in self.rows:
             if (
                 row.kind is kind
@@ -99,6 +123,8 @@ class Differences:
                 and row.slurm.fullmatch(slurm)
                 and row.forebay.fullmatch(forebay)
                 and _same(row, slurm, forebay)
+                and (row.most_s is None or lasted_s <= row.most_s)
+                and (not row.size or size_as_asked(where.request, slurm, forebay))
             ):
                 return row
         return None
@@ -116,6 +142,19 @@ def _same(row: Difference, slurm: str, forebay: str) -> bool:
         for word in row.same
         if SAME.index(word) < min(len(ones), len(others))
     )
+
+
+_ASKED: Final = re.compile(r"\bcapacity=(\d+(?:\.\d+)?)([A-Za-z]*)")
+_SIZE: Final = re.compile(r"\bSize=(\d+)([A-Za-z]*)")
+
+
+def size_as_asked(request: str, slurm: str, forebay: str) -> bool:
+    """Say whether a line of a listing has the size that the request says, in grains of the size that Slurm's has."""
+    asked, grain, got = _ASKED.search(request), _SIZE.search(slurm), _SIZE.search(forebay)
+    if asked is None or grain is None or got is None:
+        return False
+    wanted, one, found = (Fraction(match[1]) * POWERS[match[2].upper()] for match in (asked, grain, got))
+    return one > 0 and found == -(-wanted // one) * one
 
 
 def read_differences(path: Path) -> Differences:
@@ -154,7 +193,8 @@ def _row(file: str, number: int, values: dict[str, Any]) -> Difference:
     if set(same) - set(SAME) or (same and kind is not Kind.SHOWN):
         raise DifferencesError(f"{place}: `same` names some of {', '.join(SAME)}, in a row of the kind shown")
     patterns = {}
-    for key, default in (("provider", ".*"), ("situation", ""), ("slurm", ""), ("forebay", "")):
+    conditions = [(key, values[key]) for key in ("before_run", "previous") if key in values]
+    for key, default in (("provider", ".*"), ("situation", ""), ("slurm", ""), ("forebay", ""), *conditions):
         try:
             patterns[key] = re.compile(values.get(key, default))
         except re.error as error:
@@ -169,4 +209,17 @@ def _row(file: str, number: int, values: dict[str, Any]) -> Difference:
         slurm=patterns["slurm"],
         forebay=patterns["forebay"],
         same=same,
+        most_s=_seconds(place, values),
+        before_run=patterns.get("before_run"),
+        previous=patterns.get("previous"),
+        size=values.get("size", "") == "as asked",
     )
+
+
+def _seconds(place: str, values: dict[str, Any]) -> float | None:
+    if "most_s" not in values:
+        return None
+    try:
+        return float(values["most_s"])
+    except ValueError:
+        raise DifferencesError(f"{place}: most_s is a number of seconds, as text") from None

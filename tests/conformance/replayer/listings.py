@@ -6,7 +6,6 @@ import shutil
 import subprocess
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from statistics import median
 from typing import Final
 
 import msgspec
@@ -19,10 +18,6 @@ from tests.conformance.replayer.sightings import done_before, situation_at
 from tests.conformance.replayer.texts import compare_texts, is_burst_line, normal_line
 from tests.conformance.replayer.transcript import Act, Remark
 from tests.conformance.replayer.words import Parsed, parse_command, split_commands, split_filters, split_pipeline
-
-COMMANDS_PER_TRANSIENT: Final = 6
-"""How many times as long as a command something may be shown and count as transient: an operation starts a process,
-which on a machine that is busy takes as much longer as a command does."""
 
 VARIANTS_MAX: Final = 2_000
 """Moments at which a listing is tried, count."""
@@ -121,7 +116,7 @@ def _forgotten(run: Run, at_s: float) -> list[str]:
         if job in run.numbers
         for one in seen
         if one.at_s <= at_s and one.buffer == "complete"
-        if run.differences.find(Kind.MISSING, one.where, one.text, "") is not None
+        if run.differences.find(Kind.MISSING, one.where, one.text, "", lasted_s=one.lasted_s) is not None
     ]
 
 
@@ -137,9 +132,7 @@ def _compare_job(run: Run, job: str, seen: list[Seen]) -> None:
         shown = [
             msgspec.structs.replace(one, lasted_s=min(one.lasted_s, cut - one.at_s)) for one in shown if one.at_s < cut
         ]
-    slow_s = COMMANDS_PER_TRANSIENT * median(run.cluster.command_s or [0.0])
-    transient_s = max(run.setting.transient_s, slow_s)
-    for step in compare_sequences(seen, shown, run.differences, transient_s=transient_s):
+    for step in compare_sequences(seen, shown, run.differences, transient_s=run.setting.transient_s):
         run.note(msgspec.structs.replace(step, note=f"job {job} {step.note}".strip()))
 
 

@@ -138,7 +138,7 @@ class Replay:
                 if agrees(seen, one) or self.doing.differences.find(Kind.SHOWN, seen.where, seen.text, one.text):
                     self.followed[job] = position
                     return
-            if self.doing.differences.find(Kind.MISSING, seen.where, seen.text, ""):
+            if self.doing.differences.find(Kind.MISSING, seen.where, seen.text, "", lasted_s=seen.lasted_s):
                 return
             if number is not None and await self._shows_now(number, seen):
                 return

@@ -172,7 +172,7 @@ def look(transcript: Transcript, provider: str, flags: str = "") -> Sightings:
     for item in transcript.items:
         if isinstance(item, Act):
             looking.take(item)
-        elif isinstance(item, Sample):
+        elif isinstance(item, Sample) and item.answered:
             held = item.held if item.state == "PENDING" else None
             looking.add(item, str(item.job), item.state, item.reason, item.buffer, held, item.torn)
         elif isinstance(item, Remark):
@@ -182,7 +182,20 @@ def look(transcript: Transcript, provider: str, flags: str = "") -> Sightings:
                     looking.add(item, looking.last, found[1], found[2], None)
                 if line.startswith("order of setup calls: ["):
                     order.extend(re.findall(r"'(\d+)'", line.partition("]")[0]))
-    return Sightings(dict(looking.seen), looking.names, dict(looking.situations), order)
+    seen = {job: _lasting(all_of_it) for job, all_of_it in looking.seen.items()}
+    return Sightings(seen, looking.names, dict(looking.situations), order)
+
+
+def _lasting(seen: list[Seen]) -> list[Seen]:
+    """Return what was seen of a job with how long each was shown."""
+    found: list[Seen] = []
+    until_s: float | None = None
+    for position in range(len(seen) - 1, -1, -1):
+        one = seen[position]
+        if position + 1 < len(seen) and seen[position + 1].text != one.text:
+            until_s = seen[position + 1].at_s
+        found.append(msgspec.structs.replace(one, lasted_s=0.0 if until_s is None else until_s - one.at_s))
+    return found[::-1]
 
 
 def act_name(parsed: Parsed) -> str | None:

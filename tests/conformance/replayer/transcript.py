@@ -3,7 +3,7 @@
 A line that something happened on begins with its time, `[seconds] `; lines without one belong to what stands before
 them. What is stamped: `# trace NAME  wall TIME` (first line of a file), `## text` (a part begins), `script:` (then the
 script, indented by four spaces), `$ [user] command` (then its output, and `(exit N)` where it failed), `  job N: …` (an
-observed change), `NAME.log…:` (then a log, indented), and remarks, which are anything else.
+observed change; `JobState=-`: nobody answered), `NAME.log…:` (then a log, indented), and remarks: anything else.
 """
 
 import re
@@ -25,7 +25,7 @@ _STAMPED: Final = re.compile(r"\[ *(\d{1,7}\.\d{3})\] ?(.*)", re.DOTALL)
 _HEADER: Final = re.compile(r"# trace (\S+) +wall (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?)")
 _COMMAND: Final = re.compile(r"\$ (?:\[([a-z_][a-z0-9_.-]*)\] )?(\S.*)")
 _JOB: Final = re.compile(
-    r" job (\d+): JobState=([A-Z_]+) \(squeue ([A-Z_]*)/([A-Z]*)\) Reason=(\S*) BB=([a-z-]*)"
+    r" job (\d+): JobState=([A-Z_]+|-?) \(squeue ([A-Z_]*|-)/([A-Z]*|-)\) Reason=(\S*) BB=([a-z-]*)"
     r"(?: (prio0))?(?: sc: (.*))? *"
 )
 _EXIT: Final = re.compile(r"\(exit (\d{1,3})\)")
@@ -88,6 +88,11 @@ class Sample(msgspec.Struct, frozen=True):
     comment: str = ""
 
     @property
+    def answered(self) -> bool:
+        """Whether anybody answered: with no controller there is a sample, and nothing is known of the job."""
+        return self.state not in ("", "-")
+
+    @property
     def torn(self) -> bool:
         """Whether its two halves contradict each other: the job changed between the two questions."""
         return self.state != self.squeue
@@ -129,7 +134,7 @@ class Transcript(msgspec.Struct, frozen=True):
     @property
     def samples(self) -> tuple[Sample, ...]:
         """What was observed, in order."""
-        return tuple(item for item in self.items if isinstance(item, Sample))
+        return tuple(item for item in self.items if isinstance(item, Sample) and item.answered)
 
 
 class _Stamped(msgspec.Struct):
