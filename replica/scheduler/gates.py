@@ -180,12 +180,26 @@ def _met(kind: DependencyKind, other: Job | None, buffer: Buffer | None, waiter_
     return True if (result is JobState.COMPLETED) == (kind is DependencyKind.AFTER_OK) else None
 
 
-def buffer_gate(buffer: Buffer | None, job: Job) -> Verdict | None:
+def down_gate(state: Facts, job: Job) -> Verdict | None:
+    """Return that the node which has a job, or its data, is down, or None: nothing happens to the job until it is back.
+
+    Its script may run on there.
+    """
+    node = state.nodes.get(job.node) if job.node else None
+    if node is None or not node.down:
+        return None
+    what = "the job" if job.state is JobState.RUNNING else "the job's data"
+    return Verdict(Reason.NODE_DOWN, f"{what} is on node {job.node}, which is down", (("node", job.node),))
+
+
+def buffer_gate(state: Facts, job: Job, buffer: Buffer | None) -> Verdict | None:
     """Return why the buffer keeps a pending job back, or None where the job has its data or needs none."""
     if buffer is None or buffer.state is BufferState.STAGED_IN:
         return None
     if buffer.state is BufferState.PENDING:
         return Verdict(Reason.BURST_BUFFER_RESOURCES, "the job waits for space in its pool")
+    if (down := down_gate(state, job)) is not None:
+        return down
     if buffer.state is BufferState.STAGING_IN:
         figures = (("attempt", str(job.attempt)), ("failures", str(job.failures)))
         sentence = "the job's data is being staged in"
@@ -197,8 +211,11 @@ def buffer_gate(buffer: Buffer | None, job: Job) -> Verdict | None:
     return Verdict(Reason.BURST_BUFFER_OPERATION, "the job's former buffer is being torn down")
 
 
-def later_reason(job: Job, buffer: Buffer | None, provider: str) -> Verdict:
-    """Return the reason of a job that is not pending; `provider` is the site's."""
+def later_reason(state: Facts, job: Job, buffer: Buffer | None) -> Verdict:
+    """Return the reason of a job that is not pending."""
+    over = job.state in ENDED and (buffer is None or buffer.state is BufferState.COMPLETE)
+    if not job.stuck and not over and (down := down_gate(state, job)) is not None:
+        return down
     if job.state is JobState.STAGE_OUT:
         if (job.stuck or job.retry_at) and job.message:
             return Verdict(
@@ -210,7 +227,7 @@ def later_reason(job: Job, buffer: Buffer | None, provider: str) -> Verdict:
         sentence = "the job's results are being staged out"
         if waits_for_slot(job, buffer) is not None:
             sentence = "staging out waits for its turn: as many operations as may be are under way"
-        return Verdict(f"burst_buffer/{provider}: Stage-out in progress", sentence)
+        return Verdict(f"burst_buffer/{state.site.provider}: Stage-out in progress", sentence)
     if buffer is not None and buffer.state is BufferState.TEARDOWN_FAIL and job.message:
         return Verdict(job.message, "the buffer could not be removed; its space stays counted")
     if job.state not in ENDED:
@@ -239,8 +256,10 @@ def waits_for_space(job: Job, buffer: Buffer | None) -> bool:
 def still(state: State, job: Job, buffer: Buffer | None) -> Verdict:
     """Return the verdict on a job that something is due for at once."""
     if job.state is not JobState.PENDING:
-        return later_reason(job, buffer, state.site.provider)
-    return early_gate(state, job) or buffer_gate(buffer, job) or Verdict(Reason.NONE, "nothing holds the job back")
+        return later_reason(state, job, buffer)
+    return (
+        early_gate(state, job) or buffer_gate(state, job, buffer) or Verdict(Reason.NONE, "nothing holds the job back")
+    )
 
 
 def reservation_of(state: State, job_id: int) -> str:

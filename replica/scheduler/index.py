@@ -220,11 +220,11 @@ class SchedulingIndex:
         state = self.state
         job, buffer = state.jobs[job_id], state.buffers.get(job_id)
         if job.state is not JobState.PENDING:
-            return later_reason(job, buffer, state.site.provider)
+            return later_reason(state, job, buffer)
         verdict = early_gate(state, job) or self.arrays.verdict(state, job_id)
         if verdict is not None or waits_for_space(job, buffer):
             return verdict
-        return buffer_gate(buffer, job)
+        return buffer_gate(state, job, buffer)
 
     def next_due(self, after: Instant) -> Instant | None:
         """Return the earliest instant after `after` at which a pass could do something by time alone, or None."""

@@ -55,7 +55,7 @@ def verdict_of(state: State, job_id: int) -> Verdict:
     """Return what holds back one job as of `state.at`. Raises KeyError for a job that is not in the state."""
     if job_id in state.unfinished:
         return verdicts_of(SchedulingIndex(state), (job_id,), state.at)[job_id]
-    return later_reason(state.jobs[job_id], state.buffers.get(job_id), state.site.provider)
+    return later_reason(state, state.jobs[job_id], state.buffers.get(job_id))
 
 
 def buffer_word(state: State, job_id: int) -> str | None:

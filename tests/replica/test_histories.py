@@ -138,7 +138,7 @@ class Histories(RuleBasedStateMachine):
             job, buffer = self.world.state.jobs[job_id], self.world.state.buffers.get(job_id)
             assert verdict.reason
             if job.state is JobState.CONFIGURING:
-                assert verdict.reason == "None"
+                assert verdict.reason == ("NodeDown" if self.world.state.nodes[job.node].down else "None")
             if buffer is not None and job.state is JobState.PENDING and not job.hold and verdict.reason == "None":
                 assert buffer.state is BufferState.STAGED_IN
 

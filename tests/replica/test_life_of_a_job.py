@@ -293,6 +293,30 @@ def test_clocks_of_operations_stand_still_while_their_node_is_down() -> None:
     assert world.state.jobs[job].failures == 1
 
 
+def test_a_job_whose_node_is_down_says_so_wherever_it_is_in_its_life() -> None:
+    world = World({"fast": 100})
+    job = world.submit("capacity=40")
+
+    def started() -> None:
+        world.report(job, c.ScriptStarted(), world.order(job))
+
+    def ended() -> None:
+        world.report(job, c.ScriptEnded(JobState.COMPLETED), world.order(job))
+
+    seen = []
+    for step in (lambda: world.done(job), started, ended, *[lambda: world.done(job)] * 3):
+        before = world.reason(job)
+        world.settle(c.MarkNodeDown("n1", "silent for 30 s"), c.CONTROLLER)
+        seen.append(world.shown(job)[2])
+        assert world.reason(job) == "NodeDown", seen
+        world.settle(c.MarkNodeBack("n1"), c.CONTROLLER)
+        assert world.reason(job) == before
+        step()
+    assert seen == ["staging-in", "pre-run", "running", "post-run", "staging-out", "teardown"]
+    world.settle(c.MarkNodeDown("n1", "silent for 30 s"), c.CONTROLLER)
+    assert world.shown(job) == ("COMPLETED", "None", "complete")
+
+
 def test_draining_a_node_revokes_what_was_staged_there_and_stages_it_elsewhere() -> None:
     world = World(nodes=2, cpus=1)
     busy = [world.submit(), world.submit()]

@@ -85,7 +85,7 @@ class Verdicts:
         """Return what `replica.views.jobs.verdict_of` returns; KeyError for a job that is not in the state."""
         job = state.jobs[job_id]
         if job.state is not JobState.PENDING:
-            return later_reason(job, state.buffers.get(job_id), state.site.provider)
+            return later_reason(state, job, state.buffers.get(job_id))
         known = self._known(state)
         if job_id not in known:
             index = self._follow(state)

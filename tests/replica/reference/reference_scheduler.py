@@ -162,7 +162,7 @@ class _Pass:
             if job.state is JobState.PENDING:
                 candidates.append(job)
             elif job_id not in self.verdicts:
-                self.verdicts[job_id] = later_reason(job, state.buffers.get(job_id), state.site.provider)
+                self.verdicts[job_id] = later_reason(state, job, state.buffers.get(job_id))
         candidates.sort(key=lambda job: place_of(state, job))
         for job in candidates:
             verdict = self._judge(job, state.buffers.get(job.id))
@@ -192,7 +192,7 @@ class _Pass:
         if buffer is not None and waits_for_space(job, buffer):
             options = persistent_request(job)
             return self._reserve(job, buffer) if options is None else self._reserve_persistent(job, buffer, options)
-        return buffer_gate(buffer, job) or self._place(job, buffer)
+        return buffer_gate(self.state, job, buffer) or self._place(job, buffer)
 
     # The PassState -------------------------------------------------------------------------------------------------
 
