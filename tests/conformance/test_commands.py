@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.conformance.replayer.accounting import Accounting
 from tests.conformance.replayer.acting import perform
 from tests.conformance.replayer.cluster import Cluster
-from tests.conformance.replayer.commands import NoSuchCommand, administering, steering, submission
+from tests.conformance.replayer.commands import administering, controlling, steering, submission
 from tests.conformance.replayer.compare import Outcome
 from tests.conformance.replayer.differences import Differences
 from tests.conformance.replayer.run import Run
 from tests.conformance.replayer.setting import setting_of
 from tests.conformance.replayer.sightings import act_name, look
 from tests.conformance.replayer.transcript import Act, parse
-from tests.conformance.replayer.words import jobs_named, parse_command
+from tests.conformance.replayer.words import NoSuchCommand, jobs_named, parse_command
 
 HEAD = "[   0.000] # trace here  wall 2026-11-20T22:10:45.054\n"
 
@@ -129,10 +130,10 @@ def test_what_is_done_to_nodes_and_reservations_is_typed(command: str, words: li
 @pytest.mark.parametrize(
     "command",
     [
-        "scontrol reconfigure",
+        "scontrol takeover",
         "scontrol update PartitionName=debug State=DOWN",
         "scontrol create reservation ReservationName=r starttime=noon duration=60 burstbuffer=1G",
-        "sacctmgr -i add account lab",
+        "sacctmgr dump here",
         "sbatch --test-only job.sh",
         "sbatch -n many job.sh",
         "scancel --partition=debug",
@@ -168,3 +169,77 @@ def test_a_cancel_of_a_users_jobs_is_known_of_each_of_them() -> None:
     seen = look(transcript, "lua").seen
     assert seen["5"][-1].where.act == "cancel" and seen["6"][-1].where.act == "submit"
     assert seen["6"][-1].where.after == "PENDING None -"
+
+
+def test_sacctmgr_says_what_is_to_change_and_forebay_is_told_all_of_it() -> None:
+    accounting = Accounting()
+    for command, typed in (
+        ("sacctmgr -i add account lab Description=x", [["account", "set", "lab"]]),
+        ("sacctmgr -i add account sub parent=lab", [["account", "set", "sub", "--parent=lab"]]),
+        ("sacctmgr -i create user ann,bob account=lab", [["account", "set", "lab", "--users=ann,bob"]]),
+        (
+            "sacctmgr -i modify account lab set GrpTRES=bb/lua=100",
+            [["account", "set", "lab", "--users=ann,bob", "--limit=GrpBB:bb/lua=100MiB"]],
+        ),
+        (
+            "sacctmgr -i modify user bob where account=lab set MaxTRESPerJob=bb/lua=2G",
+            [
+                [
+                    *("account", "set", "lab", "--users=ann,bob", "--limit=GrpBB:bb/lua=100MiB"),
+                    "--user-limit=bob:MaxBBPerJob:bb/lua=2GiB",
+                ]
+            ],
+        ),
+        (
+            "sacctmgr -i delete user ann account=lab",
+            [
+                [
+                    *("account", "set", "lab", "--users=bob", "--limit=GrpBB:bb/lua=100MiB"),
+                    "--user-limit=bob:MaxBBPerJob:bb/lua=2GiB",
+                ]
+            ],
+        ),
+        ("sacctmgr -i add qos high Priority=10", [["qos", "set", "high", "--priority=10"]]),
+        (
+            "sacctmgr -i modify qos high set MaxTRESPerUser=bb/datawarp=5 MaxJobsPerUser=2",
+            [
+                [
+                    *("qos", "set", "high", "--priority=10", "--limit=MaxBBPerUser:bb/datawarp=5MiB"),
+                    "--limit=MaxJobsPerUser=2",
+                ]
+            ],
+        ),
+        ("sacctmgr -i delete qos high", [["qos", "delete", "high"]]),
+        ("sacctmgr show assoc", []),
+    ):
+        assert accounting.typed(parse_command(command)) == typed, command
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["sacctmgr add cluster x", "sacctmgr dump", "sacctmgr add user zed account=nowhere", "sacctmgr add qos a Flags=x"],
+)
+def test_what_sacctmgr_does_that_has_no_counterpart_is_said(command: str) -> None:
+    with pytest.raises(NoSuchCommand):
+        Accounting().typed(parse_command(command))
+
+
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [
+        ("kill -9 $(cat $RUN/slurmctld.pid)", 9),
+        ("kill -KILL `cat $RUN/slurmctld.pid`", 9),
+        ("kill $(cat $RUN/slurmctld.pid)", 15),
+        ("pkill -s INT slurmctld", 2),
+        ("scontrol shutdown", 15),
+        ("systemctl stop slurmctld", 15),
+        ("systemctl restart slurmctld", 0),
+        ("slurmctld", 0),
+        ("slurmctld -i", 0),
+        ("kill -9 1", None),
+        ("scontrol show config", None),
+        ("pkill slurmd", None),
+    ],
+)
+def test_a_controller_is_ended_and_started_where_the_transcript_says_so(command: str, number: int | None) -> None:
+    assert controlling(command) == number

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from tests.conformance.replayer.commands import NoSuchCommand, administering, steering, submission
+from tests.conformance.replayer.commands import administering, controlling, steering, submission
 from tests.conformance.replayer.compare import Outcome, Step
 from tests.conformance.replayer.differences import Kind, Situation
 from tests.conformance.replayer.listings import is_counted, watch_listing
@@ -16,6 +16,7 @@ from tests.conformance.replayer.sightings import act_name
 from tests.conformance.replayer.texts import answer_lines, is_burst_line, says
 from tests.conformance.replayer.transcript import Act
 from tests.conformance.replayer.words import (
+    NoSuchCommand,
     Parsed,
     directives,
     jobs_named,
@@ -36,6 +37,11 @@ async def perform(run: Run, act: Act) -> None:
     """Do what was typed; what cannot be done is noted, with its line."""
     if is_counted(act.command):
         run.watch(act, act.command, list(act.output))
+        return
+    if (signal_number := controlling(act.command)) is not None:
+        run.new_window()
+        await (run.cluster.start_replicas() if signal_number == 0 else run.cluster.end_replicas(signal_number))
+        run.matches(act.line, act.command, "started" if signal_number == 0 else f"ended with signal {signal_number}")
         return
     for command in split_commands(act.command):
         head, _ = split_pipeline(command)
@@ -60,8 +66,13 @@ async def _perform_one(run: Run, act: Act, command: str, parsed: Parsed) -> None
         await _status(run, act, parsed)
     elif parsed.program == "scontrol" and verb == ("show",) and _SHOWN.fullmatch(what):
         pass
+    elif parsed.program == "scontrol" and verb in (("reconfigure",), ("reconfig",)):
+        # What the site's files say is applied again: nothing may come of it.
+        await _typed(run, act, [["config", "apply", str(run.cluster.run / "burst_buffer.conf")]])
     elif parsed.program == "scontrol":
         await _administer(run, act, parsed)
+    elif parsed.program == "sacctmgr":
+        await _typed(run, act, run.accounting.typed(parsed))
     else:
         raise NoSuchCommand("this command cannot be repeated")
 
@@ -72,11 +83,17 @@ def _of_no_job(parsed: Parsed) -> bool:
 
 
 async def _administer(run: Run, act: Act, parsed: Parsed) -> None:
-    words = administering(act, parsed, datetime.now(UTC))
+    await _typed(run, act, [administering(act, parsed, datetime.now(UTC))])
+
+
+async def _typed(run: Run, act: Act, commands: list[list[str]]) -> None:
+    """Type the commands that do the same, and compare whether it succeeded; nothing where there are none."""
+    if not commands:
+        return
     run.new_window()
-    answer = await run.cluster.forebay(*words, user=_typing(act))
-    got = " / ".join(line for line in (answer.out + answer.err).splitlines() if line.strip())
-    if (answer.code == 0) == (act.exit_code == 0):
+    answers = [await run.cluster.forebay(*words, user=_typing(act)) for words in commands]
+    got = " / ".join(line for answer in answers for line in (answer.out + answer.err).splitlines() if line.strip())
+    if all(answer.code == 0 for answer in answers) == (act.exit_code == 0):
         run.matches(act.line, " / ".join(act.output) or "done", got)
         return
     where = Situation(run.setting.provider, "administer", act.command)

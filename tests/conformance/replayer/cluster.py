@@ -145,13 +145,7 @@ class Cluster:
     async def start(self) -> None:
         """Start the replicas and the agents, and wait until all nodes are up."""
         for name in (*self.replicas, *self.nodes):
-            verb = "serve" if name in self.replicas else "agent"
-            with (self.directory / "logs" / f"{name}.log").open("ab") as log:
-                self.processes[name] = await asyncio.create_subprocess_exec(
-                    str(FOREBAY), "--config", str(self.file), verb, "--name", name,
-                    stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-                    env=self.environment, start_new_session=True,
-                )  # fmt: skip
+            await self._start(name)
         config = Config.load(self.file)
         self.mirror = Mirror(config.wal_directory(self.replicas[0]))
         self.client = Client.from_config(config, "operator", deadline_s=START_S)
@@ -162,6 +156,39 @@ class Cluster:
             self.check()
             if asyncio.get_running_loop().time() > deadline:
                 raise ConformanceFailed(f"the cluster is not up after {START_S:g} s; see {self.directory}/logs")
+
+    async def _start(self, name: str) -> None:
+        verb = "serve" if name in self.replicas else "agent"
+        with (self.directory / "logs" / f"{name}.log").open("ab") as log:
+            self.processes[name] = await asyncio.create_subprocess_exec(
+                str(FOREBAY), "--config", str(self.file), verb, "--name", name,
+                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+                env=self.environment, start_new_session=True,
+            )  # fmt: skip
+
+    async def end_replicas(self, signal_number: int) -> None:
+        """End every replica with a signal: nobody answers until they are started again."""
+        ended = [self.processes.pop(name) for name in self.replicas if name in self.processes]
+        for process in ended:
+            if process.returncode is None:
+                process.send_signal(signal_number)
+        for process in ended:
+            try:
+                await asyncio.wait_for(process.wait(), START_S)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+
+    async def start_replicas(self) -> None:
+        """Start the replicas again, those that run first being ended, and wait until one leads."""
+        await self.end_replicas(signal.SIGTERM)
+        for name in self.replicas:
+            await self._start(name)
+        deadline = asyncio.get_running_loop().time() + START_S
+        while (await self.forebay("job", "list")).code:
+            self.check()
+            if asyncio.get_running_loop().time() > deadline:
+                raise ConformanceFailed(f"nobody leads {START_S:g} s after the controller was started again")
 
     def check(self) -> None:
         """Raise ConformanceFailed if a process ended by itself."""

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import signal
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -9,7 +10,7 @@ from tests.conformance.replayer.run import Run
 from tests.conformance.replayer.setting import UNSET_PRIORITY
 from tests.conformance.replayer.sightings import STATES
 from tests.conformance.replayer.transcript import Act
-from tests.conformance.replayer.words import Parsed, jobs_named
+from tests.conformance.replayer.words import NoSuchCommand, Parsed, jobs_named
 
 _NO_MATTER: Final = frozenset(
     "o output e error i input open-mode mem mem-per-cpu mem-per-gpu exclusive s oversubscribe C constraint gres gpus G"
@@ -36,10 +37,6 @@ _STATE_WORDS: Final = {word: word for word in STATES.values()} | STATES
 
 _DRAINED: Final = frozenset(("DRAIN", "DOWN", "FAIL"))
 _UNDRAINED: Final = frozenset(("RESUME", "UNDRAIN", "IDLE"))
-
-
-class NoSuchCommand(Exception):
-    """Forebay has no command for this; the message names the word, and is shown with file and line."""
 
 
 def submission(act: Act, parsed: Parsed, run: Run) -> tuple[list[str], str]:
@@ -163,6 +160,26 @@ def _changing(field: str, run: Run) -> str:
     if option is None:
         raise NoSuchCommand(f"{key!r} of a job is not changed here")
     return f"--{option}={_renumbered(value, run) if option == 'dependency' else value}"
+
+
+_CONTROLLER_PID: Final = r"(?:\$\(cat \S*slurmctld\.pid\)|`cat \S*slurmctld\.pid`|slurmctld)"
+_KILLED: Final = re.compile(rf"(?:kill|pkill|killall)(?: -(?:s )?(\w+))? {_CONTROLLER_PID}")
+
+
+def controlling(command: str) -> int | None:
+    """Return the signal with which a command ends the controller, 0 if it starts one, None if it does neither."""
+    if re.fullmatch(r"(systemctl (re)?start slurmctld|slurmctld( -\S+)*)", command):
+        return 0
+    if re.fullmatch(r"scontrol shutdown( slurmctld)?|systemctl stop slurmctld", command):
+        return int(signal.SIGTERM)
+    found = _KILLED.fullmatch(command)
+    if found is None:
+        return None
+    name = (found[1] or "TERM").upper().removeprefix("SIG")
+    if name.isdigit():
+        return int(name)
+    known = getattr(signal, f"SIG{name}", None)
+    return int(known) if isinstance(known, signal.Signals) else None
 
 
 def administering(act: Act, parsed: Parsed, now: datetime) -> list[str]:

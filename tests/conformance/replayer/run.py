@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from tests.conformance.replayer.accounting import Accounting
 from tests.conformance.replayer.cluster import Cluster
 from tests.conformance.replayer.compare import Outcome, Step
 from tests.conformance.replayer.differences import Differences, Kind, Situation
@@ -56,6 +57,7 @@ class Run:
         """Slurm's number -> Forebay's."""
         self.refused: set[str] = set()
         """Slurm's numbers of jobs that Forebay refused by a declared difference, or that could not be repeated."""
+        self.accounting = Accounting()
         self.windows: list[Window] = []
         self.cuts: dict[str, float] = {}
         """When the transcript went on to a part in which a job is not seen any more: seconds of the wall clock."""

@@ -54,6 +54,10 @@ _TAKES_VALUE_LONG: Final = {
 _DIRECTIVE: Final = re.compile(r"#(?:DW|BB|BB_[A-Z]+|BB_LUA\S*)(?:\s|$)")
 
 
+class NoSuchCommand(Exception):
+    """Forebay has no command for this; the message names the word, and is shown with file and line."""
+
+
 class Parsed(msgspec.Struct, frozen=True):
     """One command of a pipeline: its program, its options in order, and its other words."""
 
