@@ -21,7 +21,7 @@ from cluster.agent.limits import WATCH_REST_TIMES, WATCH_S, WATCH_TIMEOUT_S
 from cluster.agent.messages import count, figure
 from cluster.agent.processes import spawn
 from cluster.agent.script_run import ScriptRun
-from cluster.agent.worker import Look, Usage, inodes_of
+from cluster.agent.worker import Look, Usage, blocks_of, inodes_of
 from cluster.system import Clock, write_all
 
 _DIRECTORIES = 100
@@ -86,7 +86,8 @@ class CapacityWatch:
         most, base = inodes_of(capacity_bytes), self._staged.get(order.job)
         look = Look(
             path=os.path.join(self._home.path, BUFFERS, str(order.job)),
-            most_bytes=capacity_bytes,
+            # Whose file system refuses more is only here if he took files out of their project, as their owner may.
+            most_bytes=blocks_of(capacity_bytes) if self._home.keeps_quotas else capacity_bytes,
             # An agent that came later does not know what was there before the script.
             most_inodes=2**62 if base is None else base + most,
         )

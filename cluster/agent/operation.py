@@ -348,6 +348,7 @@ class Operation:
                 control=control.descriptor,
                 cgroup=entrance,
                 process=self._settings.process,
+                keeps_quotas=self._home.keeps_quotas,
                 cluster=self._settings.cluster,
                 left=left,
                 agent=os.getpid(),

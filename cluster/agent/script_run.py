@@ -4,6 +4,7 @@ believed by what it wrote; before it, with a provider of the site's own, its ope
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -12,7 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from cluster.agent.files import STEPS, FileRefused, RemovalFailed, is_no_room
+from cluster.agent.files import STEPS, FileRefused, RemovalFailed, is_no_room, project_quota
 from cluster.agent.home import GivenUp, Handle, Home
 from cluster.agent.limits import DISK_FULL_RETRY_S, DISK_FULL_RETRY_S_MAX, SUPERVISOR_LAUNCHES_MAX, SUPERVISOR_POLL_S
 from cluster.agent.messages import failure
@@ -28,8 +29,8 @@ from cluster.agent.scripts import (
     recorded_jobs,
     remove_record,
 )
-from cluster.agent.worker import PRE_RUN, paths_of
-from cluster.system import boot_id, closing, start_time
+from cluster.agent.worker import PRE_RUN, inodes_of, paths_of
+from cluster.system import boot_id, closing, open_directory, start_time
 from replica.messages import OperationFailed, ScriptEnded
 from replica.model import JobState, Order
 
@@ -131,6 +132,7 @@ class ScriptRun:
             await asyncio.sleep(SUPERVISOR_POLL_S)
 
     def _create(self) -> None:
+        self._hold_inodes()
         create_record(
             self._home.steps,
             ScriptOrder(
@@ -145,6 +147,16 @@ class ScriptRun:
             ),
             account_for(self._settings.accounts, self._order.user),
         ).close()
+
+    def _hold_inodes(self) -> None:
+        """Bound how many files the script may make, where the file system can: beside those that were staged in."""
+        order = self._order
+        if not self._home.keeps_quotas or order.provision is not None or not (order.pool_is_bytes and order.has_buffer):
+            return
+        if order.capacity_bytes:
+            with contextlib.suppress(FileNotFoundError):
+                with closing(open_directory(str(order.job), dir_fd=self._home.buffers)) as buffer:
+                    project_quota.hold_inodes(buffer, inodes_of(order.capacity_bytes))
 
     async def _see_through(self, record: ScriptRecord) -> ScriptEnded:
         while True:

@@ -193,7 +193,7 @@ class Agent:
                 cpus=self._cpus,
                 buffers=str(self._home.path / BUFFERS),
                 process_control="listing" if self._home.cgroups is None else "cgroup",
-                capacity_control="watch",
+                capacity_control="project_quota" if self._home.keeps_quotas else "watch",
             )
             try:
                 answer = await self._controller.register(self._node, request)

@@ -148,6 +148,7 @@ def persistent_work(state: State, job: Job) -> tuple[tuple[CreatePersistent, ...
                     made.access,
                     made.type,
                     wanted.place,
+                    unit_in(state.pools, made.pool).word,
                     access_text=wanted.access_text,
                 )
             )

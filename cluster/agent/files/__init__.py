@@ -1,5 +1,6 @@
-"""Files as an agent must treat them: durable writes, safe paths (openat), removal."""
+"""Files as an agent must treat them: durable writes, safe paths (openat), removal, project quotas."""
 
+from cluster.agent.files import project_quota as project_quota
 from cluster.agent.files.durable import (
     BUFFERS,
     CALLS,

@@ -48,6 +48,7 @@ from cluster.agent.files import (
     ReserveFiles,
     identity_of,
     is_no_room,
+    project_quota,
     read_bounded,
     write_durably,
 )
@@ -155,6 +156,8 @@ class Home:
             self.calls = self._subdirectory(CALLS, _PRIVATE)
             self.persistent = self._subdirectory(PERSISTENT, mode)
             self.storage_id = self._storage_id()
+            self.keeps_quotas = project_quota.is_enforced(self.buffers)
+            """Whether the file system holds buffers to their capacity; otherwise they are watched."""
             self.hung = Hung()
             self.cgroups: CgroupTree | None = None
             """Where processes of jobs are held; None: they are found by listing alone."""

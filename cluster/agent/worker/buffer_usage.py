@@ -25,6 +25,11 @@ PREALLOCATED_BYTES: Final = 64 * MIB
 themselves for files that grow, and take it back."""
 
 
+QUOTA_PART: Final = 16
+QUOTA_BYTES: Final = 4 * MIB
+"""What a file system may count beyond the lengths of files: one part of so many of the capacity, and bytes."""
+
+
 class Look(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be counted."""
 
@@ -47,6 +52,14 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 def inodes_of(capacity_bytes: int) -> int:
     """Return how many files, directories and links a job may make in a buffer of so many bytes."""
     return max(INODES_LEAST, capacity_bytes // INODE_BYTES)
+
+
+def blocks_of(capacity_bytes: int) -> int:
+    """Return how much of its file system a buffer of so many bytes may take where that is kept by the file system.
+
+    It counts whole blocks, and those of directories: what fits by the lengths of its files should fit.
+    """
+    return capacity_bytes + capacity_bytes // QUOTA_PART + QUOTA_BYTES
 
 
 def measure(look: Look) -> Usage:

@@ -31,6 +31,7 @@ from cluster.agent.files import (
     RemovalFailed,
     identity_of,
     is_disk_full,
+    project_quota,
     read_bounded,
     remove_removable,
     remove_tree,
@@ -66,12 +67,13 @@ from cluster.agent.transfer import (
     workspace,
 )
 from cluster.agent.worker import external_provider
+from cluster.agent.worker.buffer_usage import blocks_of, inodes_of
 from cluster.agent.worker.orphans import ANY_ATTEMPT, SWEEP, sweep, tag
-from cluster.agent.worker.staging import Commands, TransferRun, claimant_of, stage_in, stage_out
+from cluster.agent.worker.staging import Commands, TransferRun, capacity_of, claimant_of, stage_in, stage_out
 from cluster.agent.worker.work import Outcome, Work
 from cluster.system import SystemClock, closing, die_with_parent, open_directory, sync_file_system, write_all
 from replica.messages import OperationDone, OperationFailed
-from replica.model import Stage
+from replica.model import CreatePersistent, PoolUnit, Stage
 from replica.values import name_fault
 
 PERSISTENT_MODE: Final = 0o770
@@ -97,7 +99,7 @@ def _change_persistent(work: Work) -> Outcome:
                 if failed is not None:
                     return failed
             for wanted in order.creates:
-                failed = _create(parent, made, wanted.name, work)
+                failed = _create(parent, made, wanted, work)
                 if failed is not None:
                     return failed
     return OperationDone()
@@ -112,7 +114,7 @@ def _destroy(parent: int, made: int, name: str, work: Work) -> OperationFailed |
             failed = _remove_as_user(work, parent, name, shown)
             if failed is not None:
                 return replace(failed, operation="destroy_persistent")
-        remove_tree(parent, name, shown=shown)
+        _remove(parent, name, shown=shown)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=made)
     except (RemovalFailed, ValueError) as error:
@@ -120,8 +122,18 @@ def _destroy(parent: int, made: int, name: str, work: Work) -> OperationFailed |
     return None
 
 
-def _create(parent: int, made: int, name: str, work: Work) -> OperationFailed | None:
-    account = account_for(work.accounts, work.order.user)
+def _remove(parent: int, name: str, *, shown: str) -> None:
+    """Remove a buffer, and the limits of its project if it has one; RemovalFailed."""
+    project = 0
+    with contextlib.suppress(OSError), closing(open_directory(name, dir_fd=parent)) as directory:
+        project = project_quota.project_of(directory)
+    remove_tree(parent, name, shown=shown)
+    with contextlib.suppress(OSError):
+        project_quota.release(parent, project)
+
+
+def _create(parent: int, made: int, wanted: CreatePersistent, work: Work) -> OperationFailed | None:
+    account, name = account_for(work.accounts, work.order.user), wanted.name
     try:
         _check(name)
         if (read_bounded(made, name) or b"").strip() != _maker(work):
@@ -134,6 +146,10 @@ def _create(parent: int, made: int, name: str, work: Work) -> OperationFailed | 
             if account.switch:
                 os.fchown(directory, account.uid, account.gid)
             os.fchmod(directory, PERSISTENT_MODE)
+            if work.keeps_quotas and wanted.units == PoolUnit.BYTES.word and wanted.capacity_bytes:
+                seed = f"{work.storage_id}.persistent.{name}"
+                project_quota.hold(directory, seed, blocks_of(wanted.capacity_bytes))
+                project_quota.hold_inodes(directory, inodes_of(wanted.capacity_bytes))
             os.fsync(directory)
         os.fsync(parent)
     except (ValueError, FileRefused) as error:
@@ -167,7 +183,7 @@ def _take_away(work: Work, parent: int, name: str) -> None:
                 with closing(open_directory(left, dir_fd=parent)) as directory:
                     os.fchown(directory, os.geteuid(), os.getegid())
             else:
-                remove_tree(parent, left, shown=left)
+                _remove(parent, left, shown=left)
 
 
 def _is_kept(work: Work, parent: int, left: str) -> bool:
@@ -284,6 +300,8 @@ def _stage_in(work: Work) -> Outcome:
         pass
     buffer = open_directory(name, dir_fd=buffers)
     os.fchmod(buffer, 0o700)
+    if work.keeps_quotas and capacity_of(work.order):
+        project_quota.hold(buffer, _marker(work), blocks_of(capacity_of(work.order)))
     if account.switch:
         os.fchown(buffer, account.uid, account.gid)
     os.fsync(buffers)
@@ -393,7 +411,7 @@ def _teardown(work: Work) -> Outcome:
     failed = _remove_as_user(work, buffers, name, shown)
     if failed is not None:
         return failed
-    remove_tree(buffers, name, shown=shown)
+    _remove(buffers, name, shown=shown)
     home = open_directory(work.home)
     workspace.forget(home, work.order.job)
     workspace.prune_receipts(home)

@@ -41,11 +41,11 @@ from tests.cluster.cli.views import HISTORY, JOBS, PENDING, job
 SCRIPT = "#!/bin/sh\n#SBATCH --time=1:30:00 -J sort\n#DW jobdw capacity=16MiB type=scratch\nsort\n"
 POOL = PoolView(
     name="fast", quantity_bytes=96 * 1024**2, granularity_bytes=8 * 1024**2, held_bytes=16 * 1024**2,
-    free_bytes=80 * 1024**2, is_default=True, buffers=1, revision=5,
+    free_bytes=80 * 1024**2, is_default=True, buffers=1, capacity_control=("project_quota", "watch"), revision=5,
 )  # fmt: skip
 NODE = NodeView(
     name="n1", state="UP", reason="", cpus=4, cpus_in_use=2, instance="i", storage_id="s", registered_time=None,
-    jobs=(7, 8), last_contact_s=0.25, revision=5,
+    jobs=(7, 8), last_contact_s=0.25, process_control="cgroup", capacity_control="project_quota", revision=5,
 )  # fmt: skip
 BUFFER = BufferView(
     job_id=42, user="alice", state="staging-in", pool="fast", capacity_bytes=16 * 1024**2, requested_bytes=1,
