@@ -119,11 +119,11 @@ def _follow_install(raft: RaftState, index: int, term: int) -> None:
             f"a snapshot of index {index} and term {term} was installed, but the journal is "
             f"at {journal.applied_index}, term {journal.term_of(journal.applied_index)}"
         )
+    raft.durable_index = min(raft.durable_index, raft.applied_index)  # what followed may have gone with the snapshot
     raft.applied_index = journal.applied_index
     raft.commit_index = max(raft.commit_index, journal.commit_index)
     journal.set_commit(raft.commit_index)
     raft.checked_index = index
-    raft.durable_index = min(raft.durable_index, journal.last_index)  # all that was held may have gone
     if raft.configurations.installed(index, raft.receiver.configuration, journal.last_index):
         follow_configuration(raft)
     raft.touch_hints()
