@@ -19,6 +19,15 @@ class Disk:
         self.fail_next: Exception | None = None
         self.before_sync: Callable[[], None] = lambda: None
 
+    @property
+    def last_index(self) -> int:
+        return self.base[0] + len(self.entries)
+
+    def holds(self, index: int, term: int) -> bool:
+        """Whether an entry is on it, or in a snapshot that it goes on from."""
+        at = index - self.base[0] - 1
+        return at < 0 or (at < len(self.entries) and self.entries[at].term == term)
+
 
 class MemoryJournal:
     """Buffered until sync(), like the real one; every rule that the real one enforces is enforced here too."""

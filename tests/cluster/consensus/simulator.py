@@ -5,6 +5,7 @@ import heapq
 import itertools
 import random
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,18 @@ import msgspec
 
 from cluster.consensus.configurations import Wanted
 from cluster.consensus.engine import Engine
-from cluster.consensus.frames import PROMISES, AnyMessage, AppendRequest, decode_body, encode_frame
+from cluster.consensus.frames import (
+    PROMISES,
+    AnyMessage,
+    AppendReply,
+    AppendRequest,
+    SnapshotReply,
+    decode_body,
+    encode_frame,
+)
 from cluster.consensus.interface import NO_OP, ChangeRefused, NotLeader, RemovedFromCluster, Role, SnapshotRef, Timing
+from cluster.consensus.state import RaftState
+from tests.cluster.consensus.marks import broken_marks, votes_missing
 from tests.cluster.consensus.memory_journal import Disk, MemoryJournal
 from wal.configuration import (
     Action,
@@ -55,7 +66,8 @@ class Replica:
         self.name = name
         self.bootstrap = bootstrap
         self.removed: RemovedFromCluster | None = None
-        self.disk = Disk()
+        self.disk = self.first_disk = Disk()
+        self.seen_commit = 0
         self.history: list[tuple[int, int, bytes]] = []
         """Everything applied, from index 1 on; a snapshot carries all of it."""
         self.snapshots: list[tuple[SnapshotRef, list[tuple[int, int, bytes]]]] = []
@@ -96,6 +108,7 @@ class Replica:
         # The controller rebuilds its state up to the applied mark from snapshot and ledger.
         del self.history[self.journal.applied_index :]
         self.proposed.clear()
+        self.seen_commit = 0
         try:
             self.engine = self._engine()
         except RemovedFromCluster as error:
@@ -245,7 +258,16 @@ class Simulation:
         self.leaders: dict[int, str] = {}
         self.applied: dict[int, tuple[int, bytes]] = {}
         self.acknowledged: set[bytes] = set()
+        self.committed: dict[int, int] = {}
+        """Index -> term of what somebody has committed."""
+        self.committed_by: dict[int, int] = {}
+        """Term -> the last entry that its leader was the first to commit."""
+        self.answered: dict[tuple[str, int, str], int] = {}
+        """Leader, term and peer -> the newest request of that leadership that the peer has answered."""
+        self.reads = 0
         self.slow: dict[str, float] = {}
+        self.batches_s = 0.0
+        """For how long a replica may take messages before it ticks, seconds."""
         self._directory = tempfile.TemporaryDirectory(prefix="forebay-sim-")
         self.directory = Path(self._directory.name)
         self.membership = membership
@@ -366,6 +388,9 @@ class Simulation:
     def send(self, sender: str, receiver: str, message: AnyMessage) -> None:
         if isinstance(message, PROMISES) and self.replicas[sender].journal.dirty:
             raise Violation(f"{sender} promises {message} before it is durable")
+        if isinstance(message, AppendReply | SnapshotReply):
+            place = (receiver, message.term, sender)
+            self.answered[place] = max(self.answered.get(place, 0), message.seq)
         if self.sent is not None:
             self.sent.append((sender, receiver, message))
         epoch = self._up.get((sender, receiver))
@@ -392,10 +417,18 @@ class Simulation:
         if engine is None or not self._alive(replica, lambda: engine.receive(sender, message)):
             return
         if engine.next_due_s() <= self.clock.now_s:
-            self.tick(replica)
+            if self.batches_s and self.random.random() < 0.5:  # what comes meanwhile is taken before the tick, too
+                self.check(replica)
+                self.at(self.random.uniform(0.0, self.batches_s), lambda: self._tick_if(replica, engine))
+            else:
+                self.tick(replica)
         else:  # as the driver: what asks for no tick gets none
             self.check(replica)
             self.schedule_tick(replica)
+
+    def _tick_if(self, replica: Replica, engine: Engine) -> None:
+        if replica.engine is engine:
+            self.tick(replica)
 
     def _alive(self, replica: Replica, step: Callable[[], None]) -> bool:
         """Let a replica do something; False if it has stopped because it was removed."""
@@ -480,10 +513,10 @@ class Simulation:
         histories = [replica.history for replica in self.members(leader)]
         if any(history != histories[0] for history in histories):
             raise Violation("the replicas applied different histories")
-        seen = [data for _, _, data in histories[0] if data != NO_OP and not is_configuration(data)]
+        seen = Counter(data for _, _, data in histories[0] if data != NO_OP and not is_configuration(data))
         for data in self.acknowledged:
-            if seen.count(data) != 1:
-                raise Violation(f"{data!r} was acknowledged and is there {seen.count(data)} times")
+            if seen[data] != 1:
+                raise Violation(f"{data!r} was acknowledged and is there {seen[data]} times")
 
     def describe(self) -> list[tuple[Any, ...]]:
         return [
@@ -505,10 +538,87 @@ class Simulation:
     def check(self, replica: Replica) -> None:
         engine = replica.engine
         assert engine is not None
+        raft = engine.raft
+        for sentence in broken_marks(raft, self.copy_of, self.raft_of):
+            raise Violation(f"{replica.name}: {sentence}")
+        if engine.role is Role.LEADER and engine.term not in self.leaders:
+            missing = votes_missing(raft, self.copy_of)
+            if missing:
+                raise Violation(f"{replica.name}: {missing}")
+            self.check_complete(replica)
+        self.check_committed(replica)
         if engine.role is Role.LEADER and self.leaders.setdefault(engine.term, replica.name) != replica.name:
             raise Violation(f"election safety: {self.leaders[engine.term]} and {replica.name} lead term {engine.term}")
-        if engine.commit_index > replica.journal.last_index or engine.applied_index > engine.commit_index:
-            raise Violation(f"{replica.name}: {self.describe()}")
+
+    def copy_of(self, name: str) -> Disk | None:
+        """What is on the disk of a member; None where it was given another one."""
+        replica = self.replicas.get(name)
+        return None if replica is None or replica.disk is not replica.first_disk else replica.disk
+
+    def raft_of(self, name: str) -> RaftState | None:
+        """The state of a member that runs."""
+        replica = self.replicas.get(name)
+        return None if replica is None or replica.engine is None else replica.engine.raft
+
+    def check_complete(self, replica: Replica) -> None:
+        """A new leader has what leaders of earlier terms have committed (5.4.3)."""
+        assert replica.engine is not None
+        term, journal = replica.engine.term, replica.journal
+        last = max((last for by, last in self.committed_by.items() if by < term), default=0)
+        held = journal.term_of(last)
+        if journal.last_index < last or (last and held is not None and held != self.committed[last]):
+            raise Violation(
+                f"leader completeness: {replica.name} leads term {term} without entry {last} of term "
+                f"{self.committed[last]}, which was committed before"
+            )
+
+    def check_committed(self, replica: Replica) -> None:
+        """What anybody takes for committed is on the disks of a majority, and never becomes another entry."""
+        engine = replica.engine
+        assert engine is not None
+        for index in range(replica.seen_commit + 1, engine.commit_index + 1):
+            term = replica.journal.term_of(index)
+            if term is None:
+                continue
+            known = self.committed.get(index)
+            if known is None:
+                voters = engine.configuration.voter_ids
+                copies = [copy for copy in map(self.copy_of, voters) if copy is None or copy.holds(index, term)]
+                if len(copies) < engine.configuration.majority:
+                    raise Violation(
+                        f"{replica.name} commits entry {index} of term {term}, which is on {len(copies)} disks; "
+                        f"{engine.configuration.majority} are needed"
+                    )
+                self.committed[index] = term
+                self.committed_by[engine.term] = index
+            elif known != term:
+                raise Violation(f"{replica.name} commits entry {index} of term {term}; committed was that of {known}")
+        replica.seen_commit = engine.commit_index
+
+    # Reads
+
+    def read(self, replica: Replica) -> None:
+        """Ask a replica that leads, or believes so, for the state: an answer has to be newer than the question."""
+        engine = replica.engine
+        assert engine is not None
+        floor, seq, term = max(self.committed, default=0), engine.raft.seq, engine.term
+
+        def answered(index: int | None) -> None:
+            if index is None:
+                return
+            self.reads += 1
+            if index < floor:
+                raise Violation(f"stale read: {replica.name} gave entry {index}; {floor} was committed before")
+            voters = [voter for voter in engine.configuration.voter_ids if voter != replica.name]
+            asked = [voter for voter in voters if self.answered.get((replica.name, term, voter), 0) > seq]
+            confirmed = len(asked) + engine.configuration.votes(replica.name)
+            if confirmed < engine.configuration.majority:
+                raise Violation(
+                    f"{replica.name} answers a read in term {term} that {confirmed} of {len(voters) + 1} voters have "
+                    "confirmed since it was asked"
+                )
+
+        engine.read(answered)
 
     def check_applied(self, replica: Replica, index: int, term: int, data: bytes) -> None:
         if index != len(replica.history) + 1:

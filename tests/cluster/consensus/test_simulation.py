@@ -45,6 +45,9 @@ def scenario(seed: int, replicas: int) -> Simulation:
     while sim.clock.now_s < end_s:
         sim.run(0.02)
         for replica in sim.replicas.values():
+            if replica.engine is not None and rng.random() < 0.2:
+                sim.read(replica)
+                sim.schedule_tick(replica)
             if replica.engine is not None and rng.random() < 0.5:
                 number += 1
                 if replica.propose(b"\x01%d" % number):
