@@ -242,10 +242,10 @@ def is_temporary(name: str) -> bool:
     return any(part.startswith(".forebay-") for part in name.split("/"))
 
 
-def judge(before: Story, source: Path, destination: Path, *, complete: bool) -> None:
+def judge(before: Story, source: Path, destination: Path, *, complete: bool, alone: bool = True) -> None:
     """Check what a transfer left: each file absent, old or whole; all of them whole, and nothing else, if `complete`.
 
-    Broken names the first that is not."""
+    Broken names the first that is not. `alone`: it made the directories, and nobody else did."""
     now = poll(source)
     if {name: seen._replace(modified_ns=0) for name, seen in now.items()} != {
         name: seen._replace(modified_ns=0) for name, seen in before.source.items()
@@ -270,7 +270,7 @@ def judge(before: Story, source: Path, destination: Path, *, complete: bool) -> 
             raise Broken(f"{before.stage} made {name!r} a {seen.kind}")
         if wanted.kind == "link" and (seen.digest, seen.modified_ns) != (wanted.digest, wanted.modified_ns):
             raise Broken(f"{before.stage} left {name!r} as {seen}, not {wanted}")
-        if wanted.kind == "directory" and complete and old is None and now.get(name) == wanted:
+        if wanted.kind == "directory" and complete and alone and old is None and now.get(name) == wanted:
             # Only what the transfer made: what was there before keeps what it had.
             if (seen.mode, seen.modified_ns) != (wanted.mode & 0o3777 | 0o700, wanted.modified_ns):
                 raise Broken(f"{before.stage} left {name!r} with another mode or time: {seen}, not {wanted}")

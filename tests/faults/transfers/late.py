@@ -93,7 +93,7 @@ def check(winners: list[Harness], stories: dict[Harness, Story], when: str) -> N
     """Check that the destination has what one of them had, all of it and nothing else."""
     for left, winner in reversed(list(enumerate(winners))):
         try:
-            judge(stories[winner], winner.places(STAGE)[0], winner.destination, complete=True)
+            judge(stories[winner], winner.places(STAGE)[0], winner.destination, complete=True, alone=False)
             return
         except Broken as error:
             if not left:
