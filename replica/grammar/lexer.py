@@ -175,6 +175,7 @@ SHOWN_CHARACTERS = 48
 
 
 _CONTROL = re.compile("[\\x00-\\x08\\x0a-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ud800-\\udfff]")
+_WORD = re.compile(r"[^ \t]+")
 
 
 class DirectiveRefused(Exception):
@@ -216,16 +217,8 @@ def ends_in_backslash(text: str) -> bool:
 
 def split_words(line: str, source: str, number: int, start: int = 0) -> Iterator[Word]:
     """Yield the words of a line from the offset `start` on: what lies between blanks and tabs."""
-    column = start
-    while column < len(line):
-        if line[column] in " \t":
-            column += 1
-            continue
-        end = column
-        while end < len(line) and line[end] not in " \t":
-            end += 1
-        yield Word(line[column:end], source, number, column + 1)
-        column = end
+    for found in _WORD.finditer(line, start):
+        yield Word(found[0], source, number, found.start() + 1)
 
 
 def control_offset(line: str) -> int | None:

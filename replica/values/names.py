@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from replica.values.limits import MAIL_USER_CHARACTERS_MAX, MAILBOX_CHARACTERS_MAX, NAME_CHARACTERS_MAX, NODES_MAX
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_SYMBOL = re.compile(r"%(.?)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _MAILBOX = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_+=-]*(\.[A-Za-z0-9_+=-]+)*")
 _DOMAIN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
@@ -56,20 +57,14 @@ def expand_symbols(
     values = {"%": "%", "A": str(array_job or job), "d": workdir, "j": str(job), "u": user, "x": name}
     if array_job:
         values["a"] = str(array_task)
-    head, stop, tail = text.partition("\\\\")
-    parts: list[str] = []
-    position = 0
-    while position < len(head):
-        if head[position] != "%":
-            parts.append(head[position])
-            position += 1
-            continue
-        symbol = head[position + 1 : position + 2]
-        if symbol not in values or not symbol:
-            raise UnknownSymbol(f"%{symbol}")
-        parts.append(values[symbol])
-        position += 2
-    return "".join(parts) + (tail if stop else "")
+    head, _, tail = text.partition("\\\\")
+
+    def value(found: re.Match[str]) -> str:
+        if found[1] not in values:
+            raise UnknownSymbol(found[0])
+        return values[found[1]]
+
+    return _SYMBOL.sub(value, head) + tail
 
 
 # ---- texts that come from other people, such that neither a terminal, nor a log, nor a mail takes orders from them
