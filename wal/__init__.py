@@ -6,6 +6,7 @@ from wal.codec import (
     batch_of_encoded,
     decode_batch,
     encode_entry,
+    instant_of,
     is_earlier_form,
     kind_of,
     revision_after,

@@ -36,6 +36,14 @@ _decoder: Final = msgspec.msgpack.Decoder(Batch, strict=True)
 _plain_decoder: Final = msgspec.msgpack.Decoder()
 
 
+class _BatchHead(msgspec.Struct, frozen=True, array_like=True):
+    base: Revision
+    at: Instant
+
+
+_head_decoder: Final = msgspec.msgpack.Decoder(_BatchHead)
+
+
 class CodecError(ValueError):
     """The bytes are not the one encoding of anything that this release knows; in the ledger that stops the replica."""
 
@@ -101,6 +109,16 @@ def decode_batch(data: bytes) -> Batch:
     if again != body and not is_earlier_form(bytes(body), again):
         raise CodecError("the batch is not canonical: encoded again it gives other bytes")
     return batch
+
+
+def instant_of(data: bytes) -> Instant | None:
+    """When the batch in an entry was decided, without reading what it holds; None for another kind. CodecError."""
+    if kind_of(data) is not Kind.BATCH:
+        return None
+    try:
+        return _head_decoder.decode(memoryview(data)[len(_HEAD) :]).at
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise CodecError(f"the batch cannot be decoded: {error}") from error
 
 
 def kind_of(data: bytes) -> Kind:

@@ -111,12 +111,14 @@ STEP_MAX_BYTES: Final = 8 << 20
 
 
 class LedgerEntry(NamedTuple):
-    """A committed entry, with the digest of the ledger up to and with it."""
+    """A committed entry, with the digest of the ledger up to and with it, and the revisions before and after it."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     term: int
     data: bytes
     digest: bytes
+    base: int
+    revision: int
 
 
 class Verified(NamedTuple):
@@ -215,6 +217,13 @@ class Ledger:
         with self._env.read() as transaction:
             return self._gaps(transaction)
 
+    def read_some(self, first: int, *, entries_max: int, bytes_max: int) -> list[LedgerEntry]:
+        """Entries from `first` on, in order, until one of the bounds is reached, but at least one if there is one.
+
+        Gaps are passed over. LedgerBroken at the first damage.
+        """
+        return self._step(self._scan(), first, entries_max, bytes_max)
+
     def read(self, first: int, *, limit: int) -> Iterator[LedgerEntry]:
         """Up to `limit` entries from `first` on, in order; gaps are passed over. LedgerBroken at the first damage.
 
@@ -294,27 +303,32 @@ class Ledger:
         # A snapshot may have been installed since the marks were read; its gap begins behind what was applied then.
         return _Scan(view, tuple(gap for gap in gaps if gap.first_index <= view.marks.applied_index))
 
-    def _step(self, scan: _Scan, first: int, limit: int) -> list[LedgerEntry]:
+    def _step(self, scan: _Scan, first: int, limit: int, bytes_max: int = STEP_MAX_BYTES) -> list[LedgerEntry]:
         found: list[LedgerEntry] = []
         view, gaps = scan.view, {gap.first_index: gap for gap in scan.gaps}
         size_bytes, following = 0, scan.after_gaps(max(first, 1))
         with self._env.read() as transaction:
             applied_index = view.marks.applied_index
-            digest = self._chain_row(view, transaction, following - 1).digest if following <= applied_index else b""
+            before = (
+                self._chain_row(view, transaction, following - 1) if following <= applied_index else ChainRow(b"", 0)
+            )
             cursor = transaction.cursor(self._env.table(records.ENTRIES))
             more = cursor.set_range(records.index_key(following))
-            while following <= applied_index and len(found) < limit and size_bytes < STEP_MAX_BYTES:
+            while following <= applied_index and len(found) < limit and size_bytes < bytes_max:
                 if following in gaps:
                     following = gaps[following].last_index + 1
-                    digest = self._chain_row(view, transaction, following - 1).digest
+                    before = self._chain_row(view, transaction, following - 1)
                     continue
                 entry = view.entries.get(following)
                 if entry is None:
                     entry = self._entry(following, cursor.item() if more else None)
-                digest = records.chained(digest, entry)
-                if self._chain_row(view, transaction, following).digest != digest:
+                row = self._chain_row(view, transaction, following)
+                if records.chained(before.digest, entry) != row.digest:
                     raise LedgerBroken(following, "it is not the entry that its digest speaks of")
-                found.append(LedgerEntry(entry.index, entry.term, entry.data, digest))
+                found.append(
+                    LedgerEntry(entry.index, entry.term, entry.data, row.digest, before.revision, row.revision)
+                )
+                before = row
                 size_bytes += len(entry.data)
                 following += 1
                 more = cursor.next()
