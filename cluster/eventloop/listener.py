@@ -2,7 +2,8 @@
 
 The cryptography of one handshake takes a millisecond or two of the loop's thread. asyncio's own listener accepts all
 that wait in one turn, and when 256 clients come at once the next turn does 256 handshakes: no heartbeat leaves
-meanwhile, and leadership moves. Here a turn of the loop begins at most ACCEPTS_PER_TURN, and a pause follows.
+meanwhile, and leadership moves. Here a turn of the loop begins at most ACCEPTS_PER_TURN, and a pause follows, which
+becomes longer as long as the loop comes late to its end: a storm of clients slows down itself and nobody else.
 
 Connections are read into a buffer that is there already. For a protocol that takes bytes as they come, uvloop and
 asyncio make room for 256 KiB before each read of a TLS connection. Measured with messages of 200 bytes on eight
@@ -59,8 +60,15 @@ ACCEPTS_PER_TURN = 2
 ACCEPT_PAUSE_S = 0.004
 """Between such turns, seconds: other work gets at least half of the time, and 500 clients come in within a second."""
 
-HANDSHAKES_MAX = 256
-"""Connections that have not finished their handshake, count; for a further one the oldest is closed."""
+ACCEPT_PAUSE_S_MAX = 0.256
+"""The longest such pause, seconds: eight clients a second come in even where the loop has hardly any time."""
+
+LATE_S_MAX = 0.01
+"""How late the loop may come to the end of a pause, seconds; where it comes later, the next pause is twice as long."""
+
+HANDSHAKES_MAX = 64
+"""Connections that have not finished their handshake, count; for a further one the oldest is closed. Clients may send
+their last flights all at once: this many take a few hundredths of a second."""
 
 HANDSHAKE_S_MAX = 10.0
 """How long a handshake may take, seconds."""
@@ -70,6 +78,12 @@ BACKLOG = 1024
 
 RETRY_S = 0.1
 """The pause after a failure to accept, seconds: out of descriptors, mostly."""
+
+
+def next_pause_s(pause_s: float, late_s: float) -> float:
+    """Return the pause that follows one to whose end the loop came so much too late."""
+    return min(2 * pause_s, ACCEPT_PAUSE_S_MAX) if late_s > LATE_S_MAX else max(pause_s / 2, ACCEPT_PAUSE_S)
+
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
@@ -127,7 +141,7 @@ class Acceptor:
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        begun = 0
+        begun, pause_s = 0, ACCEPT_PAUSE_S
         while True:
             try:
                 connection, _ = await loop.sock_accept(listening)
@@ -144,7 +158,9 @@ class Acceptor:
             task.add_done_callback(self._done)
             begun += 1
             if begun % ACCEPTS_PER_TURN == 0:
-                await asyncio.sleep(ACCEPT_PAUSE_S)
+                due_s = loop.time() + pause_s
+                await asyncio.sleep(pause_s)
+                pause_s = next_pause_s(pause_s, loop.time() - due_s)
 
     async def _handshake(self, connection: socket.socket) -> None:
         try:

@@ -5,10 +5,19 @@ import socket
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import cluster.eventloop.listener as module
 from cluster.config.config import Config
-from cluster.eventloop.listener import ACCEPTS_PER_TURN, Acceptor
+from cluster.eventloop.listener import (
+    ACCEPT_PAUSE_S,
+    ACCEPT_PAUSE_S_MAX,
+    ACCEPTS_PER_TURN,
+    LATE_S_MAX,
+    Acceptor,
+    next_pause_s,
+)
 from cluster.security.tls import client_context, server_context
 from cluster.system.address import Address
 from tests.cluster.harness import story, until
@@ -81,3 +90,19 @@ async def test_an_address_that_is_taken_is_named(config: Config) -> None:
     with pytest.raises(OSError, match=str(first.port)):
         await second.start()
     await first.stop()
+
+
+@given(st.floats(ACCEPT_PAUSE_S, ACCEPT_PAUSE_S_MAX), st.lists(st.floats(0, 1), max_size=30))
+def test_a_loop_that_comes_late_takes_fewer_clients_and_one_in_time_takes_them_again(
+    pause_s: float, late_s: list[float]
+) -> None:
+    for late in late_s:
+        before, pause_s = pause_s, next_pause_s(pause_s, late)
+        assert ACCEPT_PAUSE_S <= pause_s <= ACCEPT_PAUSE_S_MAX
+        assert pause_s >= before if late > LATE_S_MAX else pause_s <= before
+    for _ in range(10):
+        pause_s = next_pause_s(pause_s, 0.0)
+    assert pause_s == ACCEPT_PAUSE_S
+    for _ in range(10):
+        pause_s = next_pause_s(pause_s, 1.0)
+    assert pause_s == ACCEPT_PAUSE_S_MAX
