@@ -340,10 +340,15 @@ class Environment:
     @property
     def fill(self) -> float:
         """How much of the map is used, from 0 to 1. The journal only grows, so this only grows."""
+        return self.fill_with(0)
+
+    def fill_with(self, size_bytes: int) -> float:
+        """How much of the map would be used if so many bytes were added."""
         self.check()
         assert self._environment is not None
         info = self._environment.info()
-        return float((info["last_pgno"] + 1) * self._environment.stat()["psize"] / info["map_size"])
+        used_bytes = (info["last_pgno"] + 1) * self._environment.stat()["psize"]
+        return float((used_bytes + size_bytes) / info["map_size"])
 
     def check_files(self) -> None:
         """Stop if the files are not those that were opened any more; let go of the pages of readers that were killed.

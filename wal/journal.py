@@ -453,6 +453,11 @@ class Journal:
         lag = self._synced
         return lag.hard or lag.first <= self.last_index or lag.cut is not None or self._reset
 
+    @property
+    def behind_bytes(self) -> int:
+        """Entries that LMDB does not have yet, bytes: they are in the sync log, or buffered."""
+        return self._logged_bytes + sum(len(entry.data) for entry in self._suffix.since(self._synced.first))
+
     def sync(self) -> None:
         """Write everything buffered, durable on return. Raises StorageFailed, and then for ever."""
         self._env.check()

@@ -1,6 +1,7 @@
 """The configuration file of a site, and what a new site begins with."""
 
 from cluster.config.config import OPERATOR_NAME, AgentConfig, Config, ReplicaConfig
+from cluster.config.limits import DEFAULT_LIMITS, LimitsConfig
 from cluster.config.mail import MailConfig
 from cluster.config.new_site import FIRST_START_NAME, Founding, FoundingRefused, PoolSpec, found, replica_hosts
 from cluster.config.toml import ConfigError

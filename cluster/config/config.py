@@ -14,6 +14,7 @@ from msgspec.structs import force_setattr
 
 from cluster.config.initial_state import PolicyTable, PoolTable, StagingTable, policy_of, pools_of
 from cluster.config.job_process import JobProcessTable
+from cluster.config.limits import DEFAULT_LIMITS, LimitsConfig
 from cluster.config.mail import NO_MAIL, MailConfig
 from cluster.config.provider import ProviderTable
 from cluster.config.toml import Bytes, ConfigError, Document, InvalidValue, Name, Size, Text, Written, key_text, near
@@ -223,6 +224,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mail: MailConfig = NO_MAIL
     provider: ProviderTable = ProviderTable()
     job_process: JobProcessTable = JobProcessTable()
+    limits: LimitsConfig = DEFAULT_LIMITS
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -242,6 +244,7 @@ class Config(msgspec.Struct, frozen=True):
     mail: MailConfig = NO_MAIL
     job_process: JobProcess = JobProcess()
     """What every process of a job gets."""
+    limits: LimitsConfig = DEFAULT_LIMITS
 
     @classmethod
     def load(cls, path: Path) -> "Config":
@@ -363,6 +366,7 @@ def _read(file: Path, document: Document) -> Config:
         mail=tables.mail,
         provider=tables.provider.local(base),
         job_process=tables.job_process.settings(),
+        limits=tables.limits,
     )
     _refuse_shared(document, config)
     found = find_unsafe_keys(config.tls.certificates)
