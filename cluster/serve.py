@@ -64,6 +64,9 @@ EXIT_CONFIGURATION_REFUSED = 78
 COMMIT_NOTICE_SHARE = 0.1
 """Followers hear of a commit at the latest after this share of a heartbeat, so that their state is seldom behind."""
 
+SWITCH_S = 0.001
+"""How long the loop waits for its turn while a thread computes, seconds: a fifth of Python's default."""
+
 PEER_ANSWER_S = 2.0
 """How long a peer may take to tell its digests, seconds; it is asked again later."""
 
@@ -393,6 +396,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=options.log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
     faulthandler.enable()
     os.umask(0o077)
+    sys.setswitchinterval(SWITCH_S)
     try:
         config = Config.load(options.config)
         joins = options.join or is_joining(config, options.name)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from cluster.api.privacy import check_sight, only_user
-from cluster.api.service import AskedCommand, Call, Reply, Route, handles
+from cluster.api.service import AskedCommand, Call, Reply, Route, encoded, handles
 from cluster.api.web import bad, unknown_job
+from cluster.eventloop import Work, paced
 from cluster.schemas import Answer, Command, Operation, made_of
 from cluster.schemas import accounts as v
 from cluster.schemas import operations as ops
@@ -31,8 +32,8 @@ from replica.state import State
 from replica.values import EVERY_NODE, MICROSECONDS_PER_SECOND, Instant, NodeListFault, format_nodes, parse_nodes
 
 _Listed = TypeVar("_Listed", bound=Answer)
-Listing = Callable[[State], _Listed]
-"""What makes the answer: all records of a kind, as they are in a state."""
+Listing = Callable[[State, Work], Awaitable[_Listed]]
+"""What makes the answer, in slices: all records of a kind, as they are in a state."""
 
 
 def _lists(operation: Operation[None, _Listed], listing: Listing[_Listed]) -> Route:
@@ -40,7 +41,7 @@ def _lists(operation: Operation[None, _Listed], listing: Listing[_Listed]) -> Ro
 
     async def listed(call: Call[None]) -> Reply[_Listed]:
         state = await call.state()
-        return Reply(state.revision, listing(state))
+        return Reply(state.revision, await listing(state, call.work))
 
     return handles(operation)(listed)
 
@@ -59,7 +60,7 @@ def _deletes(
 async def _settled(call: Call[AskedCommand], command: c.Command, listing: Listing[_Listed]) -> Reply[_Listed]:
     """Have a change settled, and answer with the list of what it is about as it is afterwards."""
     state = (await call.service.settle(call, command)).state
-    return Reply(state.revision, listing(state))
+    return Reply(state.revision, await listing(state, call.work))
 
 
 @handles(ops.SET_ACCOUNT)
@@ -75,8 +76,8 @@ async def set_account(call: Call[v.AccountRequest]) -> Reply[v.AccountsAnswer]:
     return await _settled(call, c.SetAccount(Account(call.params["name"], body.parent, members, limits)), _accounts)
 
 
-def _accounts(state: State) -> v.AccountsAnswer:
-    rows = tuple(
+async def _accounts(state: State, work: Work) -> v.AccountsAnswer:
+    rows = [
         v.AccountView(
             name=account.name,
             parent=account.parent or None,
@@ -84,9 +85,9 @@ def _accounts(state: State) -> v.AccountsAnswer:
             limits=format_limits(account.limits),
             user_limits={member.user: format_limits(member.limits) for member in account.members if member.limits},
         )
-        for _, account in sorted(state.accounts.items())
-    )
-    return v.AccountsAnswer(revision=state.revision, accounts=rows)
+        async for _, account in paced(sorted(state.accounts.items()), work)
+    ]
+    return v.AccountsAnswer(revision=state.revision, accounts=tuple(rows))
 
 
 list_accounts = _lists(ops.LIST_ACCOUNTS, _accounts)
@@ -100,11 +101,12 @@ async def set_qos(call: Call[v.QosRequest]) -> Reply[v.QosAnswer]:
     return await _settled(call, c.SetQos(made_of(body, Qos, name=call.params["name"], limits=limits)), _qos)
 
 
-def _qos(state: State) -> v.QosAnswer:
-    rows = tuple(
-        made_of(record, v.QosView, limits=format_limits(record.limits)) for _, record in sorted(state.qos.items())
-    )
-    return v.QosAnswer(revision=state.revision, qos=rows)
+async def _qos(state: State, work: Work) -> v.QosAnswer:
+    rows = [
+        made_of(record, v.QosView, limits=format_limits(record.limits))
+        async for _, record in paced(sorted(state.qos.items()), work)
+    ]
+    return v.QosAnswer(revision=state.revision, qos=tuple(rows))
 
 
 list_qos = _lists(ops.LIST_QOS, _qos)
@@ -116,12 +118,12 @@ async def set_license(call: Call[v.LicenseRequest]) -> Reply[v.LicensesAnswer]:
     return await _settled(call, c.SetLicense(License(call.params["name"], call.body.total)), _licenses)
 
 
-def _licenses(state: State) -> v.LicensesAnswer:
-    rows = tuple(
+async def _licenses(state: State, work: Work) -> v.LicensesAnswer:
+    rows = [
         made_of(record, v.LicenseView, in_use=state.use.get(("licenses", "l", name, "", ""), 0))
-        for name, record in sorted(state.licenses.items())
-    )
-    return v.LicensesAnswer(revision=state.revision, licenses=rows)
+        async for name, record in paced(sorted(state.licenses.items()), work)
+    ]
+    return v.LicensesAnswer(revision=state.revision, licenses=tuple(rows))
 
 
 list_licenses = _lists(ops.LIST_LICENSES, _licenses)
@@ -143,8 +145,8 @@ async def set_reservation(call: Call[v.ReservationRequest]) -> Reply[v.Reservati
     return await _settled(call, c.SetReservation(reservation), _reservations)
 
 
-def _reservations(state: State) -> v.ReservationsAnswer:
-    rows = tuple(
+async def _reservations(state: State, work: Work) -> v.ReservationsAnswer:
+    rows = [
         made_of(
             record,
             v.ReservationView,
@@ -154,9 +156,9 @@ def _reservations(state: State) -> v.ReservationsAnswer:
             burst_buffer=format_reserved(record.space),
             held_bytes=sum(state.use.get(("bb", "r", name, "", space.pool), 0) for space in record.space),
         )
-        for name, record in sorted(state.reservations.items())
-    )
-    return v.ReservationsAnswer(revision=state.revision, reservations=rows)
+        async for name, record in paced(sorted(state.reservations.items()), work)
+    ]
+    return v.ReservationsAnswer(revision=state.revision, reservations=tuple(rows))
 
 
 list_reservations = _lists(ops.LIST_RESERVATIONS, _reservations)
@@ -168,9 +170,9 @@ async def set_scheduling_rules(call: Call[v.SchedulingRequest]) -> Reply[v.Sched
     return await _settled(call, c.SetSchedulingRules(made_of(call.body, SchedulingRules)), _scheduling)
 
 
-def _scheduling(state: State) -> v.SchedulingAnswer:
+async def _scheduling(state: State, work: Work) -> v.SchedulingAnswer:
     rules = state.scheduling_rules
-    rates = tuple(
+    rates = [
         v.RateView(
             pool=pool,
             stage_ins=rates.stage_in.count,
@@ -181,15 +183,15 @@ def _scheduling(state: State) -> v.SchedulingAnswer:
             stage_out_mean_s=rates.stage_out.mean_us / MICROSECONDS_PER_SECOND,
             drain_s=rates.drain_us / MICROSECONDS_PER_SECOND,
         )
-        for pool, rates in sorted(state.rates.items())
-    )
+        async for pool, rates in paced(sorted(state.rates.items()), work)
+    ]
     return made_of(
         rules,
         v.SchedulingAnswer,
         revision=state.revision,
         default_account=rules.default_account or None,
         default_qos=rules.default_qos or None,
-        rates=rates,
+        rates=tuple(rates),
     )
 
 
@@ -205,9 +207,7 @@ async def estimate_job(call: Call[None]) -> Reply[v.EstimateView]:
         raise unknown_job(f"there is no job {job_id} in the state")
     check_sight(call, state, job_id)
     at = Instant(max(state.at, call.service.clock.now())) if job.state is JobState.PENDING else state.at
-    if job.state is JobState.PENDING:
-        await call.service.verdicts.ready(state)
-    found = call.service.verdicts.estimate_at_any(state, job_id, at)
+    found = await call.service.verdicts.estimate(state, job_id, at, call.work)
     view = v.EstimateView(
         revision=state.revision,
         job_id=job_id,
@@ -264,9 +264,13 @@ def _max_time_s(max_time_s: int | None) -> int:
     return max_time_s or 0
 
 
-def _partitions(state: State) -> v.PartitionsAnswer:
-    rows = tuple(_view(state, partition) for _, partition in sorted(state.partitions.items()))
-    return v.PartitionsAnswer(revision=state.revision, partitions=rows)
+async def _partitions(state: State, work: Work) -> v.PartitionsAnswer:
+    rows = []
+    for _, partition in sorted(state.partitions.items()):
+        # It counts the CPUs of each of its nodes.
+        await work.take(parts=len(state.nodes if partition.every_node else partition.nodes))
+        rows.append(encoded(_view(state, partition)))
+    return v.PartitionsAnswer(revision=state.revision, partitions=tuple(rows))
 
 
 list_partitions = _lists(ops.LIST_PARTITIONS, _partitions)
@@ -290,7 +294,7 @@ def _view(state: State, partition: Partition) -> v.PartitionView:
 
 @handles(ops.LIST_USAGE)
 async def list_usage(call: Call[None]) -> Reply[v.UsageAnswer]:
-    return _usage(call, await call.state())
+    return await _usage(call, await call.state())
 
 
 @handles(ops.RESET_USAGE)
@@ -299,23 +303,24 @@ async def reset_usage(call: Call[v.UsageResetRequest]) -> Reply[v.UsageAnswer]:
     if (body.account is None) == (body.qos is None):
         raise bad("it is not said whose usage", "name an account, or a QOS", "account")
     command = c.ResetUsage("q", body.qos) if body.qos is not None else c.ResetUsage("a", body.account or "")
-    return _usage(call, (await call.service.settle(call, command)).state)
+    return await _usage(call, (await call.service.settle(call, command)).state)
 
 
-def _usage(call: Call[Any], state: State) -> Reply[v.UsageAnswer]:
+async def _usage(call: Call[Any], state: State) -> Reply[v.UsageAnswer]:
     rows: list[v.UsageView] = []
-    only = only_user(call, state)
-    for key in sorted(state.consumed):
+    work, only = call.work, only_user(call, state)
+    for key in await work.ordered(state.consumed):
         whose, name, user, pool = key.split("/")
         if only is not None and user != only:
+            await work.take(0, parts=2)
             continue
-        rows.append(
-            v.UsageView(
-                account=name if whose == "a" else None,
-                qos=name if whose == "q" else None,
-                user=user or None,
-                pool=pool or None,
-                byte_minutes=state.consumed[key],
-            )
+        await work.take(0, parts=8)
+        view = v.UsageView(
+            account=name if whose == "a" else None,
+            qos=name if whose == "q" else None,
+            user=user or None,
+            pool=pool or None,
+            byte_minutes=state.consumed[key],
         )
+        rows.append(encoded(view))
     return Reply(state.revision, v.UsageAnswer(revision=state.revision, usage=tuple(rows)))

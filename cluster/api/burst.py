@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Final
 
 import msgspec
 
 from cluster.api.privacy import only_user
 from cluster.api.render import buffer_view, persistent_view
-from cluster.api.service import Call, Reply, handles
+from cluster.api.service import Call, Reply, encoded, handles
 from cluster.api.web import Problem, actor_of, bad, queue_full
+from cluster.eventloop import paced
 from cluster.providers import STATUS_ARGUMENT_BYTES_MAX, STATUS_ARGUMENTS_MAX, OperationError
 from cluster.providers.calls import TooManyCalls
 from cluster.providers.worker import CallRequest
@@ -21,16 +23,19 @@ from cluster.schemas import (
     BurstPoolView,
     BurstUseView,
     ProviderStatus,
-    burst_text,
+    burst_lines,
     made_of,
 )
 from cluster.schemas import operations as ops
 from cluster.system import format_instant
 from replica.model import provider_facts, provision_of
-from replica.views import Burst, BurstBuffer, burst_of
+from replica.views import Burst, BurstBuffer, burst_buffers, burst_of, burst_place
 
 BUFFERS_LISTED_MAX = 10_000
 """Buffers in one list, count: the newest; what is left out is old and complete first."""
+
+PARTS_PER_BUFFER = 12
+"""What rendering one buffer takes of a slice: some twenty microseconds."""
 
 FORMATS = ("json", "text")
 
@@ -49,20 +54,28 @@ STATUS_WAIT_S_MAX: Final = 60
 
 @handles(ops.LIST_BUFFERS)
 async def list_buffers(call: Call[None]) -> Reply[BuffersAnswer]:
-    state = await call.state()
+    state, work = await call.state(), call.work
     only = only_user(call, state)
 
-    def listed(job_ids: Iterable[int]) -> list[int]:
-        found = (job_id for job_id in job_ids if job_id in state.buffers)
-        return [job_id for job_id in found if only is None or state.jobs[job_id].request.user == only]
+    async def listed(job_ids: Iterable[int], *, newest: bool) -> Iterator[int]:
+        found: list[int] = []
+        async for job_id in paced(job_ids, work, parts=1):
+            if job_id in state.buffers and (only is None or state.jobs[job_id].request.user == only):
+                found.append(job_id)
+        return await work.ordered(found, reverse=newest)
 
-    named = sorted(name for name, buffer in state.persistent.items() if only is None or buffer.user == only)
-    persistent = tuple(persistent_view(state, name) for name in named)
-    found = sorted(listed(state.unfinished))[:BUFFERS_LISTED_MAX]
-    room = 0 if call.query.get("live") == "yes" else BUFFERS_LISTED_MAX - len(found)
-    over = sorted(listed(state.finished), reverse=True)[:room]
-    rows = tuple(buffer_view(state, job_id) for job_id in sorted(found + over))
-    return Reply(state.revision, BuffersAnswer(revision=state.revision, buffers=(*persistent, *rows)))
+    rows = []
+    for name in await work.ordered(state.persistent):
+        if only is None or state.persistent[name].user == only:
+            await work.take()
+            rows.append(encoded(persistent_view(state, name)))
+    found = list(islice(await listed(state.unfinished, newest=False), BUFFERS_LISTED_MAX))
+    if call.query.get("live") != "yes":
+        found += islice(await listed(state.finished, newest=True), BUFFERS_LISTED_MAX - len(found))
+    for job_id in await work.ordered(found):
+        await work.take()
+        rows.append(encoded(buffer_view(state, job_id)))
+    return Reply(state.revision, BuffersAnswer(revision=state.revision, buffers=tuple(rows)))
 
 
 @handles(ops.SHOW_BURST)
@@ -70,16 +83,22 @@ async def show_burst(call: Call[None]) -> Reply[BurstAnswer]:
     wanted = call.query.get("format", "json")
     if wanted not in FORMATS:
         raise bad(f"the format {wanted!r} is unknown", f"use {' or '.join(FORMATS)}", "query format")
-    state = await call.state()
-    found = burst_of(state, only_user=only_user(call, state))
+    state, work = await call.state(), call.work
+    buffers = [buffer async for buffer in paced(burst_buffers(state, only_user(call, state)), work, PARTS_PER_BUFFER)]
+    await work.take(0, parts=4 * len(buffers))  # what each user holds is added up
+    found = burst_of(state, buffers=list(await work.ordered(buffers, key=burst_place, reverse=True)))
     uids = await call.service.identities.uids(
-        [*(buffer.user for buffer in found.buffers), *(use.user for use in found.uses)]
+        [*dict.fromkeys(buffer.user for buffer in found.buffers), *(use.user for use in found.uses)]
     )
-    view = burst_view(found, state.revision, uids)
+    await work.take()
+    view = burst_view(msgspec.structs.replace(found, buffers=()), state.revision, uids)
+    views = [_buffer(buffer, uids) async for buffer in paced(found.buffers, work, PARTS_PER_BUFFER)]
     if wanted == "text":
-        text = burst_text(view) + "\n"
+        lines = burst_lines(msgspec.structs.replace(view, buffers=tuple(views)))
+        text = "\n".join([line async for line in paced(lines, work, PARTS_PER_BUFFER)]) + "\n"
         return Reply(state.revision, content=text.encode(), content_type="text/plain; charset=utf-8")
-    return Reply(state.revision, view)
+    rows = [encoded(row) async for row in paced(views, work, PARTS_PER_BUFFER)]
+    return Reply(state.revision, msgspec.structs.replace(view, buffers=tuple(rows)))
 
 
 def burst_view(found: Burst, revision: int, uids: Mapping[str, int | None]) -> BurstAnswer:

@@ -17,7 +17,7 @@ from typing import cast
 
 import msgspec
 
-from cluster.api.service import COMMIT_WAIT_S, Service
+from cluster.api.service import COMMIT_WAIT_S, Service, is_long
 from cluster.api.web import (
     Problem,
     Redirect,
@@ -63,6 +63,9 @@ CONNECTIONS_PER_IDENTITY_MAX = 512
 
 IDLE_S_MAX = 300.0
 """How long a connection may say nothing while nothing of it waits, seconds; a program opens another when it wakes."""
+
+FRAME_S_MAX = 10.0
+"""How long a frame may take to arrive once it has begun, seconds: the largest one at 50 kB/s."""
 
 SWEEP_PERIOD_S = 0.5
 """How often commands that wait for too long and idle connections are looked for, seconds."""
@@ -187,6 +190,8 @@ class _Connection(ReadingProtocol):
         """Frames of the last read that wait for room: one read of the transport at most, since no further comes."""
         self._paused = False
         self._heard_s = self._loop.time()
+        self._frame_since_s: float | None = None
+        """When the frame began that is not complete; None where there is none."""
 
     # What asyncio calls
 
@@ -211,7 +216,12 @@ class _Connection(ReadingProtocol):
             return
         self._heard_s = self._loop.time()
         try:
-            self._bodies.extend(self._cutter.feed(data))
+            bodies = list(self._cutter.feed(data))
+            if self._cutter.is_between:
+                self._frame_since_s = None
+            elif bodies or self._frame_since_s is None:
+                self._frame_since_s = self._heard_s
+            self._bodies.extend(bodies)
             self._work()
         except ChannelRefused as error:
             LOGGER.warning("the channel of %s is closed: %s", self._identity, error)
@@ -279,27 +289,27 @@ class _Connection(ReadingProtocol):
             raise bad_body(error) from error
         if not self._service.controller.state.revision:
             raise no_leader("the cluster is being founded")
-        if self._service.providing.wanted(self._service.controller.state):
-            task = self._loop.create_task(self._validate(identity, command, asker))
+        if is_long(command) or self._service.providing.wanted(self._service.controller.state):
+            task = self._loop.create_task(self._prepare(identity, command, asker, len(ask.command)))
             self._validating.add(task)
             task.add_done_callback(self._validating.discard)
             return
-        self._service.admit(identity, command, asker)
+        self._service.admit(identity, command, asker, size_bytes=len(ask.command))
 
     def _elsewhere(self) -> Redirect | Problem:
         return self._service.elsewhere(self._service.controller.engine.leader)
 
-    async def _validate(self, identity: Identity, command: BulkCommand, asker: _Asker) -> None:
-        """Have the site's provider validate a command before it is taken."""
+    async def _prepare(self, identity: Identity, command: BulkCommand, asker: _Asker, size_bytes: int) -> None:
+        """Have a command that is long read beside the loop, and the site's provider validate it, before it is taken."""
         controller = self._service.controller
         try:
             async with self._turns if isinstance(command, SubmitCommand) else nullcontext():
                 if not controller.leads:  # no longer: it may have waited for its turn
                     raise self._elsewhere()
-                await self._service.validate_bulk(identity, command)
+                prepared = await self._service.prepare(identity, command)
             if not controller.leads:
                 raise self._elsewhere()
-            self._service.admit(identity, command, asker)
+            self._service.admit(identity, command, asker, size_bytes=size_bytes, prepared=prepared)
         except (StorageFailed, BrokenInvariant) as error:
             self._service.fail(error)
         except Exception as error:
@@ -362,7 +372,8 @@ class _Connection(ReadingProtocol):
                 break  # the others came later
             del self._waiting[number]
             self._fail(number, outcome_unknown())
-        if not self._waiting and not self._out and now_s - self._heard_s > IDLE_S_MAX:
+        slow = self._frame_since_s is not None and not self._paused and now_s - self._frame_since_s > FRAME_S_MAX
+        if slow or (not self._waiting and not self._out and now_s - self._heard_s > IDLE_S_MAX):
             self.close()
         if self._paused and len(self._waiting) <= OUTSTANDING_MAX // 2:
             self._resume()

@@ -8,16 +8,17 @@ does not empty it in time is cut, with a comment that tells where to resume.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
 import msgspec
 from aiohttp import web
 
 from cluster.api.privacy import may_see
-from cluster.api.render import event_views
+from cluster.api.render import event_view
 from cluster.api.service import Call, handles
-from cluster.api.web import Problem, bad, too_busy
+from cluster.api.web import Connection, Problem, bad, too_busy, too_many
+from cluster.eventloop import Work
 from cluster.schemas import EventView
 from cluster.schemas import operations as ops
 from cluster.server import Applied, settled_at
@@ -25,11 +26,11 @@ from cluster.server import Applied, settled_at
 STREAMS_MAX = 128
 """Subscribers at once, count: dashboards and exporters, not users."""
 
-STREAMS_PER_IDENTITY_MAX = 64
-"""Streams of one certificate's holder at once, count: half of all, as with connections, so that nobody takes them all.
+STREAMS_PER_IDENTITY_MAX = 16
+"""Streams of one certificate's holder at once, count: an eighth of all, so that nobody takes them all.
 
-A subscriber that vanished in silence holds its place until the next sign of life fails, so one who comes back every
-second needs some fifteen.
+A subscriber that vanished in silence holds its place until the next sign of life fails, so one whose network breaks off
+every second needs some fifteen.
 """
 
 KEEP_ALIVE_S = 15.0
@@ -41,8 +42,8 @@ WRITE_S_MAX = 10.0
 BUFFER_BYTES_MAX = 256 * 1024
 """What is held for one subscriber, bytes, besides one entry's events being written."""
 
-READ_ENTRIES = 32
-"""Entries rendered before the loop gets its turn, count."""
+SEND_BYTES = 64 * 1024
+"""Events that are written at once, bytes: more only where one event alone is larger."""
 
 RETRY_AFTER_S = 5
 """What a subscriber for whom there is no place is told to wait, seconds."""
@@ -58,12 +59,12 @@ async def stream_events(call: Call[None]) -> web.StreamResponse:
 
 @contextmanager
 def _place(call: Call[None]) -> Iterator[None]:
-    """Hold one place among the streams until the block ends, however it ends; Problem 503 where there is none."""
+    """Hold one place among the streams until the block ends, however it ends; Problem 429 or 503 where none is free."""
     service, who = call.service, call.identity
     streams_of = service.event_streams_of
     if streams_of[who] >= STREAMS_PER_IDENTITY_MAX:
         words = f"{who} has {STREAMS_PER_IDENTITY_MAX} event streams open, which is the most for one identity"
-        raise too_busy(words, "close one of them, or try another replica", RETRY_AFTER_S)
+        raise too_many(words, "close one of them, or try another replica", RETRY_AFTER_S)
     if service.event_streams >= STREAMS_MAX:
         raise too_busy(f"{STREAMS_MAX} event streams are open", "try another replica", RETRY_AFTER_S)
     streams_of[who] += 1
@@ -122,26 +123,32 @@ def _index_after(call: Call[None], revision: int) -> int:
 
 
 async def _follow(call: Call[None], response: web.StreamResponse, index: int, after: int) -> None:
-    applied_log, stopping = call.service.controller.applied_log, call.service.stopping
+    applied_log, stopping, work = call.service.controller.applied_log, call.service.stopping, call.work
     complete = after
     while not stopping.is_set():
         first = index
         parts: list[bytes] = []
-        for applied in applied_log.read(index, limit=READ_ENTRIES):
+        async for applied in applied_log.walk(index, applied_log.last_index, work):
             if applied.index > index and applied.base > complete:
                 # Entries in between came with a snapshot: this replica cannot send what happened there.
                 await _send(call, response, b"".join([*parts, _gap(complete)]), complete)
                 return
-            parts.append(_render(call, applied, after))
+            size_bytes = sum(map(len, parts))
+            async for revision, frame in _rendered(call, applied, after, work):
+                parts.append(frame)
+                size_bytes += len(frame)
+                if size_bytes > SEND_BYTES:
+                    if not await _send(call, response, b"".join(parts), complete):
+                        return
+                    parts, size_bytes = [], 0
+                complete = max(complete, revision)
             index, complete = applied.index + 1, max(complete, applied.revision)
-            if sum(map(len, parts)) > BUFFER_BYTES_MAX:
+            if stopping.is_set():
                 break
-        payload = b"".join(parts)
-        if payload and not await _send(call, response, payload, complete):
+        if parts and not await _send(call, response, b"".join(parts), complete):
             return
         if applied_log.last_index >= index:
             if index > first:
-                await asyncio.sleep(0)
                 continue
             # There should be an entry and none could be read: a snapshot came in its place. Asking on would be a loop
             # without an end; the subscriber lacks what was settled there, or goes on where its next revision is.
@@ -163,15 +170,23 @@ def _gap(complete: int) -> bytes:
 
 
 async def _more(call: Call[None], index: int) -> bool:
-    """Wait for an entry after `index`, for the end of the server, or for the time of a sign of life."""
+    """Wait for an entry after `index`, for the end of the server, or for the time of a sign of life.
+
+    ConnectionResetError as soon as the subscriber has gone.
+    """
+    connection = call.request.protocol
+    gone = connection.gone if isinstance(connection, Connection) else asyncio.Event()
     stop = asyncio.ensure_future(call.service.stopping.wait())
+    over = asyncio.ensure_future(gone.wait())
     more = asyncio.ensure_future(call.service.controller.applied_log.more(index, KEEP_ALIVE_S))
     try:
-        done, _ = await asyncio.wait({stop, more}, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({stop, over, more}, return_when=asyncio.FIRST_COMPLETED)
+        if over in done:
+            raise ConnectionResetError("the subscriber has gone")
         return stop in done or more.result()
     finally:
-        stop.cancel()
-        more.cancel()
+        for waiting in (stop, over, more):
+            waiting.cancel()
 
 
 async def _send(call: Call[None], response: web.StreamResponse, payload: bytes, complete: int) -> bool:
@@ -197,19 +212,20 @@ def _cut(call: Call[None], complete: int) -> None:
         asyncio.get_running_loop().call_later(WRITE_S_MAX, transport.abort)
 
 
-def _render(call: Call[None], applied: Applied, after: int) -> bytes:
+async def _rendered(call: Call[None], applied: Applied, after: int, work: Work) -> AsyncIterator[tuple[int, bytes]]:
+    """Yield the frames of an entry's events, each with the last revision of which all has been yielded then."""
     batch = applied.batch
     if batch is None or applied.void:
-        return b""
-    parts: list[bytes] = []
+        return
     for position, entry in enumerate(batch.entries):
         revision = settled_at(applied, position)
         if revision <= after:
             continue
-        views = [_visible(call, view) for view in event_views(batch, entry, revision)]
-        for number, view in enumerate(views):
-            parts.append(_frame(view, last=number == len(views) - 1))
-    return b"".join(parts)
+        for sequence in range(len(entry.events)):
+            await work.take()
+            last = sequence == len(entry.events) - 1
+            view = _visible(call, event_view(batch, entry, revision, sequence))
+            yield revision if last else revision - 1, _frame(view, last=last)
 
 
 def _visible(call: Call[None], view: EventView) -> EventView:

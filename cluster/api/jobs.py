@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 from cluster.api import wire
 from cluster.api.privacy import may_see, owns, shown
-from cluster.api.render import capacity_controls, holders, job_view, node_jobs, node_view, pool_view
-from cluster.api.service import AskedCommand, Call, Reply, Route, Service, handles
+from cluster.api.render import capacity_controls, holders, job_view, node_view, pool_view
+from cluster.api.service import AskedCommand, Call, Reply, Route, Service, encoded, handles, is_long
 from cluster.api.transfers import with_transfers
 from cluster.api.web import Problem, Redirect, bad, no_leader, refused, unknown_job
+from cluster.eventloop import RECORDS_PER_SLICE, Work, paced
 from cluster.providers import CALLS_MAX
 from cluster.schemas import (
     BulkAnswer,
@@ -39,8 +41,8 @@ from replica.views import buffer_path, shared_destinations
 
 JOB_ID_MAX = 2**63 - 1
 
-LIST_SLICE = 256
-"""Jobs rendered before the loop gets its turn, count: a few milliseconds."""
+PARTS_PER_COMMAND = 128
+"""What reading and queueing one of many commands takes of a slice: some two hundred microseconds with its script."""
 
 _WORDS = frozenset(state.name for state in JobState)
 
@@ -54,12 +56,13 @@ Change = (
 async def submit_job(call: Call[SubmitRequest]) -> Reply[JobView]:
     # First of all: what a request may say is for the leader's state to tell, not for one that lags behind.
     await call.service.lead()
-    command, warnings = wire.submission(call.body, call.identity, call.service.controller.state.site)
+    site = call.service.controller.state.site
+    command, warnings = await call.service.reading(call.body, wire.submission, call.body, call.identity, site)
     await call.service.validate(call.identity, call.body.command_id, command)
     settled = await call.service.settle(call, command)
     shared = _shared(call, settled.state, settled.job) if settled.job in settled.state.jobs else ()
     warned = tuple(f"other jobs stage out to the same place, so the last one's files stay: {one}" for one in shared)
-    view = _job_after(call, settled, settled.job, (*warnings, *warned))
+    view = await _job_after(call, settled, settled.job, (*warnings, *warned))
     return Reply(settled.state.revision, view)
 
 
@@ -83,29 +86,20 @@ async def list_jobs(call: Call[None]) -> Reply[JobsAnswer]:
     user = call.query.get("user")
     after = call.integer("after", 0, least=0, most=JOB_ID_MAX) if "after" in call.query else None
     named = wire.job_reference(call.query["job"], "query job") if "job" in call.query else None
-    state = await call.state()
-    found: list[int] = []
-    truncated = False
+    state, work = await call.state(), call.work
     listed: Iterable[int] = state.jobs if named is None else _named(state, *named)
-    if after is None:
-        candidates = sorted(listed, reverse=True)
-    else:
-        candidates = sorted(job_id for job_id in listed if job_id > after)
-    for seen, job_id in enumerate(candidates):
-        job = state.jobs[job_id]
-        if (not wanted or job.state.name in wanted) and (user is None or job.request.user == user):
-            if len(found) == limit:
-                truncated = True
-                break
-            found.append(job_id)
-        if seen % (LIST_SLICE * 16) == 0:
-            await asyncio.sleep(0)
+    found: list[int] = []
     rows: list[JobView] = []
-    await call.service.verdicts.ready(state, found)
-    for job_id in sorted(found):
-        rows.append(shown(call, state, job_view(state, job_id, call.service.verdicts)))
-        if len(rows) % LIST_SLICE == 0:
-            await asyncio.sleep(0)
+    async for job_id in paced(listed, work, parts=1):
+        job = state.jobs[job_id]
+        matches = (not wanted or job.state.name in wanted) and (user is None or job.request.user == user)
+        if matches and (after is None or job_id > after):
+            found.append(job_id)
+    truncated = len(found) > limit
+    shown_ids = list(islice(await work.ordered(found, reverse=after is None), limit))
+    known = await call.service.verdicts.known(state, shown_ids, work, reasons=True)
+    async for job_id in paced(shown_ids if after is not None else reversed(shown_ids), work):
+        rows.append(encoded(shown(call, state, job_view(state, job_id, known))))
     return Reply(state.revision, JobsAnswer(revision=state.revision, jobs=tuple(rows), truncated=truncated))
 
 
@@ -121,13 +115,13 @@ def _named(state: State, job: int, tasks: Tasks) -> tuple[int, ...]:
 
 @handles(ops.SHOW_JOB)
 async def show_job(call: Call[None]) -> Reply[JobView]:
-    state = await call.state()
-    await call.service.verdicts.ready(state)
+    state, work = await call.state(), call.work
     job_id = call.job_in(state)
-    view = _job(call, state, job_id)
+    view = await _job(call, state, job_id)
     if state.jobs[job_id].state is JobState.PENDING and may_see(call, state, job_id):
-        view = _expected(call, state, view)
+        view = await _expected(call, state, view)
     if job_id in state.buffers and may_see(call, state, job_id):
+        await work.take(RECORDS_PER_SLICE)
         view = with_transfers(call, state, view)
         view = msgspec.structs.replace(view, stage_out_shared=_shared(call, state, job_id))
         if owns(call, state, job_id):
@@ -136,11 +130,10 @@ async def show_job(call: Call[None]) -> Reply[JobView]:
     return Reply(state.revision, msgspec.structs.replace(view, uid=uids[view.user]))
 
 
-def _expected(call: Call[None], state: State, view: JobView) -> JobView:
+async def _expected(call: Call[None], state: State, view: JobView) -> JobView:
     """Return a job that waits with when it should start."""
-    found = call.service.verdicts.estimate(state, view.job_id, Instant(max(state.at, call.service.clock.now())))
-    if found is None:
-        return view
+    at = Instant(max(state.at, call.service.clock.now()))
+    found = await call.service.verdicts.estimate(state, view.job_id, at, call.work)
     steps = tuple(step.what for step in found.steps)
     return msgspec.structs.replace(view, expected_start=format_instant(found.start_at), expected_after=steps)
 
@@ -160,7 +153,7 @@ async def release_job(call: Call[r.ReleaseRequest]) -> Reply[JobView]:
 async def _change(call: Call[AskedCommand], command: Change) -> Reply[JobView]:
     """Have a command about jobs settled; answer with the job as it is afterwards, for an array its first."""
     settled = await call.service.settle(call, command)
-    return Reply(settled.state.revision, _job_after(call, settled, _first_of(settled.state, command)))
+    return Reply(settled.state.revision, await _job_after(call, settled, _first_of(settled.state, command)))
 
 
 def _first_of(state: State, command: Change) -> int:
@@ -185,10 +178,10 @@ resume_job = _changes(ops.RESUME_JOB, c.ResumeJob)
 requeue_job = _changes(ops.REQUEUE_JOB, c.RequeueJob)
 
 
-def _job_after(call: Call[Any], settled: Settled, job_id: int, warnings: tuple[str, ...] = ()) -> JobView:
+async def _job_after(call: Call[Any], settled: Settled, job_id: int, warnings: tuple[str, ...] = ()) -> JobView:
     """Return the job as a command left it; Problem 404 that says that the command was carried out, where it is gone."""
     if job_id in settled.state.jobs:
-        return _job(call, settled.state, job_id, warnings)
+        return await _job(call, settled.state, job_id, warnings)
     raise Problem(
         404,
         "unknown_job",
@@ -201,56 +194,70 @@ def _job_after(call: Call[Any], settled: Settled, job_id: int, warnings: tuple[s
     )
 
 
-def _job(call: Call[Any], state: State, job_id: int, warnings: tuple[str, ...] = ()) -> JobView:
+async def _job(call: Call[Any], state: State, job_id: int, warnings: tuple[str, ...] = ()) -> JobView:
     if job_id not in state.jobs:
         if 0 < job_id < state.next_job:
             words = f"job {job_id} is over and has left the list of finished jobs"
             raise unknown_job(words, f"see /v1/jobs/{job_id}/history")
         raise unknown_job(f"there is no job {job_id}")
-    return shown(call, state, job_view(state, job_id, call.service.verdicts, warnings=warnings))
+    known = await call.service.verdicts.known(state, [job_id], call.work, reasons=True)
+    return shown(call, state, job_view(state, job_id, known, warnings=warnings))
 
 
 @handles(ops.SEND_COMMANDS)
 async def send_commands(call: Call[r.BulkRequest]) -> Reply[BulkAnswer]:
     service = call.service
     await service.lead()
-    invalid = await _validated(call)
-    begun = [(request, _begin(call, request, invalid)) for request in call.body.commands]
+    prepared, work = await _prepared(call), call.work
+    begun: list[tuple[r.BulkCommand, tuple[c.Command, Answer] | Problem | Redirect]] = []
+    async for request in paced(call.body.commands, work, PARTS_PER_COMMAND):
+        begun.append((request, _begin(call, request, prepared.get(request.command_id))))
     deadline = service.deadline()
-    results = [await _result(service, request, outcome, deadline) for request, outcome in begun]
+    results = []
+    async for request, outcome in paced(begun, work):
+        results.append(encoded(await _result(service, request, outcome, deadline, work)))
     state = service.controller.state
     return Reply(state.revision, BulkAnswer(revision=state.revision, results=tuple(results)))
 
 
 def _begin(
-    call: Call[r.BulkRequest], request: r.BulkCommand, invalid: dict[str, Problem]
+    call: Call[r.BulkRequest], request: r.BulkCommand, prepared: c.Command | Problem | None
 ) -> tuple[c.Command, Answer] | Problem | Redirect:
     """Queue one of many commands; return it and what its answer will be, or why it was not taken."""
-    if request.command_id in invalid:
-        return invalid[request.command_id]
+    if isinstance(prepared, Problem):
+        return prepared
     answer: Answer = asyncio.get_running_loop().create_future()
+    # What they take together is known.
+    share = (call.request.content_length or 0) // len(call.body.commands)
     try:
-        return call.service.admit(call.identity, request, answer), answer
+        return call.service.admit(call.identity, request, answer, size_bytes=share, prepared=prepared), answer
     except (Problem, Redirect) as error:
         return error
 
 
-async def _validated(call: Call[r.BulkRequest]) -> dict[str, Problem]:
-    """Have the site's provider validate the submits among many commands, if there is one; return what is invalid."""
-    service, invalid = call.service, {}
-    if not service.providing.wanted(service.controller.state):
-        return {}
+async def _prepared(call: Call[r.BulkRequest]) -> dict[str, c.Command | Problem]:
+    """Read what is long among many commands, and have the site's provider validate the submits, if there is one.
 
-    async def validate(request: r.BulkCommand) -> None:
+    What is invalid has its Problem.
+    """
+    service = call.service
+    found: dict[str, c.Command | Problem] = {}
+
+    async def prepare(request: r.BulkCommand) -> None:
         try:
-            await service.validate_bulk(call.identity, request)
+            command = await service.prepare(call.identity, request)
         except Problem as problem:
-            invalid[request.command_id] = problem
+            found[request.command_id] = problem
+        else:
+            if command is not None:
+                found[request.command_id] = command
 
     requests = call.body.commands
+    if not service.providing.wanted(service.controller.state):
+        requests = tuple(filter(is_long, requests))
     for first in range(0, len(requests), CALLS_MAX):
-        await asyncio.gather(*(validate(request) for request in requests[first : first + CALLS_MAX]))
-    return invalid
+        await asyncio.gather(*(prepare(request) for request in requests[first : first + CALLS_MAX]))
+    return found
 
 
 async def _result(
@@ -258,12 +265,13 @@ async def _result(
     request: r.BulkCommand,
     begun: tuple[c.Command, Answer] | Problem | Redirect,
     deadline: float,
+    work: Work,
 ) -> CommandResult:
     try:
         if isinstance(begun, Problem | Redirect):
             raise begun
         command, answer = begun
-        return _succeeded(service, request, command, await service.finish(answer, deadline))
+        return await _succeeded(service, request, command, await service.finish(answer, deadline), work)
     except Problem as error:
         problem = error
     except Redirect:
@@ -271,7 +279,9 @@ async def _result(
     return CommandResult(command_id=request.command_id, status=problem.status, error=problem.view)
 
 
-def _succeeded(service: Service, request: r.BulkCommand, command: c.Command, settled: Settled) -> CommandResult:
+async def _succeeded(
+    service: Service, request: r.BulkCommand, command: c.Command, settled: Settled, work: Work
+) -> CommandResult:
     state = settled.state
     warnings: tuple[str, ...] = ()
     result = CommandResult(command_id=request.command_id, status=200, revision=settled.revision)
@@ -287,20 +297,21 @@ def _succeeded(service: Service, request: r.BulkCommand, command: c.Command, set
             name = command.pool.name
             return replace(result, pool=pool_view(state, name, holders(state).get(name, 0), capacity_controls(state)))
         case c.DrainNode() | c.ResumeNode():
-            jobs, liveness = node_jobs(state)[command.node], service.controller.liveness
-            return replace(result, node=node_view(state, command.node, jobs, liveness))
+            return replace(result, node=node_view(state, command.node, service.controller.liveness))
         case _:
             if not isinstance(command, Change):
                 raise AssertionError(f"{c.kind_of(command)} cannot come in bulk")
             job = _first_of(state, command)
-    found = job_view(state, job, service.verdicts, warnings=warnings) if job in state.jobs else None
+    known = await service.verdicts.known(state, [job], work, reasons=True)
+    found = job_view(state, job, known, warnings=warnings) if job in state.jobs else None
     return replace(result, job=found)
 
 
 @handles(ops.UPDATE_JOB)
 async def update_job(call: Call[UpdateRequest]) -> Reply[JobView]:
     site = call.service.controller.state.site
-    return await _change(call, wire.update_job(*call.job_reference(), call.body, site))
+    named = call.job_reference()
+    return await _change(call, await call.service.reading(call.body, wire.update_job, *named, call.body, site))
 
 
 @handles(ops.CLEAR_BUFFER)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
+
 from cluster.api.metrics import CONTENT_TYPE
-from cluster.api.render import entry_view
-from cluster.api.service import Call, Reply, handles
+from cluster.api.render import entry_view, record_event, record_head
+from cluster.api.service import Call, Reply, encoded, handles
 from cluster.api.web import Problem, bad
 from cluster.consensus import Role
+from cluster.eventloop import Work
 from cluster.schemas import (
     DigestsAnswer,
     HandedAnswer,
@@ -20,7 +24,7 @@ from cluster.schemas import (
     StatusView,
 )
 from cluster.schemas import operations as ops
-from cluster.server import NotLeading, Unavailable, Verdict, snapshot_view
+from cluster.server import Applied, NotLeading, Unavailable, Verdict, settled_at, snapshot_view
 from cluster.system import format_instant
 from replica.messages import features
 from replica.state import state_digest
@@ -28,8 +32,8 @@ from replica.values import MICROSECONDS_PER_SECOND
 from snapshots import SnapshotFailed, SnapshotRefused, inspect
 from wal import hand_over
 
-ENTRIES_BYTES_MAX = 8 * 1024 * 1024
-"""Entries in one answer, bytes of the ledger that they take."""
+ENTRIES_BYTES_MAX = 1024 * 1024
+"""Entries in one answer, bytes of the ledger that they take; as JSON it is several times as much."""
 
 SNAPSHOT_WAIT_S = 60.0
 """How long an answer waits for a snapshot to be written, seconds; it is written all the same."""
@@ -50,14 +54,12 @@ async def read_ledger(call: Call[None]) -> Reply[LedgerAnswer]:
     applied_log = controller.applied_log
     first = max(call.integer("from", 1, least=0, most=INDEX_MAX), applied_log.first_index)
     rows: list[LedgerEntryView] = []
-    size_bytes = 0
-    for applied in applied_log.read(first, limit=limit):
-        rows.append(entry_view(applied))
+    size_bytes, work = 0, call.work
+    async for applied in applied_log.walk(first, INDEX_MAX, work):
+        rows.append(encoded(entry_view(applied, [record async for record in _records(applied, work)])))
         size_bytes += applied.size_bytes
-        if size_bytes >= ENTRIES_BYTES_MAX:
+        if size_bytes >= ENTRIES_BYTES_MAX or len(rows) == limit:
             break
-        if len(rows) % 16 == 0:
-            await asyncio.sleep(0)
     revision = controller.state.revision
     answer = LedgerAnswer(
         revision=revision,
@@ -66,6 +68,20 @@ async def read_ledger(call: Call[None]) -> Reply[LedgerAnswer]:
         entries=tuple(rows),
     )
     return Reply(revision, answer)
+
+
+async def _records(applied: Applied, work: Work) -> AsyncIterator[msgspec.Raw]:
+    """Yield the commands of an entry as JSON, rendered in slices."""
+    batch = applied.batch
+    if batch is None or applied.void:
+        return
+    for position, entry in enumerate(batch.entries):
+        await work.take()
+        events: list[msgspec.Raw] = []
+        for event in entry.events:
+            await work.take()
+            events.append(encoded(record_event(event)))
+        yield encoded({**record_head(entry, settled_at(applied, position)), "events": events})
 
 
 @handles(ops.READ_STORED_ENTRIES)
@@ -203,7 +219,7 @@ async def show_readiness(call: Call[None]) -> Reply[str]:
 
 @handles(ops.SHOW_METRICS)
 async def show_metrics(call: Call[None]) -> Reply[str]:
-    reply = _text(call, call.service.metrics.text())
+    reply = _text(call, await call.service.metrics.text(call.work))
     reply.content_type = CONTENT_TYPE
     return reply
 

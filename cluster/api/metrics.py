@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter as Count
 from collections.abc import Iterator, Mapping
 
@@ -10,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from cluster.consensus import Role
+from cluster.eventloop import RECORDS_PER_SLICE, Work, paced
 from cluster.server import Controller
 from replica.messages import features
 from replica.model import TRANSFERS, BufferState, JobState
@@ -35,7 +37,10 @@ class Metrics:
 
     def __init__(self, controller: Controller) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_ReplicaCollector(controller))
+        self._controller = controller
+        self._rendering = asyncio.Lock()
+        self._collector = _ReplicaCollector(controller)
+        self._registry.register(self._collector)
         self._sync_times_s: list[float] = []
         """What `_syncs` has not been told: telling takes longer than all else between a sync and its answer."""
         self._syncs = Histogram(
@@ -61,10 +66,13 @@ class Metrics:
         if len(self._sync_times_s) >= SYNCS_KEPT_MAX:
             self._tell_syncs()
 
-    def text(self) -> bytes:
+    async def text(self, work: Work) -> bytes:
         """Return everything in Prometheus's text format."""
-        self._tell_syncs()
-        return generate_latest(self._registry)
+        async with self._rendering:
+            self._tell_syncs()
+            await self._collector.read(self._controller.state, work)
+            # In a thread: rendering a line for each route and bucket takes longer than a heartbeat may wait.
+            return await asyncio.to_thread(generate_latest, self._registry)
 
     def _tell_syncs(self) -> None:
         times_s, self._sync_times_s = self._sync_times_s, []
@@ -73,17 +81,35 @@ class Metrics:
 
 
 class _ReplicaCollector(Collector):
-    """Reads the replica at the moment of a scrape, so that nothing has to be kept up to date."""
+    """Reads the replica at the moment of a scrape, so that nothing has to be kept up to date.
+
+    `read` does so on the loop; `collect` gives what was read, in whatever thread.
+    """
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
+        self._families: list[Metric] = []
+
+    async def read(self, state: State, work: Work) -> None:
+        """Read everything, in slices."""
+        by_state: Count[str] = Count(dict.fromkeys((job_state.name for job_state in JobState), 0))
+        by_buffer: Count[str] = Count(dict.fromkeys((buffer_state.word for buffer_state in BufferState), 0))
+        async for job_id in paced(state.unfinished, work, parts=1):
+            by_state[state.jobs[job_id].state.name] += 1
+            buffer = state.buffers.get(job_id)
+            if buffer is not None:
+                by_buffer[buffer.state.word] += 1
+        await work.take(RECORDS_PER_SLICE)
+        self._families = [
+            *self._consensus(),
+            *self._commands(),
+            *_capacity(state),
+            *self._work(state, by_state, by_buffer),
+        ]
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family."""
-        yield from self._consensus()
-        yield from self._commands()
-        yield from self._capacity()
-        yield from self._work()
+        yield from self._families
 
     def _consensus(self) -> Iterator[Metric]:
         controller, engine = self._controller, self._controller.engine
@@ -168,6 +194,9 @@ class _ReplicaCollector(Collector):
         yield _counter("forebay_retries_answered", "Commands answered from a receipt.", counts.receipts_answered)
         yield _counter("forebay_queue_full", "Commands refused because the queue was full.", counts.queue_full)
         yield _counter(
+            "forebay_journal_full", "Commands refused because the journal had no room for them.", counts.journal_full
+        )
+        yield _counter(
             "forebay_outcomes_unknown", "Commands under way when leadership was lost.", counts.outcomes_unknown
         )
         refusals = CounterMetricFamily("forebay_refusals", "Commands refused, by code.", labels=["code"])
@@ -175,30 +204,8 @@ class _ReplicaCollector(Collector):
             refusals.add_metric([code], count)
         yield refusals
 
-    def _capacity(self) -> Iterator[Metric]:
-        state = self._controller.state
-        total = GaugeMetricFamily("forebay_pool_bytes", "Total of a pool.", labels=["pool"])
-        free = GaugeMetricFamily("forebay_pool_free_bytes", "Derived free capacity of a pool.", labels=["pool"])
-        held = GaugeMetricFamily("forebay_pool_held_bytes", "What buffers hold of a pool.", labels=["pool"])
-        for name in sorted(state.pools):
-            use = pool_use(state, name)
-            total.add_metric([name], use.pool.quantity_bytes)
-            free.add_metric([name], use.free_bytes)
-            held.add_metric([name], use.held_bytes)
-        yield total
-        yield free
-        yield held
-
-    def _work(self) -> Iterator[Metric]:
+    def _work(self, state: State, by_state: Count[str], by_buffer: Count[str]) -> Iterator[Metric]:
         controller = self._controller
-        state = controller.state
-        by_state: Count[str] = Count(dict.fromkeys((job_state.name for job_state in JobState), 0))
-        by_buffer: Count[str] = Count(dict.fromkeys((buffer_state.word for buffer_state in BufferState), 0))
-        for job_id in state.unfinished:
-            by_state[state.jobs[job_id].state.name] += 1
-            buffer = state.buffers.get(job_id)
-            if buffer is not None:
-                by_buffer[buffer.state.word] += 1
         jobs = GaugeMetricFamily("forebay_jobs", "Jobs that are not over, by state.", labels=["state"])
         for name, count in by_state.items():
             jobs.add_metric([name], count)
@@ -215,6 +222,20 @@ class _ReplicaCollector(Collector):
         for name, count in sorted(nodes.items()):
             families.add_metric([name], count)
         yield families
+
+
+def _capacity(state: State) -> Iterator[Metric]:
+    total = GaugeMetricFamily("forebay_pool_bytes", "Total of a pool.", labels=["pool"])
+    free = GaugeMetricFamily("forebay_pool_free_bytes", "Derived free capacity of a pool.", labels=["pool"])
+    held = GaugeMetricFamily("forebay_pool_held_bytes", "What buffers hold of a pool.", labels=["pool"])
+    for name in sorted(state.pools):
+        use = pool_use(state, name)
+        total.add_metric([name], use.pool.quantity_bytes)
+        free.add_metric([name], use.free_bytes)
+        held.add_metric([name], use.held_bytes)
+    yield total
+    yield free
+    yield held
 
 
 def _transfers(controller: Controller, state: State) -> Iterator[Metric]:

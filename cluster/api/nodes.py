@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from cluster.api import wire
-from cluster.api.render import node_jobs, node_view
-from cluster.api.service import NO_ID, AskedCommand, Call, Reply, handles
+from cluster.api.render import node_view
+from cluster.api.service import NO_ID, AskedCommand, Call, Reply, encoded, handles
 from cluster.api.web import COMMAND_TOO_OLD, Problem, outcome_unknown, permit_node
 from cluster.schemas import (
     Command,
@@ -27,16 +27,22 @@ from replica.state import State
 from replica.values import Refusal, RefusalCode
 from replica.views import orders_for
 
+PARTS_PER_NODE = 12
+"""What rendering one node takes of a slice: some twenty microseconds."""
+
 _SEND_AGAIN = frozenset({429, 500, 503})
 """Statuses after which a report has not been judged: the whole request is answered so, and the agent sends it again."""
 
 
 @handles(ops.LIST_NODES)
 async def list_nodes(call: Call[None]) -> Reply[NodesAnswer]:
-    state = await call.state()
-    jobs, liveness = node_jobs(state), _liveness(call)
-    rows = tuple(node_view(state, name, jobs[name], liveness) for name in sorted(state.nodes))
-    return Reply(state.revision, NodesAnswer(revision=state.revision, nodes=rows))
+    state, work, liveness = await call.state(), call.work, _liveness(call)
+    rows = []
+    for name in await work.ordered(state.nodes):
+        # Its CPUs in use are those of each job there.
+        await work.take(0, parts=PARTS_PER_NODE + 2 * len(state.on_node.get(name, ())))
+        rows.append(encoded(node_view(state, name, liveness)))
+    return Reply(state.revision, NodesAnswer(revision=state.revision, nodes=tuple(rows)))
 
 
 @handles(ops.DRAIN_NODE)
@@ -51,7 +57,7 @@ async def resume_node(call: Call[Command]) -> Reply[NodeView]:
 
 async def _change(call: Call[AskedCommand], command: c.DrainNode | c.ResumeNode) -> Reply[NodeView]:
     state = (await call.service.settle(call, command)).state
-    view = node_view(state, command.node, node_jobs(state)[command.node], _liveness(call))
+    view = node_view(state, command.node, _liveness(call))
     return Reply(state.revision, view)
 
 

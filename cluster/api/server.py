@@ -33,7 +33,7 @@ from cluster.api.web import (
     read_body,
     unforeseen,
 )
-from cluster.eventloop import Acceptor
+from cluster.eventloop import BYTES_PER_SLICE, Acceptor
 from cluster.security import Identity, NotIdentified
 from cluster.system import Address
 from wal import BrokenInvariant, StorageFailed
@@ -45,6 +45,9 @@ ANSWER_WRITE_S_MAX = 30.0
 
 ANSWER_SMALL_BYTES = 16 * 1024
 """An answer that an empty connection buffer (64 KiB) takes with its head, bytes."""
+
+LINGER_S = 2.0
+"""How long the rest of a body that is not wanted is read, seconds, so that its sender finds the answer."""
 
 SHUTDOWN_S = 3.0
 """How long requests under way may take to end when the replica stops, seconds."""
@@ -73,11 +76,13 @@ class Server:
 
     async def start(self) -> None:
         """Listen; OSError if the address cannot be used."""
+        self._service.document()  # made now, since it takes longer than others should wait
         self._guarded = GuardedServer(
             self._service.peers,
             self._handle,
             access_log=None,
             keepalive_timeout=IDLE_S_MAX,
+            lingering_time=LINGER_S,
             max_line_size=LINE_CHARACTERS_MAX,
             max_field_size=LINE_CHARACTERS_MAX,
             max_headers=HEADERS_MAX,
@@ -197,6 +202,22 @@ class Server:
             },
         )
 
+    async def _write(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Write an answer in slices: a large one takes longer to encrypt than others should wait."""
+        if isinstance(response, web.Response) and isinstance(body := response.body, bytes):
+            # `web.Response` writes its body in one go, so that of a plain response comes in its place.
+            parts = web.StreamResponse(status=response.status, headers=response.headers)
+            parts.content_length = len(body)
+            await parts.prepare(request)
+            work = self._service.slices.work(request.protocol)
+            for first in range(0, len(body), BYTES_PER_SLICE):
+                await work.take(0, size_bytes=BYTES_PER_SLICE)
+                await parts.write(body[first : first + BYTES_PER_SLICE])
+            response = parts
+        else:
+            await response.prepare(request)
+        await response.write_eof()
+
     async def _send(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         """Write the answer within a bound of time; a client that does not read it is cut."""
         transport = request.transport
@@ -208,8 +229,7 @@ class Server:
                 await response.write_eof()
                 return
             async with asyncio.timeout(ANSWER_WRITE_S_MAX):
-                await response.prepare(request)
-                await response.write_eof()
+                await self._write(request, response)
         except TimeoutError:
             if request.transport is not None:
                 request.transport.abort()

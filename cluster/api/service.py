@@ -18,6 +18,7 @@ from cluster.api.web import (
     COMMAND_TOO_OLD,
     Problem,
     Redirect,
+    UserLimits,
     actor_of,
     bad,
     no_leader,
@@ -28,7 +29,7 @@ from cluster.api.web import (
     unknown_job,
 )
 from cluster.consensus import Role as RaftRole
-from cluster.eventloop import Identities
+from cluster.eventloop import Identities, Slices, Work
 from cluster.schemas import PEOPLE, BulkCommand, Operation, bytes_of, instant_in, requests
 from cluster.security import Identity, Peers, Role
 from cluster.server import (
@@ -61,6 +62,11 @@ COMMIT_WAIT_S = 4.0
 
 NO_ID = b""
 
+LONG_CHARACTERS = 8 * 1024
+"""Text of a request that is read on the loop, characters: its directives take a few milliseconds at most."""
+
+_Read = TypeVar("_Read")
+
 
 Asked = TypeVar("Asked")
 Answered = TypeVar("Answered")
@@ -82,6 +88,11 @@ class Call(msgspec.Struct, Generic[Asked]):
     def stale(self) -> bool:
         """Whether an answer from this replica's own state, however old, is good enough."""
         return self.query.get("stale") == "ok"
+
+    @property
+    def work(self) -> Work:
+        """What the caller's long work goes through (`cluster.eventloop.slices`): a new one each time."""
+        return self.service.slices.work(self.identity)
 
     async def state(self) -> State:
         """Return the state to answer from: this replica's own if `stale=ok`, else one that is proven current."""
@@ -120,6 +131,16 @@ class Reply(msgspec.Struct, Generic[Answered]):
     content_type: str = "application/json"
 
 
+def is_long(request: requests.Request) -> bool:
+    """Whether reading a request takes longer than others on the loop should wait."""
+    return wire.text_characters(request) > LONG_CHARACTERS
+
+
+def encoded(view: Any) -> Any:
+    """Return a part of an answer as the JSON that it will be, so that it is written in the slice that made it."""
+    return msgspec.Raw(msgspec.json.encode(view))
+
+
 class Route(NamedTuple):
     """An operation and who carries it out."""
 
@@ -153,13 +174,19 @@ class Service:
         self.clock = controller.agreed
         self.version = version
         self.fail = fail
+        self.slices = Slices()
+        """Whatever takes long goes through here, so that a turn of the loop has one slice of it at most."""
         self.verdicts = Verdicts(controller.applied_log)
         self.identities = Identities(controller.clock)
         self.providing = Providing(controller.config.provider_here())
+        self.limits = UserLimits(
+            controller.config.limits, controller.clock, state=lambda: self.controller.state, work=self.slices.work
+        )
         self.metrics = Metrics(controller)
         self.event_streams_of: Counter[Identity] = Counter()
         """Open streams by who reads them."""
         self.digests = asyncio.Semaphore(1)
+        self._readers = asyncio.Semaphore(1)
         self.stopping = asyncio.Event()
         self.document: Callable[[], bytes] = bytes
         """Gives the OpenAPI document; set by the server, which knows the table of routes."""
@@ -237,33 +264,55 @@ class Service:
         except NotLeading as error:
             raise self.elsewhere(error.leader) from error
         except QueueFull as error:
-            raise queue_full() from error
-        except JournalFull as error:
-            raise Problem(
-                507, "journal_full", str(error), "raise map_size in [storage] on every replica and restart them in turn"
-            ) from error
+            raise self.problem_of(error) from error
+
+    async def reading(self, request: requests.Request, read: Callable[..., _Read], *arguments: Any) -> _Read:
+        """Return what `read` makes of a request; in a thread, one request at a time, where that takes long."""
+        if not is_long(request):
+            return read(*arguments)
+        async with self._readers:
+            return await asyncio.to_thread(read, *arguments)
 
     async def validate(self, identity: Identity, command_id: str, command: Command) -> None:
         """Have the site's provider validate a submit, if there is one to ask; Problem 400 with what it says."""
         if isinstance(command, SubmitJob):
             await self.providing.validate(self.controller.state, self.check_age(identity, command_id), command)
 
-    async def validate_bulk(self, identity: Identity, request: BulkCommand) -> None:
-        """Have the site's provider validate a command of a program, so that `admit` takes it; Problem as `admit`."""
-        if self.providing.wanted(self.controller.state):
-            permit(identity, PEOPLE, "send commands")
-            command = wire.bulk_command(request, identity, self.controller.state.site)
-            await self.validate(identity, request.command_id, command)
+    async def prepare(self, identity: Identity, request: BulkCommand) -> Command | None:
+        """Return the command that `admit` needs where reading it takes long, or the site's provider validates it.
 
-    def admit(self, identity: Identity, request: BulkCommand, asker: Asker) -> Command:
+        None where `admit` reads it itself; Problem as `admit`.
+        """
+        wanted = self.providing.wanted(self.controller.state)
+        if not wanted and not is_long(request):
+            return None
+        permit(identity, PEOPLE, "send commands")
+        command = await self.reading(request, wire.bulk_command, request, identity, self.controller.state.site)
+        if wanted:
+            await self.validate(identity, request.command_id, command)
+        return command
+
+    def admit(
+        self,
+        identity: Identity,
+        request: BulkCommand,
+        asker: Asker,
+        *,
+        size_bytes: int,
+        prepared: Command | None = None,
+    ) -> Command:
         """Check and queue one command of a program; Problem or Redirect where it is not taken.
+
+        `size_bytes`: what it took as it was sent; `prepared`: what `prepare` returned.
 
         The one path from a command in bulk or on the channel to the proposer: who may send it, what it may say, how old
         its id may be. What the state forbids comes as the answer's refusal.
         """
         permit(identity, PEOPLE, "send commands")
-        command = wire.bulk_command(request, identity, self.controller.state.site)
+        command = prepared or wire.bulk_command(request, identity, self.controller.state.site)
         command_id = self.check_age(identity, request.command_id)
+        if command_id not in self.controller.state.receipts:
+            self.limits.charge(identity, command, size_bytes)
         if isinstance(command, SubmitJob):
             self.providing.check_validated(self.controller.state, command_id, command)
         self._queue(Request(command_id, actor_of(identity), command), asker)
@@ -282,7 +331,7 @@ class Service:
             async with asyncio.timeout_at(self.deadline() if deadline is None else deadline):
                 # Shielded: a client that goes away does not take its command back.
                 settled = await asyncio.shield(answer)
-        except (OutcomeUnknown, TimeoutError, NotLeading, CannotDecide) as error:
+        except (OutcomeUnknown, TimeoutError, NotLeading, CannotDecide, QueueFull) as error:
             raise self.problem_of(error) from error
         if settled.refusal is not None:
             raise refused(settled.refusal)
@@ -295,6 +344,11 @@ class Service:
                 return outcome_unknown()
             case NotLeading():
                 return self.elsewhere(error.leader)
+            case JournalFull():
+                remedy = "raise map_size in [storage] on every replica and restart them in turn"
+                return Problem(507, "journal_full", str(error), remedy)
+            case QueueFull():
+                return queue_full()
             case CannotDecide():
                 return Problem(
                     500,
@@ -307,6 +361,7 @@ class Service:
     async def settle(self, call: Call[AskedCommand], command: Command) -> Settled:
         """Have one command settled for the caller under the id that its request has."""
         await self.lead()
-        return await self.finish(
-            self.begin(call.identity, self.check_age(call.identity, call.body.command_id), command)
-        )
+        command_id = self.check_age(call.identity, call.body.command_id)
+        if command_id not in self.controller.state.receipts:
+            self.limits.charge(call.identity, command, call.request.content_length or 0)
+        return await self.finish(self.begin(call.identity, command_id, command))

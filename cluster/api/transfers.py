@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
+from itertools import islice
 from typing import Any
 
 import msgspec
 
-from cluster.api.history import first_revision_of, recorded_job
+from cluster.api.history import busy, first_revision_of, recorded_job
 from cluster.api.privacy import check_sight, may_see, owns
 from cluster.api.render import task_words
-from cluster.api.service import Call, Reply, handles
-from cluster.api.web import bad, too_busy, unknown_job
+from cluster.api.service import Call, Reply, encoded, handles
+from cluster.api.web import bad, unknown_job
+from cluster.eventloop import Work, paced
 from cluster.schemas import (
     CheckpointView,
     JobTransfersView,
@@ -49,19 +51,26 @@ _SAID = {*Transfer.__struct_fields__} & {*TransferView.__struct_fields__} - {"at
 
 @handles(ops.LIST_TRANSFERS)
 async def list_transfers(call: Call[None]) -> Reply[TransfersAnswer]:
-    state = await call.service.current()
+    state, work = await call.service.current(), call.work
     said = _said(call, state)
     # Few of many jobs, so they are looked for where something is: on the nodes.
-    found = sorted({job_id for jobs in state.on_node.values() for job_id in jobs if is_transfer(state, job_id)})
-    rows = [
-        transfer_view(call, state, job_id, said.pop(job_id, None)) for job_id in found if may_see(call, state, job_id)
-    ]
-    # What agents say of other operations, such as a removal.
-    rows.extend(_said_view(call, state, row) for row in said.values() if may_see(call, state, row.job))
-    rows.sort(key=lambda row: row.job_id)
-    shown = tuple(rows[:TRANSFERS_LISTED_MAX])
-    answer = TransfersAnswer(revision=state.revision, transfers=shown, truncated=len(rows) > len(shown))
-    return Reply(state.revision, answer)
+    found: list[int] = []
+    for jobs in state.on_node.values():
+        async for job_id in paced(jobs, work, parts=2):
+            if is_transfer(state, job_id) and may_see(call, state, job_id):
+                found.append(job_id)
+    transfers = frozenset(found)
+    rest = [row.job for row in said.values() if row.job not in transfers and may_see(call, state, row.job)]
+    listed = await work.ordered([*found, *rest])
+    rows: list[TransferView] = []
+    async for job_id in paced(islice(listed, TRANSFERS_LISTED_MAX), work):
+        if job_id in transfers:
+            rows.append(encoded(transfer_view(call, state, job_id, said.get(job_id))))
+        else:
+            # What agents say of other operations, such as a removal.
+            rows.append(encoded(_said_view(call, state, said[job_id])))
+    truncated = len(found) + len(rest) > len(rows)
+    return Reply(state.revision, TransfersAnswer(revision=state.revision, transfers=tuple(rows), truncated=truncated))
 
 
 @handles(ops.SHOW_JOB_TRANSFERS)
@@ -85,34 +94,38 @@ async def list_receipts(call: Call[None]) -> Reply[ReceiptsAnswer]:
     job_id = recorded.job_id
     found: list[ReceiptView] = []
     complete = False
+    work = call.work
     try:
-        async for revision, event in _events_of(call, state, job_id):
+        async for revision, event in _events_of(call, state, job_id, work):
             if isinstance(event, e.JobSubmitted):
                 recorded.submitted_by(event.request.user)
                 complete = True  # it was submitted here
             elif stage in (None, event.receipt.stage.word) and attempt in (0, event.receipt.attempt):
+                await work.take()
                 view = receipt_view(event.job, event.node, event.receipt, names=recorded.names)
                 found.append(msgspec.structs.replace(view, revision=revision))
                 complete = complete and len(found) <= RECEIPTS_LISTED_MAX
     except TimeTravelBusy as error:
-        raise too_busy(str(error)) from error
+        raise busy(error) from error
     except LookupError:
         complete = False  # what this replica holds does not begin early enough
     recorded.check()
-    rows = tuple(found[-RECEIPTS_LISTED_MAX:])
+    rows = tuple([encoded(row) async for row in paced(found[-RECEIPTS_LISTED_MAX:], work)])
     return Reply(
         state.revision, ReceiptsAnswer(revision=state.revision, job_id=job_id, receipts=rows, complete=complete)
     )
 
 
 async def _events_of(
-    call: Call[Any], state: State, job_id: int
+    call: Call[Any], state: State, job_id: int, work: Work
 ) -> AsyncIterator[tuple[int, e.JobSubmitted | e.TransferRecorded]]:
     """Yield what the ledger has of a job's submit and receipts, with the revision of each."""
-    async for applied in call.service.controller.time_travel.entries(first_revision_of(call, state, job_id)):
+    first = await first_revision_of(call, state, job_id)
+    async for applied in call.service.controller.time_travel.entries(first, work):
         batch = applied.batch
         if batch is None or applied.void:
             continue
+        await work.take(0, parts=sum(len(entry.events) for entry in batch.entries))
         for position, entry in enumerate(batch.entries):
             for event in entry.events:
                 if isinstance(event, e.TransferRecorded):

@@ -187,6 +187,11 @@ _OF_JOBS: dict[type[r.JobCommand], Callable[[int, Tasks], c.Command]] = {
 """Commands that say no more than which jobs, by what they are in bulk."""
 
 
+def text_characters(request: r.Request) -> int:
+    """Return how much text a request holds: what takes long to read is long."""
+    return sum(len(value) for name in request.__struct_fields__ if isinstance(value := getattr(request, name), str))
+
+
 def bulk_command(request: r.BulkCommand, identity: Identity, site: Site = DEFAULT_SITE) -> c.Command:
     """Return one command of a bulk request."""
     match request:

@@ -9,7 +9,7 @@ import click
 import msgspec
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from cluster.api.render import entry_view
+from cluster.api.render import entry_view, record_view
 from cluster.audit.replay import ReplayFailed, ReplayRefused, replay
 from cluster.cli.audit_commands import audit_commands
 from cluster.cli.exits import ExitCode, Failure, bad_input
@@ -20,6 +20,7 @@ from cluster.schemas import LedgerEntryView, made_of
 from cluster.server import Applied, snapshot_view
 from cluster.system import format_instant
 from replica.messages import Batch, ReleaseNeeded
+from replica.values import Revision
 from snapshots import Image, SnapshotRefused, load_snapshot
 from snapshots import inspect as inspect_snapshot
 from wal import (
@@ -232,8 +233,9 @@ def _view(entry: LedgerEntry, ledger: Ledger) -> LedgerEntryView:
         size_bytes=len(entry.data),
         configuration=configuration,
     )
-    view = entry_view(applied)
     changed = batch is not None and not applied.void
+    records = [record_view(one, Revision(base + place)) for place, one in enumerate(entries, 1)] if changed else []
+    view = entry_view(applied, records)
     return view if changed else msgspec.structs.replace(view, base_revision=None, revision=None)
 
 

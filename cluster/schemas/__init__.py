@@ -9,6 +9,7 @@ from cluster.schemas.burst import (
     BurstUseView,
     ProviderStatus,
     Zone,
+    burst_lines,
     burst_text,
     local_time,
     owner,

@@ -102,11 +102,12 @@ def burst_text(burst: BurstAnswer, *, one_line: bool = False, zone: Zone = None)
 
     `zone` is what times are printed in; None is this machine's.
     """
-    text = "\n".join(_lines(burst, zone))
+    text = "\n".join(burst_lines(burst, zone))
     return " ".join(text.split()) if one_line else text
 
 
-def _lines(burst: BurstAnswer, zone: Zone) -> Iterator[str]:
+def burst_lines(burst: BurstAnswer, zone: Zone = None) -> Iterator[str]:
+    """Yield the lines of `burst_text` one by one."""
     default = next((pool for pool in burst.pools if pool.is_default), None)
     first = BurstPoolView(name="", unit="bytes", granularity=burst.granularity, total=0, free=0, used=0)
     yield f"Name={_word(burst.name)} DefaultPool={_word(burst.default_pool)} {_amounts(default or first)}"

@@ -104,6 +104,11 @@ class Cutter:
         self._bytes_max = bytes_max
         self._buffer = b""
 
+    @property
+    def is_between(self) -> bool:
+        """Whether no frame has begun that is not complete."""
+        return not self._buffer
+
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield the body of each frame that is complete with `data`; ChannelRefused for one that is too long."""
         buffer = self._buffer + data if self._buffer else data

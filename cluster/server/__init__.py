@@ -1,7 +1,7 @@
 """One replica: storage, applied log, proposals, membership, and what a leader does by itself."""
 
 from cluster.server.applied_log import Applied, AppliedLog
-from cluster.server.controller import Controller, JournalFull, Unavailable
+from cluster.server.controller import Controller, Unavailable
 from cluster.server.divergence import Checkpoints, Digests, Verdict
 from cluster.server.feature_levels import UNHEARD, MemberLevel
 from cluster.server.garbage_collection import Collector
@@ -9,7 +9,16 @@ from cluster.server.history_fetch import Backfill
 from cluster.server.joining import JoiningRefused, is_joining, join
 from cluster.server.liveness import POLLS_MAX, Liveness, Transfer
 from cluster.server.membership import members
-from cluster.server.pending import Answer, Asker, CannotDecide, NotLeading, OutcomeUnknown, QueueFull, Settled
+from cluster.server.pending import (
+    Answer,
+    Asker,
+    CannotDecide,
+    JournalFull,
+    NotLeading,
+    OutcomeUnknown,
+    QueueFull,
+    Settled,
+)
 from cluster.server.snapshots import snapshot_view
 from cluster.server.storage import StorageRefused, note_forgotten, open_storage
-from cluster.server.time_travel import Step, TimeTravelBusy, settled_at
+from cluster.server.time_travel import Step, TimeTravelBusy, fold_slowly, settled_at

@@ -1,7 +1,8 @@
 """The entries that were applied, in order: the newest in memory, all others from the ledger.
 
 Histories, the event stream and questions about the past read here. The ledger on disk may lag behind what is applied by
-the marks that the journal writes lazily, so the newest entries are kept in memory, within a bound.
+the marks that the journal writes lazily, so the newest entries are kept in memory, within a bound. What is older is
+read by a thread, a little at a time, and decoded in slices: whoever reads all of the ledger holds up nobody.
 """
 
 from __future__ import annotations
@@ -9,13 +10,27 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import msgspec
 
+from cluster.eventloop import Work
 from replica.messages import Batch
-from replica.values import Revision
-from wal import Configuration, Journal, Kind, Ledger, decode_batch, decode_configuration, is_configuration, kind_of
+from replica.values import Instant, Revision
+from wal import (
+    Configuration,
+    Journal,
+    Kind,
+    Ledger,
+    LedgerEntry,
+    decode_batch,
+    decode_configuration,
+    instant_of,
+    is_configuration,
+    kind_of,
+)
 
 RECENT_ENTRIES_MAX = 4096
 """Applied entries kept in memory, count: what subscribers of events are behind by, normally less than ten."""
@@ -23,8 +38,10 @@ RECENT_ENTRIES_MAX = 4096
 RECENT_BYTES_MAX = 16 * 1024 * 1024
 """Bytes of those entries: sixteen of the largest."""
 
-READ_ENTRIES = 64
-"""Entries read from the ledger at a time: at most 64 MiB, and rarely more than one."""
+READ_ENTRIES = 256
+READ_BYTES = 256 * 1024
+"""What is read from the ledger at a time for one caller: count, and bytes before the last entry, which has 1 MiB at
+most."""
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -65,6 +82,7 @@ class AppliedLog:
         self._index = index
         self._revision = revision
         self._more: set[asyncio.Future[None]] = set()
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="ledger-reader")
 
     @property
     def last_index(self) -> int:
@@ -107,16 +125,35 @@ class AppliedLog:
             self._more.discard(future)
         return True
 
-    def read(self, first: int, *, limit: int) -> Iterator[Applied]:
-        """Give at most `limit` entries from index `first` on; LookupError names the range where `first` is not held."""
-        given = 0
-        while given < limit and first <= self._index:
-            chunk = self._chunk(first, min(READ_ENTRIES, limit - given))
-            if not chunk:
+    def recent(self, first: int) -> list[Applied] | None:
+        """Return the entries from index `first` on if all of them are in memory, else None."""
+        if first > self._index:
+            return []
+        if not self._recent or first < self._recent[0].index:
+            return None
+        skipped = first - self._recent[0].index
+        return [self._recent[position] for position in range(skipped, len(self._recent))]
+
+    async def walk(self, first: int, last: int, work: Work) -> AsyncIterator[Applied]:
+        """Yield the entries from index `first` to `last`, or to the last one that is applied; gaps are passed over.
+
+        What is read is decoded in slices of `work`; what is done with it is for the caller to take slices for.
+        """
+        while first <= min(last, self._index):
+            if self._recent and first >= self._recent[0].index:
+                applied = self._recent[first - self._recent[0].index]
+                first = applied.index + 1
+                yield applied
+                continue
+            stop = self._recent[0].index if self._recent else self._index + 1
+            entries_max = min(READ_ENTRIES, last + 1 - first, stop - first)
+            stored = await self._stored(first, entries_max, READ_BYTES)
+            if not stored:
                 return
-            yield from chunk
-            given += len(chunk)
-            first = chunk[-1].index + 1
+            for entry in stored:
+                await work.take(0, size_bytes=len(entry.data))
+                first = entry.index + 1
+                yield _applied(entry)
 
     def index_of(self, revision: int) -> int:
         """Return the index of the entry that settled `revision`; LookupError names the range that is held."""
@@ -125,59 +162,51 @@ class AppliedLog:
         if self._recent and revision > self._recent[0].base:
             position = bisect_left(self._recent, revision, key=_revision_of)
             return self._recent[position].index
-        self._journal.flush_hints()
+        if revision > self._ledger.applied_revision:
+            self._journal.flush_hints()
         return self._ledger.index_of_revision(revision)
+
+    async def first_revision_at(self, at: Instant) -> Revision:
+        """Return the first revision that was not settled before `at`, by bisection; the first one held for NEVER.
+
+        The last one where all were settled before.
+        """
+        low, high = 1, int(self._revision)
+        while low < high:
+            middle = (low + high) // 2
+            found = await self._instant_of(middle)
+            if found is None or found < at:
+                low = middle + 1
+            else:
+                high = middle
+        return Revision(low)
+
+    async def _instant_of(self, revision: int) -> Instant | None:
+        """Return when a revision was settled; None where this replica does not hold it."""
+        try:
+            index = self.index_of(revision)
+        except LookupError:
+            return None
+        if self._recent and index >= self._recent[0].index:
+            batch = self._recent[index - self._recent[0].index].batch
+            return None if batch is None else batch.at
+        stored = await self._stored(index, 1, 1)
+        return instant_of(stored[0].data) if stored else None
+
+    async def _stored(self, first: int, entries_max: int, bytes_max: int) -> list[LedgerEntry]:
+        """Read from the ledger beside the loop: in one thread, so that there is one transaction at a time."""
+        if self._ledger.applied_index < first:
+            self._journal.flush_hints()
+        read = partial(self._ledger.read_some, first, entries_max=entries_max, bytes_max=bytes_max)
+        return await asyncio.get_running_loop().run_in_executor(self._reader, read)
+
+    def close(self) -> None:
+        """Read no more; what is being read is over when this returns, so that the files may be closed."""
+        self._reader.shutdown(cancel_futures=True)
 
     def digest_at(self, index: int) -> bytes | None:
         """Return the digest of the ledger up to `index`; None if this replica does not hold it."""
         return self._journal.digest_at(index)
-
-    def _chunk(self, first: int, limit: int) -> list[Applied]:
-        if self._recent and first >= self._recent[0].index:
-            start = first - self._recent[0].index
-            return [self._recent[position] for position in range(start, min(start + limit, len(self._recent)))]
-        if self._ledger.applied_index < min(self._index, first + limit):
-            self._journal.flush_hints()
-        stop = self._recent[0].index if self._recent else self._index + 1
-        chunk: list[Applied] = []
-        revision: Revision | None = None
-        following = first
-        for entry in self._ledger.read(first, limit=min(limit, stop - first)):
-            batch = read_batch(entry.data)
-            if revision is None or entry.index != following:
-                # After a gap, which the ledger passes over, it is not what it was: a snapshot came in between.
-                revision = self._revision_before(entry.index)
-            following = entry.index + 1
-            void = batch is not None and batch.base != revision
-            base = revision
-            if batch is not None and not void:
-                revision = Revision(revision + len(batch.entries))
-            applied = Applied(entry.index, entry.term, entry.digest, base, revision, batch, void, len(entry.data))
-            configuration = read_configuration(entry.data)
-            if configuration is not None:
-                applied = msgspec.structs.replace(applied, configuration=configuration)
-            chunk.append(applied)
-        return chunk
-
-    def _revision_before(self, index: int) -> Revision:
-        """Return the revision before the entry at `index`: the base of the next batch that was not void."""
-        for gap in self._ledger.gaps():
-            if gap.last_index == index - 1:
-                return Revision(gap.revision_after)
-        for entry in self._ledger.read(index, limit=self._index):
-            for gap in self._ledger.gaps():
-                if gap.last_index == entry.index - 1 and entry.index > index:
-                    return Revision(gap.revision_before)
-            batch = read_batch(entry.data)
-            if batch is not None and self._settled_by(batch.base + 1) == entry.index:
-                return batch.base
-        return Revision(self._ledger.applied_revision)
-
-    def _settled_by(self, revision: int) -> int | None:
-        try:
-            return self._ledger.index_of_revision(revision)
-        except LookupError:
-            return None
 
     def _wake(self) -> None:
         futures, self._more = self._more, set()
@@ -188,3 +217,14 @@ class AppliedLog:
 
 def _revision_of(applied: Applied) -> int:
     return applied.revision
+
+
+def _applied(entry: LedgerEntry) -> Applied:
+    """Return an entry of the ledger as it was applied."""
+    batch = read_batch(entry.data)
+    base = Revision(entry.base)
+    void = batch is not None and batch.base != base
+    return Applied(
+        *(entry.index, entry.term, entry.digest, base, Revision(entry.revision)),
+        *(batch, void, len(entry.data), read_configuration(entry.data)),
+    )

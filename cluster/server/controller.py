@@ -29,14 +29,14 @@ from cluster.server.feature_levels import Ask, FeatureLevels, unasked
 from cluster.server.liveness import NODE_DOWN_S, Liveness, NodeWatch, OrderWatch, TransferTotals
 from cluster.server.membership import Membership
 from cluster.server.operation_restart import OperationRestart
-from cluster.server.pending import Answer, Asker, NotLeading
+from cluster.server.pending import STORED_BYTES_PER_BYTE, Answer, Asker, NotLeading
 from cluster.server.proposer import Proposer
 from cluster.server.snapshots import SnapshotInstall, call_soon
 from cluster.server.storage import Storage
 from cluster.server.time_travel import TimeTravel
 from cluster.system import Clock
 from replica.fold import apply_batch
-from replica.messages import Batch, FoundCluster, Request, SubmitJob
+from replica.messages import Batch, FoundCluster, Request
 from replica.state import State
 from snapshots import Image, SnapshotStore
 from wal import BrokenInvariant, Entry, Gap, Handed, Placed, StorageFailed, fill
@@ -45,10 +45,6 @@ LOGGER = logging.getLogger(__name__)
 
 READ_WAIT_S = 4.0
 """How long a linearizable read may take, seconds: a few elections, and less than a client waits for one replica."""
-
-JOURNAL_FILL_MAX = 0.9
-"""How full the journal may be for new jobs. The rest is for what the jobs there are still need: a journal that is full
-stops its replica, and all replicas are full at about the same entry."""
 
 READY_POLL_S = 0.02
 """How often a read polls whether a new leader is ready, seconds."""
@@ -60,10 +56,6 @@ and whoever needs one finds what follows it at a new leader too. At most HELD_BA
 
 EngineFactory = Callable[[Machine, Callable[[], None], Callable[[BaseException], NoReturn]], Engine]
 """Makes the consensus of this replica: (machine, on_change, fail) -> engine."""
-
-
-class JournalFull(Exception):
-    """New jobs are refused, because the journal is nearly full; nothing has happened."""
 
 
 class Unavailable(Exception):
@@ -121,7 +113,9 @@ class Controller:
         self.membership = Membership(config, self.engine, leads=lambda: self.leads, wait_applied=self.wait_applied)
         self.agreed = AgreedTime(clock, bounds=lambda: self.engine.clock_bounds, at=storage.state.at)
         self.clock_watch = ClockWatch(name, self.engine, self.agreed)
-        self.proposer = Proposer(engine=self.engine, applied=lambda: self._state, clock=self.agreed, fail=fail)
+        self.proposer = Proposer(
+            engine=self.engine, applied=lambda: self._state, fill_with=self.fill_with, clock=self.agreed, fail=fail
+        )
         self._appliers: list[tuple[int, asyncio.Future[None]]] = []
         self._snapshot_index = self._newest_snapshot_index()
         self._attempted_index = self._snapshot_index
@@ -196,6 +190,7 @@ class Controller:
         self.proposer.stop()
         self.orders.wake_all()
         await self.engine.stop()
+        self.applied_log.close()
         self._storage.close()
 
     @property
@@ -208,24 +203,23 @@ class Controller:
         self._duties.register(duty, on_change=on_change)
 
     def submit(self, request: Request) -> Answer:
-        """Have a command settled (`cluster.server.proposer`); QueueFull, JournalFull or NotLeading if it is not
-        taken."""
-        self._check_room(request)
+        """Have a command settled (`cluster.server.proposer`); QueueFull or NotLeading if it is not taken."""
+        self._check_founded(request)
         return self.proposer.submit(request)
 
     def queue(self, request: Request, asker: Asker) -> None:
         """Have a command settled for somebody who is notified of the answer; raises what `submit` raises."""
-        self._check_room(request)
+        self._check_founded(request)
         self.proposer.queue(request, asker)
 
-    def _check_room(self, request: Request) -> None:
-        submits = isinstance(request.command, SubmitJob) and request.id not in self._state.receipts
-        if submits and self.journal_fill > JOURNAL_FILL_MAX:
-            raise JournalFull(
-                f"the journal is {self.journal_fill:.0%} full, and new jobs are refused so that those there are can end"
-            )
+    def _check_founded(self, request: Request) -> None:
         if self._state.revision == 0 and not isinstance(request.command, FoundCluster):
             raise NotLeading(None)
+
+    def fill_with(self, size_bytes: int) -> float:
+        """Return how full the journal would be, from 0 to 1, with so many bytes more than it has been asked for."""
+        behind_bytes = self.journal.behind_bytes + size_bytes
+        return self._storage.environment.fill_with(STORED_BYTES_PER_BYTE * behind_bytes)
 
     async def current(self) -> State:
         """Return a state that is at least as new as any answer given before the call, and passed over.

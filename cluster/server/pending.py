@@ -9,13 +9,28 @@ from typing import Protocol
 import msgspec
 
 from replica.fold import SpeculativeState
-from replica.messages import Batch, Entry, Event, Request, SubmitJob, UpdateJob, command_digest, kind_of
+from replica.messages import (
+    ActorRole,
+    Batch,
+    CancelJob,
+    Entry,
+    Event,
+    Request,
+    SubmitJob,
+    UpdateJob,
+    command_digest,
+    kind_of,
+)
 from replica.state import State
 from replica.values import BATCH_BYTES_MAX, Refusal, RefusalCode, Revision
 
 
 class QueueFull(Exception):
     """The queue is full; nothing has happened, and the client may try again later."""
+
+
+class JournalFull(QueueFull):
+    """The journal has no room for a command of this kind; nothing has happened."""
 
 
 class NotLeading(Exception):
@@ -155,6 +170,7 @@ class Counts(msgspec.Struct):
     commands: int = 0
     receipts_answered: int = 0
     queue_full: int = 0
+    journal_full: int = 0
     outcomes_unknown: int = 0
     refusals: Counter[str] = msgspec.field(default_factory=Counter)
 
@@ -196,3 +212,46 @@ def weight_bytes(request: Request) -> int:
     text = "" if job.buffer is None else job.buffer.text
     environment = sum(len(name) + len(value) for name, value in job.environment)
     return ENTRY_OVERHEAD_BYTES + len(job.script) + len(text) + environment
+
+
+# ---- room in the journal: what is refused first when it becomes scarce
+
+
+class Level(msgspec.Struct, frozen=True):
+    """How full the journal may be for commands of one kind, from 0 to 1, and who they are of."""
+
+    fill_max: float
+    words: str
+
+
+USERS = Level(0.80, "what users ask for")
+CANCELS = Level(0.85, "what users ask for")
+"""A user's cancels have a little more room than what else users ask for: they end what would need more."""
+OPERATORS = Level(0.90, "what operators ask for")
+AGENTS = Level(0.95, "what agents report")
+OWN = Level(0.98, "what the leader does by itself")
+"""The rest is for elections and members: they are what an operator needs to make room."""
+
+STORED_BYTES_PER_BYTE = 2
+"""What an entry takes in LMDB for each of its bytes, at most: rows of its digest and revision, pages half full."""
+
+
+def level_of(request: Request) -> Level:
+    """Return how full the journal may be for a command."""
+    match request.actor.role:
+        case ActorRole.USER:
+            return CANCELS if isinstance(request.command, CancelJob) else USERS
+        case ActorRole.OPERATOR:
+            return OPERATORS
+        case ActorRole.AGENT:
+            return AGENTS
+        case _:
+            return OWN
+
+
+def journal_full(level: Level, fill: float) -> JournalFull:
+    """Return what a command is answered for which there is no room."""
+    return JournalFull(
+        f"the journal is {fill:.0%} full; above {level.fill_max:.0%} {level.words} is refused, and there is still room "
+        "for what matters more"
+    )

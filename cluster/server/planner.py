@@ -14,8 +14,10 @@ from replica.scheduler import SchedulingIndex, events_of_pass
 from replica.state import State
 from replica.values import Instant
 
-JOBS_PER_TURN = 2_000
-"""Jobs that are indexed in one turn of the loop, count: some 20 ms, after which heartbeats and commands have theirs."""
+JOBS_PER_TURN = 128
+"""Jobs that are indexed in one turn of the loop beside one for each command of the batch, count: some four
+milliseconds, after which heartbeats and commands have theirs. A leader under load keeps up with what its batches touch.
+"""
 
 
 class Planner:
@@ -28,7 +30,7 @@ class Planner:
 
     def prepare(self, batch: SpeculativeState) -> bool:
         """Follow the batch; return whether a pass over it is cheap now. Where it is not, ask again in another turn."""
-        return self._follow(batch).prepare(JOBS_PER_TURN)
+        return self._follow(batch).prepare(JOBS_PER_TURN + len(batch.entries))
 
     def events_of_pass(self, batch: SpeculativeState) -> tuple[Event, ...]:
         """Return the events of a scheduling pass over the batch under construction."""

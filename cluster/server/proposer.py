@@ -38,6 +38,7 @@ from cluster.server.agreed_time import AgreedTime
 from cluster.server.pass_timer import PassTimer
 from cluster.server.pending import (
     ENTRIES_BYTES_MAX,
+    OWN,
     Answer,
     Asker,
     CannotDecide,
@@ -51,6 +52,8 @@ from cluster.server.pending import (
     Waiting,
     entry_of,
     entry_too_large,
+    journal_full,
+    level_of,
     notify,
     reject,
     resolve,
@@ -95,12 +98,17 @@ class Proposer:
         *,
         engine: Engine,
         applied: Callable[[], State],
+        fill_with: Callable[[int], float],
         clock: AgreedTime,
         fail: Callable[[BaseException], NoReturn],
     ) -> None:
-        """Make an idle proposer; `applied` gives the applied state, `fail` stops the replica."""
+        """Make an idle proposer; `applied` gives the applied state, `fail` stops the replica.
+
+        `fill_with` says how full the journal would be, from 0 to 1, with so many bytes more.
+        """
         self._engine = engine
         self._applied = applied
+        self._fill_with = fill_with
         self._clock = clock
         self._fail = fail
         self._queue: deque[Waiting] = deque()
@@ -273,6 +281,9 @@ class Proposer:
             if waiting.answer.cancelled() or self._answered_before(waiting, batch, waiters):
                 self._dequeue()
                 continue
+            if self._refused_for_room(waiting, size_bytes):
+                self._dequeue()
+                continue
             decision = self._decide(waiting, batch)
             if decision is None:
                 self._dequeue()
@@ -374,6 +385,20 @@ class Proposer:
                 return True
         raise AssertionError(f"no batch in flight carries revision {known.revision}")
 
+    def _refused_for_room(self, waiting: Waiting, size_bytes: int) -> bool:
+        """Refuse a command for which the journal has no room behind a batch of this size; whether that happened.
+
+        Here, and not when it was queued: what is queued before it takes room first. Nothing of it is written.
+        """
+        level = level_of(waiting.request)
+        fill = self._fill_with(size_bytes + waiting.weight_bytes)
+        if fill <= level.fill_max:
+            return False
+        self.counts.journal_full += 1
+        if not waiting.answer.done():
+            reject(waiting.answer, journal_full(level, fill))
+        return True
+
     def _decide(self, waiting: Waiting, batch: SpeculativeState) -> tuple[Entry, bytes] | None:
         """Return the entry that settles the command, and its bytes; None where that failed, which is answered."""
         request = waiting.request
@@ -412,7 +437,7 @@ class Proposer:
 
     def _pass(self, batch: SpeculativeState, decided: bool) -> Entry | None:
         """Return the entry of a scheduling pass over the batch so far; None where it finds nothing or must wait."""
-        if not batch.facts.feature_level:
+        if not batch.facts.feature_level or self._fill_with(0) > OWN.fill_max:
             self._pass_timer.due = False
             return None
         started_s = self._clock.monotonic_s()

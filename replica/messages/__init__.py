@@ -4,6 +4,7 @@ from replica.messages.commands import (
     CONTROLLER,
     Actor,
     ActorRole,
+    CancelJob,
     ChangePool,
     Command,
     ConfigureSite,

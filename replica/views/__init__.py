@@ -1,6 +1,6 @@
 """What agents and people ask of a state."""
 
-from replica.views.burst import Burst, BurstBuffer, burst_of, job_tres
+from replica.views.burst import Burst, BurstBuffer, burst_buffers, burst_of, burst_place, job_tres
 from replica.views.jobs import (
     NO_TRANSFERS,
     buffer_path,

@@ -5,7 +5,7 @@ Source: the guide (Status Commands), the transcripts of Slurm 22.05.8. Pure: the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -106,10 +106,14 @@ class Burst(msgspec.Struct, frozen=True):
     uses: tuple[BurstUse, ...]
 
 
-def burst_of(state: State, *, only_user: str | None = None) -> Burst:
-    """Return what is to be shown; with `only_user` only the buffers and the use of that user (PrivateData)."""
+def burst_of(state: State, *, only_user: str | None = None, buffers: Sequence[BurstBuffer] | None = None) -> Burst:
+    """Return what is to be shown; with `only_user` only the buffers and the use of that user (PrivateData).
+
+    `buffers`: what `burst_buffers` yields, sorted by `burst_place`, the last one first; looked for if left out.
+    """
     site = state.site
-    buffers = sorted(_buffers(state, only_user), key=_place, reverse=True)
+    if buffers is None:
+        buffers = sorted(burst_buffers(state, only_user), key=burst_place, reverse=True)
     return Burst(
         provider=site.provider,
         granularity=site.granularity,
@@ -149,7 +153,8 @@ def _pool(state: State, pool: Pool) -> BurstPool:
     )
 
 
-def _buffers(state: State, only_user: str | None) -> Iterator[BurstBuffer]:
+def burst_buffers(state: State, only_user: str | None) -> Iterator[BurstBuffer]:
+    """Yield the buffers that hold space, in no order; with `only_user` those of that user."""
     wanted: Callable[[str], bool] = (lambda user: True) if only_user is None else (lambda user: user == only_user)
     default = next((name for name in sorted(state.pools) if state.pools[name].is_default), "")
     for job_id in _near(state):
@@ -206,12 +211,12 @@ def _of_job(state: State, buffer: Buffer, default: str) -> BurstBuffer:
     )
 
 
-def _place(buffer: BurstBuffer) -> tuple[int, int, int, str]:
-    """What comes last has its space last; at the same instant jobs and tasks by number, then names."""
+def burst_place(buffer: BurstBuffer) -> tuple[int, int, int, str]:
+    """Return where a buffer stands: by when it got its space; at one instant jobs and tasks by number, then names."""
     return buffer.created_at, buffer.array_job or buffer.job, buffer.array_task, buffer.name
 
 
-def _uses(buffers: list[BurstBuffer]) -> tuple[BurstUse, ...]:
+def _uses(buffers: Sequence[BurstBuffer]) -> tuple[BurstUse, ...]:
     """Return what each user holds, by name: counts and sizes are not added to nodes."""
     found: dict[tuple[str, bool], int] = {}
     for buffer in buffers:

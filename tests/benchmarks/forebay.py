@@ -104,6 +104,8 @@ class ForebayCluster(Members):
                 number += 1
             if line.strip() == "[timing]":
                 lines += [f"{name} = {value}" for name, value in self.timing.items()]
+        # One user does what a whole site's users do.
+        lines += ["[limits]", "commands_per_minute = 10000000", 'command_bytes_per_minute = "1TiB"', "jobs = 100000"]
         configuration.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     async def wait_ready(self) -> None:

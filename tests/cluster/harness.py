@@ -17,10 +17,12 @@ from cluster.api import Server, Service
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, PoolSpec, found
 from cluster.consensus import NO_OP, ChangeRefused, ClockBounds, Machine, NotLeader, Role, Wanted
+from cluster.eventloop.slices import Work
 from cluster.schemas.command_ids import new_command_id
 from cluster.schemas.jobs import StatusView
 from cluster.security.peers import Peers
 from cluster.security.tls import client_context, server_context
+from cluster.server.applied_log import Applied
 from cluster.server.controller import Controller
 from cluster.server.storage import Storage, allow_first_start, open_storage
 from cluster.system.address import Address
@@ -338,6 +340,16 @@ class Harness:
             kind = response.headers.get("Content-Type", "")
             found = json.loads(content) if content and kind.startswith("application/json") else content
             return Answer(response.status, found, dict(response.headers))
+
+    @property
+    def work(self) -> Work:
+        """What long work of a test goes through."""
+        return self.service.slices.work("test")
+
+    async def applied(self, first: int = 1) -> list[Applied]:
+        """Return the applied entries from index `first` on, from memory or from the ledger."""
+        applied_log = self.controller.applied_log
+        return [applied async for applied in applied_log.walk(first, applied_log.last_index, self.work)]
 
     def new_id(self) -> str:
         return new_command_id(self.clock)

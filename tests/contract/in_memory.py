@@ -18,7 +18,9 @@ from cluster.api.service import Call, Reply, Service
 from cluster.api.web.authentication import permit
 from cluster.api.web.bodies import decode
 from cluster.api.web.problems import Problem
+from cluster.config.limits import DEFAULT_LIMITS
 from cluster.consensus import Role as RaftRole
+from cluster.eventloop.slices import Work
 from cluster.providers.interface import NO_LOCAL
 from cluster.schemas.command_ids import new_command_id
 from cluster.security.identity import Identity, Role
@@ -61,16 +63,16 @@ class Timeline:
     def append(self, step: Step) -> None:
         self._steps.append(step)
 
-    async def state_at(self, revision: int) -> State:
+    async def state_at(self, revision: int, work: Work) -> State:
         return next((step.after for step in self._steps if step.after.revision >= revision), EMPTY)
 
-    async def history(self, from_revision: int) -> AsyncIterator[Step]:
+    async def history(self, from_revision: int, work: Work) -> AsyncIterator[Step]:
         for step in self._steps:
             if step.after.revision >= from_revision:
                 yield step
 
-    async def entries(self, from_revision: int) -> AsyncIterator[Applied]:
-        async for step in self.history(from_revision):
+    async def entries(self, from_revision: int, work: Work) -> AsyncIterator[Applied]:
+        async for step in self.history(from_revision, work):
             yield step.applied
 
 
@@ -191,7 +193,9 @@ class InMemory(World):
 
         return Controller(
             name="r1",
-            config=SimpleNamespace(provider_here=lambda: NO_LOCAL, cluster=SimpleNamespace(id="test")),
+            config=SimpleNamespace(
+                provider_here=lambda: NO_LOCAL, cluster=SimpleNamespace(id="test"), limits=DEFAULT_LIMITS
+            ),
             clock=self,
             agreed=self,
             applied_log=self.applied_log,
@@ -248,7 +252,7 @@ class InMemory(World):
             sent = None
             if operation.has_body:
                 sent = decode(msgspec.json.encode({} if body is None else body), operation.request)
-            request: Any = SimpleNamespace(transport=None, headers={})
+            request: Any = SimpleNamespace(transport=None, headers={}, content_length=0)
             call = Call(self.service, operation, request, identity, params, query, sent)
             reply = await route.handler(call)
         except Problem as problem:
@@ -256,4 +260,4 @@ class InMemory(World):
         assert isinstance(reply, Reply), reply
         if reply.content is not None:
             return Answer(operation.status, reply.content.decode())
-        return Answer(operation.status, msgspec.to_builtins(reply.view))
+        return Answer(operation.status, msgspec.json.decode(msgspec.json.encode(reply.view)))

@@ -5,7 +5,10 @@ from cluster.api.render.events import (
     as_json,
     entry_view,
     event_name,
-    event_views,
+    event_view,
+    record_event,
+    record_head,
+    record_view,
     sentence_of,
     verdict_words,
 )
@@ -15,10 +18,9 @@ from cluster.api.render.jobs import (
     holders,
     job_view,
     job_words,
-    node_jobs,
     node_view,
     persistent_view,
     pool_view,
     task_words,
 )
-from cluster.api.render.reasons import Verdicts
+from cluster.api.render.reasons import Known, Verdicts, prepare

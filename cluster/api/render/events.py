@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum, IntEnum
 from typing import Any
 
 import msgspec
 
 from cluster.schemas import EventView, Json, LedgerEntryView, made_of
-from cluster.server import Applied, settled_at
+from cluster.server import Applied
 from cluster.system import format_instant
 from replica.messages import CONTROLLER, Actor, Batch, Entry
 from replica.messages import events as e
@@ -95,47 +95,50 @@ def as_json(record: Any, *, private: bool, names: bool = False) -> Any:
     return record
 
 
-def event_views(batch: Batch, entry: Entry, revision: Revision) -> list[EventView]:
-    """Return the events of one settled command."""
-    at = format_instant(batch.at) or ""
-    actor = actor_words(entry.actor, entry.command)
-    return [
-        EventView(
-            revision=revision,
-            sequence=sequence,
-            at=at,
-            actor=actor,
-            command=entry.command,
-            event=event_name(event),
-            job_id=e.job_of(event),
-            detail=as_json(event, private=False),
-        )
-        for sequence, event in enumerate(entry.events)
-    ]
+def event_view(batch: Batch, entry: Entry, revision: Revision, sequence: int) -> EventView:
+    """Return one event of a settled command, the one at `sequence` (from 0)."""
+    event = entry.events[sequence]
+    return EventView(
+        revision=revision,
+        sequence=sequence,
+        at=format_instant(batch.at) or "",
+        actor=actor_words(entry.actor, entry.command),
+        command=entry.command,
+        event=event_name(event),
+        job_id=e.job_of(event),
+        detail=as_json(event, private=False),
+    )
 
 
-def record_view(entry: Entry, revision: Revision) -> Json:
-    """Return one command of the ledger with everything that it holds: for operators."""
+def record_head(entry: Entry, revision: Revision) -> Json:
+    """Return one command of the ledger without its events: for operators."""
     return {
         "revision": revision,
         "command_id": entry.id.hex(),
         "actor": actor_words(entry.actor, entry.command),
         "command": entry.command,
         "refusal": as_json(entry.refusal, private=True),
-        "events": [{"event": event_name(event), "detail": as_json(event, private=True)} for event in entry.events],
     }
 
 
-def entry_view(applied: Applied) -> LedgerEntryView:
-    """Return one entry of the ledger with everything that it holds: for operators."""
+def record_event(event: e.Event) -> Json:
+    """Return one event of the ledger with everything that it holds: for operators."""
+    return {"event": event_name(event), "detail": as_json(event, private=True)}
+
+
+def record_view(entry: Entry, revision: Revision) -> Json:
+    """Return one command of the ledger with everything that it holds: for operators."""
+    return {**record_head(entry, revision), "events": [record_event(event) for event in entry.events]}
+
+
+def entry_view(applied: Applied, records: Iterable[Any]) -> LedgerEntryView:
+    """Return one entry of the ledger; `records`: its commands as `record_view` shows them, none of a void batch."""
     batch, configuration = applied.batch, applied.configuration
     at = None if batch is None else format_instant(batch.at)
-    kind, records = NO_OP if batch is None else VOID if applied.void else BATCH, []
+    kind = NO_OP if batch is None else VOID if applied.void else BATCH
     if configuration is not None:
         at = format_instant(Instant(configuration.change.at))
         kind, records = CONFIGURATION, [configuration_record(configuration)]
-    elif batch is not None and not applied.void:
-        records = [record_view(entry, settled_at(applied, position)) for position, entry in enumerate(batch.entries)]
     return made_of(
         applied,
         LedgerEntryView,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from cluster.api.render.reasons import Verdicts
+from cluster.api.render.reasons import Known
 from cluster.schemas import NO_DETAILS, BufferView, JobDetailsView, JobView, NodeView, PoolView, made_of, shared_fields
 from cluster.server import Liveness
 from cluster.system import format_instant
@@ -70,8 +70,8 @@ def details_of(state: State, job: Job) -> JobDetailsView | None:
     return None if details == NO_DETAILS else details
 
 
-def job_view(state: State, job_id: int, known: Verdicts, *, warnings: tuple[str, ...] = ()) -> JobView:
-    """Return one job at `state`; KeyError if it is not there."""
+def job_view(state: State, job_id: int, known: Known, *, warnings: tuple[str, ...] = ()) -> JobView:
+    """Return one job at `state`; KeyError if it is not there. `known`: why it waits."""
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
     request = job.request
     return JobView(
@@ -79,7 +79,7 @@ def job_view(state: State, job_id: int, known: Verdicts, *, warnings: tuple[str,
         name=request.name,
         user=request.user,
         state=job.state.name,
-        reason=known.reason(state, job_id),
+        reason=known.reason(job_id),
         burst_buffer=None if request.buffer is None else request.buffer.text,
         burst_buffer_state=buffer_word(state, job_id),
         pool=None if buffer is None or not buffer.pool else buffer.pool,
@@ -188,14 +188,10 @@ def _buffer_view(state: State, buffer: Buffer | PersistentBuffer, **differing: A
     )
 
 
-def node_jobs(state: State) -> dict[str, list[int]]:
-    """Return the jobs that have something on each node, by id."""
-    return {name: sorted(state.on_node.get(name, ())) for name in state.nodes}
-
-
-def node_view(state: State, name: str, jobs: list[int], liveness: Liveness | None) -> NodeView:
-    """Return one node at `state`; KeyError if it is not there. `liveness`: None on a replica that does not lead."""
-    node = state.nodes[name]
+def node_view(state: State, name: str, liveness: Liveness | None) -> NodeView:
+    """Return one node at `state` with the jobs that have something there; KeyError if it is not there. `liveness`: None
+    on a replica that does not lead."""
+    node, jobs = state.nodes[name], sorted(state.on_node.get(name, ()))
     # Slurm's word for a node that gets nothing new while it finishes what it has.
     draining = node.state is NodeState.DRAINED and bool(jobs)
     return made_of(

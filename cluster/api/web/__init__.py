@@ -11,6 +11,7 @@ from cluster.api.web.connections import (
     Connection,
     GuardedServer,
 )
+from cluster.api.web.limits import UserLimits
 from cluster.api.web.openapi import document
 from cluster.api.web.problems import (
     COMMAND_TOO_OLD,
@@ -23,6 +24,7 @@ from cluster.api.web.problems import (
     queue_full,
     refused,
     too_busy,
+    too_many,
     unforeseen,
     unknown_job,
 )

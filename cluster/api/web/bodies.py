@@ -22,8 +22,11 @@ SMALL_BODY_BYTES = 64 * 1024
 AGENT_BODY_BYTES = 2 * 1024 * 1024
 """A body of an agent up to this has room that people cannot take, bytes: a full poll, and results by the hundred."""
 
-BODY_READ_S = 20.0
-"""Time for a whole body to arrive, seconds: who is slower than 400 kB/s with the largest one is cut."""
+BODY_READ_S = 5.0
+"""Time for a body to arrive, seconds, beside what it may take at BODY_BYTES_S: a lost packet or two."""
+
+BODY_BYTES_S = 512 * 1024
+"""The least rate of a body, bytes a second: the largest one may take 21 seconds, and an ordinary one five."""
 
 QUERY_CHARACTERS_MAX = 4096
 """Path and query together, characters."""
@@ -109,7 +112,8 @@ class BodyBudget:
 async def read_body(
     request: web.BaseRequest, budget: BodyBudget, who: Identity, bytes_max: int = BODY_BYTES_MAX
 ) -> bytes:
-    """Return the body; Problem 413, 408, 411 or 415 for one that is too large, too slow, of unknown or odd form.
+    """Return the body; Problem 413, 408, 411 or 415 for one that is too large, too slow, of unknown or odd form, and
+    400 for one whose sender has gone.
 
     Problem 503 where what `who`, or everybody, is sending at this moment leaves no room for it.
     """
@@ -129,10 +133,11 @@ async def read_body(
         # All of it is here already, as it is with most requests: nothing to wait for, so nothing to hold room for.
         return request.content.read_nowait(-1)
     claim = budget.claim(who, announced)
+    within_s = BODY_READ_S + announced / BODY_BYTES_S
     try:
         parts: list[bytes] = []
         size_bytes = 0
-        async with asyncio.timeout(BODY_READ_S):
+        async with asyncio.timeout(within_s):
             while True:
                 part = await request.content.readany()
                 if not part:
@@ -145,8 +150,12 @@ async def read_body(
         return b"".join(parts)
     except TimeoutError as error:
         raise Problem(
-            408, "too_slow", f"the body did not arrive within {BODY_READ_S:g} s", "send it faster, or in parts"
+            408, "too_slow", f"the body did not arrive within {within_s:.3g} s", "send it faster, or in parts"
         ) from error
+    except ConnectionError as error:
+        # Nobody reads the answer: whoever began it has gone.
+        words = "the connection ended before the body had arrived"
+        raise bad(words, "send it again", "body", "incomplete_body") from error
     finally:
         claim.give()
 

@@ -26,7 +26,7 @@ from aiohttp.http_exceptions import (
 from aiohttp.web_protocol import RequestHandler
 
 from cluster.api.web.problems import Problem
-from cluster.security import Identity, NotIdentified, Peers
+from cluster.security import Identity, NotIdentified, Peers, Role
 
 LOGGER = logging.getLogger(__name__)
 
@@ -37,8 +37,14 @@ CONNECTIONS_PER_IDENTITY_MAX = 2048
 """Open connections of one certificate's holder, count: the benchmark's largest crowd twice over, and never so many that
 nobody else gets in."""
 
+CONNECTIONS_OF_USERS_MAX = 3072
+"""Open connections of all users together, count: the others are for operators, agents and replicas."""
+
 NOBODY = "nobody"
 """Under this name all are counted whose certificate does not say who they are."""
+
+USERS = f"{Role.USER} "
+"""How the names begin under which users are counted."""
 
 IDLE_S_MAX = 75.0
 """How long a connection may do nothing, seconds: longer than clients keep theirs, so that they close first."""
@@ -73,7 +79,7 @@ _KINDS: Mapping[type[HttpProcessingError], str] = {
 class Connection(RequestHandler):
     """One connection: aiohttp's, with the time at which it last came to rest, and at which its present head began."""
 
-    __slots__ = ("busy", "head_since_s", "holder", "identity", "rest_since_s", "stranger")
+    __slots__ = ("busy", "gone", "head_since_s", "holder", "identity", "rest_since_s", "stranger")
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -86,6 +92,8 @@ class Connection(RequestHandler):
         """Whom it is counted for while it is open."""
         self.head_since_s: float | None = None
         self.rest_since_s = 0.0
+        self.gone = asyncio.Event()
+        """Set once the connection is over: who only writes now and then would learn it late."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection, or refuse it where there are too many."""
@@ -101,11 +109,17 @@ class Connection(RequestHandler):
             self.stranger = error
         self.holder = NOBODY if self.identity is None else str(self.identity)
         manager.held[self.holder] += 1
-        if len(manager.connections) > CONNECTIONS_MAX or manager.held[self.holder] > CONNECTIONS_PER_IDENTITY_MAX:
+        users = sum(count for holder, count in manager.held.items() if holder.startswith(USERS))
+        if (
+            len(manager.connections) > CONNECTIONS_MAX
+            or manager.held[self.holder] > CONNECTIONS_PER_IDENTITY_MAX
+            or (users > CONNECTIONS_OF_USERS_MAX and self.holder.startswith(USERS))
+        ):
             transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Count it no more."""
+        self.gone.set()
         manager, holder = self._manager, self.holder
         if isinstance(manager, GuardedServer) and holder is not None:
             self.holder = None

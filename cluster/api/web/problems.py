@@ -102,6 +102,11 @@ def too_busy(sentence: str, remedy: str = "try again in a moment", retry_after_s
     return Problem(503, "too_busy", sentence, remedy, headers={"Retry-After": str(retry_after_s)})
 
 
+def too_many(sentence: str, remedy: str, retry_after_s: int = RETRY_AFTER_S) -> Problem:
+    """Return the answer to who asks for more at once, or more often, than anybody may."""
+    return Problem(429, "too_many_requests", sentence, remedy, headers={"Retry-After": str(retry_after_s)})
+
+
 def denied(sentence: str, remedy: str, place: str = "") -> Problem:
     """Return the answer to who may not do what is asked for."""
     return Problem(403, "permission_denied", sentence, remedy, place)

@@ -73,17 +73,18 @@ async def test_what_is_said_follows_from_state_to_state_and_is_what_a_walk_says(
                 await harness.ask("POST", f"/v1/jobs/{number}/cancel", {"command_id": harness.new_id()}, who="alice")
             state = harness.controller.state
             before = verdicts._index
-            await verdicts.ready(state, state.jobs)
+            known = await verdicts.known(state, state.jobs, harness.work)
             built += verdicts._index is not before
             for job_id in state.jobs:
-                assert verdicts.of(state, job_id) == verdict_of(state, job_id)
-                assert verdicts.reason(state, job_id) == str(verdict_of(state, job_id).reason)
+                assert known.of(job_id) == verdict_of(state, job_id)
+                assert known.reason(job_id) == str(verdict_of(state, job_id).reason)
         assert built == 1  # made once, then it followed the ledger
-        older = await harness.controller.time_travel.state_at(int(state.revision) - 3)
+        older = await harness.controller.time_travel.state_at(int(state.revision) - 3, harness.work)
+        known = await verdicts.known(older, older.jobs, harness.work)
         for job_id in older.jobs:
-            assert verdicts.of(older, job_id) == verdict_of(older, job_id)
+            assert known.of(job_id) == verdict_of(older, job_id)
         verdicts.drop()
-        assert verdicts.of(state, 1) == verdict_of(state, 1)
+        assert (await verdicts.known(state, [1], harness.work)).of(1) == verdict_of(state, 1)
 
 
 @pytest.mark.parametrize("gap", [0, 3])
@@ -96,10 +97,10 @@ async def test_an_index_that_cannot_follow_is_made_anew(
         monkeypatch.setattr("cluster.api.render.reasons.FOLLOWED_MAX", gap)
         verdicts = Verdicts(harness.controller.applied_log)
         await harness.submit(script=SCRIPT)
-        verdicts.of(harness.controller.state, 1)
+        await verdicts.known(harness.controller.state, [1], harness.work)
         first = verdicts._index
         for _ in range(4):
             await harness.submit(script=SCRIPT)
         state = harness.controller.state
-        assert verdicts.of(state, 5) == verdict_of(state, 5)
+        assert (await verdicts.known(state, [5], harness.work)).of(5) == verdict_of(state, 5)
         assert verdicts._index is not first

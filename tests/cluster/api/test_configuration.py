@@ -46,7 +46,7 @@ async def test_a_configuration_is_applied_in_one_entry_shown_and_survives_a_rest
         )
         found = [
             entry.events
-            for row in harness.controller.applied_log.read(1, limit=1000)
+            for row in await harness.applied()
             if row.batch is not None
             for entry in row.batch.entries
             if entry.command == "configure_site"

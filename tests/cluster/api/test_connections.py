@@ -89,6 +89,41 @@ async def test_a_body_that_does_not_come_is_answered_408(config: Config, monkeyp
         assert (await harness.submit()).status == 201
 
 
+@story
+async def test_a_body_that_trickles_in_is_cut_however_long_its_sender_goes_on(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster.api.web.bodies, "BODY_READ_S", 0.1)
+    monkeypatch.setattr("cluster.api.server.LINGER_S", 0.1)
+    async with Harness(config) as harness:
+        for path in ("/v1/jobs", "/v1/jobs/1/clear", "/v1/nothing", "/healthz"):  # read, forbidden, unknown, unwanted
+            reader, writer = await connect(config)
+            writer.write(begun(100_000).replace(b"/v1/jobs", path.encode(), 1))
+            end = asyncio.create_task(ended(reader))
+            while not end.done():
+                writer.write(b" ")
+                await asyncio.sleep(0.01)
+            assert b"HTTP/1.1 4" in await end
+            await close(writer)
+        assert harness.server._budget.held_bytes == 0
+
+
+@story
+async def test_whoever_goes_away_in_the_middle_of_a_body_costs_no_line_of_the_log(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with Harness(config) as harness:
+        reader, writer = await connect(config)
+        writer.write(begun(BODY_BYTES_MAX, b"{" * 1000))
+        await until(lambda: harness.server._budget.held_bytes == 1000)
+        before = len(caplog.records)
+        writer.transport.abort()
+        await until(lambda: harness.server._budget.held_bytes == 0)
+        assert (await harness.submit()).status == 201
+        assert len(caplog.records) == before
+
+
 def begun(length: int, sent: bytes = b"{") -> bytes:
     """Return a submit that announces `length` bytes and sends fewer."""
     head = f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
@@ -226,6 +261,21 @@ async def test_more_connections_than_the_bound_are_refused(config: Config, monke
             await close(other)
         await until(lambda: not harness.server._guarded.connections)  # type: ignore[union-attr]
         assert (await harness.ask("GET", "/healthz")).status == 200
+
+
+@story
+async def test_all_users_together_leave_connections_to_operators_and_agents(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster.api.web.connections, "CONNECTIONS_OF_USERS_MAX", 2)
+    async with Harness(config) as harness:
+        for who in ("alice", "bob"):
+            assert (await harness.ask("GET", "/healthz", who=who)).status == 200
+        reader, writer = await connect(config)
+        assert await ended(reader) == b""
+        await close(writer)
+        for who in ("operator", "n1"):
+            assert (await harness.ask("GET", "/healthz", who=who)).status == 200
 
 
 @story

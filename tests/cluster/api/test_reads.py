@@ -7,7 +7,7 @@ import pytest
 
 from cluster.api.metrics import SYNCS_KEPT_MAX
 from cluster.api.render.jobs import job_view
-from cluster.api.render.reasons import Verdicts
+from cluster.api.render.reasons import Known
 from cluster.config.config import Config
 from cluster.consensus import ClockBounds
 from replica.fold.apply import apply_entry
@@ -78,7 +78,7 @@ async def test_the_reason_in_a_view_is_the_one_that_a_scheduling_pass_gives(conf
         seen = set()
         for state in [*states.values(), harness.controller.state]:
             for job in state.jobs:
-                shown = job_view(state, job, Verdicts())
+                shown = job_view(state, job, Known(state))
                 assert shown.reason == reason_of(state, job)
                 seen.add(shown.reason)
         assert {"BurstBufferResources", "Dependency", "BeginTime", "JobHeldUser", "None", "Resources"} <= seen
@@ -92,12 +92,12 @@ async def test_the_state_at_every_revision_is_what_folding_the_ledger_to_it_give
         await harness.submit(hold=True)
         for _ in range(2):
             folded = EMPTY
-            for applied in list(harness.controller.applied_log.read(1, limit=1000)):
+            for applied in await harness.applied():
                 if applied.batch is None:
                     continue
                 for entry in applied.batch.entries:
                     folded = apply_entry(folded, entry, applied.batch.at)
-                    assert await harness.controller.time_travel.state_at(folded.revision) == folded
+                    assert await harness.controller.time_travel.state_at(folded.revision, harness.work) == folded
             assert folded == harness.controller.state
             await harness.restart()
 

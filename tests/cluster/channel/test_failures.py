@@ -24,11 +24,11 @@ class Surprise(Exception):
     """What nobody foresees."""
 
 
-def surprise(*_: object) -> Any:
+def surprise(*_: object, **__: object) -> Any:
     raise Surprise("something")
 
 
-async def surprise_later(*_: object) -> None:
+async def surprise_later(*_: object, **__: object) -> None:
     raise Surprise("something")
 
 
@@ -53,7 +53,7 @@ async def test_what_is_unforeseen_while_a_submit_is_validated_is_answered_as_unk
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with provided_channel(config, tmp_path / "programs") as (harness, _, __, connection):
-        for name, wrong in (("validate_bulk", surprise_later), ("admit", surprise)):
+        for name, wrong in (("prepare", surprise_later), ("admit", surprise)):
             with monkeypatch.context() as patched:
                 patched.setattr(Service, name, wrong)
                 with pytest.raises(ChannelError) as told:
@@ -151,7 +151,7 @@ async def test_a_replica_that_stops_leading_while_the_provider_is_asked_judges_t
         async def deposed(*_: object) -> None:
             harness.engine.depose(None)
 
-        monkeypatch.setattr(Service, "validate_bulk", deposed)
+        monkeypatch.setattr(Service, "prepare", deposed)
         monkeypatch.setattr(Service, "admit", surprise)
         with pytest.raises(ChannelError) as told:
             await connection.ask(submission(harness, script=script()))
@@ -171,7 +171,7 @@ async def test_a_submit_that_waits_for_its_turn_is_not_judged_once_this_replica_
             judged += 1
             await go_on.wait()
 
-        monkeypatch.setattr(Service, "validate_bulk", judge)
+        monkeypatch.setattr(Service, "prepare", judge)
         answers = [connection.ask(submission(harness, script=script())) for _ in range(CALLS_MAX + 1)]
         await until(lambda: judged == CALLS_MAX)
         harness.engine.depose(None)

@@ -1,5 +1,7 @@
 """The channel's places are shared: nobody alone keeps the others out, and what is given back can be had again."""
 
+import asyncio
+
 import pytest
 
 import cluster.api.channel as server_module
@@ -7,6 +9,7 @@ from cluster.client.channel import Connection
 from cluster.client.errors import ApiError
 from cluster.config.config import Config
 from cluster.security.identity import Identity, Role
+from cluster.security.tls import client_context
 from tests.cluster.channel.test_channel import channel_of, connect, submission
 from tests.cluster.harness import Harness, story, until
 
@@ -57,3 +60,19 @@ async def test_all_together_have_no_more_than_all_places_and_give_them_back(
 
 def test_the_share_leaves_as_much_to_others() -> None:
     assert 2 * server_module.CONNECTIONS_PER_IDENTITY_MAX <= server_module.CONNECTIONS_MAX
+
+
+@story
+async def test_a_frame_that_trickles_in_is_cut(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "FRAME_S_MAX", 0.1)
+    monkeypatch.setattr(server_module, "SWEEP_PERIOD_S", 0.02)
+    async with Harness(config) as harness, channel_of(harness) as server:
+        tls = client_context(config.tls_files("alice"))
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=tls, server_hostname="127.0.0.1")
+        writer.write((1000).to_bytes(4, "big"))
+        end = asyncio.ensure_future(reader.read())
+        while not end.done():
+            writer.write(b"x")
+            await asyncio.sleep(0.01)
+        writer.close()
+        await until(lambda: not server.connections)

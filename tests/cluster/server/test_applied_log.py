@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from cluster.eventloop.slices import Slices
 from cluster.server import applied_log as applied_log_module
 from cluster.server.applied_log import Applied, AppliedLog
 from replica.values.units import Revision
+from tests.cluster.harness import story
 from tests.wal.support import open_env
 from wal import Environment, Journal
 from wal.codec import NO_OP
@@ -24,8 +26,9 @@ def applied_to(applied_log: AppliedLog, journal: Journal, last: int) -> None:
         applied_log.append(Applied(index, 1, digest, Revision(0), Revision(0), None, False, 1))
 
 
+@story
 @pytest.mark.parametrize("recent", [1, 3, 100])
-def test_what_was_applied_since_the_last_checkpoint_is_read_though_memory_has_only_the_newest(
+async def test_what_was_applied_since_the_last_checkpoint_is_read_though_memory_has_only_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recent: int
 ) -> None:
     monkeypatch.setattr(applied_log_module, "RECENT_ENTRIES_MAX", recent)
@@ -38,7 +41,8 @@ def test_what_was_applied_since_the_last_checkpoint_is_read_though_memory_has_on
             applied_to(applied_log, journal, last)
             assert Ledger(env).applied_index < last, "LMDB lacks it"
             for first in (1, last - 4, last):
-                found = list(applied_log.read(first, limit=100))
+                found = [one async for one in applied_log.walk(first, 100, Slices().work("test"))]
                 assert [one.index for one in found] == list(range(first, last + 1))
                 assert [one.digest for one in found] == [journal.digest_at(index) for index in range(first, last + 1)]
             applied_to(applied_log, journal, last + 1)
+        applied_log.close()

@@ -170,9 +170,9 @@ async def test_an_installed_snapshot_replaces_the_state_and_what_came_before_is_
             newest = harness.controller.newest_snapshot()
             assert newest is not None and newest.index == saved.body["index"]
             with pytest.raises(LookupError):
-                await harness.controller.time_travel.state_at(harness.controller.state.revision - 1)
+                await harness.controller.time_travel.state_at(harness.controller.state.revision - 1, harness.work)
             # The history continues with what the leader sends next.
-            for applied in leader.controller.applied_log.read(harness.controller.applied_index + 1, limit=10):
+            for applied in await leader.applied(harness.controller.applied_index + 1):
                 assert applied.batch is not None
                 harness.storage.journal.set_term(
                     max(applied.term, harness.storage.journal.term), harness.storage.journal.voted_for
@@ -194,7 +194,7 @@ async def test_an_installed_snapshot_replaces_the_state_and_what_came_before_is_
             assert [line for line in events.splitlines() if line.startswith("id: ")] == [f"id: {own}"]
             assert comment == f"revisions after {own} are not held here; ask another replica\n\n"
             # Nothing after it is taken for void, which the fence would have refused.
-            entries = list(harness.controller.applied_log.read(1, limit=100))
+            entries = await harness.applied()
             assert not any(applied.void for applied in entries)
             assert entries[-1].revision == harness.controller.state.revision
             why = await harness.ask("GET", f"/v1/jobs/1/why?at={own + 1}", who="alice")
@@ -399,7 +399,7 @@ async def test_the_states_that_are_kept_for_the_past_are_bounded_and_still_answe
         past = harness.controller.time_travel
         assert past.points <= POINTS_MAX + 1
         for revision in range(1, harness.controller.state.revision + 1, 7):
-            assert (await past.state_at(revision)).revision == revision
+            assert (await past.state_at(revision, harness.work)).revision == revision
             assert past.points <= POINTS_MAX + 1
 
 
@@ -413,22 +413,6 @@ async def test_an_idle_replica_writes_nothing(config: Config) -> None:
         await harness.ask("GET", "/v1/jobs/1/history", who="alice")
         await asyncio.sleep(0.05)
         assert harness.storage.environment._environment.info()["last_txnid"] == last  # type: ignore[union-attr]
-
-
-@story
-async def test_new_jobs_are_refused_before_the_journal_is_full_and_other_commands_are_not(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with Harness(config) as harness:
-        carried_out = harness.job(hold=True)
-        assert (await harness.ask("POST", "/v1/jobs", carried_out)).status == 201
-        monkeypatch.setattr("cluster.server.controller.JOURNAL_FILL_MAX", 0.0)
-        refused = await harness.submit()
-        assert (refused.status, refused.body["error"]["code"]) == (507, "journal_full")
-        assert "map_size" in refused.body["error"]["remedy"]
-        again = await harness.ask("POST", "/v1/jobs", carried_out)
-        assert (again.status, again.body["job_id"]) == (201, 1), "a retry of what was carried out needs no room"
-        assert (await harness.ask("POST", "/v1/jobs/1/cancel", {"command_id": harness.new_id()})).status == 200
 
 
 @pytest.mark.parametrize("name", ["data.mdb", "sync.log", "lock.mdb"])

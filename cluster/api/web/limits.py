@@ -1,0 +1,144 @@
+"""How much one user may ask of a cluster: commands and bytes a minute, and what of his may wait or run at a time.
+
+The leader counts for itself and in memory: a bucket a user, which fills again by the minute. Operators and agents are
+not counted: who has their certificates may stop the cluster in other ways.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+
+from cluster.api.web.problems import too_many
+from cluster.config import LimitsConfig
+from cluster.eventloop import Work, paced
+from cluster.security import Identity, Role
+from cluster.system import Clock
+from replica.messages import Command, SubmitJob
+from replica.state import State
+
+USERS_MAX = 10_000
+"""Users whose buckets are kept, count: beyond, those that have been full again the longest are made anew."""
+
+RECOUNT_S = 5.0
+"""How long a count of what a user has is believed, seconds; then who seems to have too much is counted again."""
+
+SECONDS_PER_MINUTE = 60
+
+
+class Bucket:
+    """So much a minute, and a minute's worth at once. What costs more than a whole minute is taken from a full one."""
+
+    __slots__ = ("_level", "_per_minute", "_since_s")
+
+    def __init__(self, per_minute: int, now_s: float) -> None:
+        self._per_minute = per_minute
+        self._level = float(per_minute)
+        self._since_s = now_s
+
+    def wait_s(self, amount: int, now_s: float) -> float:
+        """Return for how many seconds there is not so much in it, 0 where there is."""
+        passed_s = max(0.0, now_s - self._since_s)
+        self._level = min(float(self._per_minute), self._level + passed_s * self._per_minute / SECONDS_PER_MINUTE)
+        self._since_s = now_s
+        lacking = min(amount, self._per_minute) - self._level
+        return max(0.0, lacking * SECONDS_PER_MINUTE / self._per_minute)
+
+    def take(self, amount: int) -> None:
+        """Take out what `wait_s` has found to be there."""
+        self._level -= amount
+
+
+class _User:
+    """What is known of one user."""
+
+    def __init__(self, limits: LimitsConfig, now_s: float) -> None:
+        self.commands = Bucket(limits.commands_per_minute, now_s)
+        self.bytes = Bucket(limits.bytes_per_minute, now_s)
+        self.jobs = 0
+        self.script_bytes = 0
+        """What he has at most that is not over: what was counted, and what he has submitted since."""
+        self.counted_at_s = -math.inf
+
+
+class UserLimits:
+    """The bounds of [limits], and what each user has used of them."""
+
+    def __init__(
+        self, limits: LimitsConfig, clock: Clock, *, state: Callable[[], State], work: Callable[[Identity], Work]
+    ) -> None:
+        """`state` gives the applied state, in which what users have is counted, and `work` what that goes through."""
+        self._limits = limits
+        self._clock = clock
+        self._state = state
+        self._work = work
+        self._users: dict[str, _User] = {}
+        self._counting: set[asyncio.Task[None]] = set()
+
+    def charge(self, identity: Identity, command: Command, size_bytes: int) -> None:
+        """Count one command of so many bytes; Problem 429 where its user has to wait."""
+        if identity.role is not Role.USER:
+            return
+        now_s, limits = self._clock.monotonic_s(), self._limits
+        user = self._user(identity.name, now_s)
+        for bucket, amount, most, what in (
+            (user.commands, 1, limits.commands_per_minute, "commands"),
+            (user.bytes, size_bytes, limits.bytes_per_minute, "bytes of commands"),
+        ):
+            wait_s = bucket.wait_s(amount, now_s)
+            if wait_s:
+                words = f"{identity} has sent {most} {what} within a minute, which is the most that one user may send"
+                remedy = "send it again after the time in Retry-After; an operator sets the bound in [limits]"
+                raise too_many(words, remedy, math.ceil(wait_s))
+        user.commands.take(1)
+        user.bytes.take(size_bytes)
+        if isinstance(command, SubmitJob):
+            self._check_jobs(identity, user, command, now_s)
+
+    def _check_jobs(self, identity: Identity, user: _User, command: SubmitJob, now_s: float) -> None:
+        """Count the jobs and scripts of a submit; Problem 429 where its user has too many that are not over."""
+        jobs, script_bytes = max(1, len(command.tasks)), len(command.request.script)
+        limits = self._limits
+        over = user.jobs + jobs > limits.jobs or user.script_bytes + script_bytes > limits.script_bytes
+        if (over and now_s - user.counted_at_s >= RECOUNT_S) or user.counted_at_s == -math.inf:
+            user.counted_at_s = now_s
+            task = asyncio.get_running_loop().create_task(
+                self._count(identity, user, self._state(), user.jobs, user.script_bytes)
+            )
+            self._counting.add(task)
+            task.add_done_callback(self._counting.discard)
+        for has, more, most, what in (
+            (user.jobs, jobs, limits.jobs, "jobs"),
+            (user.script_bytes, script_bytes, limits.script_bytes, "bytes of scripts of jobs"),
+        ):
+            if has + more > most:
+                words = f"{identity} has {has} {what} that are not over, and {most} is the most that one user may have"
+                remedy = "wait until some are over; an operator sets the bound in [limits]"
+                raise too_many(words, remedy, int(RECOUNT_S))
+        user.jobs += jobs
+        user.script_bytes += script_bytes
+
+    def _user(self, name: str, now_s: float) -> _User:
+        user = self._users.pop(name, None)
+        if user is None:
+            user = _User(self._limits, now_s)
+            if len(self._users) >= USERS_MAX:
+                del self._users[next(iter(self._users))]
+        self._users[name] = user  # the one that was asked about last is the last one
+        return user
+
+    async def _count(self, identity: Identity, user: _User, state: State, jobs: int, script_bytes: int) -> None:
+        """Count what a user has, in slices: what was over meanwhile counts no more, what another leader took does.
+
+        `jobs` and `script_bytes` are what he was believed to have at `state`.
+        """
+        jobs, script_bytes = -jobs, -script_bytes
+        async for job_id in paced(state.unfinished, self._work(identity), parts=1):
+            request = state.jobs[job_id].request
+            if request.user == identity.name:
+                jobs += 1
+                script_bytes += len(request.script)
+        # What he has submitted since is not in that state.
+        user.jobs += jobs
+        user.script_bytes += script_bytes

@@ -1,0 +1,238 @@
+"""Nothing that anybody asks holds a replica's loop: counted at every operation, over many jobs and a long history."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import http.client
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from cluster.config.config import Config
+from cluster.schemas.operations import OPERATIONS
+from cluster.security.tls import client_context
+from replica.model.jobs import Hold
+from tests.cluster.harness import PATIENCE_S, PLAIN, SCRIPT, Harness
+from tests.cluster.loop_watch import LoopWatch
+from tests.cluster.server.test_proposer import submit
+
+JOBS = 1_000
+"""Jobs of the state, count: what indexes or renders all of them in one go runs a hundred lines for each, and fails."""
+
+BATCH = 500
+
+LINES_MAX = 50_000
+"""Lines of Python in one callback, count: some five milliseconds."""
+
+BYTES_MAX = 8 * 1024 * 1024
+"""What one callback takes, bytes: parts of an answer are put together in a few milliseconds."""
+
+
+class Case(NamedTuple):
+    """One request: `who` asks for `target`, the method being that of the operation."""
+
+    who: str
+    target: str
+    body: dict[str, Any] | None = None
+    status: int = 200
+
+
+def cases(harness: Harness) -> dict[str, list[Case]]:
+    """Return what is asked of each operation, so that it does as much as it can."""
+    new = harness.new_id
+    last = harness.controller.state.next_job - 1
+
+    def command(**fields: Any) -> dict[str, Any]:
+        return {"command_id": new(), **fields}
+
+    stage = "".join(
+        f"#DW stage_in type=file source={harness.config.file.parent}/in/{n} destination=$DW_JOB_STRIPED/{n}\n"
+        for n in range(300)
+    )
+    much = harness.job(script="#!/bin/sh\n#DW jobdw capacity=8MiB access_mode=striped type=scratch\n" + stage)
+    return {
+        "submit_job": [Case("alice", "/v1/jobs", much, 201)],
+        "list_jobs": [
+            Case("alice", "/v1/jobs?limit=10000"),
+            Case("alice", "/v1/jobs?limit=10000&after=0"),
+            Case("alice", "/v1/jobs?user=nobody"),
+            Case("alice", "/v1/jobs?limit=1&state=RUNNING"),
+        ],
+        "send_commands": [
+            Case("alice", "/v1/commands", {"commands": [
+                {"type": "hold_job", "job_id": 1 + n, **command()} for n in range(300)
+            ] + [{"type": "submit_job", **harness.job(hold=True)} for _ in range(200)]}),
+        ],
+        "show_job": [Case("alice", f"/v1/jobs/{job}") for job in (1, 5, last)],
+        "show_job_history": [Case("alice", f"/v1/jobs/{job}/history") for job in (1, 5, last)],
+        "explain_job": [Case("alice", f"/v1/jobs/{last}/why"), Case("alice", "/v1/jobs/3/why?at=700")],
+        "estimate_job": [Case("alice", f"/v1/jobs/{last}/estimate")],
+        "update_job": [Case("alice", "/v1/jobs/151/update", command(nice=5))],
+        "cancel_job": [Case("alice", "/v1/jobs/151/cancel", command())],
+        "hold_job": [Case("alice", "/v1/jobs/154/hold", command())],
+        "release_job": [Case("alice", "/v1/jobs/154/release", command())],
+        "suspend_job": [Case("alice", "/v1/jobs/154/suspend", command(), 409)],
+        "resume_job": [Case("alice", "/v1/jobs/154/resume", command(), 409)],
+        "requeue_job": [Case("alice", "/v1/jobs/154/requeue", command(), 409)],
+        "clear_buffer": [Case("operator", "/v1/jobs/154/clear", command(), 409)],
+        "list_accounts": [Case("alice", "/v1/accounts")],
+        "set_account": [Case("operator", f"/v1/accounts/a{n}", command(users=["alice"])) for n in range(3)],
+        "delete_account": [Case("operator", "/v1/accounts/a1/delete", command())],
+        "list_qos": [Case("alice", "/v1/qos")],
+        "set_qos": [Case("operator", "/v1/qos/q", command())],
+        "delete_qos": [Case("operator", "/v1/qos/q/delete", command())],
+        "list_licenses": [Case("alice", "/v1/licenses")],
+        "set_license": [Case("operator", "/v1/licenses/l", command(total=3))],
+        "delete_license": [Case("operator", "/v1/licenses/l/delete", command())],
+        "list_revocations": [Case("operator", "/v1/revocations")],
+        "revoke_certificate": [Case("operator", "/v1/revocations/user:nobody", command(reason="test"))],
+        "unrevoke_certificate": [Case("operator", "/v1/revocations/user:nobody/delete", command())],
+        "list_reservations": [Case("alice", "/v1/reservations")],
+        "set_reservation": [Case("operator", "/v1/reservations/r", command(
+            start="2100-01-01T00:00:00Z", end="2100-01-02T00:00:00Z", users=["alice"], burst_buffer="fast:8MiB",
+        ))],
+        "delete_reservation": [Case("operator", "/v1/reservations/r/delete", command())],
+        "show_scheduling_rules": [Case("alice", "/v1/scheduling")],
+        "set_scheduling_rules": [Case("operator", "/v1/scheduling", command())],
+        "list_partitions": [Case("alice", "/v1/partitions")],
+        "set_partition": [Case("operator", "/v1/partitions/p", command(nodes="ALL"))],
+        "delete_partition": [Case("operator", "/v1/partitions/p/delete", command())],
+        "list_usage": [Case("alice", "/v1/usage")],
+        "reset_usage": [Case("operator", "/v1/usage/reset", command(account="a2"))],
+        "list_pools": [Case("alice", "/v1/pools")],
+        "set_pool": [Case("operator", "/v1/pools/more", command(quantity="96MiB", granularity="8MiB"))],
+        "add_pool": [Case("operator", "/v1/pools/extra/add", command(quantity="96MiB", granularity="8MiB"))],
+        "change_pool": [Case("operator", "/v1/pools/extra/change", command(quantity="104MiB"))],
+        "remove_pool": [Case("operator", "/v1/pools/extra/remove", command())],
+        "list_buffers": [Case("alice", "/v1/buffers"), Case("alice", "/v1/buffers?live=yes")],
+        "clear_persistent_buffer": [Case("operator", "/v1/persistent/none/clear", command(), 409)],
+        "show_burst": [Case("alice", "/v1/burst"), Case("alice", "/v1/burst?format=text")],
+        "show_provider_status": [Case("alice", "/v1/bbstat", None, 409)],
+        "show_configuration": [Case("operator", "/v1/configuration")],
+        "configure_site": [Case("operator", "/v1/configuration", command(
+            settings=[{"key": "StageInTimeout", "value": "600"}], partial=True,
+        ))],
+        "compare_configuration": [Case("operator", "/v1/configuration/diff", {"settings": [], "partial": True})],
+        "list_nodes": [Case("alice", "/v1/nodes")],
+        "drain_node": [Case("operator", "/v1/nodes/n1/drain", command(reason="test"))],
+        "resume_node": [Case("operator", "/v1/nodes/n1/resume", command())],
+        "register_node": [Case("n1", "/v1/agents/n1/register", command(instance="i", storage_id="s", cpus=64))],
+        "poll_orders": [Case("n1", "/v1/agents/n1/poll", {"instance": "i", "wait_s": 0})],
+        "report_operations": [Case("n1", "/v1/agents/n1/reports", {"reports": []})],
+        "list_transfers": [Case("alice", "/v1/transfers")],
+        "show_job_transfers": [Case("alice", "/v1/transfers/1")],
+        "list_receipts": [Case("alice", "/v1/transfers/1/receipts")],
+        "list_members": [Case("alice", "/v1/members")],
+        "add_member": [Case("operator", "/v1/members", command(name="r9", peer="10.0.0.1:1", api="10.0.0.1:2"), 409)],
+        "remove_member": [Case("operator", "/v1/members/r9/remove", command(), 409)],
+        "replace_member": [Case("operator", "/v1/members/r9/replace", command(), 409)],
+        "transfer_leadership": [Case("operator", "/v1/members/transfer", command(), 409)],
+        "show_feature_level": [Case("operator", "/v1/feature-level")],
+        "raise_feature_level": [Case("operator", "/v1/feature-level", command(level=2), 409)],
+        "show_status": [Case("alice", "/v1/status"), Case("alice", "/v1/status?digest=yes")],
+        "list_digests": [Case("operator", "/v1/digests")],
+        "read_ledger": [Case("operator", "/v1/ledger?limit=1000")],
+        "read_stored_entries": [Case("r1", "/v1/ledger/history?last=8")],
+        "save_snapshot": [Case("operator", "/v1/snapshots")],
+        "stream_events": [Case("alice", "/v1/events?from=0")],
+        "show_openapi": [Case("alice", "/v1/openapi.json")],
+        "show_health": [Case("alice", "/healthz")],
+        "show_readiness": [Case("alice", "/readyz")],
+        "show_metrics": [Case("alice", "/metrics")],
+    }  # fmt: skip
+
+
+def ask(config: Config, method: str, case: Case, events: int) -> tuple[int, bytes]:
+    """Ask as a client of another process does: in a thread, which is not watched. Of a stream so many events."""
+    address = config.replica("r1").api
+    connection = http.client.HTTPSConnection(
+        "127.0.0.1", address.port, timeout=PATIENCE_S, context=client_context(config.tls_files(case.who))
+    )
+    try:
+        body = None if case.body is None else json.dumps(case.body)
+        connection.request(method, case.target, body, {"Content-Type": "application/json"} if body else {})
+        response = connection.getresponse()
+        if not case.target.startswith("/v1/events"):
+            return response.status, response.read()
+        read = b""
+        while read.count(b"\ndata: ") < events:
+            read += response.read1(65536)
+        return response.status, b""
+    finally:
+        connection.close()
+
+
+def watched(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run an asynchronous test on asyncio's own loop, whose turns can be watched."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **fixtures: Any) -> None:
+        asyncio.run(test(*arguments, **fixtures))
+
+    return run
+
+
+async def populate(harness: Harness, jobs: int = JOBS) -> int:
+    """Fill the state and the ledger; return how many events there are."""
+    register = {"command_id": harness.new_id(), "instance": "i", "storage_id": "s", "cpus": 64}
+    await harness.ask("POST", "/v1/agents/n1/register", register, who="n1")
+    for task in ("0-99", "1-50"):
+        assert (await harness.submit(array=task, script=PLAIN, nice=3)).status == 201
+    for _ in range(jobs // BATCH):
+        answers = [
+            submit(harness, script=SCRIPT if n % 2 else PLAIN, hold=Hold.NONE if n % 3 else Hold.USER)
+            for n in range(BATCH)
+        ]
+        await asyncio.gather(*answers)
+    return sum(
+        len(entry.events) for one in await harness.applied() if one.batch is not None for entry in one.batch.entries
+    )
+
+
+def test_every_operation_has_a_case(config: Config) -> None:
+    @watched
+    async def run() -> None:
+        async with Harness(config) as harness:
+            assert list(cases(harness)) == list(OPERATIONS)
+
+    run()
+
+
+@watched
+async def test_no_operation_holds_the_loop(config: Config) -> None:
+    watch, held, wrong = LoopWatch(), {}, {}
+    async with Harness(config) as harness:
+        events = await populate(harness)
+        # Everything is read from the ledger, as after a start, and every index is made anew.
+        await harness.restart()
+        with watch.watching():
+            for name, asked in cases(harness).items():
+                for case in asked:
+                    watch.reset()
+                    method = OPERATIONS[name].method
+                    status, body = await asyncio.to_thread(ask, config, method, case, events)
+                    if status != case.status:
+                        wrong[name] = (case.target, status, body[:200])
+                    most = watch.callback
+                    if most.lines > LINES_MAX or most.size_bytes > BYTES_MAX:
+                        held[f"{name} {case.target}"] = most
+    assert not wrong
+    assert not held
+
+
+@watched
+async def test_many_who_read_all_of_history_at_once_do_no_more_in_a_turn_than_one(config: Config) -> None:
+    watch = LoopWatch()
+    stream = Case("alice", "/v1/events?from=0")
+    history, jobs = Case("bob", "/v1/jobs/1/history"), Case("alice", "/v1/jobs?limit=10000")
+    async with Harness(config) as harness:
+        events = await populate(harness, JOBS // 3)
+        await harness.restart()
+        with watch.watching():
+            asked = [
+                asyncio.to_thread(ask, config, "GET", case, events) for case in [stream] * 6 + [history] * 2 + [jobs]
+            ]
+            answers = await asyncio.gather(*asked)
+    assert {status for status, _ in answers} == {200}
+    assert watch.turn.lines <= LINES_MAX
