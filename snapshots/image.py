@@ -114,6 +114,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     next_job: _Place
     oldest_receipt: _Number
     receipts_horizon_ms: _Number
+    clock_set_back: _Number
     site: Site
     scheduling_rules: SchedulingRules
     transfer_rules: TransferRules
@@ -178,6 +179,7 @@ def to_sections(image: Image, *, breathe: Callable[[], None] = nothing) -> Itera
         next_job=state.next_job,
         oldest_receipt=state.oldest_receipt,
         receipts_horizon_ms=state.receipts_horizon_ms,
+        clock_set_back=state.clock_set_back,
         site=state.site,
         scheduling_rules=state.scheduling_rules,
         transfer_rules=state.transfer_rules,
@@ -456,6 +458,7 @@ class Assembly:
                 receipts=receipts,
                 oldest_receipt=header.oldest_receipt,
                 receipts_horizon_ms=header.receipts_horizon_ms,
+                clock_set_back=header.clock_set_back,
                 **{table.field: mapped(records[section]) for section, table in TABLE_OF.items() if section != RECEIPTS},
             )
         )

@@ -209,7 +209,7 @@ def recorded_job(call: Call[None], state: State) -> Recorded:
 async def first_revision_of(call: Call[Any], state: State, job_id: int) -> int:
     """Return a revision before which the ledger has nothing of a job."""
     submitted_at = state.jobs[job_id].submitted_at if job_id in state.jobs else NEVER
-    return await call.service.controller.applied_log.first_revision_at(submitted_at)
+    return await call.service.controller.applied_log.first_revision_at(submitted_at, state.clock_set_back)
 
 
 def _blockers(state: State, job_id: int, verdict: Verdict) -> tuple[int, ...]:

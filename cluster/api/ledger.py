@@ -12,22 +12,24 @@ from cluster.api.metrics import CONTENT_TYPE
 from cluster.api.render import entry_view, record_event, record_head
 from cluster.api.service import Call, Reply, encoded, handles
 from cluster.api.web import Problem, bad
-from cluster.consensus import Role
+from cluster.consensus import OFF_US, Role
 from cluster.eventloop import Work
 from cluster.schemas import (
+    ClockAnswer,
     DigestsAnswer,
     HandedAnswer,
     HandedView,
     LedgerAnswer,
     LedgerEntryView,
+    SetClockRequest,
     SnapshotView,
     StatusView,
 )
 from cluster.schemas import operations as ops
 from cluster.server import Applied, NotLeading, Unavailable, Verdict, settled_at, snapshot_view
-from cluster.system import format_instant
-from replica.messages import features
-from replica.state import state_digest
+from cluster.system import format_instant, parse_instant
+from replica.messages import SetClock, features
+from replica.state import State, state_digest
 from replica.values import MICROSECONDS_PER_SECOND
 from snapshots import SnapshotFailed, SnapshotRefused, inspect
 from wal import hand_over
@@ -154,6 +156,47 @@ async def list_digests(call: Call[None]) -> Reply[DigestsAnswer]:
         verdict=(Verdict.UNDECIDED if checkpoints is None else checkpoints.verdict).value,
     )
     return Reply(controller.state.revision, view)
+
+
+@handles(ops.SHOW_CLOCK)
+async def show_clock(call: Call[None]) -> Reply[ClockAnswer]:
+    return _clock(call, await call.state())
+
+
+@handles(ops.SET_CLOCK)
+async def set_clock(call: Call[SetClockRequest]) -> Reply[ClockAnswer]:
+    await call.service.lead()
+    try:
+        at = parse_instant(call.body.at)
+    except ValueError as error:
+        raise bad(str(error), "write for example 2026-01-31T12:00:00Z", "at") from error
+    controller = call.service.controller
+    known = call.service.check_age(call.identity, call.body.command_id) in controller.state.receipts
+    earliest, latest = controller.engine.clock_bounds
+    if not known and (earliest is None or latest is None or not earliest - OFF_US <= at <= latest + OFF_US):
+        said = "cannot be read" if earliest is None else f"say {format_instant(earliest)}"
+        raise Problem(
+            409,
+            "clock_off",
+            f"the wall clocks of a majority of the replicas {said}: the time would not stay at {call.body.at}",
+            "set those clocks first, then the cluster's time to what they say",
+            "at",
+        )
+    settled = await call.service.settle(call, SetClock(at))
+    return _clock(call, settled.state)
+
+
+def _clock(call: Call[Any], state: State) -> Reply[ClockAnswer]:
+    controller = call.service.controller
+    earliest, latest = controller.engine.clock_bounds
+    view = ClockAnswer(
+        revision=state.revision,
+        at=format_instant(controller.agreed.now()) or "",
+        earliest=None if earliest is None else format_instant(earliest),
+        latest=None if latest is None else format_instant(latest),
+        ahead_s=controller.agreed.ahead_us / MICROSECONDS_PER_SECOND,
+    )
+    return Reply(state.revision, view)
 
 
 @handles(ops.SHOW_STATUS)

@@ -236,7 +236,7 @@ class Service:
             found = bytes_of(command_id)
         except ValueError as error:
             raise bad(str(error), "let the client make it", "command_id") from error
-        age_s = (self.clock.now() - instant_in(found)) / MICROSECONDS_PER_SECOND
+        age_s = (self.clock.of_clients() - instant_in(found)) / MICROSECONDS_PER_SECOND
         most_s = COMMAND_AHEAD_S_MAX if age_s < 0 and identity.role is not Role.AGENT else COMMAND_AGE_S_MAX
         if abs(age_s) > most_s and found not in self.controller.state.receipts:
             raise Problem(

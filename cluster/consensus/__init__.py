@@ -16,6 +16,6 @@ from cluster.consensus.interface import (
     Timing,
 )
 from cluster.consensus.log_compaction import HELD_BACK_ENTRIES
-from cluster.consensus.peer_clocks import OFF_S, ClockBounds
+from cluster.consensus.peer_clocks import OFF_S, OFF_US, ClockBounds
 from cluster.consensus.service import Engine, Peer
 from cluster.security import TlsFiles as PeerTls

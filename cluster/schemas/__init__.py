@@ -73,6 +73,7 @@ from cluster.schemas.jobs import (
     WhyView,
 )
 from cluster.schemas.ledger import (
+    ClockAnswer,
     EventView,
     FeatureLevelAnswer,
     HandedAnswer,
@@ -103,6 +104,7 @@ from cluster.schemas.requests import (
     Report,
     ReportsRequest,
     RequeueCommand,
+    SetClockRequest,
     StageWord,
     SubmitCommand,
     SuspendCommand,

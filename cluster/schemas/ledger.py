@@ -98,6 +98,19 @@ class MemberLevelView(View, frozen=True, kw_only=True):
     version: str = ""
 
 
+class ClockAnswer(Answer, frozen=True, kw_only=True):
+    """Answer of GET and POST /v1/clock: the cluster's time, and what the wall clocks of a majority say."""
+
+    at: str
+    """The time that a command would have now."""
+    earliest: str | None = None
+    """What a majority's wall clocks have passed; null where no majority can be read."""
+    latest: str | None = None
+    """What a majority's wall clocks have not reached."""
+    ahead_s: float = 0.0
+    """How far the cluster's time is ahead of that, seconds; it goes at half its speed meanwhile."""
+
+
 class FeatureLevelAnswer(Answer, frozen=True, kw_only=True):
     """Answer of GET and POST /v1/feature-level: where the cluster is, and who knows what."""
 

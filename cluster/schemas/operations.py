@@ -313,6 +313,10 @@ SHOW_FEATURE_LEVEL = _get("show_feature_level", "/v1/feature-level", _OPERATORS,
 RAISE_FEATURE_LEVEL = _write("raise_feature_level", "POST /v1/feature-level", _OPERATORS,
     r.FeatureLevelRequest, ledger.FeatureLevelAnswer,
     "Raise the feature level by one; refused unless every replica says that it knows the next one.", tag="cluster")
+SHOW_CLOCK = _get("show_clock", "/v1/clock", PEOPLE, ledger.ClockAnswer,
+    "Show the cluster's time, and what the wall clocks of a majority of the replicas say.", tag="cluster")
+SET_CLOCK = _write("set_clock", "POST /v1/clock", _OPERATORS, r.SetClockRequest, ledger.ClockAnswer,
+    "Set the cluster's time back to what a majority's wall clocks say, where it is ahead of them.", tag="cluster")
 SHOW_STATUS = _get("show_status", "/v1/status", _EVERYBODY, j.StatusView,
     "Show the replica that was asked, as it is now.",
     {"digest": "`yes`: with the digest of the state"}, tag="cluster", own=True)

@@ -79,6 +79,12 @@ class TransferRequest(Command, frozen=True, kw_only=True):
     name: str | None = None
 
 
+class SetClockRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/clock: the time that it is; the cluster's must be ahead of it."""
+
+    at: Annotated[str, msgspec.Meta(max_length=64)]
+
+
 class FeatureLevelRequest(Command, frozen=True, kw_only=True):
     """Body of POST /v1/feature-level: the level to raise the cluster to, one above the present one."""
 

@@ -74,6 +74,11 @@ class AgreedTime:
             at = max(at, bounds.earliest)
         return Instant(at)
 
+    def of_clients(self) -> Instant:
+        """Return what a right clock says: not the time where that is ahead of the truth, as far as a majority knows."""
+        now, latest = self.now(), self._bounds().latest
+        return now if latest is None else min(now, latest)
+
     def monotonic_s(self) -> float:
         """Return seconds of this replica's monotonic clock."""
         return self._clock.monotonic_s()
@@ -122,7 +127,7 @@ class ClockWatch:
             if self._ahead:
                 LOGGER.error(
                     "the cluster's time, %s, is %.0f s ahead of the wall clocks of a majority; it goes at half its "
-                    "speed until they have caught up, or an operator sets it back (forebay clock set)",
+                    "speed until they have caught up, or an operator sets it back (forebay cluster set-clock)",
                     format_instant(self._agreed.now()),
                     ahead_us / MICROSECONDS_PER_SECOND,
                 )

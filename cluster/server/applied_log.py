@@ -166,12 +166,13 @@ class AppliedLog:
             self._journal.flush_hints()
         return self._ledger.index_of_revision(revision)
 
-    async def first_revision_at(self, at: Instant) -> Revision:
+    async def first_revision_at(self, at: Instant, last: int = 0) -> Revision:
         """Return the first revision that was not settled before `at`, by bisection; the first one held for NEVER.
 
-        The last one where all were settled before.
+        The last one where all were settled before. Time must only grow up to there: `last` names another one, where an
+        operator set it back.
         """
-        low, high = 1, int(self._revision)
+        low, high = 1, last or int(self._revision)
         while low < high:
             middle = (low + high) // 2
             found = await self._instant_of(middle)

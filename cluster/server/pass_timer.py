@@ -119,6 +119,11 @@ class PassTimer:
         elif self._arming is None:
             self._arming = asyncio.get_running_loop().call_later(ARM_DELAY_S, self._check_due)
 
+    def set_back(self) -> None:
+        """Have a pass: the clock was set back, and what was due by an instant may be due again."""
+        self._passed_at = NEVER
+        self.schedule()
+
     def stop(self) -> None:
         """Forget what was planned: this replica does not lead."""
         for handle in (self._timer, self._arming, self._resting):

@@ -299,6 +299,9 @@ class Proposer:
             entries.append(encoded)
             decided = decided or bool(entry.events)
             waiters.append(Waiter(waiting.answer, Revision(batch.revision), job, entry.refusal, True))
+            if batch.facts.at != batch.at:
+                self._clock_was_set(batch, entries, waiters)
+                return
         wants_pass = self._pass_timer.wanted(decided=decided)
         if wants_pass and decided and not self._in_flight:
             self._propose(batch, entries, waiters, passed=False)
@@ -319,6 +322,13 @@ class Proposer:
                 self._pass_timer.rest()
             return
         self._propose(batch, entries, waiters)
+
+    def _clock_was_set(self, batch: SpeculativeState, entries: list[bytes], waiters: list[Waiter]) -> None:
+        """Propose a batch that ends with the clock set back: what follows is decided at the time that it set."""
+        self._clock.applied(Instant(batch.facts.at))
+        self._propose(batch, entries, waiters)
+        self._planner.forget()
+        self._pass_timer.set_back()
 
     def _pass_behind(self, flight: InFlight) -> None:
         """Have the pass that belongs to a batch that left without it; whoever waits for the batch waits for both."""

@@ -15,7 +15,15 @@ from replica.grammar import path_fault
 from replica.messages import NOTHING, Accepted, Decision, accepted, features
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model import CAPACITY_CONTROLS, PROCESS_CONTROLS, Revocation, Stage, certificate_fault, check_site
+from replica.model import (
+    CAPACITY_CONTROLS,
+    PROCESS_CONTROLS,
+    Revocation,
+    Stage,
+    certificate_fault,
+    check_site,
+    set_back,
+)
 from replica.operations import active_stage
 from replica.state import Facts, State
 from replica.values import (
@@ -95,6 +103,24 @@ def _change_accounting(state: Facts, actor: c.Actor, command: c.Command, at: Ins
 
 def _change_partitions(state: Facts, actor: c.Actor, command: c.Command, at: Instant) -> Decision:
     return accepted(PARTITION_CHANGES[type(command)](state, command))
+
+
+def _set_clock(state: State, actor: c.Actor, command: c.SetClock, at: Instant) -> Decision:
+    if command.at <= NEVER:
+        return Refusal(RefusalCode.INVALID_FIELD, "the time is before 1970", "name the time that it is", "at")
+    if command.at >= at:
+        return Refusal(
+            RefusalCode.WRONG_STATE,
+            "the cluster's time is not ahead of that",
+            "nothing is to be set: it follows a majority's clocks by itself where it is behind",
+            "at",
+        )
+    touched = []
+    for job_id in sorted(state.unfinished):
+        job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+        if set_back(job, buffer, command.at) != (job, buffer):
+            touched.append(job_id)
+    return Accepted((e.ClockSet(command.at, tuple(touched)),))
 
 
 def _raise_feature_level(state: Facts, actor: c.Actor, command: c.RaiseFeatureLevel, at: Instant) -> Decision:
@@ -260,6 +286,7 @@ CLUSTER_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] =
 """Command -> what decides it by looking things up."""
 
 CLUSTER_BY_WALKING: dict[type, Callable[[State, c.Actor, Any, Instant], Decision]] = {
+    c.SetClock: _set_clock,
     c.ChangePool: _change_pool,
     c.RemovePool: _remove_pool,
 }

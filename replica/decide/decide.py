@@ -120,6 +120,7 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
     c.RaiseFeatureLevel: _OPERATOR | _CONTROLLER,
     c.RevokeCertificate: _OPERATOR,
     c.UnrevokeCertificate: _OPERATOR,
+    c.SetClock: _OPERATOR,
     c.RegisterNode: _AGENT,
     c.ReportOperation: _AGENT,
     **dict.fromkeys(CHANGES, _OPERATOR),

@@ -21,6 +21,8 @@ def apply_batch(state: State, batch: Batch) -> State | None:
         raise LedgerViolation(f"the clock of revision {batch.base} goes back from {state.at} to {batch.at}")
     builder = StateBuilder(state)
     for entry in batch.entries:
+        if builder.revision != state.revision and builder.at != batch.at:
+            raise LedgerViolation(f"an entry follows one that set the clock, in the batch of revision {batch.base}")
         _apply_entry(builder, entry, batch.at)
     return builder.finish()
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from replica.messages import check_level, features
 from replica.messages import events as e
-from replica.model import Node
+from replica.model import Node, set_back
 from replica.state import StateBuilder
 from replica.values import Instant, LedgerViolation
 
@@ -100,6 +100,13 @@ def fold_raised(builder: Levelled, event: e.FeatureLevelRaised) -> None:
     builder.feature_level = event.level
 
 
+def _clock_set(builder: StateBuilder, event: e.ClockSet) -> None:
+    for job_id in event.jobs:
+        builder.put(*set_back(builder.job(job_id), builder.buffers.get(job_id), event.at))
+    builder.clock_set_back = builder.clock_set_back or builder.revision
+    builder.at = event.at
+
+
 CLUSTER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.ClusterFounded: _cluster_founded,
     e.PoolSet: _pool_set,
@@ -113,6 +120,7 @@ CLUSTER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.FeatureLevelRaised: fold_raised,
     e.CertificateRevoked: _certificate_revoked,
     e.CertificatesUnrevoked: _certificates_unrevoked,
+    e.ClockSet: _clock_set,
 }
 """What each event does; `replica.fold.fold` has them all."""
 

@@ -22,6 +22,7 @@ from replica.messages.commands import (
     RunSchedulingPass,
     ScriptEnded,
     ScriptStarted,
+    SetClock,
     SettleMails,
     SubmitJob,
     UpdateJob,

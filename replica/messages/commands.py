@@ -418,6 +418,12 @@ class ResetUsage(msgspec.Struct, frozen=True):
     name: str
 
 
+class SetClock(msgspec.Struct, frozen=True):
+    """Set the time back to `at`, which must be before it (operator): for a cluster that is ahead of the truth."""
+
+    at: Instant
+
+
 Command = (
     FoundCluster
     | SetPool
@@ -457,6 +463,7 @@ Command = (
     | DeletePartition
     | ResetUsage
     | UpdateJob
+    | SetClock
 )
 
 

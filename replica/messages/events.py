@@ -610,6 +610,21 @@ class CertificatesUnrevoked(EventRecord, frozen=True, tag=121):
     certificates: tuple[str, ...]
 
 
+# ---- the clock
+
+
+class ClockSet(EventRecord, frozen=True, tag=170):
+    """The time is set back to `at` by an operator: the only way in which it goes back. Nothing follows it in its batch.
+
+    Of `jobs`, those that are not over and were touched later by the clock, what it had measured, and what it had set
+    itself to do, counts from `at` on at the latest (`replica.model.operations.set_back`). What people wrote (begin
+    times, deadlines, reservations) and what has been (submits, ends) stays.
+    """
+
+    at: Instant
+    jobs: tuple[int, ...] = ()
+
+
 EVENTS: tuple[type[EventRecord], ...] = tuple(EventRecord.__subclasses__())
 """Every event."""
 

@@ -85,6 +85,7 @@ from replica.model.operations import (
     Stage,
     counted_under,
     queue_place,
+    set_back,
     stage_of,
     takes_slot,
     waits_for_slot,

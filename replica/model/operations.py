@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
+
+from msgspec.structs import replace
 
 from replica.model.buffers import Buffer, BufferState
 from replica.model.jobs import Job, JobState
@@ -54,6 +57,24 @@ def waits_for_slot(job: Job, buffer: Buffer | None) -> Stage | None:
 def queue_place(job: Job, buffer: Buffer) -> tuple[Instant, int]:
     """Return where the job stands among those that wait for a slot of the same stage: who came first."""
     return buffer.changed_at, job.id
+
+
+_MEASURED = ("eligible_at", "held_at", "started_at", "order_at", "retry_at", "promised_at")
+"""What of a job the clock measures from, or is to do itself; not what people wrote, nor what has been."""
+
+
+def set_back(job: Job, buffer: Buffer | None, at: Instant) -> tuple[Job, Buffer | None]:
+    """Return a job that is not over, and its buffer, with nothing measured from later than `at`: the very same ones
+    where nothing was.
+    """
+    changes: dict[str, Any] = {name: at for name in _MEASURED if getattr(job, name) > at}
+    if job.interruptions is not None and job.interruptions.suspended_at > at:
+        changes["interruptions"] = replace(job.interruptions, suspended_at=at)
+    if changes:
+        job = replace(job, **changes)
+    if buffer is not None and max(buffer.created_at, buffer.changed_at) > at:
+        buffer = replace(buffer, created_at=min(buffer.created_at, at), changed_at=min(buffer.changed_at, at))
+    return job, buffer
 
 
 _STAGE_OF = {

@@ -88,6 +88,7 @@ TOUCHES: dict[type[e.Event], Touches] = {
     e.PartitionDeleted: Touches.EVERYTHING,
     e.TransferRulesSet: Touches.EVERYTHING,
     e.FeatureLevelRaised: Touches.EVERYTHING,
+    e.ClockSet: Touches.EVERYTHING,
     e.MailSent: Touches.NOTHING,
     e.MailDropped: Touches.NOTHING,
     e.LicenseSet: Touches.NOTHING,

@@ -72,6 +72,7 @@ class StateBuilder:
     next_job: int
     oldest_receipt: int
     receipts_horizon_ms: int
+    clock_set_back: int
     # Few and seldom changed: persistent maps, which can be walked while a batch is decided.
     pools: immutables.Map[str, Pool]
     nodes: immutables.Map[str, Node]

@@ -30,6 +30,7 @@ def state_records(state: State) -> Iterator[tuple[str, object]]:
             state.next_job,
             state.oldest_receipt,
             state.receipts_horizon_ms,
+            state.clock_set_back,
         ),
     )
     for table in TABLES:

@@ -87,6 +87,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     receipts: Receipts = Receipts()
     oldest_receipt: int = 1
     """No receipt has a smaller revision."""
+    clock_set_back: int = 0
+    """Revision at which an operator set the clock back for the first time; 0: the time only grew so far."""
     receipts_horizon_ms: int = 0
     """The latest client time among the dropped receipts: an unknown id that is not newer may be one of them."""
 

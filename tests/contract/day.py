@@ -21,6 +21,7 @@ from replica.grammar import Setting
 from replica.messages import commands as c
 from replica.model.pools import Pool
 from replica.values.errors import Refusal
+from replica.values.units import Instant, seconds
 from tests.contract.golden import HERE
 from tests.contract.in_memory import Answer, InMemory
 from tests.replica.world import OPERATOR, POLICY
@@ -196,6 +197,8 @@ def leaders_command(line: Line, replica: InMemory) -> tuple[c.Actor, c.Command]:
             return c.CONTROLLER, c.SettleMails(
                 tuple(line["sent"]), tuple((key, "no such user") for key in line["dropped"])
             )
+        case "set_clock":
+            return OPERATOR, c.SetClock(Instant(replica.at - seconds(line["back_s"])))
         case "raise_feature_level":
             return OPERATOR, c.RaiseFeatureLevel(99, (("r1", 99),))
         case "configure_site":

@@ -124,6 +124,9 @@ class InMemory(World):
     def now(self) -> Instant:
         return self.at
 
+    def of_clients(self) -> Instant:
+        return self.at
+
     def monotonic_s(self) -> float:
         return (self.at - START) / 1_000_000
 
@@ -148,7 +151,7 @@ class InMemory(World):
         batch = decode_batch(data)
         after = apply_batch(before, batch)
         assert after is not None
-        self.state = after
+        self.state, self.at = after, Instant(after.at)
         self._entries += 1
         self.ledger.append(batch)
         applied = Applied(self._entries, 1, b"", Revision(before.revision), Revision(after.revision), batch, False, 1)

@@ -249,6 +249,8 @@ async def make() -> list[Line]:
     crowd = Crowd(maker)
     for _ in range(ROUNDS):
         await crowd.act()
+    for back_s in (5, 0):
+        await maker.inside("set_clock", back_s=back_s)
     return maker.lines
 
 

@@ -30,7 +30,7 @@ OTHER_ROUTES = frozenset(
         ("POST", "/v1/members/{name}/remove"), ("POST", "/v1/members/{name}/replace"), ("GET", "/v1/status"),
         ("GET", "/v1/ledger"), ("GET", "/v1/ledger/history"), ("GET", "/v1/digests"), ("GET", "/v1/feature-level"),
         ("POST", "/v1/feature-level"), ("POST", "/v1/snapshots"), ("GET", "/v1/events"), ("GET", "/v1/openapi.json"),
-        ("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/metrics"),
+        ("GET", "/v1/clock"), ("POST", "/v1/clock"), ("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/metrics"),
     )
 )  # fmt: skip
 """Routes about replicas, their storage and the provider's programs, none of which the day has."""

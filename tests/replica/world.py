@@ -117,7 +117,7 @@ class World:
         batch = Batch(Revision(self.state.revision), self.at, (entry,))
         following = apply_batch(self.state, batch)
         assert following is not None
-        self.state = following
+        self.state, self.at = following, Instant(following.at)
         self.ledger.append(batch)
         assert check(self.state) == []
         for pool in self.state.pools.values():

@@ -185,6 +185,31 @@ def test_a_cluster_that_was_down_finds_the_time_that_a_majority_has() -> None:
         assert abs(ahead_s(story)) < CLOSE_S
 
 
+def test_an_operator_sets_the_time_back_and_every_replica_goes_on_from_there() -> None:
+    with telling() as story:
+        world = story.world
+        story.elect()
+        for replica in world.replicas.values():
+            set_clock(replica, HOUR_S)
+        story.wait(5.0)
+        assert ahead_s(story) > HOUR_S - CLOSE_S
+        for replica in world.replicas.values():
+            set_clock(replica, 0.0)
+        story.wait(3.0)
+        many = [story.ask(story.elect()) for _ in range(3)]
+        settle(story, story.user.request(c.SetClock(Instant(truth(world))), operator=True))
+        assert all("settled" in told for told in many)
+        assert abs(ahead_s(story)) < CLOSE_S
+        for replica in world.replicas.values():
+            replica.crash()
+        story.wait(0.1)
+        for replica in world.replicas.values():
+            replica.start()
+        story.elect()
+        assert abs(ahead_s(story)) < CLOSE_S
+        story.must(world.converged)
+
+
 def test_time_that_is_ahead_of_the_truth_goes_on_slowly_until_the_truth_has_caught_up() -> None:
     with telling() as story:
         world = story.world

@@ -129,6 +129,7 @@ def states(draw: st.DrawFn) -> State:
             receipts=receipts,
             oldest_receipt=draw(numbers),
             receipts_horizon_ms=draw(st.integers(0, 2**48 - 1)),
+            clock_set_back=draw(numbers),
         )
     )
 

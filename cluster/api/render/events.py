@@ -386,6 +386,7 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.TransferRulesSet: lambda event: "how data is moved was configured",
     e.TransferRecorded: _recorded,
     e.TransferCheckpointed: _checkpointed,
+    e.ClockSet: lambda event: f"an operator set the clock back to {format_instant(event.at)}",
     e.FeatureLevelRaised: lambda event: (
         f"the feature level is {event.level}: release {event.release} or later is needed"
     ),

@@ -9,7 +9,7 @@ from cluster.cli.exits import ExitCode, Failure
 from cluster.cli.session import Session, session
 from cluster.cli.text import fields_table, note, show, show_json, table
 from cluster.client import ApiError, Client
-from cluster.schemas import FEATURE_LEVEL_MAX, FeatureLevelAnswer, FeatureLevelRequest
+from cluster.schemas import FEATURE_LEVEL_MAX, ClockAnswer, FeatureLevelAnswer, FeatureLevelRequest, SetClockRequest
 from cluster.schemas import operations as ops
 
 UNKNOWN_ROUTE = "unknown_route"
@@ -18,7 +18,7 @@ UNKNOWN_ROUTE = "unknown_route"
 
 @click.group("cluster")
 def cluster_group() -> None:
-    """Look at the cluster's feature level, and raise it after an upgrade."""
+    """Look at the cluster's feature level and time, and set them right."""
 
 
 @cluster_group.command("feature-level")
@@ -57,6 +57,48 @@ def raise_feature_level(level: int | None, as_json: bool) -> None:
         return await client.call(ops.RAISE_FEATURE_LEVEL, request)
 
     _show(_asked(session(), change), as_json)
+
+
+@cluster_group.command("clock")
+@JSON_OPTION
+def show_clock(as_json: bool) -> None:
+    """Show the cluster's time, and what the wall clocks of a majority of the replicas say."""
+    _show_clock(session().read(ops.SHOW_CLOCK), as_json)
+
+
+@cluster_group.command("set-clock")
+@click.argument("time", required=False)
+@JSON_OPTION
+def set_clock(time: str | None, as_json: bool) -> None:
+    """Set the cluster's time back to TIME (operators); to what a majority's wall clocks say if none is named.
+
+    Only where it is ahead of them: where it is behind it follows by itself. What it had measured of jobs that are not
+    over, and what it was to do later, counts from then on at the latest; begin times and reservations stay as written.
+    """
+
+    async def change(client: Client) -> ClockAnswer:
+        wanted = time
+        if wanted is None:
+            wanted = (await client.call(ops.SHOW_CLOCK)).latest
+            if wanted is None:
+                raise Failure(
+                    ExitCode.REFUSED,
+                    "the wall clocks of a majority of the replicas cannot be read",
+                    "see `forebay member list`",
+                )
+        return await client.call(ops.SET_CLOCK, SetClockRequest(command_id=client.new_command_id(), at=wanted))
+
+    _show_clock(session().ask(change), as_json)
+
+
+def _show_clock(answer: ClockAnswer, as_json: bool) -> None:
+    if as_json:
+        show_json(answer)
+        return
+    ahead = f"{answer.ahead_s:.3f} s" if answer.ahead_s else None
+    show(
+        fields_table([("Time", answer.at), ("Earliest", answer.earliest), ("Latest", answer.latest), ("Ahead", ahead)])
+    )
 
 
 def _asked(current: Session, ask: Callable[[Client], Awaitable[FeatureLevelAnswer]]) -> FeatureLevelAnswer:
