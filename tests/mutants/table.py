@@ -156,8 +156,8 @@ MUTANTS: Final = (
            "head.speculative.base is not before or (head.data is not data and head.data != data)", "False", "net", 6),
     Mutant("a retry is answered before its commit", _PROPOSER + "_answered_before",
            "if known.revision <= applied.revision:", "if True:", "net", 5),
-    Mutant("the clock of a batch goes back", _PROPOSER + "_propose_batch",
-           "Instant(max(self._clock.now(), base.at))", "Instant(self._clock.now())", "net", 5),
+    Mutant("the clock of a batch goes back", "cluster.server.agreed_time:AgreedTime.now",
+           "at = max(self._at + round(SLEW * elapsed_us), bounds.latest)", "at = bounds.latest", "net", 5),
 )
 # fmt: on
 """Every mutant, by what is wrong in it."""
