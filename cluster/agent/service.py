@@ -347,8 +347,13 @@ async def _serve(config: Config, name: str) -> None:
             return
         with contextlib.closing(opened) as home:
             _hold_processes(home, own.cgroup)
-            async with Client.from_config(config, name, deadline_s=CALL_DEADLINE_S) as controller:
-                await Agent(home, settings, own.cpus, controller, clock).run(stop)
+            try:
+                async with Client.from_config(config, name, deadline_s=CALL_DEADLINE_S) as controller:
+                    await Agent(home, settings, own.cpus, controller, clock).run(stop)
+            finally:
+                if home.cgroups is not None:
+                    # It stays for as long as a script lives in it.
+                    home.cgroups.remove()
 
 
 def serve(config: Config, name: str) -> int:

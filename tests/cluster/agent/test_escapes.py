@@ -206,6 +206,24 @@ def test_a_suspended_script_stands_still_as_a_whole_and_goes_on_when_it_is_cance
     asyncio.run(story())
 
 
+@pytest.mark.parametrize(("cgroup", "ways"), [HELD])
+def test_an_agent_that_ends_leaves_no_cgroup_unless_a_script_lives_in_it(site: Site, attack: Attack) -> None:
+    async def story() -> None:
+        async with site.running() as (controller, agent):
+            tree = Path(open_tree(AUTO, (site.home / "storage-id").read_text().strip()).path)
+            agent.terminate()
+            assert await site.ended(agent) == 0 and not tree.exists()
+            agent = site.start_agent()
+            await controller.wait(lambda: len(controller.registrations) > 1)
+            await controller.order(site.order(7, 2, "run", script=attack.script("stay")))
+            await attack.is_up()
+            agent.terminate()
+            assert await site.ended(agent) == 0 and [path.name for path in tree.glob("*-*")] == ["job-7-2"]
+            assert set(attack.survivors) == set(escape.WAYS)
+
+    asyncio.run(story())
+
+
 def stopped(pid: str) -> bool:
     """Whether a process is stopped by a signal; one that is gone is not."""
     try:
