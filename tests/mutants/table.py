@@ -157,7 +157,7 @@ MUTANTS: Final = (
     Mutant("a retry is answered before its commit", _PROPOSER + "_answered_before",
            "if known.revision <= applied.revision:", "if True:", "net", 5),
     Mutant("the clock of a batch goes back", "cluster.server.agreed_time:AgreedTime.now",
-           "at = max(self._at + round(SLEW * elapsed_us), bounds.latest)", "at = bounds.latest", "net", 5),
+           "at = max(self._at + round(SLEW * elapsed_us), bounds.latest)", "at = bounds.latest", "net", 1),
 )
 # fmt: on
 """Every mutant, by what is wrong in it."""
