@@ -9,6 +9,7 @@ from cluster.api.render import node_view
 from cluster.api.service import NO_ID, AskedCommand, Call, Reply, encoded, handles
 from cluster.api.web import COMMAND_TOO_OLD, Problem, outcome_unknown, permit_node
 from cluster.schemas import (
+    AdmittedAnswer,
     Command,
     NodesAnswer,
     NodeView,
@@ -43,6 +44,13 @@ async def list_nodes(call: Call[None]) -> Reply[NodesAnswer]:
         await work.take(0, parts=PARTS_PER_NODE + 2 * len(state.on_node.get(name, ())))
         rows.append(encoded(node_view(state, name, liveness)))
     return Reply(state.revision, NodesAnswer(revision=state.revision, nodes=tuple(rows)))
+
+
+@handles(ops.ADMIT_NODE)
+async def admit_node(call: Call[Command]) -> Reply[AdmittedAnswer]:
+    node = call.params["name"]
+    revision = (await call.service.settle(call, c.AdmitNode(node))).state.revision
+    return Reply(revision, AdmittedAnswer(revision=revision, node=node))
 
 
 @handles(ops.DRAIN_NODE)

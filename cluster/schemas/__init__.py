@@ -47,6 +47,7 @@ from cluster.schemas.job_fields import (
     UpdateRequest,
 )
 from cluster.schemas.jobs import (
+    AdmittedAnswer,
     BuffersAnswer,
     BufferView,
     BulkAnswer,

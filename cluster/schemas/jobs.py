@@ -247,6 +247,12 @@ class NodeView(View, frozen=True, kw_only=True):
     revision: int
 
 
+class AdmittedAnswer(Answer, frozen=True, kw_only=True):
+    """Answer of POST /v1/nodes/{name}/admit: the agent of this node may register."""
+
+    node: str
+
+
 class NodesAnswer(Answer, frozen=True, kw_only=True):
     """Answer of GET /v1/nodes."""
 

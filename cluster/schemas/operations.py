@@ -273,6 +273,8 @@ COMPARE_CONFIGURATION = _write("compare_configuration", "POST /v1/configuration/
 
 LIST_NODES = _get("list_nodes", "/v1/nodes", PEOPLE, j.NodesAnswer,
     "List nodes with the jobs that have something there.", tag="nodes")
+ADMIT_NODE = _write("admit_node", "POST /v1/nodes/{name}/admit", _OPERATORS, Command, j.AdmittedAnswer,
+    "Let the agent of a node register that the cluster was not founded with.")
 DRAIN_NODE = _write("drain_node", "POST /v1/nodes/{name}/drain", _OPERATORS, r.DrainRequest, j.NodeView,
     "Keep new work from a node.", tag="nodes")
 RESUME_NODE = _write("resume_node", "POST /v1/nodes/{name}/resume", _OPERATORS, Command, j.NodeView,

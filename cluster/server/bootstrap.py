@@ -51,7 +51,8 @@ class Bootstrap:
         if not self._leads() or self._state().revision or self._answer is not None:
             return
         config = self._config
-        command = FoundCluster(config.cluster.id, config.cluster.name, config.policy, config.pools)
+        nodes = tuple(agent.name for agent in config.agents)
+        command = FoundCluster(config.cluster.id, config.cluster.name, config.policy, config.pools, nodes)
         try:
             self._answer = self._submit(Request(b"", CONTROLLER, command))
         except (QueueFull, NotLeading):

@@ -51,9 +51,16 @@ def _found_cluster(state: Facts, actor: c.Actor, command: c.FoundCluster, at: In
         refusal = Refusal(
             RefusalCode.INVALID_FIELD, "more than one pool is the default", "leave default on one", "pool.default"
         )
+    for node in command.nodes:
+        refusal = refusal or _bad_node(node)
+    if len(command.nodes) > NODES_MAX:
+        refusal = refusal or Refusal(
+            RefusalCode.LIMIT_EXCEEDED, f"there are {len(command.nodes)} nodes", "leave some out"
+        )
     if refusal is not None:
         return refusal
-    return Accepted((e.ClusterFounded(command.cluster_id, command.name, command.site, command.pools),))
+    founded = e.ClusterFounded(command.cluster_id, command.name, command.site, command.pools, nodes=command.nodes)
+    return Accepted((founded,))
 
 
 def _set_pool(state: Facts, actor: c.Actor, command: c.SetPool, at: Instant) -> Decision:
@@ -152,9 +159,9 @@ def _raise_feature_level(state: Facts, actor: c.Actor, command: c.RaiseFeatureLe
 
 
 def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: Instant) -> Decision:
-    fault = name_fault(command.node)
-    if fault is not None:
-        return Refusal(RefusalCode.INVALID_FIELD, f"the node name {fault}", "choose another name", "node")
+    bad = _bad_node(command.node)
+    if bad is not None:
+        return bad
     if not 1 <= command.cpus <= CPUS_MAX:
         return Refusal(
             RefusalCode.INVALID_FIELD, f"cpus is {command.cpus}", f"use a number from 1 to {CPUS_MAX}", "cpus"
@@ -175,6 +182,14 @@ def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: In
             remedy = f"use one of {', '.join(words[1:])}, or nothing"
             return Refusal(RefusalCode.INVALID_FIELD, f"{field} is {said[:32]!r}", remedy, field)
     known = state.nodes.get(command.node)
+    if known is None and command.node not in state.admitted:
+        # A certificate says who an agent is; that its machine is a node of this cluster is for an operator to say.
+        return Refusal(
+            RefusalCode.UNKNOWN_NODE,
+            f"node {command.node} is not admitted to this cluster",
+            f"an operator admits it with: forebay node admit {command.node}",
+            "node",
+        )
     if known is None and len(state.nodes) >= NODES_MAX:
         return Refusal(RefusalCode.LIMIT_EXCEEDED, f"there are {NODES_MAX} nodes", "use one that exists", "node")
     jobs = [state.jobs[job_id] for job_id in sorted(state.on_node.get(command.node, ()))]
@@ -197,6 +212,24 @@ def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: In
             if stage is not None and stage is not Stage.RUN:
                 events.append(e.StageRetried(job.id, stage, job.attempt + 1, "the agent was restarted"))
     return Accepted(tuple(events))
+
+
+def _bad_node(node: str) -> Refusal | None:
+    fault = name_fault(node)
+    if fault is None:
+        return None
+    return Refusal(RefusalCode.INVALID_FIELD, f"the node name {fault}", "choose another name", "node")
+
+
+def _admit_node(state: Facts, actor: c.Actor, command: c.AdmitNode, at: Instant) -> Decision:
+    bad = _bad_node(command.node)
+    if bad is not None:
+        return bad
+    if command.node in state.admitted or command.node in state.nodes:
+        return NOTHING
+    if len(state.admitted) >= NODES_MAX:
+        return Refusal(RefusalCode.LIMIT_EXCEEDED, f"{NODES_MAX} nodes are admitted", "use one of them", "node")
+    return Accepted((e.NodeAdmitted(command.node, actor.name),))
 
 
 def _known_node(state: Facts, node: str) -> Refusal | None:
@@ -272,6 +305,7 @@ CLUSTER_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] =
     c.FoundCluster: _found_cluster,
     c.SetPool: _set_pool,
     c.ConfigureSite: _configure_site,
+    c.AdmitNode: _admit_node,
     c.DrainNode: _drain_node,
     c.ResumeNode: _resume_node,
     c.MarkNodeDown: _mark_node_down,

@@ -115,6 +115,7 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
     c.ChangePool: _OPERATOR | _CONTROLLER,
     c.RemovePool: _OPERATOR,
     c.ConfigureSite: _OPERATOR,
+    c.AdmitNode: _OPERATOR,
     c.DrainNode: _OPERATOR,
     c.ResumeNode: _OPERATOR,
     c.RaiseFeatureLevel: _OPERATOR | _CONTROLLER,

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from replica.messages import check_level, features
 from replica.messages import events as e
-from replica.model import Node, set_back
+from replica.model import AdmittedNode, Node, set_back
 from replica.state import StateBuilder
 from replica.values import Instant, LedgerViolation
 
@@ -22,6 +22,8 @@ def _cluster_founded(builder: StateBuilder, event: e.ClusterFounded) -> None:
     builder.feature_level = event.feature_level
     for pool in event.pools:
         builder.pools = builder.pools.set(pool.name, pool)
+    for node in event.nodes:
+        builder.admitted = builder.admitted.set(node, AdmittedNode(node, at=Instant(builder.at)))
 
 
 def _pool_set(builder: StateBuilder, event: e.PoolSet) -> None:
@@ -81,6 +83,10 @@ def _node_came_back(builder: StateBuilder, event: e.NodeCameBack) -> None:
         builder.change(job_id, None, order_at=Instant(builder.at))
 
 
+def _node_admitted(builder: StateBuilder, event: e.NodeAdmitted) -> None:
+    builder.admitted = builder.admitted.set(event.node, AdmittedNode(event.node, event.by, Instant(builder.at)))
+
+
 def _certificate_revoked(builder: StateBuilder, event: e.CertificateRevoked) -> None:
     builder.revocations = builder.revocations.set(event.revocation.certificate, event.revocation)
 
@@ -118,6 +124,7 @@ CLUSTER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.SiteConfigured: _site_configured,
     e.PoolRemoved: _pool_removed,
     e.FeatureLevelRaised: fold_raised,
+    e.NodeAdmitted: _node_admitted,
     e.CertificateRevoked: _certificate_revoked,
     e.CertificatesUnrevoked: _certificates_unrevoked,
     e.ClockSet: _clock_set,

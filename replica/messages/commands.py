@@ -66,6 +66,8 @@ class FoundCluster(msgspec.Struct, frozen=True):
     name: str
     site: Site
     pools: tuple[Pool, ...]
+    nodes: tuple[str, ...] = ()
+    """Whose agents may register without being admitted one by one."""
 
 
 class SetPool(msgspec.Struct, frozen=True):
@@ -119,6 +121,12 @@ class RegisterNode(msgspec.Struct, frozen=True):
     """How it ends processes of jobs (PROCESS_CONTROLS)."""
     capacity_control: str = ""
     """What holds its buffers to their capacity (CAPACITY_CONTROLS)."""
+
+
+class AdmitNode(msgspec.Struct, frozen=True):
+    """Let an agent register under a name that the cluster was not founded with (operator)."""
+
+    node: str
 
 
 class DrainNode(msgspec.Struct, frozen=True):
@@ -429,6 +437,7 @@ Command = (
     | SetPool
     | RegisterNode
     | DrainNode
+    | AdmitNode
     | ResumeNode
     | MarkNodeDown
     | MarkNodeBack

@@ -69,6 +69,8 @@ class ClusterFounded(EventRecord, frozen=True, tag=1):
     site: Site
     pools: tuple[Pool, ...]
     feature_level: int = 1
+    nodes: tuple[str, ...] = ()
+    """Whose agents may register."""
 
 
 class FeatureLevelRaised(EventRecord, frozen=True, tag=2):
@@ -596,6 +598,13 @@ class MailDropped(EventRecord, frozen=True, tag=111):
 
 
 # ---- certificates
+
+
+class NodeAdmitted(EventRecord, frozen=True, tag=122):
+    """The agent of a node may register."""
+
+    node: str
+    by: str
 
 
 class CertificateRevoked(EventRecord, frozen=True, tag=120):

@@ -77,7 +77,7 @@ from replica.model.failure_texts import (
 from replica.model.job_names import NameGroup, Several, first_of, members_of
 from replica.model.jobs import ENDED, Hold, Job, JobState, commented, interrupted
 from replica.model.mail import MAIL_TYPES, Mail, MailKind, message_name, wants
-from replica.model.nodes import CAPACITY_CONTROLS, PROCESS_CONTROLS, Node, NodeState
+from replica.model.nodes import CAPACITY_CONTROLS, PROCESS_CONTROLS, AdmittedNode, Node, NodeState
 from replica.model.operations import (
     QUEUED_STAGES,
     TRANSFERS,

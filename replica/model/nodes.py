@@ -30,6 +30,15 @@ CAPACITY_CONTROLS: Final = ("", "project_quota", "watch")
 a watch, which ends the job soon after; empty: not known."""
 
 
+class AdmittedNode(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A name under which an agent may register: a certificate alone makes no node."""
+
+    name: str
+    by: str = ""
+    """The operator who admitted it; empty: the cluster was founded with it."""
+    at: Instant = NEVER
+
+
 class Node(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One node. `instance` changes with every start of its agent, `storage_id` only when its disk is another one."""
 

@@ -94,6 +94,7 @@ TOUCHES: dict[type[e.Event], Touches] = {
     e.LicenseSet: Touches.NOTHING,
     e.LicenseDeleted: Touches.NOTHING,
     e.UsageReset: Touches.NOTHING,
+    e.NodeAdmitted: Touches.NOTHING,
     e.CertificateRevoked: Touches.NOTHING,
     e.CertificatesUnrevoked: Touches.NOTHING,
 }

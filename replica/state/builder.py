@@ -15,6 +15,7 @@ from replica.model import (
     HOLDING,
     TRANSFERS,
     Account,
+    AdmittedNode,
     Buffer,
     BufferInput,
     Consumed,
@@ -85,6 +86,7 @@ class StateBuilder:
     mails: immutables.Map[str, Mail]
     partitions: immutables.Map[str, Partition]
     revocations: immutables.Map[str, Revocation]
+    admitted: immutables.Map[str, AdmittedNode]
     consumed: Consumed
     # Mutations.
     jobs: immutables.MapMutation[int, Job]

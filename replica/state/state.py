@@ -19,6 +19,7 @@ from replica.model import (
     DEFAULT_SITE,
     DEFAULT_TRANSFER_RULES,
     Account,
+    AdmittedNode,
     Buffer,
     Consumed,
     Job,
@@ -110,6 +111,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Receipts and the newest checkpoint of the jobs that have any."""
     revocations: immutables.Map[str, Revocation] = immutables.Map()
     """Certificates and holders that are refused."""
+    admitted: immutables.Map[str, AdmittedNode] = immutables.Map()
+    """Names under which agents may register."""
 
     using: immutables.Map[str, immutables.Map[int, bool]] = immutables.Map()
     """Derived: name of a persistent buffer -> the jobs that work with it now, from stage-in to the end of teardown."""
@@ -204,6 +207,7 @@ TABLES: tuple[Table, ...] = (
     Table("mails", 80, str, Mail, MAILS_OWED_MAX, "key"),
     Table("receipts", 90, CommandId, Receipt, 2 * RECEIPTS_MAX),
     Table("revocations", 92, str, Revocation, REVOCATIONS_MAX, "certificate"),
+    Table("admitted", 93, str, AdmittedNode, NODES_MAX, "name"),
 )
 """Every map that is not derived, in the order in which they stand in digests and snapshots; numbers are never reused.
 

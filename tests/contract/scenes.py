@@ -20,6 +20,10 @@ async def opening(m: Maker) -> None:
     await m.register("n2", storage_id="another disk")
     await m.ask("agent n1", "POST /v1/agents/n2/register", instance="x", storage_id="x", cpus=1)
     await m.register("n3", cpus=0)
+    await m.ask("agent n9", "POST /v1/agents/n9/register", instance="x", storage_id="x", cpus=1)
+    for node in ("n9", "n9", "n10", "n 1"):
+        await m.operator(f"POST /v1/nodes/{node.replace(' ', '%20')}/admit")
+    await m.ask("user ada", "POST /v1/nodes/n1/admit")
     await m.register("n3", buffers="agent/buffers")
     await m.ask("user ada", "POST /v1/nodes/n1/drain", reason="mine")
     await m.ask("agent n1", "GET /v1/jobs")

@@ -223,7 +223,7 @@ def test_options_of_a_purged_job_go_with_it() -> None:
 
 def test_what_a_job_asked_for_is_in_the_digest_and_maps_that_are_empty_are_not() -> None:
     sections = {section for section, _ in state_records(World().state)}
-    assert sections & {table.field for table in TABLES} == {"pools", "nodes", "receipts"}
+    assert sections & {table.field for table in TABLES} == {"pools", "nodes", "receipts", "admitted"}
     one, other = World(), World()
     one.submit(options=JobOptions(comment="x"))
     other.submit()

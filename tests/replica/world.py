@@ -31,6 +31,9 @@ from tests.replica.reference.reference_scheduler import plan
 OPERATOR = c.Actor(c.ActorRole.OPERATOR, "operator")
 SCRIPT = "#!/bin/sh\ntrue\n"
 POLICY = Site(sources=("/in",), destinations=("/out",), retry_backoff_s=2)
+ADMITTED = 8
+"""Nodes that a world is founded with, count: n1, n2, …; others are admitted when they come."""
+
 START = Instant(1_700_000_000_000_000)
 
 
@@ -79,7 +82,8 @@ class World:
             Pool(name, size, granularity, is_default=index == 0)
             for index, (name, size) in enumerate((pools or {"fast": 100}).items())
         )
-        assert not isinstance(self.settle(c.FoundCluster("id", "test", site, founded), c.CONTROLLER), Refusal)
+        found = c.FoundCluster("id", "test", site, founded, tuple(f"n{number + 1}" for number in range(ADMITTED)))
+        assert not isinstance(self.settle(found, c.CONTROLLER), Refusal)
         while self.state.feature_level < level:
             following = self.state.feature_level + 1
             assert not isinstance(self.settle(c.RaiseFeatureLevel(following, (("r1", following),))), Refusal)
@@ -135,6 +139,8 @@ class World:
         self.run_pass()
 
     def register(self, node: str, cpus: int = 8, instance: str = "i1", storage: str = "s1") -> Refusal | int:
+        if node not in self.state.admitted:
+            self.settle(c.AdmitNode(node))
         return self.settle(c.RegisterNode(node, cpus, instance, storage), agent(node))
 
     def submit(

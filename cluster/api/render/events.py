@@ -325,6 +325,7 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.QosDeleted: lambda event: f"QOS {event.qos} was deleted",
     e.LicenseSet: lambda event: f"there are {event.license.total} of licence {event.license.name}",
     e.LicenseDeleted: lambda event: f"licence {event.license} was deleted",
+    e.NodeAdmitted: lambda event: f"node {event.node} was admitted",
     e.CertificateRevoked: lambda event: f"{event.revocation.certificate} was revoked",
     e.CertificatesUnrevoked: lambda event: f"{', '.join(event.certificates[:20])} is revoked no more",
     e.ReservationSet: lambda event: f"reservation {event.reservation.name} was set",

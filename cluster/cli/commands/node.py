@@ -99,7 +99,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-node_group = click.Group("node", help="List, drain and resume nodes.")
+node_group = click.Group("node", help="List, admit, drain and resume nodes.")
 
 
 @node_group.command("list")
@@ -108,6 +108,14 @@ def list_nodes(as_json: bool) -> None:
     """List nodes, their state and what they run."""
     answer = session().read(ops.LIST_NODES)
     present(answer, as_json, lambda: nodes_table(answer.nodes))
+
+
+@node_group.command("admit")
+@NAME
+def admit(name: str) -> None:
+    """Let the agent of a node register that was not in forebay.toml when the cluster was founded (operators)."""
+    node = session().write(ops.ADMIT_NODE, name=name).node
+    click.echo(f"Node {plain(node)} may register: start its agent.")
 
 
 @node_group.command("drain")

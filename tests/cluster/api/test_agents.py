@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from cluster.config.config import Config
+from cluster.security.identity import Role
+from cluster.security.pki import issue, load_authority
 from cluster.server.liveness import INATTENTION_S, NODE_DOWN_S, Liveness, Transfer
+from cluster.system.clock import SystemClock
 from replica.model.jobs import JobState
 from replica.model.nodes import Node
 from replica.state.state import EMPTY
@@ -38,6 +41,29 @@ async def report(
         **fields,
     }
     return await harness.ask("POST", "/v1/agents/n1/reports", {"reports": [row]}, who="n1")
+
+
+@story
+async def test_an_agents_certificate_alone_makes_no_node_until_an_operator_has_admitted_it(config: Config) -> None:
+    tls = config.tls.certificates
+    issue(load_authority(tls), tls, role=Role.AGENT, name="n7", at=SystemClock().now(), replace=True)
+    async with Harness(config) as harness:
+        for _ in range(2):
+            answer = await register(harness, "n7")
+            assert (answer.status, answer.code) == (404, "unknown_node")
+            assert answer.sentence == "node n7 is not admitted to this cluster"
+            assert "forebay node admit n7" in answer.body["error"]["remedy"]
+            assert (await poll(harness, "n7")).status == 404
+        assert "n7" not in harness.controller.state.nodes
+        for who in ("alice", "n7", "n1"):
+            body = {"command_id": harness.new_id()}
+            assert (await harness.ask("POST", "/v1/nodes/n7/admit", body, who=who)).status == 403
+        admitted = await harness.ask("POST", "/v1/nodes/n7/admit", {"command_id": harness.new_id()})
+        assert (admitted.status, admitted.body["node"]) == (200, "n7")
+        assert (await register(harness, "n7")).status == 200
+        assert harness.controller.state.nodes["n7"].cpus == 2
+        # Those of the configuration that the cluster was founded with need nobody.
+        assert (await register(harness, "n1")).status == 200
 
 
 @story

@@ -20,7 +20,7 @@ NAMES = """
     list_partitions set_partition delete_partition list_usage reset_usage
     list_pools set_pool add_pool change_pool remove_pool list_buffers clear_persistent_buffer show_burst
     show_provider_status show_configuration configure_site compare_configuration
-    list_nodes drain_node resume_node register_node poll_orders report_operations
+    list_nodes admit_node drain_node resume_node register_node poll_orders report_operations
     list_transfers show_job_transfers list_receipts
     list_members add_member remove_member replace_member transfer_leadership show_feature_level raise_feature_level
     show_clock set_clock show_status list_digests read_ledger read_stored_entries save_snapshot stream_events

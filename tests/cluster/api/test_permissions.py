@@ -33,6 +33,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("GET", "/v1/buffers"): "operator user",
     ("GET", "/v1/burst"): "operator user",
     ("GET", "/v1/nodes"): "operator user",
+    ("POST", "/v1/nodes/{name}/admit"): "operator",
     ("POST", "/v1/nodes/{name}/drain"): "operator",
     ("POST", "/v1/nodes/{name}/resume"): "operator",
     ("GET", "/v1/transfers"): "operator user",
