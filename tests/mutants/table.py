@@ -151,7 +151,7 @@ MUTANTS: Final = (
     Mutant("an entry of another term answers", _PROPOSER + "applied",
            "(head.index and head.term != term)", "False", "a_batch_in_the_place_of_another", 1),
     Mutant("a batch is decided on what is applied only", _PROPOSER + "_propose_batch",
-           "self._in_flight[-1].after if self._in_flight else self._applied()", "self._applied()", "net", 9),
+           "self._in_flight[-1].after if self._in_flight else self._applied()", "self._applied()", "net", 15),
     Mutant("a batch is foreseen for other bytes", _PROPOSER + "precomputed",
            "head.speculative.base is not before or (head.data is not data and head.data != data)", "False", "net", 6),
     Mutant("a retry is answered before its commit", _PROPOSER + "_answered_before",
