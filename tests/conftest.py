@@ -5,8 +5,8 @@ from typing import Any
 import hypothesis
 import pytest
 
-# Workers share the cores: how long an example takes says nothing.
-hypothesis.settings.register_profile("workers", deadline=None)
+# Workers share the cores: how long an example takes, or to make one, says nothing.
+hypothesis.settings.register_profile("workers", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("workers")
 
 

@@ -26,13 +26,16 @@ def provided(config: Config, directory: Path) -> tuple[Config, Programs]:
     return msgspec.structs.replace(config, provider=programs.local), programs
 
 
-async def configure(harness: Harness, programs: Programs) -> None:
-    """Make the Lua script the cluster's provider, and look at its pools until they are known."""
+async def configure(harness: Harness, programs: Programs, *, validate_s: int = 60) -> None:
+    """Make the Lua script the cluster's provider, and look at its pools until they are known.
+
+    `validate_s` is ValidateTimeout: short only where something is to pass it, since each call starts a process.
+    """
     await until(lambda: harness.controller.leads and harness.controller.state.feature_level >= 1)
     settings = (
         Setting("BurstBufferType", "burst_buffer/lua"),
         Setting("LuaScript", str(programs.script)),
-        Setting("ValidateTimeout", "2"),
+        Setting("ValidateTimeout", str(validate_s)),
     )
     actor = msgspec.structs.replace(CONTROLLER, role=type(CONTROLLER.role).OPERATOR)
     settled = await harness.controller.submit(Request(b"", actor, ConfigureSite(settings, partial=True)))

@@ -54,7 +54,9 @@ def test_chunks_in_order_become_the_snapshot(tmp_path: Path, content: bytes) -> 
     assert store.newest_usable() == (path, small_image())
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
 @given(data=st.data())
 def test_chunks_in_any_order_of_any_length_again_or_altered_complete_rightly_or_are_refused(
     tmp_path: Path, content: bytes, data: st.DataObject

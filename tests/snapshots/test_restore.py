@@ -39,7 +39,7 @@ def _refusal(tmp_path: Path, content: bytes, name: str = "x.fbs") -> str:
     return sentences[0]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=50)
 @given(images)
 def test_any_image_comes_back_from_its_file(tmp_path: Path, image: Image) -> None:
     path = write_snapshot(tmp_path, image)
@@ -136,7 +136,7 @@ def test_lengths_that_a_file_only_claims_allocate_nothing_and_are_refused(tmp_pa
     assert "byte" in _refusal(tmp_path, body + sha256(body).digest())
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.binary(max_size=200))
 def test_garbage_with_a_good_checksum_is_refused_and_never_an_error_of_another_kind(
     tmp_path: Path, garbage: bytes

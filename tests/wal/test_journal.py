@@ -402,7 +402,9 @@ class Model:
         return self.base_term if index == self.base else self.entries[index].term
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(operations=OPERATIONS, rows=st.sampled_from([3, 8, 1000]), record_bytes=st.sampled_from([150, 1 << 18]))
 def test_any_sequence_of_changes_syncs_and_crashes_gives_what_a_plain_list_gives(
     tmp_path_factory: pytest.TempPathFactory,

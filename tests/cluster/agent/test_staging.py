@@ -123,7 +123,9 @@ def plant(directory: Path, tree: dict[str, object]) -> None:
             plant(directory / name, inner)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(tree=trees)
 def test_a_directory_comes_back_from_the_buffer_as_it_went_in(
     tmp_path_factory: pytest.TempPathFactory, tree: dict[str, object]
@@ -387,7 +389,9 @@ def test_a_tree_that_is_too_deep_is_refused_by_name(bench: Bench, monkeypatch: p
         bench.stage_in(Transfer(DIRECTORY, str(bench.outside / "1"), "$DW_JOB_STRIPED"))
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(bytes_before=st.integers(0, 9), end=st.sampled_from([signal.SIGKILL, signal.SIGTERM]))
 def test_a_worker_ended_at_any_point_leaves_a_destination_absent_old_or_complete(
     tmp_path_factory: pytest.TempPathFactory, bytes_before: int, end: signal.Signals

@@ -16,7 +16,7 @@ from tests.cluster.provided import configure, provided, script
 async def test_a_submit_is_validated_by_the_script_and_refused_with_its_words(config: Config, tmp_path: Path) -> None:
     config, programs = provided(config, tmp_path / "programs")
     async with Harness(config) as harness:
-        await configure(harness, programs)
+        await configure(harness, programs, validate_s=2)
         try:
             good = await harness.ask("POST", "/v1/jobs", harness.job(script=script()))
             assert good.status == 201, good.body

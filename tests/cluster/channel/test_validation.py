@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import cluster.api.channel as channel_module
 import cluster.providers.calls as calls_module
 from cluster.api.channel import ChannelServer
 from cluster.client.channel import ChannelError, Connection
@@ -15,18 +16,18 @@ from cluster.config.config import Config
 from cluster.providers.limits import CALLS_MAX
 from cluster.schemas import requests as r
 from tests.cluster.channel.test_channel import channel_of, connect, submission
-from tests.cluster.harness import PLAIN, Harness, story, until
+from tests.cluster.harness import PATIENCE_S, PLAIN, Harness, story, until
 from tests.cluster.provided import configure, provided, script
 from tests.cluster.providers.conftest import Programs
 
 
 @contextlib.asynccontextmanager
 async def provided_channel(
-    config: Config, directory: Path
+    config: Config, directory: Path, *, validate_s: int = 60
 ) -> AsyncIterator[tuple[Harness, Programs, ChannelServer, Connection]]:
     config, programs = provided(config, directory)
     async with Harness(config) as harness, channel_of(harness) as server:
-        await configure(harness, programs)
+        await configure(harness, programs, validate_s=validate_s)
         connection = await connect(harness, server)
         try:
             yield harness, programs, server, connection
@@ -56,7 +57,8 @@ async def test_a_submit_is_validated_by_the_script_and_refused_with_its_words(co
 
 @story
 async def test_a_program_that_hangs_holds_up_its_own_submit_only(config: Config, tmp_path: Path) -> None:
-    async with provided_channel(config, tmp_path / "programs") as (harness, programs, _, connection):
+    opened = provided_channel(config, tmp_path / "programs", validate_s=2)
+    async with opened as (harness, programs, _, connection):
         assert (await connection.ask(submission(harness, script=PLAIN))).job == 1
         slow = connection.ask(submission(harness, script=script("process:spin")))
         await until(lambda: validations(programs) == 1)
@@ -73,6 +75,7 @@ async def test_more_submits_than_may_wait_for_the_provider_take_turns(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls_module, "CALLS_WAITING_MAX", CALLS_MAX)
+    monkeypatch.setattr(channel_module, "COMMIT_WAIT_S", PATIENCE_S)  # however long so many processes take
     async with provided_channel(config, tmp_path / "programs") as (harness, programs, _, connection):
         many = [connection.ask(submission(harness, script=script())) for _ in range(3 * CALLS_MAX)]
         assert {answer.job for answer in await asyncio.gather(*many)} == set(range(1, 3 * CALLS_MAX + 1))

@@ -190,7 +190,9 @@ TREES: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     tree=st.dictionaries(NAMES, TREES, max_size=5),
     there=st.dictionaries(NAMES, TREES, max_size=2),

@@ -56,7 +56,9 @@ def test_an_absolute_link_into_its_tree_becomes_relative(path: bytes, target: by
     assert stays_inside(path, target, (("tree",),)) == kept
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(st.dictionaries(st.sampled_from(["l", "d/l", "d/e/l", "m"]), targets, min_size=1))
 def test_whatever_links_say_nothing_from_outside_arrives_and_what_is_kept_says_the_same(
     tmp_path_factory: pytest.TempPathFactory, links: dict[str, str]

@@ -28,7 +28,9 @@ trees = st.recursive(contents, lambda inner: st.dictionaries(names, inner, max_s
 )
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(tree=trees)
 def test_a_tree_arrives_as_it_was_with_small_files_and_large_ones(fast_path: Path, tree: dict[str, object]) -> None:
     harness = Harness(Path(tempfile.mkdtemp(dir=fast_path)))
