@@ -15,8 +15,7 @@ from typing import Final
 
 from cluster.config import MailConfig
 from cluster.mail.text import body_of, message_id, message_of, subject_of
-from cluster.providers import Local
-from cluster.providers.commands import ProgramRefused, check_command
+from cluster.providers import Local, ProgramRefused, check_command
 from cluster.system import Address
 from replica.model import Mail
 from replica.values import is_mail_address

@@ -15,6 +15,7 @@ from cluster.providers.limits import (
     STATUS_ARGUMENT_BYTES_MAX,
     STATUS_ARGUMENTS_MAX,
 )
+from cluster.providers.trusted_programs import ProgramRefused, check_command
 from cluster.system import Clock
 from replica.model import NATIVE, PROVIDERS, Provision
 

@@ -17,9 +17,10 @@ from typing import Any, Final
 import msgspec
 
 from cluster.providers import files, guard
-from cluster.providers.commands import ProgramRefused, environment_for, log_output, read_trusted, timed_out
+from cluster.providers.commands import environment_for, log_output, timed_out
 from cluster.providers.interface import Local, OperationError, PoolReport, Provider, Subject, parse_pools
 from cluster.providers.limits import LUA_MEMORY_BYTES_MAX, RETURNED_BYTES_MAX
+from cluster.providers.trusted_programs import ProgramRefused, read_trusted
 from cluster.system import Clock, write_all
 from replica.model import Provision
 from replica.values import SizeError, parse_size

@@ -60,7 +60,7 @@ class Lives:
             if before is None and after is not None and after.state is not BufferState.PENDING:
                 self._violate(f"entry {index}: job {job} begins as {after.state.word}")
             if job_before is not None and job_after is not None and job_before.state in ENDED:
-                if job_after.state is not job_before.state:
+                if job_after.state is not job_before.state and not isinstance(event, e.RunRequeued):
                     self._violate(
                         f"entry {index}: job {job} was {job_before.state.name}, and is {job_after.state.name}"
                     )

@@ -133,6 +133,7 @@ DERIVED = frozenset(
         "using",
         "use",
         "moving",
+        "destinations",
     }
 )
 """Maps of a State that are computed again on loading."""

@@ -38,8 +38,7 @@ from cluster.agent.processes import BASE_LANG, BASE_PATH, OPERATION_VARIABLE
 from cluster.agent.transfer.errors import TransferFailed
 from cluster.agent.transfer.rate_limit import Pace
 from cluster.agent.transfer.transfer_state import Moved, TransferState
-from cluster.providers import Local, guard
-from cluster.providers.commands import ProgramRefused, check_command
+from cluster.providers import Local, ProgramRefused, check_command, guard
 from cluster.system import become_subreaper, closing, descendants, send, write_all
 from replica.model import template_fault, template_words
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cluster.providers import Local, OperationError
-from cluster.providers.commands import ProgramRefused, check_command, read_trusted
 from cluster.providers.files import replace_symbols, whole_script
+from cluster.providers.trusted_programs import ProgramRefused, check_command, read_trusted
 from replica.model.buffers import Access
 from replica.model.requests import CreatePersistent, DestroyPersistent
 from tests.cluster.providers.conftest import Programs
