@@ -6,7 +6,7 @@ from typing import Any
 
 from cluster.api import wire
 from cluster.api.render import node_view
-from cluster.api.service import NO_ID, AskedCommand, Call, Reply, encoded, handles
+from cluster.api.service import AskedCommand, Call, Reply, encoded, handles
 from cluster.api.web import COMMAND_TOO_OLD, Problem, outcome_unknown, permit_node
 from cluster.schemas import (
     AdmittedAnswer,
@@ -22,10 +22,8 @@ from cluster.schemas import (
 from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
 from cluster.server import POLLS_MAX, Answer, Liveness, Transfer
-from replica.fold import receipt_for
 from replica.messages import commands as c
 from replica.state import State
-from replica.values import Refusal, RefusalCode
 from replica.views import orders_for
 
 PARTS_PER_NODE = 12
@@ -88,8 +86,12 @@ async def register_node(call: Call[r.RegisterRequest]) -> Reply[RegisterAnswer]:
         body.process_control,
         body.capacity_control,
     )
-    settled = await call.service.settle(call, command)
-    call.service.controller.node_watch.heard(node)
+    service = call.service
+    await service.lead()
+    settled = await service.finish(
+        service.begin(call.identity, service.fenced_id(call.identity, body.command_id), command)
+    )
+    service.controller.node_watch.heard(node)
     return Reply(settled.state.revision, RegisterAnswer(revision=settled.state.revision))
 
 
@@ -149,7 +151,11 @@ async def report_operations(call: Call[r.ReportsRequest]) -> Reply[ReportsAnswer
     service.controller.node_watch.heard(node)
     answers: list[Answer] = []
     for report in call.body.reports:
-        answers.append(service.begin(call.identity, _report_id(call, report), wire.report_operation(node, report)))
+        answers.append(
+            service.begin(
+                call.identity, service.fenced_id(call.identity, report.command_id), wire.report_operation(node, report)
+            )
+        )
     results = []
     deadline = service.deadline()
     for report, answer in zip(call.body.reports, answers, strict=True):
@@ -157,7 +163,7 @@ async def report_operations(call: Call[r.ReportsRequest]) -> Reply[ReportsAnswer
             await service.finish(answer, deadline)
         except Problem as problem:
             if problem.view.code == COMMAND_TOO_OLD:
-                # Commands under way have used its receipt up since `_report_id` looked. It was not heard, and an agent
+                # Commands under way have used its receipt up since `fenced_id` looked. It was not heard, and an agent
                 # forgets a report that is refused. Sent again, it needs no receipt.
                 raise outcome_unknown() from problem
             if problem.status in _SEND_AGAIN:
@@ -174,19 +180,3 @@ async def report_operations(call: Call[r.ReportsRequest]) -> Reply[ReportsAnswer
             results.append(ReportResult(command_id=report.command_id, outcome="accepted"))
     state = service.controller.state
     return Reply(state.revision, ReportsAnswer(revision=state.revision, results=tuple(results)))
-
-
-def _report_id(call: Call[r.ReportsRequest], report: r.Report) -> bytes:
-    """Return the command id of a report, or none where it is too old for receipts.
-
-    An agent that was cut off for longer than receipts last must still be heard. Attempts fence its reports: one that
-    was carried out already is refused as such, so nothing happens twice without a receipt either.
-    """
-    try:
-        found = call.service.check_age(call.identity, report.command_id)
-    except Problem:
-        return NO_ID
-    known = receipt_for(call.service.controller.state, found)
-    if isinstance(known, Refusal) and known.code is RefusalCode.COMMAND_TOO_OLD:
-        return NO_ID
-    return found

@@ -31,7 +31,7 @@ from cluster.api.web import (
 from cluster.consensus import Role as RaftRole
 from cluster.eventloop import Identities, Slices, Work
 from cluster.schemas import PEOPLE, BulkCommand, Operation, bytes_of, instant_in, requests
-from cluster.security import Identity, Peers, Role
+from cluster.security import Identity, Peers
 from cluster.server import (
     Answer,
     Asker,
@@ -46,16 +46,18 @@ from cluster.server import (
 )
 from cluster.system import Address
 from replica.decide import Tasks, job_of_task
+from replica.fold import receipt_for
 from replica.messages import Command, Request, SubmitJob
 from replica.state import State
-from replica.values import MICROSECONDS_PER_SECOND
+from replica.values import MICROSECONDS_PER_SECOND, Refusal, RefusalCode
 
 COMMAND_AGE_S_MAX = 300
 """How long before the leader's clock a command id's time may be, seconds: more than any retry takes."""
 
-COMMAND_AHEAD_S_MAX = 30
+COMMAND_AHEAD_S_MAX = 10
 """How far beyond the leader's clock it may be, seconds. Once a receipt is dropped, no id as early as its may be new any
-more: somebody who makes ids of the future and then floods the cluster keeps all others out until that time has come."""
+more: somebody who makes ids of the future and then floods the cluster keeps all others out until that time has come, so
+receipts must last longer than this."""
 
 COMMIT_WAIT_S = 4.0
 """How long an answer may wait for its commit, seconds: less than a client waits for one replica."""
@@ -228,29 +230,42 @@ class Service:
     # Commands
 
     def check_age(self, identity: Identity, command_id: str) -> bytes:
-        """Return the id as bytes; Problem 400 if it is no UUIDv7, or new and too far from the cluster's time.
-
-        An agent's clock may be as far ahead as anybody's may be behind: an agent must be heard.
-        """
+        """Return the id as bytes; Problem 400 if it is no UUIDv7, or new and too far from the cluster's time."""
         try:
             found = bytes_of(command_id)
         except ValueError as error:
             raise bad(str(error), "let the client make it", "command_id") from error
         age_s = (self.clock.of_clients() - instant_in(found)) / MICROSECONDS_PER_SECOND
-        most_s = COMMAND_AHEAD_S_MAX if age_s < 0 and identity.role is not Role.AGENT else COMMAND_AGE_S_MAX
+        is_ahead = age_s < 0
+        most_s = COMMAND_AHEAD_S_MAX if is_ahead else COMMAND_AGE_S_MAX
         if abs(age_s) > most_s and found not in self.controller.state.receipts:
             raise Problem(
                 400,
                 COMMAND_TOO_OLD,
-                f"the command id was made {abs(age_s):.0f} s {'ago' if age_s > 0 else 'from now'} by the "
+                f"the command id was made {abs(age_s):.0f} s {'from now' if is_ahead else 'ago'} by the "
                 f"cluster's time; at most {most_s} s are accepted",
-                "look whether the command was carried out, and send it again with a new command id if not; "
+                f"set the clock of the machine that made it back by {abs(age_s):.0f} s, and give the command again"
+                if is_ahead
+                else "look whether the command was carried out, and send it again with a new command id if not; "
                 "compare the clocks if it is new",
                 "command_id",
                 # Receipts do not last for ever: who sent it before learns here that nobody can tell any more.
-                outcome="unknown" if age_s > 0 else "refused",
+                outcome="refused" if is_ahead else "unknown",
             )
         return found
+
+    def fenced_id(self, identity: Identity, command_id: str) -> bytes:
+        """Return the id for what cannot happen twice without a receipt, or none where no receipt can be kept by it.
+
+        An agent must be heard whatever its clock says, and after it was cut off for longer than receipts last. Attempts
+        fence its reports, instances its registrations: one that was carried out already is refused, or changes nothing.
+        """
+        try:
+            found = self.check_age(identity, command_id)
+        except Problem:
+            return NO_ID
+        known = receipt_for(self.controller.state, found)
+        return NO_ID if isinstance(known, Refusal) and known.code is RefusalCode.COMMAND_TOO_OLD else found
 
     def begin(self, identity: Identity, command_id: bytes, command: Command) -> Answer:
         """Queue a command; Redirect, or Problem 429 or 503 if it cannot be taken."""
