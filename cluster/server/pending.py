@@ -214,6 +214,12 @@ def weight_bytes(request: Request) -> int:
     return ENTRY_OVERHEAD_BYTES + len(job.script) + len(text) + environment
 
 
+def steps_of(request: Request, entry: Entry) -> int:
+    """Return as how many commands one counts in a batch: what folding it takes is by its jobs, and by its events."""
+    tasks = len(request.command.tasks) if isinstance(request.command, SubmitJob) else 0
+    return max(1, tasks, len(entry.events))
+
+
 # ---- room in the journal: what is refused first when it becomes scarce
 
 

@@ -57,6 +57,7 @@ from cluster.server.pending import (
     notify,
     reject,
     resolve,
+    steps_of,
     weight_bytes,
 )
 from cluster.server.planner import Planner
@@ -274,9 +275,9 @@ class Proposer:
         batch = SpeculativeState(base, self._clock.stamp(base.at))
         waiters: list[Waiter] = []
         entries: list[bytes] = []
-        size_bytes, decided = 0, False
+        size_bytes, steps, decided = 0, 0, False
         queue = self._queue
-        while queue and len(batch.entries) < COMMANDS_PER_BATCH_MAX:
+        while queue and steps < COMMANDS_PER_BATCH_MAX:
             waiting = queue[0]
             if waiting.answer.cancelled() or self._answered_before(waiting, batch, waiters):
                 self._dequeue()
@@ -296,6 +297,7 @@ class Proposer:
             if job is None:
                 continue
             size_bytes += len(encoded)
+            steps += steps_of(waiting.request, entry)
             entries.append(encoded)
             decided = decided or bool(entry.events)
             waiters.append(Waiter(waiting.answer, Revision(batch.revision), job, entry.refusal, True))

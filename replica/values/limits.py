@@ -37,7 +37,8 @@ RECEIPTS_MAX = 65_536
 
 COMMANDS_PER_BATCH_MAX = 512
 """Commands in one Raft entry, count: while one is written and sent, the next is decided. Measured with 1,000 clients:
-larger ones leave the leader waiting for the disk, smaller ones cost more syncs and messages than they save."""
+larger ones leave the leader waiting for the disk, smaller ones cost more syncs and messages than they save. Tasks of an
+array, and events of a command, count one by one; a single command may have more of them."""
 
 BATCH_BYTES_MAX = 1024 * 1024
 """A batch, bytes: entries are kept under 1 MiB so that one never stalls heartbeats (hazard H26)."""

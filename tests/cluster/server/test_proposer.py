@@ -281,6 +281,22 @@ async def test_after_an_unknown_outcome_the_same_id_happens_once_whether_the_ent
 
 
 @story
+async def test_a_batch_has_no_more_tasks_of_arrays_than_it_has_commands(config: Config) -> None:
+    """Deciding and folding one takes by its tasks, and a batch is one turn of every replica's loop."""
+    async with manual(config) as harness:
+        tasks = tuple(range(200))
+        command = replace(submission(harness), tasks=tasks)
+        answers = [harness.controller.submit(c.Request(command_id(), ALICE, command)) for _ in range(8)]
+        answers.append(submit(harness))
+        await until(lambda: harness.controller.proposer.queued == 0)
+        made = [[entry for entry in batch.entries if entry.command == "submit_job"] for batch in batches(harness)]
+        assert [len(entries) for entries in made if entries] == [3, 3, 3]
+        assert 2 * len(tasks) < COMMANDS_PER_BATCH_MAX <= 3 * len(tasks)
+        for answer in answers:
+            await commit(harness, answer)
+
+
+@story
 async def test_an_entry_of_another_leader_in_the_place_of_ones_own_answers_nobody(config: Config) -> None:
     async with manual(config) as harness:
         answer = submit(harness)
