@@ -26,6 +26,10 @@ class DependencyIndex:
         self._waiting: dict[tuple[int, int], set[int]] = {}
         """(job, milestone) -> who depends on it."""
 
+    def begins(self, job_id: int) -> None:
+        """Note that the job, new or requeued when it was over, is not over: it is not purged."""
+        self.purgeable.discard(job_id)
+
     def apply(self, state: State, job_id: int, before: IndexRow, after: IndexRow) -> set[int]:
         """Note whom the job depends on now; return who waits for a milestone between its former one and the present."""
         left, entered = before.rare.waits_for, after.rare.waits_for

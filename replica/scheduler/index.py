@@ -193,6 +193,8 @@ class SchedulingIndex:
         job = state.jobs.get(job_id)
         if job is not None and job_id in state.unfinished:
             after = self._rows[job_id] = index_row(state, job, state.buffers.get(job_id), self.queues.names)
+            if before is NO_ROW:
+                self.dependencies.begins(job_id)
         else:
             after = GONE_ROW if job is None else FINISHED_ROW
             self._rows.pop(job_id, None)

@@ -33,6 +33,7 @@ TABLES: dict[str, dict[str, str]] = {
         "cpus": "2",
         "directory": '"n1"',
         "accounts": '"own"',
+        "cgroup": '"none"',
         "copy_rate": '"1GiB"',
         "kill_wait_s": "30",
     },
@@ -54,6 +55,23 @@ TABLES: dict[str, dict[str, str]] = {
         "allowed_programs": '["/bin/cp"]',
         "environment": "{ A = 'b' }",
         "status_identity": "true",
+    },
+    "[job_process]": {
+        "umask": '"0077"',
+        "nice": "5",
+        "core_size": '"1GiB"',
+        "locked_memory": '"unlimited"',
+        "stack_size": '"16MiB"',
+        "open_files": "65536",
+        "processes": "4096",
+        "no_new_privs": "false",
+        "capabilities": '["CAP_NET_RAW"]',
+    },
+    "[limits]": {
+        "commands_per_minute": "1000",
+        "command_bytes_per_minute": '"16MiB"',
+        "jobs": "200",
+        "scripts": '"1MiB"',
     },
 }
 """A configuration with every key but mail.smtp, which excludes mail.program."""

@@ -156,8 +156,8 @@ MUTANTS: Final = (
            "head.speculative.base is not before or (head.data is not data and head.data != data)", "False", "net", 6),
     Mutant("a retry is answered before its commit", _PROPOSER + "_answered_before",
            "if known.revision <= applied.revision:", "if True:", "net", 5),
-    Mutant("the clock of a batch goes back", "cluster.server.agreed_time:AgreedTime.now",
-           "at = max(self._at + round(SLEW * elapsed_us), bounds.latest)", "at = bounds.latest", "net", 1),
+    Mutant("a leader's own wall clock pulls the time", "cluster.server.agreed_time:AgreedTime.now",
+           "at = max(at, bounds.earliest)", "at = max(at, self._clock.now())", "net", 6),
 )
 # fmt: on
 """Every mutant, by what is wrong in it."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from replica.messages import commands as c
-from replica.model.jobs import ENDED, JobState
+from replica.model.jobs import ENDED, Hold, JobState
 from replica.model.requests import AfterTask, Dependency, DependencyKind, JobChange
 from replica.values.errors import Refusal, RefusalCode
+from tests.replica.scheduler.test_index import IndexedWorld
 from tests.replica.world import OPERATOR, World, user
 
 BB = "capacity=10 pool=fast"
@@ -133,3 +134,19 @@ def test_a_buffer_that_is_unknown_is_not_waited_for_and_other_dependencies_on_th
     assert isinstance(job, int)
     assert here.state.jobs[job].request.dependencies == (), "nor is a later job of that number"
     assert here.order(job).stage == "run"
+
+
+@pytest.mark.parametrize("bb", ["", BB])
+@pytest.mark.parametrize("held", [False, True])
+def test_a_job_that_was_over_and_is_requeued_is_not_purged_for_those_that_are_over_since(bb: str, held: bool) -> None:
+    here = IndexedWorld(finished_jobs_kept=1)
+    job = ended(here, JobState.COMPLETED, bb)
+    here.settle(c.DrainNode("n1", ""))
+    assert not isinstance(here.settle(c.RequeueJob(job), user()), Refusal)
+    if held:
+        assert not isinstance(here.settle(c.HoldJob(job), user()), Refusal)
+    for _ in range(3):
+        other = here.submit(hold=Hold.USER)
+        here.settle(c.CancelJob(other), user())
+    assert here.state.jobs[job].state is JobState.PENDING
+    assert len(here.state.finished) == 1

@@ -82,6 +82,8 @@ class WholeHistories(Histories):
     @rule(data=st.data(), what=st.sampled_from(["suspend", "resume", "requeue"]), operator=st.booleans())
     def changes_a_run(self, data: st.DataObject, what: str, operator: bool) -> None:
         job = self.some_job(data)
+        if what == "requeue" and self.world.state.finished and data.draw(st.booleans()):
+            job = data.draw(st.sampled_from(sorted(self.world.state.finished)))  # over, and pending again
         if job is not None:
             kinds = {"suspend": c.SuspendJob, "resume": c.ResumeJob, "requeue": c.RequeueJob}
             self.world.settle(kinds[what](job), OPERATOR if operator else user())

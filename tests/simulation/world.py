@@ -165,11 +165,12 @@ class World:
             f'[[replica]]\nname = "{name}"\npeer = "127.0.0.1:{7400 + at}"\napi = "127.0.0.1:{7500 + at}"\n'
             for at, name in enumerate(self.names)
         )
+        agents = "".join(f'[[agent]]\nname = "{node}"\ncpus = 2\n' for node in self.nodes)
         file = self.directory / "forebay.toml"
         file.write_text(
             CONFIGURATION.format(
                 cluster_id=CLUSTER_ID,
-                replicas=replicas,
+                replicas=replicas + agents,
                 snapshot_every=rng.choice((4, 10, 30, 1000)),
                 snapshots_kept=rng.choice((1, 2)),
             )

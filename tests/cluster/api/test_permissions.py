@@ -50,6 +50,8 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("GET", "/v1/digests"): "operator replica",
     ("GET", "/v1/feature-level"): "operator",
     ("POST", "/v1/feature-level"): "operator",
+    ("GET", "/v1/clock"): "operator user",
+    ("POST", "/v1/clock"): "operator",
     ("POST", "/v1/snapshots"): "operator",
     ("GET", "/v1/events"): "operator user",
     ("POST", "/v1/agents/{node}/register"): "agent",

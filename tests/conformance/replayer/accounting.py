@@ -133,14 +133,5 @@ def _change(record: Record, fields: dict[str, str]) -> None:
             record.priority = value
         elif key == "parent":
             record.parent = value
-        elif key not in (
-            "description",
-            "organization",
-            "cluster",
-            "clusters",
-            "qos",
-            "adminlevel",
-            "share",
-            "fairshare",
-        ):
+        elif key not in _NO_MATTER:
             raise NoSuchCommand(f"{key}={value} of sacctmgr has no counterpart here")
