@@ -239,6 +239,10 @@ class Service:
         is_ahead = age_s < 0
         most_s = COMMAND_AHEAD_S_MAX if is_ahead else COMMAND_AGE_S_MAX
         if abs(age_s) > most_s and found not in self.controller.state.receipts:
+            if is_ahead and not self.clock.is_read:
+                # All were down, and the cluster's time is from before: it follows a majority's clocks once they are
+                # read.
+                raise no_leader("the leader has not read the clocks of a majority yet")
             raise Problem(
                 400,
                 COMMAND_TOO_OLD,

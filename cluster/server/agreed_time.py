@@ -74,6 +74,11 @@ class AgreedTime:
             at = max(at, bounds.earliest)
         return Instant(at)
 
+    @property
+    def is_read(self) -> bool:
+        """Whether a majority's wall clocks could be read lately; a new leader has to hear of them first."""
+        return self._bounds().latest is not None
+
     def of_clients(self) -> Instant:
         """Return what a right clock says: not the time where that is ahead of the truth, as far as a majority knows."""
         now, latest = self.now(), self._bounds().latest

@@ -235,6 +235,21 @@ async def test_a_command_id_far_from_the_leaders_clock_is_refused_unless_it_was_
 
 
 @story
+async def test_nobody_is_called_ahead_of_a_time_that_no_majority_has_confirmed(config: Config) -> None:
+    """After all were down the time is that of the last entry, until the clocks of a majority have been read."""
+    clock = ManualClock(Instant(1_750_000_000_000_000))
+    async with Harness(config, clock=clock) as harness:
+        later = new_command_id(ManualClock(Instant(clock.now() + 1_000 * 1_000_000)))
+        body = {**harness.job(), "command_id": later}
+        harness.engine.bounds = ClockBounds(None, None)
+        answer = await harness.ask("POST", "/v1/jobs", body, who="alice")
+        assert (answer.status, answer.code) == (503, "no_leader"), "clients ask again"
+        now = Instant(clock.now() + 1_000 * 1_000_000)
+        harness.engine.bounds = ClockBounds(now, now)
+        assert (await harness.ask("POST", "/v1/jobs", body, who="alice")).status == 201
+
+
+@story
 async def test_an_agent_whose_clock_is_ahead_is_heard_and_keeps_nobody_out_by_its_ids(config: Config) -> None:
     clock = ManualClock(Instant(1_750_000_000_000_000))
     async with Harness(config, clock=clock) as harness:

@@ -163,6 +163,7 @@ def test_a_link_ends_with_the_certificate_of_either_end(tmp_path: Path) -> None:
         await site.ear.until(lambda: "r2" in site.ear.up)
         clock = ManualClock(certificate_of(site.tls, "r2").valid_until)
         for links in (site.links, other):
+            await ear.until(lambda links=links: links.peers.count == 2)
             lost, downs = site.ear.lost, ear.downs
             with patch.object(links.peers, "_clock", clock):
                 links.peers.check()
