@@ -126,3 +126,13 @@ def test_the_logs_of_a_transcript_are_read_with_the_names_that_its_listings_have
     (transcript,) = parse(f"{head}{listing}[   0.200] calls.log:{LUA.rstrip()}\n", "a.txt")
     found = recorded_calls(transcript)
     assert found[0].text == "setup JOB uid(ann) gid near 8192 PATH" and found[0].line == 7
+
+
+def test_of_a_log_that_begins_in_the_middle_of_a_job_only_what_it_has_is_compared() -> None:
+    lines = LUA.strip("\n").splitlines()
+    rest = next(number for number, line in enumerate(lines) if "paths end" in line)
+    seen, made = calls("\n".join(lines[rest:])), calls(LUA)
+    assert [call.text for call in seen] == ["teardown JOB PATH hurry=true"]
+    assert failures(seen, made) == []
+    assert failures(seen, calls(LUA.replace("hurry=true", "hurry=false"))) != []
+    assert failures(calls(LUA), made[1:]) != [], "a log that has all of it is held to all of it"

@@ -161,8 +161,9 @@ def test_a_link_ends_with_the_certificate_of_either_end(tmp_path: Path) -> None:
         await other.start()
         await ear.until(lambda: "r1" in ear.up)
         await site.ear.until(lambda: "r2" in site.ear.up)
-        clock = ManualClock(certificate_of(site.tls, "r2").valid_until)
-        for links in (site.links, other):
+        for links, peer in ((site.links, "r2"), (other, "r1")):
+            until = certificate_of(site.tls, peer).valid_until  # not both were issued in the same second
+            clock = ManualClock(until)
             await ear.until(lambda links=links: links.peers.count == 2)
             lost, downs = site.ear.lost, ear.downs
             with patch.object(links.peers, "_clock", clock):
@@ -173,7 +174,7 @@ def test_a_link_ends_with_the_certificate_of_either_end(tmp_path: Path) -> None:
                 assert links.peers.count == 0
                 await ear.until(lambda was=downs: ear.downs > was)
                 await site.ear.until(lambda was=lost: site.ear.lost > was)
-            clock.set_wall(certificate_of(site.tls, "r2").valid_until)
+            clock.set_wall(until)
             await ear.until(lambda: "r1" in ear.up)
             await site.ear.until(lambda: "r2" in site.ear.up)
         await other.stop()

@@ -47,6 +47,9 @@ class Call(msgspec.Struct):
     late: bool = False
     """Whether it came after the part of the transcript in which the job is seen: nobody wrote such calls down."""
 
+    after_gap: bool = False
+    """Whether the log begins in the middle of the job: what was said of it before nobody wrote down."""
+
 
 Named = Callable[[str, str, str], str]
 """How a user or group id is named: of what (`uid` or `gid`), the number, about which job."""
@@ -65,7 +68,11 @@ def read_calls(lines: Iterable[tuple[int, str]], named: Named) -> list[Call]:
             _take_command(found, number, at_s, words, named)
         else:
             _take_function(found, number, at_s, words, named)
-    return found
+    for about in {call.about for call in found}:
+        of_it = [call for call in found if call.about == about]
+        if not of_it[0].text and len(of_it) > 1:
+            of_it[1].after_gap = True
+    return [call for call in found if call.text]
 
 
 def _take_function(found: list[Call], number: int, at_s: float, words: list[str], named: Named) -> None:
@@ -110,11 +117,12 @@ def _placeless(word: str) -> str:
 
 
 def _end(found: list[Call], operation: str, about: str, code: int) -> None:
-    """Note how the last such call that is under way ended."""
+    """Note how the last such call that is under way ended; a call without text where none is."""
     for call in reversed(found):
-        if call.about == about and call.text.split()[0] == operation and call.code is None:
+        if call.about == about and call.text and call.text.split()[0] == operation and call.code is None:
             call.code = code
             return
+    found.append(Call(0, 0.0, about, "", code))
 
 
 def without_repeats(calls: Sequence[Call]) -> list[Call]:
@@ -133,6 +141,11 @@ def compare_calls(
 ) -> list[Step]:
     """Lay the calls of one job beside each other, in order; `whole`: whether Slurm's log has all of them."""
     rows, columns = len(seen), len(made)
+    begun = not (seen and seen[0].after_gap)
+
+    def unwritten(i: int, j: int) -> bool:
+        """Whether Slurm may have made the call too, where its log does not reach: before its first line, or behind."""
+        return (i == rows and not whole) or (i == 0 and not begun) or made[j - 1].late
 
     def lone(slurm: str, forebay: str) -> tuple[int, Difference | None]:
         row = differences.find(Kind.CALL, where, slurm, forebay)
@@ -153,9 +166,8 @@ def compare_calls(
             if i:
                 ways.append((best[i - 1][j][0] + lone(seen[i - 1].text, "")[0], "seen"))
             if j:
-                # What comes after the last line of a log that ends before the job does was not written down.
-                free = (i == rows and not whole) or made[j - 1].late
-                ways.append((best[i][j - 1][0] + (0 if free else lone("", made[j - 1].text)[0]), "made"))
+                cost = 0 if unwritten(i, j) else lone("", made[j - 1].text)[0]
+                ways.append((best[i][j - 1][0] + cost, "made"))
             if ways:
                 best[i][j] = min(ways, key=lambda way: way[0])
     steps: list[Step] = []
@@ -166,7 +178,7 @@ def compare_calls(
         line = seen[i - 1].line if i else (seen[0].line if seen else 0)
         if way == "both" and expected == got:
             steps.append(Step(Outcome.MATCHED, line, expected, got))
-        elif way == "made" and ((i == rows and not whole) or made[j - 1].late):
+        elif way == "made" and unwritten(i, j):
             steps.append(Step(Outcome.ASIDE, line, "", got))
         else:
             row = differences.find(Kind.CALL, where, expected, got)
