@@ -17,6 +17,7 @@ from cluster.agent.files.durable import (
     is_disk_full,
     is_no_room,
     read_bounded,
+    read_record,
     reserve,
     write_durably,
 )

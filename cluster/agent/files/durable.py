@@ -9,10 +9,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from typing import Final
+from typing import Final, TypeVar
+
+import msgspec
 
 from cluster.agent.limits import FILE_BYTES_MAX, RESERVE_BYTES, RESERVE_FILES
 from cluster.system import closing, write_all
+
+_T = TypeVar("_T")
 
 BUFFERS: Final = "buffers"
 OPERATIONS: Final = "operations"
@@ -113,6 +117,15 @@ def read_bounded(directory: int, name: str) -> bytes | None:
     if len(data) > FILE_BYTES_MAX:
         raise FileRefused(f"{name} is longer than {FILE_BYTES_MAX} bytes: the agent did not write it; move it away")
     return data
+
+
+def read_record(directory: int, name: str, kind: type[_T], *, shown: str) -> _T | None:
+    """Return what a file that was written as JSON says, None if there is none; FileRefused, which calls it `shown`."""
+    data = read_bounded(directory, name)
+    try:
+        return None if data is None else msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FileRefused(f"{shown} is damaged ({error}); the disk may be failing: move the directory away") from error
 
 
 class ReserveFiles:

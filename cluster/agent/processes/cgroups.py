@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.agent.files import STEPS, FileRefused, read_bounded, type_of
+from cluster.agent.files import STEPS, read_record, type_of
 from cluster.agent.limits import CGROUP_BYTES_MAX, FREEZE_WAIT_S, KILL_PAUSE_S
 from cluster.system import SystemClock, boot_id, closing, open_directory, send, write_all
 
@@ -58,17 +58,6 @@ CGROUP_FILE: Final = "cgroup.json"
 """File of a script's record, beneath steps/JOB, that names the cgroup of the script."""
 
 
-def recorded_cgroup(record: int) -> CgroupName | None:
-    """Return the cgroup that the open directory of a record names, None if it names none; FileRefused."""
-    data = read_bounded(record, CGROUP_FILE)
-    try:
-        return None if data is None else msgspec.json.decode(data, type=CgroupName)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise FileRefused(
-            f"{CGROUP_FILE} of a script is damaged ({error}); the disk may be failing: move its record away"
-        ) from error
-
-
 def cgroup_of_script(home: str, job: int) -> CgroupName | None:
     """Return the cgroup of a job's script by its record in the agent's directory, if there is any; FileRefused."""
     try:
@@ -76,7 +65,7 @@ def cgroup_of_script(home: str, job: int) -> CgroupName | None:
     except FileNotFoundError:
         return None
     with closing(directory):
-        return recorded_cgroup(directory)
+        return read_record(directory, CGROUP_FILE, CgroupName, shown=f"{STEPS}/{job}/{CGROUP_FILE}")
 
 
 class Cgroup:

@@ -24,7 +24,15 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from cluster.agent.files import RESERVE_SUFFIX, FileRefused, read_bounded, remove_tree, reserve, write_durably
+from cluster.agent.files import (
+    RESERVE_SUFFIX,
+    FileRefused,
+    read_bounded,
+    read_record,
+    remove_tree,
+    reserve,
+    write_durably,
+)
 from cluster.agent.processes import CGROUP_FILE, Account, CgroupName, Mode
 from cluster.system import JobProcess, closing, open_directory
 from replica.messages import ScriptEnded
@@ -164,13 +172,7 @@ class ScriptRecord:
         return ""
 
     def _read(self, name: str, kind: type[_T]) -> _T | None:
-        data = read_bounded(self.directory, name)
-        try:
-            return None if data is None else msgspec.json.decode(data, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise FileRefused(
-                f"steps/{self.job}/{name} is damaged ({error}); the disk may be failing: move the directory away"
-            ) from error
+        return read_record(self.directory, name, kind, shown=f"steps/{self.job}/{name}")
 
 
 def create_record(steps: int, wanted: ScriptOrder, account: Account) -> ScriptRecord:

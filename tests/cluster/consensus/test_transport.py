@@ -137,12 +137,18 @@ def run(directory: Path, work: Callable[[Site], Awaitable[None]]) -> None:
     asyncio.run(whole())
 
 
+async def linked(site: Site) -> tuple[Ear, TlsLinks]:
+    """Return the links of r2, started and up to those of the site, and what they hear."""
+    ear = Ear()
+    other = site.make("r2", ear)
+    await other.start()
+    await ear.until(lambda: "r1" in ear.up)
+    return ear, other
+
+
 def test_replicas_of_one_cluster_hear_each_other_in_order(tmp_path: Path) -> None:
     async def work(site: Site) -> None:
-        ear = Ear()
-        other = site.make("r2", ear)
-        await other.start()
-        await ear.until(lambda: "r1" in ear.up)
+        ear, other = await linked(site)
         for seq in range(100):
             other.send("r1", Heartbeat(1, seq, 0, True))
         other.flush()
@@ -156,10 +162,7 @@ def test_replicas_of_one_cluster_hear_each_other_in_order(tmp_path: Path) -> Non
 
 def test_a_link_ends_with_the_certificate_of_either_end(tmp_path: Path) -> None:
     async def work(site: Site) -> None:
-        ear = Ear()
-        other = site.make("r2", ear)
-        await other.start()
-        await ear.until(lambda: "r1" in ear.up)
+        ear, other = await linked(site)
         await site.ear.until(lambda: "r2" in site.ear.up)
         for links, peer in ((site.links, "r2"), (other, "r1")):
             until = certificate_of(site.tls, peer).valid_until  # not both were issued in the same second
@@ -184,10 +187,7 @@ def test_a_link_ends_with_the_certificate_of_either_end(tmp_path: Path) -> None:
 
 def test_a_replica_whose_certificate_is_revoked_is_cut_off_and_not_let_in_again(tmp_path: Path) -> None:
     async def work(site: Site) -> None:
-        ear = Ear()
-        other = site.make("r2", ear)
-        await other.start()
-        await ear.until(lambda: "r1" in ear.up)
+        ear, other = await linked(site)
         await site.ear.until(lambda: "r2" in site.ear.up)
         serial = f"serial:{certificate_of(site.tls, 'r2').serial}"
         revoked = {serial: Revocation(serial, "stolen", "ada")}
@@ -209,10 +209,7 @@ def test_a_replica_whose_certificate_is_revoked_is_cut_off_and_not_let_in_again(
 
 def test_who_acknowledged_lets_the_one_that_was_notified_run_first(tmp_path: Path) -> None:
     async def work(site: Site) -> None:
-        ear = Ear()
-        other = site.make("r2", ear)
-        await other.start()
-        await ear.until(lambda: "r1" in ear.up)
+        ear, other = await linked(site)
         happened: list[str] = []
         dialler = other._diallers["r1"]
         with (
