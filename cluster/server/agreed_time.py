@@ -50,20 +50,21 @@ class AgreedTime:
 
     def begin(self) -> bool:
         """Return whether there is a time to go on from: before the first batch only a majority's clocks give one."""
-        earliest = self._bounds().earliest
-        if self._at == NEVER and earliest is not None:
+        if self._at == NEVER and (earliest := self._bounds().earliest) is not None:
             self.applied(earliest)
         return self._at != NEVER
 
     @property
     def ahead_us(self) -> int:
         """How far the agreed time is ahead of what a majority's wall clocks may say, microseconds; 0 if it is not."""
-        latest = self._bounds().latest
-        return 0 if latest is None or self._at == NEVER else max(0, self.now() - latest)
+        bounds = self._bounds()
+        return 0 if bounds.latest is None or self._at == NEVER else max(0, self._between(bounds) - bounds.latest)
 
     def now(self) -> Instant:
         """Return the time that a batch would have if it were made now."""
-        bounds = self._bounds()
+        return self._between(self._bounds())
+
+    def _between(self, bounds: ClockBounds) -> Instant:
         if self._at == NEVER:
             return self._clock.now()
         elapsed_us = max(0.0, self._clock.monotonic_s() - self._since_s) * MICROSECONDS_PER_SECOND
@@ -81,8 +82,9 @@ class AgreedTime:
 
     def of_clients(self) -> Instant:
         """Return what a right clock says: not the time where that is ahead of the truth, as far as a majority knows."""
-        now, latest = self.now(), self._bounds().latest
-        return now if latest is None else min(now, latest)
+        bounds = self._bounds()
+        now = self._between(bounds)
+        return now if bounds.latest is None else min(now, bounds.latest)
 
     def monotonic_s(self) -> float:
         """Return seconds of this replica's monotonic clock."""

@@ -39,6 +39,7 @@ from cluster.server.pass_timer import PassTimer
 from cluster.server.pending import (
     ENTRIES_BYTES_MAX,
     OWN,
+    USERS,
     Answer,
     Asker,
     CannotDecide,
@@ -89,6 +90,10 @@ QUEUE_BYTES_MAX = 64 * 1024 * 1024
 
 BATCHES_IN_FLIGHT_MAX = 4
 """Batches proposed and not applied, count: measured where more no longer hides the latency of a sync (HAZARDS.md)."""
+
+
+_BATCH_ROOM_BYTES = 2 * ENTRIES_BYTES_MAX
+"""What a batch takes at most, bytes, with a command that is measured and left for the next one."""
 
 
 class Proposer:
@@ -260,6 +265,9 @@ class Proposer:
         try:
             if not self.leading or len(self._in_flight) >= BATCHES_IN_FLIGHT_MAX:
                 return
+            # What waits comes with the command that founds the cluster, which waits for a majority's clocks.
+            if not self._clock.begin():
+                return
             if self._unpassed is not None:
                 self._pass_behind(self._unpassed)
             elif self._queue or self._pass_timer.due:
@@ -277,12 +285,15 @@ class Proposer:
         entries: list[bytes] = []
         size_bytes, steps, decided = 0, 0, False
         queue = self._queue
+        is_scarce = self._fill_with(_BATCH_ROOM_BYTES) > USERS.fill_max
         while queue and steps < COMMANDS_PER_BATCH_MAX:
             waiting = queue[0]
             if waiting.answer.cancelled() or self._answered_before(waiting, batch, waiters):
                 self._dequeue()
                 continue
-            if self._refused_for_room(waiting, size_bytes):
+            # Where a whole batch fits below the lowest level, no command of it has to be measured.
+            wants_bytes = size_bytes + waiting.weight_bytes
+            if (is_scarce or wants_bytes > _BATCH_ROOM_BYTES) and self._refused_for_room(waiting, wants_bytes):
                 self._dequeue()
                 continue
             decision = self._decide(waiting, batch)
@@ -397,13 +408,13 @@ class Proposer:
                 return True
         raise AssertionError(f"no batch in flight carries revision {known.revision}")
 
-    def _refused_for_room(self, waiting: Waiting, size_bytes: int) -> bool:
-        """Refuse a command for which the journal has no room behind a batch of this size; whether that happened.
+    def _refused_for_room(self, waiting: Waiting, wants_bytes: int) -> bool:
+        """Refuse a command if the journal has no room for its batch with it, so many bytes; whether that happened.
 
         Here, and not when it was queued: what is queued before it takes room first. Nothing of it is written.
         """
         level = level_of(waiting.request)
-        fill = self._fill_with(size_bytes + waiting.weight_bytes)
+        fill = self._fill_with(wants_bytes)
         if fill <= level.fill_max:
             return False
         self.counts.journal_full += 1

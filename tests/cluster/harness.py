@@ -238,6 +238,8 @@ class Harness:
         self.clock = clock or SystemClock()
         self.certificate_clock: Clock = self.clock
         """What certificates of open connections are compared with."""
+        self.bounds: ClockBounds | None = None
+        """What a majority's wall clocks say when this replica starts; None: what its own does."""
         self.automatic = automatic
         self.failures: list[BaseException] = []
         self.statuses: dict[str, StatusView] = {}
@@ -263,7 +265,7 @@ class Harness:
 
         def make_engine(machine: Machine, on_change: Callable[[], None], stop: Any) -> SingleEngine:
             engine = SingleEngine(self.storage.journal, machine, on_change, "r1", automatic=self.automatic)
-            engine.clock = self.clock
+            engine.clock, engine.bounds = self.clock, self.bounds
             return engine
 
         self.controller = Controller(

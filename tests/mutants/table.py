@@ -156,7 +156,7 @@ MUTANTS: Final = (
            "head.speculative.base is not before or (head.data is not data and head.data != data)", "False", "net", 6),
     Mutant("a retry is answered before its commit", _PROPOSER + "_answered_before",
            "if known.revision <= applied.revision:", "if True:", "net", 5),
-    Mutant("a leader's own wall clock pulls the time", "cluster.server.agreed_time:AgreedTime.now",
+    Mutant("a leader's own wall clock pulls the time", "cluster.server.agreed_time:AgreedTime._between",
            "at = max(at, bounds.earliest)", "at = max(at, self._clock.now())", "net", 6),
 )
 # fmt: on

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from cluster.config.config import Config
+from cluster.consensus import ClockBounds
 from cluster.server.pass_timer import PassTimer
 from cluster.server.pending import Answer, CannotDecide, NotLeading, OutcomeUnknown, QueueFull, Settled
 from cluster.server.proposer import BATCHES_IN_FLIGHT_MAX, QUEUE_COMMANDS_MAX
@@ -634,6 +635,26 @@ async def test_the_policy_of_the_configuration_founds_the_cluster_once(config: C
         revision = state.revision
         await harness.restart()
         assert harness.controller.state.revision == revision
+
+
+@story
+async def test_no_batch_of_a_new_cluster_has_the_leaders_own_time_before_a_majoritys_is_known(config: Config) -> None:
+    """Its first look at the queue, with nothing in it, once took the leader's own wall clock for the agreed time."""
+    harness = manual(config)
+    harness.bounds = ClockBounds(None, None)
+    await harness.open(founded=False)
+    harness.controller.proposer.schedule()
+    for _ in range(5):
+        await asyncio.sleep(0)
+        harness.engine.on_change()
+    assert harness.engine.uncommitted == 0, "it was founded by one replica's clock"
+    hour_ago = Instant(START - seconds(3600))
+    harness.engine.bounds = ClockBounds(hour_ago, hour_ago)
+    harness.engine.on_change()
+    await until(lambda: harness.engine.uncommitted > 0)
+    harness.engine.commit()
+    assert harness.controller.state.at == hour_ago
+    await harness.close()
 
 
 @story
