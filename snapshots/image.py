@@ -20,7 +20,7 @@ import msgspec
 
 from replica.messages import Receipt, features
 from replica.model import Pool, SchedulingRules, Site, TransferRules, free_bytes
-from replica.state import TABLES, Receipts, State, Table, check, derive, shared_buffer, shared_job
+from replica.state import TABLES, Receipts, State, Table, check, derive, shared_buffer, shared_job, shared_receipt
 from replica.values import BATCH_BYTES_MAX, Instant, LedgerViolation, Revision
 from wal import Placed, is_earlier_form
 from wal import check as check_members
@@ -44,7 +44,7 @@ DIGEST_BYTES = 32
 NUMBER_MAX = 2**63 - 1
 """Indexes, terms, revisions and instants: what a signed 64-bit field holds."""
 
-_Key = TypeVar("_Key", int, str)
+_Key = TypeVar("_Key", int, str, bytes)
 _Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 _Number = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
 _Place = Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
@@ -112,6 +112,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     revision: _Number
     at: _Number
     next_job: _Place
+    receipt_seconds: tuple[tuple[_Number, _Number], ...]
     oldest_receipt: _Number
     receipts_horizon_ms: _Number
     clock_set_back: _Number
@@ -177,6 +178,7 @@ def to_sections(image: Image, *, breathe: Callable[[], None] = nothing) -> Itera
         revision=state.revision,
         at=state.at,
         next_job=state.next_job,
+        receipt_seconds=state.receipt_seconds,
         oldest_receipt=state.oldest_receipt,
         receipts_horizon_ms=state.receipts_horizon_ms,
         clock_set_back=state.clock_set_back,
@@ -292,9 +294,9 @@ MAP_STEP_RECORDS = 4096
 """Records put into a map at once, count: a millisecond or two in which no other thread of Python's runs."""
 
 
-JOBS, BUFFERS, POOLS, RECEIPTS = (
+JOBS, BUFFERS, POOLS, RECEIPTS, ANSWERS = (
     next(table.section for table in TABLE_OF.values() if table.field == field)
-    for field in ("jobs", "buffers", "pools", "receipts")
+    for field in ("jobs", "buffers", "pools", "receipts", "answers")
 )
 
 
@@ -403,6 +405,8 @@ class Assembly:
         """Return the record with what it has in common with others shared, as it is in a State that was folded."""
         if section == JOBS:
             return key, shared_job(record)
+        if section in (RECEIPTS, ANSWERS):
+            return key, shared_receipt(record)
         if section == BUFFERS:
             job = self._records[JOBS].get(key)
             return key if job is None else job.id, shared_buffer(record, job)
@@ -456,6 +460,7 @@ class Assembly:
                 transfer_rules=header.transfer_rules,
                 next_job=header.next_job,
                 receipts=receipts,
+                receipt_seconds=tuple((second, Revision(first)) for second, first in header.receipt_seconds),
                 oldest_receipt=header.oldest_receipt,
                 receipts_horizon_ms=header.receipts_horizon_ms,
                 clock_set_back=header.clock_set_back,

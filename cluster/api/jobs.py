@@ -291,6 +291,8 @@ async def _succeeded(
             job, result = settled.job, replace(result, status=201)
             if isinstance(request, r.SubmitCommand):
                 warnings = wire.warnings_of(request, state.site)
+        case c.OpenSession():
+            return result
         case c.ClearBuffer() if command.name:
             return result
         case c.SetPool():

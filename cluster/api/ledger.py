@@ -28,6 +28,7 @@ from cluster.schemas import (
 from cluster.schemas import operations as ops
 from cluster.server import Applied, NotLeading, Unavailable, Verdict, settled_at, snapshot_view
 from cluster.system import format_instant, parse_instant
+from replica.fold import answer_to
 from replica.messages import SetClock, features
 from replica.state import State, state_digest
 from replica.values import MICROSECONDS_PER_SECOND
@@ -171,7 +172,7 @@ async def set_clock(call: Call[SetClockRequest]) -> Reply[ClockAnswer]:
     except ValueError as error:
         raise bad(str(error), "write for example 2026-01-31T12:00:00Z", "at") from error
     controller = call.service.controller
-    known = call.service.check_age(call.identity, call.body.command_id) in controller.state.receipts
+    known = answer_to(controller.state, call.service.check_age(call.identity, call.body.command_id)) is not None
     earliest, latest = controller.engine.clock_bounds
     if not known and (earliest is None or latest is None or not earliest - OFF_US <= at <= latest + OFF_US):
         said = "cannot be read" if earliest is None else f"say {format_instant(earliest)}"

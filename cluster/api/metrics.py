@@ -192,6 +192,11 @@ class _ReplicaCollector(Collector):
         yield _counter("forebay_batches", "Batches proposed by this replica.", counts.batches)
         yield _counter("forebay_commands", "Commands in those batches.", counts.commands)
         yield _counter("forebay_retries_answered", "Commands answered from a receipt.", counts.receipts_answered)
+        yield _counter(
+            "forebay_too_many_answers",
+            "Commands refused because as many answers were kept for their senders as may be.",
+            counts.too_many_answers,
+        )
         yield _counter("forebay_queue_full", "Commands refused because the queue was full.", counts.queue_full)
         yield _counter(
             "forebay_journal_full", "Commands refused because the journal had no room for them.", counts.journal_full
@@ -215,7 +220,9 @@ class _ReplicaCollector(Collector):
             buffers.add_metric([name], count)
         yield buffers
         yield _gauge("forebay_jobs_finished_kept", "Finished jobs kept in the state.", len(state.finished))
-        yield _gauge("forebay_receipts", "Answers kept for retries.", len(state.receipts))
+        yield _gauge("forebay_receipts", "Answers to single commands that are kept.", len(state.receipts))
+        yield _gauge("forebay_sessions", "Sessions of programs.", len(state.sessions))
+        yield _gauge("forebay_session_answers", "Answers that are kept for them.", len(state.answers))
         yield from _transfers(controller, state)
         nodes: Count[str] = Count(node.state.name for node in state.nodes.values())
         families = GaugeMetricFamily("forebay_nodes", "Nodes by state.", labels=["state"])

@@ -7,7 +7,7 @@ from typing import Any
 from cluster.api import wire
 from cluster.api.render import node_view
 from cluster.api.service import AskedCommand, Call, Reply, encoded, handles
-from cluster.api.web import COMMAND_TOO_OLD, Problem, outcome_unknown, permit_node
+from cluster.api.web import Problem, permit_node
 from cluster.schemas import (
     AdmittedAnswer,
     Command,
@@ -162,10 +162,6 @@ async def report_operations(call: Call[r.ReportsRequest]) -> Reply[ReportsAnswer
         try:
             await service.finish(answer, deadline)
         except Problem as problem:
-            if problem.view.code == COMMAND_TOO_OLD:
-                # Commands under way have used its receipt up since `fenced_id` looked. It was not heard, and an agent
-                # forgets a report that is refused. Sent again, it needs no receipt.
-                raise outcome_unknown() from problem
             if problem.status in _SEND_AGAIN:
                 raise
             results.append(

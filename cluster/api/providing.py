@@ -14,6 +14,7 @@ from cluster.api.web import Problem, queue_full
 from cluster.providers import Local, OperationError, Subject
 from cluster.providers.calls import Calls, TooManyCalls
 from cluster.providers.worker import CallRequest
+from replica.fold import answer_to
 from replica.messages import commands as c
 from replica.model import Provision, provision_of
 from replica.state import State
@@ -42,7 +43,7 @@ class Providing:
         A command that was settled already is not validated again, and a retry waits for the verdict of its first try.
         """
         provision = provision_of(state)
-        if provision is None or not asks(command) or command_id in state.receipts:
+        if provision is None or not asks(command) or answer_to(state, command_id) is not None:
             return
         key = _key(command_id, command)
         task = self._verdicts.get(key)
@@ -71,7 +72,7 @@ class Providing:
 
     def check_validated(self, state: State, command_id: bytes, command: c.SubmitJob) -> None:
         """Refuse a job that the provider ought to have validated and has not; Problem 503. No path goes past it."""
-        if not self.wanted(state) or not asks(command) or command_id in state.receipts:
+        if not self.wanted(state) or not asks(command) or answer_to(state, command_id) is not None:
             return
         task = self._verdicts.get(_key(command_id, command))
         if task is None or not task.done() or task.cancelled() or task.result() != "":

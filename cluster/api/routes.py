@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from cluster.api import (
     accounts,
     burst,
-    certificates,
+    clients,
     configuration,
     events,
     history,
@@ -30,7 +30,7 @@ SEGMENT_CHARACTERS_MAX = 256
 _HANDLING = (
     accounts,
     burst,
-    certificates,
+    clients,
     configuration,
     events,
     history,

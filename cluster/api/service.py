@@ -26,6 +26,7 @@ from cluster.api.web import (
     permit,
     queue_full,
     refused,
+    too_many_answers,
     unknown_job,
 )
 from cluster.consensus import Role as RaftRole
@@ -42,22 +43,22 @@ from cluster.server import (
     OutcomeUnknown,
     QueueFull,
     Settled,
+    TooManyAnswers,
     Unavailable,
 )
 from cluster.system import Address
 from replica.decide import Tasks, job_of_task
-from replica.fold import receipt_for
+from replica.fold import answer_to, is_forgotten, may_keep_answer
 from replica.messages import Command, Request, SubmitJob
 from replica.state import State
-from replica.values import MICROSECONDS_PER_SECOND, Refusal, RefusalCode
+from replica.values import MICROSECONDS_PER_SECOND, is_in_session
 
 COMMAND_AGE_S_MAX = 300
 """How long before the leader's clock a command id's time may be, seconds: more than any retry takes."""
 
 COMMAND_AHEAD_S_MAX = 10
 """How far beyond the leader's clock it may be, seconds. Once a receipt is dropped, no id as early as its may be new any
-more: somebody who makes ids of the future and then floods the cluster keeps all others out until that time has come, so
-receipts must last longer than this."""
+more: receipts last for RECEIPTS_KEPT_S, which is longer than this and COMMAND_AGE_S_MAX together."""
 
 COMMIT_WAIT_S = 4.0
 """How long an answer may wait for its commit, seconds: less than a client waits for one replica."""
@@ -230,15 +231,20 @@ class Service:
     # Commands
 
     def check_age(self, identity: Identity, command_id: str) -> bytes:
-        """Return the id as bytes; Problem 400 if it is no UUIDv7, or new and too far from the cluster's time."""
+        """Return the id as bytes; Problem 400 if it is none, or new and too far from the cluster's time.
+
+        An id in a session says no time: whether the session is the caller's is asked where the command is decided.
+        """
         try:
             found = bytes_of(command_id)
         except ValueError as error:
             raise bad(str(error), "let the client make it", "command_id") from error
+        if is_in_session(found):
+            return found
         age_s = (self.clock.of_clients() - instant_in(found)) / MICROSECONDS_PER_SECOND
         is_ahead = age_s < 0
         most_s = COMMAND_AHEAD_S_MAX if is_ahead else COMMAND_AGE_S_MAX
-        if abs(age_s) > most_s and found not in self.controller.state.receipts:
+        if abs(age_s) > most_s and answer_to(self.controller.state, found) is None:
             if is_ahead and not self.clock.is_read:
                 # All were down, and the cluster's time is from before: it follows a majority's clocks once they are
                 # read.
@@ -268,8 +274,10 @@ class Service:
             found = self.check_age(identity, command_id)
         except Problem:
             return NO_ID
-        known = receipt_for(self.controller.state, found)
-        return NO_ID if isinstance(known, Refusal) and known.code is RefusalCode.COMMAND_TOO_OLD else found
+        state = self.controller.state
+        if is_in_session(found) or is_forgotten(state, found) or not may_keep_answer(state, actor_of(identity)):
+            return NO_ID
+        return found
 
     def begin(self, identity: Identity, command_id: bytes, command: Command) -> Answer:
         """Queue a command; Redirect, or Problem 429 or 503 if it cannot be taken."""
@@ -330,7 +338,7 @@ class Service:
         permit(identity, PEOPLE, "send commands")
         command = prepared or wire.bulk_command(request, identity, self.controller.state.site)
         command_id = self.check_age(identity, request.command_id)
-        if command_id not in self.controller.state.receipts:
+        if answer_to(self.controller.state, command_id) is None:
             self.limits.charge(identity, command, size_bytes)
         if isinstance(command, SubmitJob):
             self.providing.check_validated(self.controller.state, command_id, command)
@@ -366,6 +374,8 @@ class Service:
             case JournalFull():
                 remedy = "raise map_size in [storage] on every replica and restart them in turn"
                 return Problem(507, "journal_full", str(error), remedy)
+            case TooManyAnswers():
+                return too_many_answers(str(error))
             case QueueFull():
                 return queue_full()
             case CannotDecide():
@@ -381,6 +391,6 @@ class Service:
         """Have one command settled for the caller under the id that its request has."""
         await self.lead()
         command_id = self.check_age(call.identity, call.body.command_id)
-        if command_id not in self.controller.state.receipts:
+        if answer_to(self.controller.state, command_id) is None:
             self.limits.charge(call.identity, command, call.request.content_length or 0)
         return await self.finish(self.begin(call.identity, command_id, command))

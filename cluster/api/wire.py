@@ -214,6 +214,8 @@ def bulk_command(request: r.BulkCommand, identity: Identity, site: Site = DEFAUL
             return c.DrainNode(request.node, request.reason)
         case r.ResumeCommand():
             return c.ResumeNode(request.node)
+        case r.OpenSessionCommand():
+            return c.OpenSession()
 
 
 def job_reference(named: r.JobReference, place: str = "job_id") -> tuple[int, Tasks]:

@@ -19,7 +19,7 @@ _MODULES: Final = {
     "account": "account_group qos_group license_group reservation_group scheduling_group usage_group",
     "buffer": "buffer_group burst bbstat",
     "certificate": "certificate_group",
-    "cluster": "cluster_group",
+    "cluster": "cluster_group session_group",
     "config": "config_group",
     "job": "job_group",
     "local": "init up serve agent ledger_group snapshot_group",

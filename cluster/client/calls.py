@@ -76,9 +76,9 @@ TOO_MANY: Final = 429
 BLIND_REFUSALS: Final = frozenset({401, 403, 408, TOO_MANY})
 """Refusals below 500 that say nothing of an earlier request: who may ask, and how much, can have changed since."""
 
-RECEIPT_REFUSALS: Final = frozenset({"command_too_old", "command_id_reused"})
-"""Codes of a receipt that is gone, or of one that does not know its command again (a replica of another release read it
-otherwise): the earlier request may be the very one that was carried out."""
+RECEIPT_REFUSALS: Final = frozenset({"command_too_old", "command_id_reused", "unknown_session"})
+"""Codes of a receipt that is gone, alone or with its session, or of one that does not know its command again (a replica
+of another release read it otherwise): the earlier request may be the very one that was carried out."""
 
 
 def tells(status: int, code: str = "") -> bool:

@@ -1,7 +1,9 @@
 """The channel from a program's side: many commands under way at once on one connection, each answered when durable.
 
     async with Channel.from_config(config, "alice") as channel:
-        done = await channel.perform(SubmitCommand(command_id=…, script=…, time_limit_s=60, workdir="/home/alice"))
+        command_id = await channel.next_command_id()
+        submit = SubmitCommand(command_id=command_id, script=…, time_limit_s=60, workdir="/home/alice")
+        done = await channel.perform(submit)
 
 `Channel` finds the leader, follows it, and sends a command again with the same id until its deadline; `Connection` is
 one connection to one replica, for programs that do this themselves.
@@ -18,6 +20,7 @@ import msgspec
 
 from cluster.client.calls import ATTEMPT_S, DEADLINE_S, RETRY_STATUSES, BackOff, tells, unknown_after
 from cluster.client.errors import BAD_ANSWER, NO_ANSWER, OUTCOME_UNKNOWN, UNREACHABLE, ApiError
+from cluster.client.session_ids import SessionIds
 from cluster.config import Config, ConfigError
 from cluster.eventloop import ReadingProtocol, read_buffer
 from cluster.schemas import (
@@ -32,13 +35,15 @@ from cluster.schemas import (
     Done,
     Failed,
     Hello,
+    OpenSessionCommand,
     check_hello,
     decode_from_replica,
     encode_body,
     encode_frame,
+    new_command_id,
 )
 from cluster.security import Credentials, TlsFiles
-from cluster.system import Address, AddressError
+from cluster.system import Address, AddressError, Clock, SystemClock
 
 CONNECT_S: Final = 3.0
 """Seconds for connecting, TLS and the greeting; a LAN needs milliseconds, a loaded replica a second."""
@@ -229,6 +234,7 @@ class Channel:
         cluster_id: str,
         *,
         chance: Callable[[], float] = random.random,
+        clock: Clock | None = None,
     ) -> None:
         """Prepare; nothing is connected yet. `addresses`: the channels of the replicas. TlsRefused for bad files."""
         self._addresses = list(addresses)
@@ -240,6 +246,8 @@ class Channel:
         self._next = 0
         self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
+        self._clock = clock or SystemClock()
+        self._session_ids = SessionIds(self._open_session, self._clock)
 
     @classmethod
     def from_config(cls, config: Config, identity: str) -> "Channel":
@@ -264,8 +272,28 @@ class Channel:
         if self._connection is not None:
             self._connection.close()
 
+    async def next_command_id(self) -> str:
+        """Return the id for one more command, numbered in a session that is opened if need be; ApiError if it cannot.
+
+        Of a session only those answers are kept that have not arrived; of single commands all of ten minutes.
+        """
+        return await self._session_ids.next_id()
+
+    async def _open_session(self) -> int:
+        return (await self.perform(OpenSessionCommand(command_id=new_command_id(self._clock)))).revision
+
     async def perform(self, command: BulkCommand, *, deadline_s: float = DEADLINE_S) -> Done:
         """Have one command carried out; sent again with its id where nobody knows. ApiError refused, or unknown."""
+        try:
+            done = await self._perform(command, deadline_s)
+        except ApiError as error:
+            if error.outcome != "unknown":
+                self._session_ids.refused(command.command_id, error.status, error.code)
+            raise
+        self._session_ids.answered(command.command_id)
+        return done
+
+    async def _perform(self, command: BulkCommand, deadline_s: float) -> Done:
         back_off = BackOff(self._chance)
         may_have_happened = False  # by a request before the one that is out
         is_out = False  # a request was written, and no answer to it has come

@@ -33,6 +33,7 @@ from cluster.client.calls import (
 from cluster.client.errors import BAD_ANSWER, OUTCOME_UNKNOWN, ApiError
 from cluster.client.events import GIVE_UP_S, EventStream
 from cluster.client.exchange import Exchange
+from cluster.client.session_ids import SessionIds
 from cluster.config import Config
 from cluster.schemas import (
     BulkAnswer,
@@ -87,6 +88,7 @@ class Client:
         self._exchange = Exchange(tls)
         self._caller = Caller(self._exchange, self._endpoints, self._clock)
         self._deadline_s = deadline_s
+        self._session_ids = SessionIds(self._open_session, self._clock)
 
     @classmethod
     def from_config(
@@ -108,8 +110,19 @@ class Client:
         await self._exchange.close()
 
     def new_command_id(self) -> str:
-        """Return a fresh id for one command."""
+        """Return a fresh id for a single command."""
         return new_command_id(self._clock)
+
+    async def next_command_id(self) -> str:
+        """Return the id for one more of many commands: they are numbered in a session, which is opened if need be.
+
+        The answers to single commands are kept for ten minutes, and only so many for one user; of a session only those
+        that have not arrived. ApiError if none can be opened.
+        """
+        return await self._session_ids.next_id()
+
+    async def _open_session(self) -> int:
+        return (await self.call(operations.OPEN_SESSION)).session
 
     async def call(
         self,
@@ -179,6 +192,10 @@ class Client:
             for at, result in zip(waiting, answer.results, strict=True):
                 was_unknown = _is_unknown(results[at])
                 results[at] = _unknown(result) if was_unknown and not _tells(result) else result
+        for result in results:
+            if not _is_unknown(result):
+                code = "" if result.error is None else result.error.code
+                self._session_ids.refused(result.command_id, result.status, code)
         return BulkAnswer(revision=answer.revision, results=tuple(results))
 
     async def _send(self, commands: Sequence[BulkCommand], deadline_s: float) -> BulkAnswer:
@@ -237,7 +254,14 @@ class Client:
     async def _perform(self, call: Call, kind: type[_T], only: Address | None = None) -> tuple[_T, bool]:
         """Return the answer, and whether an earlier request of this call may have been carried out."""
         caller = self._caller if only is None else Caller(self._exchange, Endpoints([only]), self._clock)
-        answer = await caller.perform(call)
+        try:
+            answer = await caller.perform(call)
+        except ApiError as error:
+            if call.command_id is not None and error.outcome != UNKNOWN:
+                self._session_ids.refused(call.command_id, error.status, error.code)
+            raise
+        if call.command_id is not None:
+            self._session_ids.answered(call.command_id)
         try:
             return msgspec.json.decode(answer.body, type=kind), answer.unsure
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

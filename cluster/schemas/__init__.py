@@ -96,6 +96,7 @@ from cluster.schemas.requests import (
     ContinueCommand,
     FeatureLevelRequest,
     HoldCommand,
+    OpenSessionCommand,
     PersistentCleared,
     PollRequest,
     PoolRequest,

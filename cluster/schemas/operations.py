@@ -18,7 +18,7 @@ from cluster.schemas import accounts as a
 from cluster.schemas import certificates as s
 from cluster.schemas import configuration as c
 from cluster.schemas import jobs as j
-from cluster.schemas import ledger
+from cluster.schemas import ledger, sessions
 from cluster.schemas import requests as r
 from cluster.schemas import transfers as t
 from cluster.schemas.base import Command
@@ -315,6 +315,13 @@ SHOW_FEATURE_LEVEL = _get("show_feature_level", "/v1/feature-level", _OPERATORS,
 RAISE_FEATURE_LEVEL = _write("raise_feature_level", "POST /v1/feature-level", _OPERATORS,
     r.FeatureLevelRequest, ledger.FeatureLevelAnswer,
     "Raise the feature level by one; refused unless every replica says that it knows the next one.", tag="cluster")
+LIST_SESSIONS = _get("list_sessions", "/v1/sessions", PEOPLE, sessions.SessionsAnswer,
+    "List the caller's sessions of programs; all, for an operator.", tag="cluster")
+OPEN_SESSION = _write("open_session", "POST /v1/sessions", PEOPLE, Command, sessions.OpenedSession,
+    "Open a session for a program that sends many commands: it numbers them, and says which answers it has.",
+    tag="cluster")
+CLOSE_SESSION = _write("close_session", "POST /v1/sessions/{session}/close", PEOPLE, Command, sessions.SessionsAnswer,
+    "Close a session: the answers that are kept for it are forgotten.", tag="cluster")
 SHOW_CLOCK = _get("show_clock", "/v1/clock", PEOPLE, ledger.ClockAnswer,
     "Show the cluster's time, and what the wall clocks of a majority of the replicas say.", tag="cluster")
 SET_CLOCK = _write("set_clock", "POST /v1/clock", _OPERATORS, r.SetClockRequest, ledger.ClockAnswer,

@@ -167,6 +167,10 @@ class ResumeCommand(Command, frozen=True, kw_only=True, tag_field="type", tag="r
     node: str
 
 
+class OpenSessionCommand(Command, frozen=True, kw_only=True, tag_field="type", tag="open_session"):
+    """A session for a program, opened where its commands go; the revision that it is answered is its number."""
+
+
 BulkCommand: TypeAlias = (
     SubmitCommand
     | CancelCommand
@@ -180,6 +184,7 @@ BulkCommand: TypeAlias = (
     | PoolCommand
     | DrainCommand
     | ResumeCommand
+    | OpenSessionCommand
 )
 
 BULK_COMMANDS_MAX = 1024

@@ -18,6 +18,7 @@ from cluster.server.pending import (
     OutcomeUnknown,
     QueueFull,
     Settled,
+    TooManyAnswers,
 )
 from cluster.server.snapshots import snapshot_view
 from cluster.server.storage import StorageRefused, note_forgotten, open_storage

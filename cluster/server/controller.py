@@ -24,7 +24,7 @@ from cluster.server.agreed_time import AgreedTime, ClockWatch
 from cluster.server.applied_log import Applied, AppliedLog, read_batch, read_configuration
 from cluster.server.bootstrap import Bootstrap
 from cluster.server.divergence import Checkpoints
-from cluster.server.duties import Duties, Duty
+from cluster.server.duties import AnswerExpiry, Duties, Duty
 from cluster.server.feature_levels import Ask, FeatureLevels, unasked
 from cluster.server.liveness import NODE_DOWN_S, Liveness, NodeWatch, OrderWatch, TransferTotals
 from cluster.server.membership import Membership
@@ -142,7 +142,9 @@ class Controller:
             raises=raises_level,
         )
         self.node_watch = NodeWatch(self.liveness, state=state, leads=leads, submit=submit)
+        expiry = AnswerExpiry(state=state, now=self.agreed.now, submit=submit)
         self.register(restart, on_change=restart.poll)
+        self.register(expiry)
         self.register(bootstrap, on_change=bootstrap.begin)
         self.register(self.membership)
         self.register(self.node_watch)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
+
+from cluster.server.pending import Answer, NotLeading, QueueFull
+from replica.decide import is_expiry_due
+from replica.messages import CONTROLLER, ExpireAnswers, Request
+from replica.state import State
+from replica.values import Instant
 
 POLL_PERIOD_S = 1.0
 """How often a leader polls its duties, seconds."""
@@ -60,3 +67,34 @@ class Duties:
         """Begin what cannot wait for the next poll: role, term or readiness has changed."""
         for begin in self._on_change:
             begin()
+
+
+class AnswerExpiry:
+    """Answers that are kept no longer, and sessions that nobody uses: they go when due, a portion at a time (law 6)."""
+
+    def __init__(
+        self, *, state: Callable[[], State], now: Callable[[], Instant], submit: Callable[[Request], Answer]
+    ) -> None:
+        """`submit` as `Controller.submit`; `now` gives the agreed time."""
+        self._state = state
+        self._now = now
+        self._submit = submit
+        self._answer: Answer | None = None
+
+    def poll(self) -> None:
+        """Ask for the next portion if one is due and none is under way."""
+        if self._answer is None and is_expiry_due(self._state(), self._now()):
+            with suppress(QueueFull, NotLeading):
+                self._answer = self._submit(Request(b"", CONTROLLER, ExpireAnswers()))
+                self._answer.add_done_callback(self._done)
+
+    def stop(self) -> None:
+        """Forget what is under way: whoever leads asks again."""
+        self._answer = None
+
+    def _done(self, answer: Answer) -> None:
+        if answer is not self._answer:
+            return
+        self._answer = None
+        if not answer.cancelled() and answer.exception() is None:
+            self.poll()

@@ -10,6 +10,7 @@ import msgspec
 
 from replica.fold import SpeculativeState
 from replica.messages import (
+    Actor,
     ActorRole,
     Batch,
     CancelJob,
@@ -21,8 +22,15 @@ from replica.messages import (
     command_digest,
     kind_of,
 )
-from replica.state import State
-from replica.values import BATCH_BYTES_MAX, Refusal, RefusalCode, Revision
+from replica.state import Facts, State
+from replica.values import (
+    BATCH_BYTES_MAX,
+    RECEIPTS_MAX,
+    RECEIPTS_PER_ACTOR_MAX,
+    Refusal,
+    RefusalCode,
+    Revision,
+)
 
 
 class QueueFull(Exception):
@@ -31,6 +39,10 @@ class QueueFull(Exception):
 
 class JournalFull(QueueFull):
     """The journal has no room for a command of this kind; nothing has happened."""
+
+
+class TooManyAnswers(QueueFull):
+    """As many answers are kept for the actor as may be; nothing has happened."""
 
 
 class NotLeading(Exception):
@@ -171,6 +183,7 @@ class Counts(msgspec.Struct):
     receipts_answered: int = 0
     queue_full: int = 0
     journal_full: int = 0
+    too_many_answers: int = 0
     outcomes_unknown: int = 0
     refusals: Counter[str] = msgspec.field(default_factory=Counter)
 
@@ -260,4 +273,13 @@ def journal_full(level: Level, fill: float) -> JournalFull:
     return JournalFull(
         f"the journal is {fill:.0%} full; above {level.fill_max:.0%} {level.words} is refused, and there is still room "
         "for what matters more"
+    )
+
+
+def too_many_answers(state: Facts, actor: Actor) -> TooManyAnswers:
+    """Return what a command is answered whose own answer could not be kept."""
+    kept, total = state.kept.get(actor, 0), len(state.receipts) + len(state.answers)
+    return TooManyAnswers(
+        f"{kept} answers of {actor} are kept, of {total} in all; at most {RECEIPTS_PER_ACTOR_MAX} are, and no more "
+        f"than a quarter of what is free of {RECEIPTS_MAX}"
     )

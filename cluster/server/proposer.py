@@ -59,12 +59,13 @@ from cluster.server.pending import (
     reject,
     resolve,
     steps_of,
+    too_many_answers,
     weight_bytes,
 )
 from cluster.server.planner import Planner
 from replica.decide import decide, is_by_key
-from replica.fold import SpeculativeState, is_new, receipt_for
-from replica.messages import CONTROLLER, Batch, Entry, Request, RunSchedulingPass, command_digest, kind_of
+from replica.fold import SpeculativeState, is_new, may_settle, receipt_for
+from replica.messages import CONTROLLER, Batch, Entry, Request, RunSchedulingPass, kind_of
 from replica.state import State
 from replica.values import COMMANDS_PER_BATCH_MAX, Instant, Refusal, Revision
 from wal import batch_of_encoded, encode_entry
@@ -291,6 +292,11 @@ class Proposer:
             if waiting.answer.cancelled() or self._answered_before(waiting, batch, waiters):
                 self._dequeue()
                 continue
+            if not may_settle(batch.facts, waiting.request):
+                self.counts.too_many_answers += 1
+                self._refuse(waiting, too_many_answers(batch.facts, waiting.request.actor))
+                self._dequeue()
+                continue
             # Where a whole batch fits below the lowest level, no command of it has to be measured.
             wants_bytes = size_bytes + waiting.weight_bytes
             if (is_scarce or wants_bytes > _BATCH_ROOM_BYTES) and self._refused_for_room(waiting, wants_bytes):
@@ -384,9 +390,9 @@ class Proposer:
     def _answered_before(self, waiting: Waiting, batch: SpeculativeState, waiters: list[Waiter]) -> bool:
         """Answer, or attach to the batch that will, a command whose id is known; False if it is new."""
         command_id = waiting.request.id
-        if not command_id or is_new(batch.facts, command_id):
+        if not command_id or is_new(batch.facts, waiting.request):
             return False
-        known = receipt_for(batch.facts, command_id, command_digest(waiting.request))
+        known = receipt_for(batch.facts, waiting.request)
         assert known is not None
         applied = self._applied()
         if isinstance(known, Refusal):
@@ -418,9 +424,12 @@ class Proposer:
         if fill <= level.fill_max:
             return False
         self.counts.journal_full += 1
-        if not waiting.answer.done():
-            reject(waiting.answer, journal_full(level, fill))
+        self._refuse(waiting, journal_full(level, fill))
         return True
+
+    def _refuse(self, waiting: Waiting, error: QueueFull) -> None:
+        if not waiting.answer.done():
+            reject(waiting.answer, error)
 
     def _decide(self, waiting: Waiting, batch: SpeculativeState) -> tuple[Entry, bytes] | None:
         """Return the entry that settles the command, and its bytes; None where that failed, which is answered."""

@@ -11,3 +11,4 @@ from replica.decide.configuration import (
 )
 from replica.decide.decide import decide, is_by_key
 from replica.decide.pools import overcommitted_bytes
+from replica.decide.sessions import is_expiry_due

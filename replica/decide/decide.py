@@ -15,6 +15,7 @@ from replica.decide.accounts import CHANGES, PARTITION_CHANGES
 from replica.decide.arrays import members
 from replica.decide.cluster import CLUSTER_BY_KEY, CLUSTER_BY_WALKING
 from replica.decide.jobs import JOBS_BY_KEY
+from replica.decide.sessions import SESSIONS_BY_KEY, SESSIONS_BY_WALKING, close_of_itself
 from replica.messages import Accepted as Accepted
 from replica.messages import Decision as Decision
 from replica.messages import commands as c
@@ -37,6 +38,8 @@ def decide(state: Facts, request: c.Request, at: Instant) -> Decision:
         )
     if not state.feature_level and not isinstance(command, c.FoundCluster):
         return Refusal(RefusalCode.NOT_FOUNDED, "the cluster has not been founded yet", "try again in a moment")
+    if kind is c.CloseSession and (refusal := close_of_itself(request, command)) is not None:
+        return refusal
     by_key = _BY_KEY.get(kind)
     if by_key is not None:
         # Most commands are about one job: only what names an array goes the longer way.
@@ -136,6 +139,9 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
     c.UpdateJob: _PEOPLE,
     c.ClearBuffer: _OPERATOR,
     c.RestartOperations: _CONTROLLER,
+    c.OpenSession: _PEOPLE,
+    c.CloseSession: _PEOPLE,
+    c.ExpireAnswers: _CONTROLLER,
 }
 """Who may send which command; an agent for its own node only."""
 
@@ -144,8 +150,9 @@ def _run_scheduling_pass(state: State, actor: c.Actor, command: c.RunSchedulingP
     return Accepted(events_of_pass(SchedulingIndex(state), at))
 
 
-_BY_KEY = {**CLUSTER_BY_KEY, **JOBS_BY_KEY}
+_BY_KEY = {**CLUSTER_BY_KEY, **JOBS_BY_KEY, **SESSIONS_BY_KEY}
 _BY_WALKING: dict[type, Callable[[State, c.Actor, Any, Instant], Decision]] = {
     c.RunSchedulingPass: _run_scheduling_pass,
     **CLUSTER_BY_WALKING,
+    **SESSIONS_BY_WALKING,
 }

@@ -1,3 +1,14 @@
 """What each event does to a state, by noun."""
 
-from replica.fold.apply import SpeculativeState, apply_batch, apply_entry, is_new, receipt_for
+from replica.fold.answers import (
+    Bounds,
+    answer_to,
+    is_forgotten,
+    is_new,
+    may_keep,
+    may_keep_answer,
+    may_settle,
+    receipt_for,
+    unknown_session,
+)
+from replica.fold.apply import SpeculativeState, apply_batch, apply_entry

@@ -5,7 +5,7 @@ from __future__ import annotations
 from replica.fold.fold import fold_into
 from replica.messages import Batch, Entry, Receipt, job_of
 from replica.state import Facts, State, StateBuilder
-from replica.values import RECEIPTS_MAX, Instant, LedgerViolation, Refusal, RefusalCode, Revision
+from replica.values import Instant, LedgerViolation, Revision
 
 
 def apply_batch(state: State, batch: Batch) -> State | None:
@@ -97,7 +97,7 @@ def _apply_entry(builder: StateBuilder, entry: Entry, at: Instant) -> int:
     fold_into(builder, entry.events)
     job = _job_concerned(entry)
     if entry.id:
-        builder.settle(entry.id, Receipt(Revision(builder.revision), job, entry.refusal, entry.digest), RECEIPTS_MAX)
+        builder.settle(entry.id, Receipt(Revision(builder.revision), job, entry.refusal, entry.digest, entry.actor))
     return job
 
 
@@ -108,34 +108,3 @@ def _job_concerned(entry: Entry) -> int:
         if job is not None:
             return job
     return 0
-
-
-def is_new(state: Facts, command_id: bytes) -> bool:
-    """Whether `receipt_for` would give None: the common case, asked for each command."""
-    return int.from_bytes(command_id[:6], "big") > state.receipts_horizon_ms and command_id not in state.receipts
-
-
-def receipt_for(state: Facts, command_id: bytes, digest: bytes = b"") -> Receipt | Refusal | None:
-    """Return the first answer to a command id; None where it is new.
-
-    A Refusal where it may have been answered and forgotten, or was used for another command than the one that has
-    `digest` (not compared where that is empty).
-    """
-    receipt = state.receipts.get(command_id)
-    if receipt is not None:
-        if digest and receipt.digest and digest != receipt.digest:
-            return Refusal(
-                RefusalCode.COMMAND_ID_REUSED,
-                f"this command id was used for another command, settled at revision {receipt.revision}",
-                "make a new command id for a new command; repeat an id only with the very same command",
-                "command_id",
-            )
-        return receipt
-    if int.from_bytes(command_id[:6], "big") <= state.receipts_horizon_ms:
-        return Refusal(
-            RefusalCode.COMMAND_TOO_OLD,
-            "the command id is older than the answers that are kept, so it may have been carried out already",
-            "look whether it was, and send it again with a new command id if not",
-            "command_id",
-        )
-    return None

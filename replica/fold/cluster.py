@@ -110,6 +110,7 @@ def _clock_set(builder: StateBuilder, event: e.ClockSet) -> None:
     for job_id in event.jobs:
         builder.put(*set_back(builder.job(job_id), builder.buffers.get(job_id), event.at))
     builder.clock_set_back = builder.clock_set_back or builder.revision
+    builder.set_back_answers(event.at)
     builder.at = event.at
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from replica.fold.accounts import SCHEDULING_FOLDS
+from replica.fold.answers import SESSION_FOLDS
 from replica.fold.cluster import CLUSTER_FOLDS, Levelled
 from replica.fold.jobs import CHANGE_FOLDS, JOB_FOLDS
 from replica.fold.mail import OWING, fold_dropped, fold_sent, owing
@@ -39,6 +40,7 @@ _FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     **CHANGE_FOLDS,
     **FOLDS_OF_WHOLE_BUFFERS,
     **TRANSFER_FOLDS,
+    **SESSION_FOLDS,
 }
 _FOLDS |= {e.MailSent: fold_sent, e.MailDropped: fold_dropped}
 _FOLDS |= {kind: owing(_FOLDS[kind]) for kind in OWING}

@@ -8,6 +8,7 @@ from replica.messages.commands import (
     ChangePool,
     Command,
     ConfigureSite,
+    ExpireAnswers,
     FoundCluster,
     MarkNodeBack,
     MarkNodeDown,
@@ -29,7 +30,7 @@ from replica.messages.commands import (
     command_digest,
     kind_of,
 )
-from replica.messages.entries import NOTHING, Accepted, Batch, Decision, Entry, Receipt, accepted
+from replica.messages.entries import NOTHING, Accepted, Batch, Decision, Entry, Receipt, Session, accepted
 from replica.messages.events import (
     EVENTS,
     Event,

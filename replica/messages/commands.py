@@ -432,6 +432,20 @@ class SetClock(msgspec.Struct, frozen=True):
     at: Instant
 
 
+class OpenSession(msgspec.Struct, frozen=True):
+    """Open a session for a program that will send many commands (anybody who may send commands)."""
+
+
+class CloseSession(msgspec.Struct, frozen=True):
+    """End a session: its answers are forgotten. Its own actor, or an operator."""
+
+    session: int
+
+
+class ExpireAnswers(msgspec.Struct, frozen=True):
+    """End the sessions in which nothing came for long, and drop the answers that are due (leader)."""
+
+
 Command = (
     FoundCluster
     | SetPool
@@ -473,11 +487,14 @@ Command = (
     | ResetUsage
     | UpdateJob
     | SetClock
+    | OpenSession
+    | CloseSession
+    | ExpireAnswers
 )
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A command with its client-made id (16 bytes, UUIDv7) and the actor it was authenticated as."""
+    """A command, its client-made id (16 bytes, `replica.values.command_ids`), and the actor it was authenticated as."""
 
     id: bytes
     actor: Actor

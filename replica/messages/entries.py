@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from replica.messages import events as e
-from replica.messages.commands import Actor
+from replica.messages.commands import CONTROLLER, Actor
 from replica.messages.events import Event
 from replica.values import Instant, Refusal, Revision
 
@@ -40,6 +40,22 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     refusal: Refusal | None
     digest: bytes = b""
     """Of the command that was settled; another command with the same id is refused, not taken for a retry."""
+    actor: Actor = CONTROLLER
+    """Whose command it was: among whose answers this one is counted."""
+
+
+class Session(msgspec.Struct, frozen=True, gc=False):
+    """One program's session. Its number is the revision at which it was opened."""
+
+    number: int
+    actor: Actor
+    opened_at: Instant
+    used_at: Instant
+    """When its last command was settled, to SESSION_USE_STEP_S."""
+    acknowledged: int = 0
+    """Its program has every answer up to this sequence number; they are forgotten."""
+    answers: int = 0
+    """Answers that are kept."""
 
 
 # ---- what deciding a request leads to: events, or a refusal

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Union
 
 import msgspec
 
+from replica.messages.commands import Actor
 from replica.model import (
     NO_CHANGE,
     Access,
@@ -617,6 +618,29 @@ class CertificatesUnrevoked(EventRecord, frozen=True, tag=121):
     """These are off the list of revoked certificates: an operator took one off it, or they have expired."""
 
     certificates: tuple[str, ...]
+
+
+# ---- answers that are kept, and sessions of programs
+
+
+class ReceiptsDropped(EventRecord, frozen=True, tag=132):
+    """The answers to single commands that were settled up to this revision are forgotten."""
+
+    through: int
+
+
+class SessionOpened(EventRecord, frozen=True, tag=130):
+    """A program may number its commands. The session's number is the revision of this event."""
+
+    session: int
+    actor: Actor
+
+
+class SessionsEnded(EventRecord, frozen=True, tag=131):
+    """These sessions are over, and their answers forgotten: `reason` is `closed` or `expired`."""
+
+    sessions: tuple[int, ...]
+    reason: str
 
 
 # ---- the clock

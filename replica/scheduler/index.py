@@ -97,6 +97,9 @@ TOUCHES: dict[type[e.Event], Touches] = {
     e.NodeAdmitted: Touches.NOTHING,
     e.CertificateRevoked: Touches.NOTHING,
     e.CertificatesUnrevoked: Touches.NOTHING,
+    e.SessionOpened: Touches.NOTHING,
+    e.SessionsEnded: Touches.NOTHING,
+    e.ReceiptsDropped: Touches.NOTHING,
 }
 """What each kind of event touches; a kind that is not here touches its job, as nearly every event of a busy cluster."""
 

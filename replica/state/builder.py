@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import zip_longest
 from operator import methodcaller
 from typing import Any
 
 import immutables
 from msgspec.structs import replace
 
-from replica.messages import Receipt
+from replica.messages import Actor, Receipt, Session
 from replica.model import (
     ENDED,
     HOLDING,
@@ -51,7 +52,18 @@ from replica.model import (
 from replica.state.derived import is_finished, move
 from replica.state.receipts import ReceiptsBuilder
 from replica.state.state import State
-from replica.values import Instant, LedgerViolation
+from replica.values import (
+    MICROSECONDS_PER_SECOND,
+    SESSION_USE_STEP_S,
+    SESSION_WINDOW_MAX,
+    Instant,
+    LedgerViolation,
+    Revision,
+    answer_key,
+    client_ms,
+    is_in_session,
+    numbered,
+)
 
 _DERIVED_FROM = frozenset({"state", "node", "order_at", "stuck"})
 """Fields of a job that the derived maps depend on."""
@@ -71,6 +83,7 @@ class StateBuilder:
     scheduling_rules: SchedulingRules
     transfer_rules: TransferRules
     next_job: int
+    receipt_seconds: tuple[tuple[int, Revision], ...]
     oldest_receipt: int
     receipts_horizon_ms: int
     clock_set_back: int
@@ -92,6 +105,9 @@ class StateBuilder:
     jobs: immutables.MapMutation[int, Job]
     buffers: immutables.MapMutation[int, Buffer]
     receipts: ReceiptsBuilder
+    sessions: immutables.MapMutation[int, Session]
+    answers: immutables.MapMutation[bytes, Receipt]
+    kept: immutables.MapMutation[Actor, int]
     transfers: immutables.MapMutation[int, JobTransfers]
     using: immutables.MapMutation[str, immutables.Map[int, bool]]
     held_bytes: immutables.MapMutation[str, int]
@@ -108,13 +124,11 @@ class StateBuilder:
 
     def __init__(self, state: State) -> None:
         self._base = state
-        self._receipts_max: int | None = None
         self.revision: int = state.revision
         self.at: int = state.at
 
     def finish(self) -> State:
         """Return the next State; the builder must not be used afterwards. A map that was not touched is the base's."""
-        self._drop_receipts()
         taken = self.__dict__
         changes = {name: taken[name] for name in _TAKEN if name in taken}
         for name in _MUTATED:
@@ -286,16 +300,83 @@ class StateBuilder:
             elif key in self.use:
                 del self.use[key]
 
-    def settle(self, command_id: bytes, receipt: Receipt, receipts_max: int) -> None:
-        """Keep the first answer to a command id; at the end, the oldest beyond `receipts_max` are dropped (law 6)."""
-        self.receipts.add(command_id, receipt)
-        self._receipts_max = receipts_max
+    def settle(self, command_id: bytes, receipt: Receipt) -> None:
+        """Keep the first answer to a command (law 6), and forget those that its program says it has."""
+        forgotten = 0
+        if is_in_session(command_id):
+            forgotten = self._settle_in_session(command_id, receipt)
+        else:
+            self.receipts.add(command_id, receipt)
+            second, seconds = self.at // MICROSECONDS_PER_SECOND, self.receipt_seconds
+            if not seconds or second > seconds[-1][0]:
+                self.receipt_seconds = (*seconds, (second, Revision(receipt.revision)))
+        self._count_kept(receipt.actor, 1 - forgotten)
 
-    def _drop_receipts(self) -> None:
-        dropped = None if self._receipts_max is None else self.receipts.drop_beyond(self._receipts_max)
-        if dropped is not None:
-            self.oldest_receipt = dropped.revision + 1
-            self.receipts_horizon_ms = max(self.receipts_horizon_ms, int.from_bytes(dropped.greatest_id[:6], "big"))
+    def _settle_in_session(self, command_id: bytes, receipt: Receipt) -> int:
+        try:
+            said = numbered(command_id)
+        except ValueError as error:
+            raise LedgerViolation(str(error)) from None
+        session = self.sessions.get(said.session)
+        if session is None or session.actor != receipt.actor:
+            raise LedgerViolation(f"command {command_id.hex()} was settled in a session that its actor does not have")
+        if said.key in self.answers or said.sequence <= session.acknowledged:
+            raise LedgerViolation(f"command {said.sequence} of session {said.session} was settled twice")
+        forgotten, acknowledged = 0, max(session.acknowledged, said.acknowledged)
+        last = min(acknowledged, session.acknowledged + SESSION_WINDOW_MAX)
+        for sequence in range(session.acknowledged + 1, last + 1):
+            forgotten += self.answers.pop(answer_key(said.session, sequence), None) is not None
+        self.answers[said.key] = receipt
+        is_later = self.at - session.used_at >= SESSION_USE_STEP_S * MICROSECONDS_PER_SECOND
+        self.sessions[said.session] = replace(
+            session,
+            used_at=self.at if is_later else session.used_at,
+            acknowledged=acknowledged,
+            answers=session.answers + 1 - forgotten,
+        )
+        return forgotten
+
+    def end_session(self, number: int) -> None:
+        """Forget a session and its answers."""
+        session = self.sessions.pop(number, None)
+        if session is None:
+            raise LedgerViolation(f"session {number} was ended, and is not open")
+        for sequence in range(session.acknowledged + 1, session.acknowledged + SESSION_WINDOW_MAX + 1):
+            self.answers.pop(answer_key(number, sequence), None)
+        self._count_kept(session.actor, -session.answers)
+
+    def drop_receipts(self, through: int) -> None:
+        """Forget the answers to single commands that were settled up to a revision."""
+        dropped = self.receipts.drop_through(through)
+        for actor, count in dropped.of.items():
+            self._count_kept(actor, -count)
+        self.oldest_receipt = max(self.oldest_receipt, through + 1)
+        self.receipts_horizon_ms = max(self.receipts_horizon_ms, client_ms(dropped.greatest_id))
+        # Of the second in the midst of which a portion ends, what is left begins behind it.
+        seconds = self.receipt_seconds if len(self.receipts) else ()
+        nexts = [first for _, first in seconds[1:]]
+        self.receipt_seconds = tuple(
+            (second, max(first, Revision(through + 1)))
+            for (second, first), following in zip_longest(seconds, nexts)
+            if following is None or following > through + 1
+        )
+
+    def set_back_answers(self, at: Instant) -> None:
+        """Have what was settled later by the clock count from `at`: it would be kept for as much longer."""
+        second = at // MICROSECONDS_PER_SECOND
+        self.receipt_seconds = tuple((min(second, settled), first) for settled, first in self.receipt_seconds)
+        sessions = self.sessions.finish()
+        self.sessions = sessions.mutate()
+        for number, session in sessions.items():
+            if session.used_at > at:
+                self.sessions[number] = replace(session, used_at=at)
+
+    def _count_kept(self, actor: Actor, more: int) -> None:
+        count = self.kept.get(actor, 0) + more
+        if count:
+            self.kept[actor] = count
+        elif more:
+            del self.kept[actor]
 
 
 class _Taken:

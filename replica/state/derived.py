@@ -5,6 +5,7 @@ from __future__ import annotations
 import immutables
 import msgspec
 
+from replica.messages import Actor
 from replica.model import (
     ENDED,
     HOLDING,
@@ -115,8 +116,12 @@ def derive(state: State) -> State:
         if request.buffer is not None and own is not None and own.state in HOLDING:
             for name in request.buffer.uses:
                 using.setdefault(name, {})[job_id] = True
+    kept: dict[Actor, int] = {}
+    for _, receipt in (*state.receipts.items(), *state.answers.items()):
+        kept[receipt.actor] = kept.get(receipt.actor, 0) + 1
     return msgspec.structs.replace(
         state,
+        kept=immutables.Map(kept),
         using=_map_of_maps(using),
         use=immutables.Map(use),
         operations=immutables.Map(operations),

@@ -28,6 +28,7 @@ def state_records(state: State) -> Iterator[tuple[str, object]]:
             state.scheduling_rules,
             state.transfer_rules,
             state.next_job,
+            state.receipt_seconds,
             state.oldest_receipt,
             state.receipts_horizon_ms,
             state.clock_set_back,

@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from replica.messages import Receipt
 from replica.model import Buffer, BufferRequest, Job, JobRequest, Transfer
 
 TEXTS_REMEMBERED = 4_096
@@ -98,3 +99,8 @@ def shared_buffer(buffer: Buffer, job: Job | None) -> Buffer:
         created_at=created_at,
         changed_at=created_at if buffer.changed_at == created_at else buffer.changed_at,
     )
+
+
+def shared_receipt(receipt: Receipt) -> Receipt:
+    """Return an equal receipt that shares its actor with the others of that actor."""
+    return replace(receipt, actor=_record(receipt.actor))

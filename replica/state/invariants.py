@@ -5,6 +5,7 @@ from __future__ import annotations
 from replica.model import BEFORE_RUN, ENDED, PERSISTENT_STATES, BufferState, JobState
 from replica.state.derived import derive, held_bytes
 from replica.state.state import TABLES, State
+from replica.values import SEQUENCE_MAX, SESSION_WINDOW_MAX, answer_key
 
 _WHILE: dict[JobState, frozenset[BufferState]] = {
     JobState.PENDING: BEFORE_RUN | {BufferState.ALLOC_REVOKE, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL},
@@ -36,6 +37,9 @@ def check(state: State) -> list[str]:
         faults.append("the index of transfers under way does not match the jobs")
     if derived.operations != state.operations or derived.arrays != state.arrays or derived.named != state.named:
         faults.append("the indexes of operations, of arrays or of names do not match the jobs")
+    if derived.kept != state.kept:
+        faults.append("the counts of answers that are kept do not match the answers")
+    faults.extend(_session_faults(state))
     for pool in sorted(held_bytes(state)):
         if pool not in state.pools:
             faults.append(f"space of an unknown pool {pool!r} is held")
@@ -48,6 +52,27 @@ def check(state: State) -> list[str]:
     for name, buffer in state.persistent.items():
         if buffer.state not in PERSISTENT_STATES:
             faults.append(f"the persistent buffer {name!r} is {buffer.state.word}")
+    return faults
+
+
+def _session_faults(state: State) -> list[str]:
+    kept: dict[int, int] = {}
+    faults: list[str] = []
+    for key, receipt in state.answers.items():
+        number, sequence = int.from_bytes(key[:6], "big"), int.from_bytes(key[8:], "big") & SEQUENCE_MAX
+        session = state.sessions.get(number)
+        if session is None or key != answer_key(number, sequence) or receipt.actor != session.actor:
+            faults.append(f"the answer {key.hex()} belongs to no session")
+        elif not session.acknowledged < sequence <= session.acknowledged + SESSION_WINDOW_MAX:
+            faults.append(f"the answer {sequence} of session {number} is kept, and {session.acknowledged} acknowledged")
+        kept[number] = kept.get(number, 0) + 1
+    for number, session in state.sessions.items():
+        if session.answers != kept.get(number, 0):
+            faults.append(f"session {number} has {kept.get(number, 0)} answers, and says {session.answers}")
+    firsts = [first for _, first in state.receipt_seconds]
+    seconds = [second for second, _ in state.receipt_seconds]
+    if firsts != sorted(set(firsts)) or seconds != sorted(seconds):
+        faults.append("the seconds in which commands were settled are out of order")
     return faults
 
 

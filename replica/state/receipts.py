@@ -1,4 +1,4 @@
-"""The first answer to each recent command id, in the order of their revisions (law 6).
+"""The first answer to each recent single command, by its id, in the order of their revisions (law 6).
 
 Ids are as good as random, so a persistent tree of them would copy a path of nodes for each command and share hardly
 anything between States. Here they lie in layers, each a plain dict that is never changed once it is in a State: a batch
@@ -8,15 +8,16 @@ dozen.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeVar, overload
 
-from replica.messages import Receipt
-from replica.values import LedgerViolation, Revision
+from replica.messages import Actor, Receipt
+from replica.values import LedgerViolation
 
 LAYER_FULL = 16_384
-"""Receipts from which on a layer is left alone, count: merging two smaller ones takes a millisecond, and five full ones
-hold all that is kept."""
+"""Receipts from which on a layer is left alone, count: merging two smaller ones takes a millisecond, and at most 32
+full ones hold all that is kept."""
 
 T = TypeVar("T")
 
@@ -30,10 +31,10 @@ class _Layer(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """What was dropped at once: the greatest of the ids, hence the latest client time, and the last revision."""
+    """What was dropped at once: the greatest of the ids, hence the latest client time, and how many of whom."""
 
     greatest_id: bytes
-    revision: Revision
+    of: Counter[Actor]
 
 
 class Receipts:
@@ -180,25 +181,22 @@ class ReceiptsBuilder:
         self._ids.append(command_id)
         self._total += 1
 
-    def drop_beyond(self, kept_max: int) -> Dropped | None:
-        """Drop the oldest receipts beyond `kept_max`; say what went, None if nothing had to."""
-        surplus = self._total - kept_max
-        if surplus <= 0:
-            return None
-        self._total -= surplus
-        greatest, last = b"", b""
-        for _, ids in (*self._base._layers[self._layer :], _Layer(self._added, self._ids)):
-            gone = ids[self._skipped : self._skipped + surplus]
-            if gone:
-                greatest, last = max(greatest, max(gone)), gone[-1]
-            surplus -= len(gone)
-            if not surplus:
-                self._skipped += len(gone)
+    def drop_through(self, revision: int) -> Dropped:
+        """Drop the receipts up to a revision; say what went."""
+        greatest, of = b"", Counter[Actor]()
+        for by_id, ids in (*self._base._layers[self._layer :], _Layer(self._added, self._ids)):
+            place = self._skipped
+            while place < len(ids) and by_id[ids[place]].revision <= revision:
+                greatest = max(greatest, ids[place])
+                of[by_id[ids[place]].actor] += 1
+                place += 1
+            if place < len(ids) or ids is self._ids:
+                self._skipped = place
                 break
             self._layer, self._skipped = self._layer + 1, 0
-        revision = self[last].revision
-        self._first = revision + 1
-        return Dropped(greatest, revision)
+        self._total -= of.total()
+        self._first = max(self._first, revision + 1)
+        return Dropped(greatest, of)
 
     def finish(self) -> Receipts:
         """Return the next Receipts; the builder must not be used afterwards."""

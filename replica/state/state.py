@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import immutables
 import msgspec
 
-from replica.messages import Receipt
+from replica.messages import Actor, Receipt, Session
 from replica.model import (
     DEFAULT_RULES,
     DEFAULT_SITE,
@@ -53,9 +53,10 @@ from replica.values import (
     PERSISTENT_BUFFERS_MAX,
     POOLS_MAX,
     QOS_MAX,
-    RECEIPTS_MAX,
+    RECEIPTS_STORED_MAX,
     RESERVATIONS_MAX,
     REVOCATIONS_MAX,
+    SESSIONS_MAX,
     Instant,
     Revision,
 )
@@ -65,7 +66,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the replicas agree on at one revision. Each map that is not derived has a row in
     TABLES.
 
-    The maps from `using` on are derived from the others: kept up to date by `fold`, left out of snapshots and digests,
+    The maps from `kept` on are derived from the others: kept up to date by `fold`, left out of snapshots and digests,
     computed again on loading, and compared by `replica.state.invariants`.
     """
 
@@ -86,8 +87,15 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     jobs: immutables.Map[int, Job] = immutables.Map()
     buffers: immutables.Map[int, Buffer] = immutables.Map()
     receipts: Receipts = Receipts()
+    """Answers to single commands."""
+    receipt_seconds: tuple[tuple[int, Revision], ...] = ()
+    """Seconds since 1970 in which single commands were settled, each with the revision of the first of them."""
     oldest_receipt: int = 1
     """No receipt has a smaller revision."""
+    sessions: immutables.Map[int, Session] = immutables.Map()
+    """Sessions of programs by number."""
+    answers: immutables.Map[bytes, Receipt] = immutables.Map()
+    """Answers to the commands of sessions, by `replica.values.answer_key`."""
     clock_set_back: int = 0
     """Revision at which an operator set the clock back for the first time; 0: the time only grew so far."""
     receipts_horizon_ms: int = 0
@@ -114,6 +122,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     admitted: immutables.Map[str, AdmittedNode] = immutables.Map()
     """Names under which agents may register."""
 
+    kept: immutables.Map[Actor, int] = immutables.Map()
+    """Derived: actor -> how many answers are kept for it, in sessions or not."""
     using: immutables.Map[str, immutables.Map[int, bool]] = immutables.Map()
     """Derived: name of a persistent buffer -> the jobs that work with it now, from stage-in to the end of teardown."""
     held_bytes: immutables.Map[str, int] = immutables.Map()
@@ -205,7 +215,9 @@ TABLES: tuple[Table, ...] = (
     Table("reservations", 66, str, Reservation, RESERVATIONS_MAX, "name"),
     Table("consumed", 68, str, int, CONSUMED_MAX),
     Table("mails", 80, str, Mail, MAILS_OWED_MAX, "key"),
-    Table("receipts", 90, CommandId, Receipt, 2 * RECEIPTS_MAX),
+    Table("receipts", 90, CommandId, Receipt, RECEIPTS_STORED_MAX),
+    Table("sessions", 94, int, Session, 16 * SESSIONS_MAX, "number"),
+    Table("answers", 95, CommandId, Receipt, RECEIPTS_STORED_MAX),
     Table("revocations", 92, str, Revocation, REVOCATIONS_MAX, "certificate"),
     Table("admitted", 93, str, AdmittedNode, NODES_MAX, "name"),
 )

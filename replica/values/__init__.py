@@ -1,5 +1,16 @@
 """Values that every record is made of: numbers and units, names, bounds, refusals."""
 
+from replica.values.command_ids import (
+    SEQUENCE_MAX,
+    SESSION_NUMBER_MAX,
+    SINGLE_VERSION,
+    Numbered,
+    answer_key,
+    client_ms,
+    is_in_session,
+    numbered,
+    session_command_id,
+)
 from replica.values.errors import LedgerViolation, Refusal, RefusalCode
 from replica.values.limits import (
     ACCOUNT_DEPTH_MAX,
@@ -38,13 +49,26 @@ from replica.values.limits import (
     POOLS_MAX,
     PRIORITY_MAX,
     QOS_MAX,
+    RECEIPTS_DROPPED_MAX,
+    RECEIPTS_KEPT_S,
+    RECEIPTS_LEAST,
     RECEIPTS_MAX,
+    RECEIPTS_PER_ACTOR_MAX,
+    RECEIPTS_STORED_MAX,
     RESERVATIONS_MAX,
     RESTARTED_MAX,
     REVOCATIONS_DROPPED_MAX,
     REVOCATIONS_MAX,
     REVOKED_PER_PASS_MAX,
     SCRIPT_BYTES_MAX,
+    SESSION_IDLE_S_MAX,
+    SESSION_OUTSTANDING_LEAST,
+    SESSION_USE_STEP_S,
+    SESSION_WINDOW_MAX,
+    SESSIONS_EXPIRED_MAX,
+    SESSIONS_LEAST,
+    SESSIONS_MAX,
+    SESSIONS_PER_ACTOR_MAX,
     SETTING_CHARACTERS_MAX,
     SETTINGS_MAX,
     SITE_USERS_MAX,

@@ -30,6 +30,7 @@ class RefusalCode(IntEnum):
     NOT_FOUNDED = 18
     INVALID_DIRECTIVE = 19
     COMMAND_ID_REUSED = 20
+    UNKNOWN_SESSION = 21
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -32,8 +32,46 @@ ENVIRONMENT_BYTES_MAX = 64 * 1024
 DEPENDENCIES_MAX = 64
 """Jobs that one job may wait for."""
 
-RECEIPTS_MAX = 65_536
-"""Answers kept for retries, count: more than a minute of retries at 1,000 commands/s; about 10 MiB of state."""
+RECEIPTS_KEPT_S = 600
+"""How long the answer to a single command is kept, seconds of the replicated clock: twice as long as its id is taken at
+the door, so that whoever may still repeat it gets its answer."""
+
+RECEIPTS_PER_ACTOR_MAX = 131_072
+"""Answers kept for one actor, count: 200 single commands a second for RECEIPTS_KEPT_S. Who sends more has a session."""
+
+RECEIPTS_MAX = 524_288
+"""Answers kept for all, count: some 150 MiB of memory. Beyond RECEIPTS_LEAST nobody may have more than a quarter of
+what is free."""
+
+RECEIPTS_LEAST = 256
+"""Answers that may be kept for an actor whatever others have, count: ten minutes of a person's commands."""
+
+RECEIPTS_STORED_MAX = 16 * RECEIPTS_MAX
+"""Answers that a snapshot may hold, count: RECEIPTS_MAX and RECEIPTS_LEAST for each of 30,000 users."""
+
+RECEIPTS_DROPPED_MAX = 4_096
+"""Answers that one batch drops, count: eight times what it adds, and a few milliseconds."""
+
+SESSIONS_MAX = 4_096
+SESSIONS_PER_ACTOR_MAX = 64
+SESSIONS_LEAST = 2
+"""Sessions of programs, count: of all, of one actor, and what anybody may have whatever others have."""
+
+SESSION_IDLE_S_MAX = 3_600
+"""Seconds of the replicated clock after which a session ends in which nothing has come: its program is gone, or was cut
+off for longer than anybody waits."""
+
+SESSION_USE_STEP_S = 10
+"""How exact a session's last use is, seconds: it is written down once in so many, and not for each command."""
+
+SESSION_WINDOW_MAX = 2_048
+"""Commands of a session that may be outstanding, count: two bulk requests, or twice what one connection may have."""
+
+SESSION_OUTSTANDING_LEAST = 64
+"""Commands of a session that may be outstanding however many answers are kept, count."""
+
+SESSIONS_EXPIRED_MAX = 256
+"""Sessions that one command ends, count; with more than RECEIPTS_DROPPED_MAX answers only one of them."""
 
 COMMANDS_PER_BATCH_MAX = 512
 """Commands in one Raft entry, count: while one is written and sent, the next is decided. Measured with 1,000 clients:

@@ -16,7 +16,9 @@ from typing import Any
 import msgspec
 import uvloop
 
+from cluster.client.session_ids import SessionIds
 from cluster.config.config import Config
+from cluster.schemas.command_ids import new_command_id
 from cluster.serve import Replica
 from cluster.server.pending import NotLeading, OutcomeUnknown, QueueFull
 from cluster.system.clock import SystemClock
@@ -35,9 +37,6 @@ SCRIPT = "#!/bin/sh\n#SBATCH --job-name=bench\ntrue\n"
 
 ERROR_PAUSE_S = 0.05
 """Seconds a client waits after an error."""
-
-UUID_7 = 0x7000_8000_0000_0000_0000
-"""Version and variant of a command id."""
 
 LINE_BYTES_MAX = 4096
 """Bytes of one order."""
@@ -59,14 +58,15 @@ class _Load:
     def __init__(self, replica: Replica, order: Order) -> None:
         self._controller = replica.controller
         self._order = order
-        self._ids = itertools.count()
+        self._clock = SystemClock()
+        self._ids = SessionIds(self._open_session, self._clock)
         self.latencies_s: list[float] = []
         self.accepted = 0
         self.errors: list[str] = []
 
-    def new_id(self) -> bytes:
-        """Return a UUIDv7 that no other call returns: what a client makes, with a counter for the random part."""
-        return (time.time_ns() // 1_000_000 << 80 | UUID_7 | next(self._ids)).to_bytes(16, "big")
+    async def _open_session(self) -> int:
+        single = bytes.fromhex(new_command_id(self._clock))
+        return (await self._controller.submit(c.Request(single, USER, c.OpenSession()))).revision
 
     async def client(self, number: int, start: float, end: float) -> None:
         """Send one command after another until `end`; what is answered from `start` on counts."""
@@ -81,14 +81,16 @@ class _Load:
         command: c.Command = c.SubmitJob(asked, Hold.USER)
         job = 0
         following: itertools.cycle[c.Command] = itertools.cycle(())
-        submit, new_id = self._controller.submit, self.new_id
+        submit, ids = self._controller.submit, self._ids
         while (sent := time.perf_counter()) < end:
+            command_id = await ids.next_id()
             try:
-                settled = await submit(c.Request(new_id(), USER, command))
+                settled = await submit(c.Request(bytes.fromhex(command_id), USER, command))
             except (QueueFull, NotLeading, OutcomeUnknown) as error:
                 self.errors.append(f"{type(error).__name__}: {error}")
                 await asyncio.sleep(ERROR_PAUSE_S)
                 continue
+            ids.answered(command_id)
             if settled.refusal is not None:
                 self.errors.append(settled.refusal.sentence)
                 await asyncio.sleep(ERROR_PAUSE_S)

@@ -13,8 +13,9 @@ import aiohttp
 
 from cluster.client.channel import ChannelError, Connection
 from cluster.client.errors import ApiError
+from cluster.client.session_ids import SessionIds
 from cluster.schemas.command_ids import new_command_id
-from cluster.schemas.requests import HoldCommand, ReleaseCommand, SubmitCommand
+from cluster.schemas.requests import HoldCommand, OpenSessionCommand, ReleaseCommand, SubmitCommand
 from cluster.system.address import Address
 from cluster.system.clock import SystemClock
 from tests.benchmarks.etcd import VALUE_BYTES, EtcdCluster
@@ -119,6 +120,11 @@ class ChannelCluster(ForebayCluster):
         ]
         clock, workdir = SystemClock(), str(self._results)
 
+        async def open_session() -> int:
+            return (await connections[0].ask(OpenSessionCommand(command_id=new_command_id(clock)))).revision
+
+        ids = SessionIds(open_session, clock)
+
         async def send(client: int, number: int) -> None:
             try:
                 await send_one(client, number)
@@ -136,7 +142,7 @@ class ChannelCluster(ForebayCluster):
 
         async def send_one(client: int, number: int) -> None:
             connection = connections[client % len(connections)]
-            command_id = new_command_id(clock)
+            command_id = await ids.next_id()
             job = self._job_of.get(client)
             if job is None:
                 submit = SubmitCommand(
@@ -153,6 +159,7 @@ class ChannelCluster(ForebayCluster):
                 await connection.ask(HoldCommand(command_id=command_id, job_id=job))
             else:
                 await connection.ask(ReleaseCommand(command_id=command_id, job_id=job))
+            ids.answered(command_id)
 
         try:
             return await drive(self, send, clients, warm_up_s, seconds)

@@ -199,6 +199,8 @@ def leaders_command(line: Line, replica: InMemory) -> tuple[c.Actor, c.Command]:
             )
         case "set_clock":
             return OPERATOR, c.SetClock(Instant(replica.at - seconds(line["back_s"])))
+        case "expire_answers":
+            return c.CONTROLLER, c.ExpireAnswers()
         case "raise_feature_level":
             return OPERATOR, c.RaiseFeatureLevel(99, (("r1", 99),))
         case "configure_site":

@@ -28,7 +28,8 @@ from cluster.server.applied_log import Applied, AppliedLog
 from cluster.server.liveness import Liveness, OrderWatch, TransferTotals
 from cluster.server.pending import Asker, Settled, resolve
 from cluster.server.time_travel import Step
-from replica.fold.apply import apply_batch, receipt_for
+from replica.fold.answers import answer_to, receipt_for
+from replica.fold.apply import apply_batch
 from replica.messages import commands as c
 from replica.messages.entries import Batch, Entry
 from replica.scheduler.index import SchedulingIndex
@@ -217,14 +218,14 @@ class InMemory(World):
         return self.state
 
     def _queue(self, request: c.Request, asker: Asker) -> None:
-        known = receipt_for(self.state, request.id, c.command_digest(request)) if request.id else None
+        known = receipt_for(self.state, request) if request.id else None
         if isinstance(known, Refusal):
             resolve(asker, Settled(Revision(self.state.revision), 0, known, self.state, False))
             return
         outcome: Refusal | int = 0
         if known is None:
             outcome = self.settle(request.command, request.actor, request.id or None)
-            known = self.state.receipts.get(request.id)
+            known = answer_to(self.state, request.id) if request.id else None
         if known is not None:
             resolve(asker, Settled(known.revision, known.job, known.refusal, self.state, False))
         else:

@@ -17,7 +17,7 @@ from replica.model.jobs import JobState
 from replica.model.operations import Stage
 from tests.contract.day import NODES, REQUESTS, Line
 from tests.contract.maker import STAGED, Maker, asks, ended, failed, reached, receipt
-from tests.contract.scenes import SCENES
+from tests.contract.scenes import SCENES, sessions
 
 SEED = 20_261_122
 ROUNDS = 420
@@ -249,6 +249,7 @@ async def make() -> list[Line]:
     crowd = Crowd(maker)
     for _ in range(ROUNDS):
         await crowd.act()
+    await sessions(maker)
     for back_s in (5, 0):
         await maker.inside("set_clock", back_s=back_s)
     return maker.lines

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replica.messages.commands import Actor, ActorRole
 from replica.messages.entries import Receipt
 from replica.state import receipts as layered
 from replica.state.receipts import Receipts
@@ -19,7 +22,7 @@ def _id(number: int) -> bytes:
 
 
 def _receipt(revision: int) -> Receipt:
-    return Receipt(Revision(revision), revision % 7, None)
+    return Receipt(Revision(revision), revision % 7, None, b"", Actor(ActorRole.USER, f"user{revision % 3}"))
 
 
 batches = st.lists(st.lists(st.integers(1, 3), max_size=9), max_size=40)
@@ -41,8 +44,11 @@ def test_receipts_in_layers_are_a_dict_that_drops_its_oldest_at_every_step(steps
                 assert builder.get(_id(known)) == model.get(_id(known))
                 assert (_id(known) in builder) == (_id(known) in model)
             assert len(builder) == len(model)
-        gone = [model.pop(oldest).revision for oldest in list(model)[: max(0, len(model) - kept)]]
-        assert builder.drop_beyond(kept) == ((_id(gone[-1]), gone[-1]) if gone else None)
+        gone = [model.pop(oldest) for oldest in list(model)[: max(0, len(model) - kept)]]
+        dropped = builder.drop_through(gone[-1].revision if gone else 0)
+        assert dropped.greatest_id == (_id(gone[-1].revision) if gone else b"")
+        assert dropped.of == Counter(receipt.actor for receipt in gone)
+        assert len(builder) == len(model)
         for known in range(max(0, revision - 3 * kept), revision + 2):
             assert builder.get(_id(known)) == model.get(_id(known))
         receipts = builder.finish()
@@ -62,9 +68,9 @@ def test_the_greatest_id_that_was_dropped_is_told_wherever_it_stood() -> None:
         (_id(number), _receipt(place)) for place, number in enumerate([7, 90, 8, 3, 50, 4], start=1)
     ).mutate()
     builder.add(_id(60), _receipt(7))
-    assert builder.drop_beyond(4) == (_id(90), 3)
-    assert builder.drop_beyond(4) is None
-    assert builder.drop_beyond(1) == (_id(50), 6)
+    assert builder.drop_through(3).greatest_id == _id(90)
+    assert builder.drop_through(3) == (b"", Counter())
+    assert builder.drop_through(6).greatest_id == _id(50)
     assert list(builder.finish()) == [_id(60)]
 
 
@@ -112,7 +118,7 @@ def test_a_second_receipt_for_an_id_or_one_out_of_order_is_no_ledgers(
 
 def test_an_id_that_was_dropped_may_come_again_and_has_its_new_place() -> None:
     builder = Receipts((_id(number), _receipt(number)) for number in (1, 2, 3)).mutate()
-    assert builder.drop_beyond(2) == (_id(1), 1)
+    assert builder.drop_through(1).greatest_id == _id(1)
     assert builder.get(_id(1)) is None and builder.get(_id(1), "none") == "none"
     builder.add(_id(1), _receipt(4))
     receipts = builder.finish()

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replica.decide.decide import decide, is_by_key
-from replica.fold.apply import SpeculativeState, apply_batch, apply_entry, receipt_for
+from replica.fold.answers import receipt_for
+from replica.fold.apply import SpeculativeState, apply_batch, apply_entry
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
@@ -122,7 +123,7 @@ def test_one_builder_for_all_is_the_same_as_a_state_for_each(
         single = apply_entry(single, entry, at)
         assert batch.revision == single.revision
         if command_id:
-            assert receipt_for(batch.facts, command_id) == receipt_for(single, command_id)
+            assert receipt_for(batch.facts, request) == receipt_for(single, request)
     assert batch.state() == single
     assert apply_batch(base, Batch(base.revision, at, tuple(batch.entries))) == (single if asked else base_at(base, at))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from replica.decide.decide import decide
-from replica.fold.apply import apply_batch, receipt_for
+from replica.fold.answers import answer_to, receipt_for
+from replica.fold.apply import apply_batch
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import read_request
 from replica.messages import commands as c
@@ -96,10 +97,10 @@ class World:
         """Settle one command; return the refusal, or the first job its events name, or 0."""
         self.counter += 1
         command_id = command_id or (self.at // 1000).to_bytes(6, "big") + self.counter.to_bytes(10, "big")
-        known = receipt_for(self.state, command_id)
+        request = c.Request(command_id, actor, command)
+        known = receipt_for(self.state, request)
         if known is not None:
             return known if isinstance(known, Refusal) else known.refusal or known.job
-        request = c.Request(command_id, actor, command)
         decision = decide(self.state, request, self.at)
         if isinstance(decision, Refusal):
             entry = Entry(command_id, actor, c.kind_of(command), (), decision, c.command_digest(request))
@@ -108,7 +109,8 @@ class World:
             entry = Entry(command_id, actor, c.kind_of(command), events, None, c.command_digest(request))
         self.commit(entry)
         self.run_pass()
-        receipt = self.state.receipts[command_id]
+        receipt = answer_to(self.state, command_id)
+        assert receipt is not None
         return receipt.refusal or receipt.job
 
     def configure(self, **settings: str) -> None:

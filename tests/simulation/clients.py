@@ -16,6 +16,7 @@ from replica.model.orders import Order
 from replica.model.pools import Pool
 from replica.model.requests import BufferRequest, JobRequest
 from replica.state.state import State
+from replica.values.command_ids import session_command_id
 from replica.values.errors import RefusalCode
 from replica.views.orders import orders_for
 from tests.simulation import whole
@@ -30,6 +31,10 @@ OPERATOR = c.Actor(c.ActorRole.OPERATOR, "operator")
 GRAIN_BYTES = 1 << 20
 TRIES_MAX = 60
 """Tries of one command, count; a client that never got an answer gives it up, and does not know what became of it."""
+
+
+_WITHOUT_ENTRY = frozenset({RefusalCode.COMMAND_TOO_OLD, RefusalCode.UNKNOWN_SESSION})
+"""Refusals that look at nothing but the id: no entry says so."""
 
 
 class Hurried:
@@ -151,7 +156,7 @@ class Caller:
 
     def _check(self, name: str, what: c.Request, answer: Settled) -> None:
         refusal = answer.refusal
-        if refusal is None or refusal.code is not RefusalCode.COMMAND_TOO_OLD:
+        if refusal is None or refusal.code not in _WITHOUT_ENTRY:
             code = None if refusal is None else int(refusal.code)
             self.world.oracle.answered(name, what.id, answer.revision, answer.job, code)
 
@@ -188,7 +193,7 @@ class Caller:
         else:
             refusal = answer.refusal
             assert self.what is not None
-            if refusal is None or refusal.code is not RefusalCode.COMMAND_TOO_OLD:
+            if refusal is None or refusal.code not in _WITHOUT_ENTRY:
                 code = None if refusal is None else int(refusal.code)
                 oracle.heard(self.what.id, answer.revision, answer.job, code)
                 self.world.note("ack", self.name, answer.revision, answer.job, code)
@@ -201,6 +206,10 @@ class SimClient(Caller):
     def __init__(self, world: World, number: int) -> None:
         super().__init__(world, f"c{number}", hurried=number % 2 == 1)
         self.actor = c.Actor(c.ActorRole.USER, f"user{number % 2}")
+        self.has_session = number % 3 == 2
+        """Whether it numbers its commands in a session."""
+        self._session = 0
+        self._sequence = 0
         self.jobs: list[int] = []
         self.think_s = self.rng.choice((0.01, 0.05, 0.2))
         self.submitted = 0
@@ -210,10 +219,16 @@ class SimClient(Caller):
     def next(self) -> None:
         """Think of something to do."""
         if not self.stopped:
-            self.begin(self._idea())
+            opens = self.has_session and not self._session
+            self.begin(c.Request(self.new_id(), self.actor, c.OpenSession()) if opens else self._idea())
 
     def done(self, answer: Settled | State) -> None:
         self.answers += 1
+        if isinstance(answer, Settled):
+            if answer.refusal is not None and answer.refusal.code is RefusalCode.UNKNOWN_SESSION:
+                self._session = 0
+            elif self.what is not None and isinstance(self.what.command, c.OpenSession) and answer.refusal is None:
+                self._session, self._sequence = answer.revision, 0
         if isinstance(answer, Settled) and answer.refusal is None and self.what is not None:
             if isinstance(self.what.command, c.SubmitJob):
                 self.jobs.append(answer.job)
@@ -224,7 +239,11 @@ class SimClient(Caller):
 
     def request(self, command: c.Command, *, operator: bool = False) -> c.Request:
         """Make a request with an id of its own."""
-        return c.Request(self.new_id(), OPERATOR if operator else self.actor, command)
+        if operator or not self._session:
+            return c.Request(self.new_id(), OPERATOR if operator else self.actor, command)
+        # Whether the one before was answered or given up: nobody asks for it any more, and it cannot happen any more.
+        self._sequence += 1
+        return c.Request(session_command_id(self._session, self._sequence, self._sequence - 1), self.actor, command)
 
     def _idea(self) -> c.Request | None:
         rng, draw = self.rng, self.rng.random()

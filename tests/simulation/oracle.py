@@ -6,7 +6,6 @@ state that follows, folded here from the first entry on. Every replica is compar
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import NamedTuple
@@ -279,8 +278,7 @@ class Oracle:
                 self._violate(f"exactly once: command {entry.id.hex()} is settled again by entry {index}")
             code = None if entry.refusal is None else int(entry.refusal.code)
             self.effects[entry.id] = Effect(draft.revision, job, code)
-            receipt = Receipt(Revision(draft.revision), job, entry.refusal, entry.digest)
-            draft.settle(entry.id, receipt, _receipts_kept())
+            draft.settle(entry.id, Receipt(Revision(draft.revision), job, entry.refusal, entry.digest, entry.actor))
 
     # What clients were told
 
@@ -302,13 +300,6 @@ class Oracle:
         self.reads += 1
         if state.revision < floor:
             self._violate(f"stale read: {name} gave revision {state.revision}; {floor} was known when it was asked for")
-
-
-def _receipts_kept() -> int:
-    kept: int = vars(importlib.import_module("replica.fold.apply"))[
-        "RECEIPTS_MAX"
-    ]  # the world binds it to another number
-    return kept
 
 
 def _differ(state: State, point: Point) -> str:

@@ -32,7 +32,7 @@ from cluster.server.duties import POLL_PERIOD_S
 from cluster.system.address import Address
 from replica.messages import features
 from replica.state.state import State
-from replica.values import MICROSECONDS_PER_SECOND
+from replica.values import MICROSECONDS_PER_SECOND, RECEIPTS_PER_ACTOR_MAX
 from snapshots import store as store_module
 from tests.simulation.clients import SimAgent, SimClient
 from tests.simulation.disk import SimDisk, SimEnvironments
@@ -47,7 +47,8 @@ from tests.simulation.replicas import SimReplica
 STEP_US: Final = 2_000_000
 """How far ahead of the world a replica may be within one step, by slow syncs, microseconds: one that dies there was."""
 
-settle_module: Final = importlib.import_module("replica.fold.apply")
+answers_module: Final = importlib.import_module("replica.fold.answers")
+expiry_module: Final = importlib.import_module("replica.decide.sessions")
 """The face of the room has the function of the same name."""
 
 CLUSTER_ID: Final = "5a" * 16
@@ -179,12 +180,16 @@ class World:
         self.timing = timing_of(self.config)
         logging.disable(logging.CRITICAL)
         self._stack.callback(logging.disable, logging.NOTSET)
+        kept_s = rng.choice((2, 600))
         for place, name, value in (
             (driver, "TlsLinks", self._links),
             (controller_module, "COMPACTION_MARGIN_ENTRIES", rng.choice((0, 2, 8, 64))),
             (controller_module, "COMPACTION_MARGIN_PERIODS", 0),  # or hardly anybody would need a snapshot
             (duties_module, "POLL_PERIOD_S", rng.choice((0.1, 0.3, POLL_PERIOD_S))),
-            (settle_module, "RECEIPTS_MAX", rng.choice((40, 200))),
+            (expiry_module, "RECEIPTS_KEPT_S", kept_s),
+            (expiry_module, "_IDLE_US", kept_s * MICROSECONDS_PER_SECOND),
+            (answers_module, "RECEIPTS_LEAST", 10),
+            (answers_module, "RECEIPTS_PER_ACTOR_MAX", 60 if kept_s == 2 else RECEIPTS_PER_ACTOR_MAX),
             (transfer_module, "CHUNK_BYTES", rng.choice((700, 4000))),
             (store_module, "BREATH_S", 0),
             (raft_log, "SYNC_POSTPONED_BYTES", rng.choice((0, 2000, raft_log.SYNC_POSTPONED_BYTES))),

@@ -123,6 +123,7 @@ SMALL = ("jobs", "buffers", "pools", "nodes", "receipts")
 DERIVED = frozenset(
     {
         "held_bytes",
+        "kept",
         "unfinished",
         "finished",
         "on_node",

@@ -25,6 +25,7 @@ from cluster.api.web.problems import (
     refused,
     too_busy,
     too_many,
+    too_many_answers,
     unforeseen,
     unknown_job,
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from cluster.schemas import ErrorAnswer, ErrorView
-from replica.values import Refusal, RefusalCode
+from replica.values import RECEIPTS_KEPT_S, Refusal, RefusalCode
 
 RETRY_AFTER_S = 1
 """What clients are told to wait when nobody leads or a queue is full, seconds: longer than most elections."""
@@ -63,6 +63,7 @@ STATUS_OF: Mapping[RefusalCode, int] = {
     RefusalCode.INVALID_FIELD: 400,
     RefusalCode.PATH_NOT_ALLOWED: 403,
     RefusalCode.COMMAND_TOO_OLD: 400,
+    RefusalCode.UNKNOWN_SESSION: 404,
     RefusalCode.ALREADY_FOUNDED: 409,
     RefusalCode.NO_DEFAULT_POOL: 400,
     RefusalCode.UNKNOWN_DEPENDENCY: 400,
@@ -147,3 +148,9 @@ def queue_full(
         remedy,
         headers={"Retry-After": str(RETRY_AFTER_S)},
     )
+
+
+def too_many_answers(sentence: str) -> Problem:
+    """Return the answer to a single command for which no more answers are kept."""
+    remedy = f"wait: each is kept for {RECEIPTS_KEPT_S} s; programs that send many have a session (POST /v1/sessions)"
+    return Problem(429, "too_many_answers", sentence, remedy, headers={"Retry-After": str(RETRY_AFTER_S)})

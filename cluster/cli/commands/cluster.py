@@ -1,4 +1,4 @@
-"""`forebay cluster …`: the feature level, which an operator raises once every replica runs a release that knows it."""
+"""`forebay cluster …` and `forebay session …`: feature level and time of the cluster; sessions of programs."""
 
 from collections.abc import Awaitable, Callable
 
@@ -7,7 +7,7 @@ import click
 from cluster.cli.commands.options import JSON_OPTION
 from cluster.cli.exits import ExitCode, Failure
 from cluster.cli.session import Session, session
-from cluster.cli.text import fields_table, note, show, show_json, table
+from cluster.cli.text import fields_table, moment, note, present, show, show_json, table
 from cluster.client import ApiError, Client
 from cluster.schemas import FEATURE_LEVEL_MAX, ClockAnswer, FeatureLevelAnswer, FeatureLevelRequest, SetClockRequest
 from cluster.schemas import operations as ops
@@ -133,3 +133,33 @@ def _show(answer: FeatureLevelAnswer, as_json: bool) -> None:
         note(f"{what} may be turned on: forebay cluster raise-feature-level")
     else:
         note(f"{what} may not be turned on yet: upgrade every replica to a release that knows it first")
+
+
+@click.group("session")
+def session_group() -> None:
+    """Show and close sessions of programs: the answers to their commands are kept until they have arrived."""
+
+
+@session_group.command("list")
+@JSON_OPTION
+def list_sessions(as_json: bool) -> None:
+    """List your sessions, or all as an operator, and the answers that are kept for them."""
+    answer = session().read(ops.LIST_SESSIONS)
+    if as_json:
+        show_json(answer)
+        return
+    rows = [
+        (row.session, row.actor, moment(row.opened_at), moment(row.used_at), row.acknowledged, row.answers)
+        for row in answer.sessions
+    ]
+    heads = ("SESSION", "OF", "OPENED", "USED", "ACKNOWLEDGED", "ANSWERS")
+    show(table(heads, rows, right=frozenset({"SESSION", "ACKNOWLEDGED", "ANSWERS"})))
+
+
+@session_group.command("close")
+@click.argument("number", metavar="SESSION", type=click.IntRange(min=1))
+@JSON_OPTION
+def close_session(number: int, as_json: bool) -> None:
+    """Close a session: what its program still waits for can no longer be asked again."""
+    answer = session().write(ops.CLOSE_SESSION, session=number)
+    present(answer, as_json, lambda: f"Closed session {number}.")

@@ -1,7 +1,6 @@
 """Agents: orders as soon as they change, reports settled once, silence noticed, progress shown."""
 
 import asyncio
-import importlib
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from cluster.security.identity import Role
 from cluster.security.pki import issue, load_authority
 from cluster.server.liveness import INATTENTION_S, NODE_DOWN_S, Liveness, Transfer
 from cluster.system.clock import SystemClock
-from replica.model.jobs import JobState
 from replica.model.nodes import Node
 from replica.state.state import EMPTY
 from replica.values.units import Instant
@@ -195,35 +193,6 @@ async def test_a_report_from_before_a_long_outage_is_still_heard_and_happens_onc
         again = await report(harness, "stage_in", {"type": "done"}, id_, attempt=attempt)
         assert again.body["results"][0]["outcome"] == "refused"
         assert harness.controller.state.buffers[1].state.word in ("staged-in", "pre-run")
-
-
-@story
-async def test_a_report_whose_receipt_is_used_up_while_it_waits_is_sent_again_and_heard(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The proposer knows the commands under way, `_report_id` only those that were applied."""
-    monkeypatch.setattr(importlib.import_module("replica.fold.apply"), "RECEIPTS_MAX", 16)
-    async with Harness(config) as harness:
-        await register(harness)
-        await harness.submit(script="#!/bin/sh\n")
-        await until(lambda: harness.controller.state.jobs[1].state.name == "CONFIGURING")
-        assert (await report(harness, "run", {"type": "started"})).body["results"][0]["outcome"] == "accepted"
-        made_now = harness.new_id()
-        await asyncio.sleep(0.01)
-        harness.engine.automatic = False
-        refused = [{"type": "hold_job", "command_id": harness.new_id(), "job_id": 999} for _ in range(40)]
-        many = asyncio.create_task(harness.ask("POST", "/v1/commands", {"commands": refused}, who="bob"))
-        await until(lambda: harness.controller.proposer.batches_in_flight >= 1)
-        ended = {"type": "ended", "exit_code": 0, "result": int(JobState.COMPLETED)}
-        first = asyncio.create_task(report(harness, "run", ended, made_now))
-        await asyncio.sleep(0.1)
-        harness.engine.commit()
-        harness.engine.automatic = True
-        await many
-        assert ((await first).status, (await first).body["error"]["outcome"]) == (503, "unknown")
-        again = await report(harness, "run", ended, made_now)
-        assert again.body["results"][0]["outcome"] == "accepted"
-        assert harness.controller.state.jobs[1].state.name == "COMPLETED"
 
 
 @story

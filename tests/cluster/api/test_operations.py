@@ -23,7 +23,8 @@ NAMES = """
     list_nodes admit_node drain_node resume_node register_node poll_orders report_operations
     list_transfers show_job_transfers list_receipts
     list_members add_member remove_member replace_member transfer_leadership show_feature_level raise_feature_level
-    show_clock set_clock show_status list_digests read_ledger read_stored_entries save_snapshot stream_events
+    list_sessions open_session close_session show_clock set_clock
+    show_status list_digests read_ledger read_stored_entries save_snapshot stream_events
     show_openapi show_health show_readiness show_metrics
 """
 

@@ -1,17 +1,26 @@
-"""Handlers of what is revoked: certificates by serial number, and all of one holder."""
+"""Handlers about who asks: certificates and holders that are revoked, and the sessions of programs."""
 
 from __future__ import annotations
 
 from cluster.api.service import Call, Reply, handles
-from cluster.api.web import Problem, bad
+from cluster.api.web import Problem, actor_of, bad
 from cluster.schemas import Command, made_of
 from cluster.schemas import certificates as v
 from cluster.schemas import operations as ops
+from cluster.schemas import sessions as w
 from cluster.security import CERTIFICATE_LIFETIME_DAYS
 from cluster.system import format_instant, parse_instant
+from replica.messages import ActorRole
 from replica.messages import commands as c
 from replica.state import State
-from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
+from replica.values import (
+    MICROSECONDS_PER_SECOND,
+    NEVER,
+    SESSION_IDLE_S_MAX,
+    SESSION_NUMBER_MAX,
+    SESSION_WINDOW_MAX,
+    Instant,
+)
 
 _LIFETIME: int = CERTIFICATE_LIFETIME_DAYS * 86_400 * MICROSECONDS_PER_SECOND
 
@@ -57,3 +66,43 @@ async def revoke_certificate(call: Call[v.RevocationRequest]) -> Reply[v.Revocat
 async def unrevoke_certificate(call: Call[Command]) -> Reply[v.RevocationsAnswer]:
     state = (await call.service.settle(call, c.UnrevokeCertificate(call.params["certificate"]))).state
     return Reply(state.revision, _revocations(state))
+
+
+def _sessions(state: State, asker: c.Actor) -> w.SessionsAnswer:
+    rows = tuple(
+        made_of(
+            session,
+            w.SessionView,
+            session=number,
+            actor=str(session.actor),
+            opened_at=format_instant(session.opened_at),
+            used_at=format_instant(session.used_at),
+        )
+        for number, session in sorted(state.sessions.items())
+        if asker.role is ActorRole.OPERATOR or session.actor == asker
+    )
+    return w.SessionsAnswer(revision=state.revision, sessions=rows)
+
+
+@handles(ops.LIST_SESSIONS)
+async def list_sessions(call: Call[None]) -> Reply[w.SessionsAnswer]:
+    state = await call.state()
+    return Reply(state.revision, _sessions(state, actor_of(call.identity)))
+
+
+@handles(ops.OPEN_SESSION)
+async def open_session(call: Call[Command]) -> Reply[w.OpenedSession]:
+    settled = await call.service.settle(call, c.OpenSession())
+    opened = w.OpenedSession(
+        revision=settled.revision, session=settled.revision, window=SESSION_WINDOW_MAX, idle_s=SESSION_IDLE_S_MAX
+    )
+    return Reply(settled.revision, opened)
+
+
+@handles(ops.CLOSE_SESSION)
+async def close_session(call: Call[Command]) -> Reply[w.SessionsAnswer]:
+    text = call.params["session"]
+    if not text.isascii() or not text.isdigit() or len(text) > 15 or int(text) > SESSION_NUMBER_MAX:
+        raise bad(f"{text!r:.40} is no session", "write its number: `forebay session list` shows them", "session")
+    state = (await call.service.settle(call, c.CloseSession(int(text)))).state
+    return Reply(state.revision, _sessions(state, actor_of(call.identity)))

@@ -1,0 +1,72 @@
+"""The ids of a program's commands, numbered in its session: which are answered, and up to where all are (law 6)."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from cluster.client.calls import tells
+from cluster.system import Clock
+from replica.values import SESSION_IDLE_S_MAX, SESSION_WINDOW_MAX, is_in_session, numbered, session_command_id
+
+REST_S: Final = SESSION_IDLE_S_MAX / 2
+"""Seconds without a command after which another session is opened: the cluster's clock may go at another speed."""
+
+UNKNOWN_SESSION: Final = "unknown_session"
+
+
+class SessionIds:
+    """Numbers for commands in one session after the other.
+
+    One that was never answered keeps its place among those that are outstanding, so that it can be sent again; where
+    they fill the window, another session is opened, and the former ends by itself.
+    """
+
+    def __init__(self, open_session: Callable[[], Awaitable[int]], clock: Clock) -> None:
+        """`open_session` opens one and returns its number; ApiError if it cannot."""
+        self._open = open_session
+        self._clock = clock
+        self._opening = asyncio.Lock()
+        self._session = 0
+        self._last = 0
+        """The sequence number that was given out last."""
+        self._acknowledged = 0
+        self._answered: set[int] = set()
+        """Those above it that were answered."""
+        self._used_s = 0.0
+
+    async def next_id(self) -> str:
+        """Return the id for one more command; opens a session where there is none that can be used."""
+        if not self._is_usable:
+            async with self._opening:
+                if not self._is_usable:
+                    session = await self._open()
+                    self._session, self._last, self._acknowledged, self._answered = session, 0, 0, set()
+        self._used_s = self._clock.monotonic_s()
+        self._last += 1
+        return session_command_id(self._session, self._last, self._acknowledged).hex()
+
+    @property
+    def _is_usable(self) -> bool:
+        rested_s = self._clock.monotonic_s() - self._used_s
+        return bool(self._session) and self._last - self._acknowledged < SESSION_WINDOW_MAX and rested_s < REST_S
+
+    def answered(self, command_id: str) -> None:
+        """Take note that a command's answer is here, or that nobody will ask for it again."""
+        found = bytes.fromhex(command_id)
+        if not self._session or not is_in_session(found):
+            return
+        said = numbered(found)
+        if said.session != self._session or not self._acknowledged < said.sequence <= self._last:
+            return
+        self._answered.add(said.sequence)
+        while self._acknowledged + 1 in self._answered:
+            self._acknowledged += 1
+            self._answered.remove(self._acknowledged)
+
+    def refused(self, command_id: str, status: int, code: str) -> None:
+        """Take note of a refusal, of no unknown outcome: a session that the cluster does not have is used no more."""
+        if code == UNKNOWN_SESSION and is_in_session(found := bytes.fromhex(command_id)):
+            if numbered(found).session == self._session:
+                self._session = 0
+        elif tells(status, code):
+            self.answered(command_id)

@@ -1,0 +1,108 @@
+"""Sessions of programs, and which answers are kept no longer (law 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, Final
+
+from replica.fold import Bounds, may_keep, unknown_session
+from replica.messages import Accepted, Actor, ActorRole, Decision, Session
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.state import Facts, State
+from replica.values import (
+    MICROSECONDS_PER_SECOND,
+    RECEIPTS_DROPPED_MAX,
+    RECEIPTS_KEPT_S,
+    SESSION_IDLE_S_MAX,
+    SESSIONS_EXPIRED_MAX,
+    SESSIONS_LEAST,
+    SESSIONS_MAX,
+    SESSIONS_PER_ACTOR_MAX,
+    Instant,
+    Refusal,
+    RefusalCode,
+    is_in_session,
+    numbered,
+)
+
+_IDLE_US: Final = SESSION_IDLE_S_MAX * MICROSECONDS_PER_SECOND
+
+
+def is_expiry_due(state: State, at: Instant) -> bool:
+    """Return whether `ExpireAnswers` would change something at `at`."""
+    return bool(_due_through(state, at)) or any(_has_expired(one, at) for one in state.sessions.values())
+
+
+def _has_expired(session: Session, at: Instant) -> bool:
+    return at - session.used_at > _IDLE_US
+
+
+def _due_through(state: State, at: Instant) -> int:
+    """Return up to which revision single commands were settled longer ago than RECEIPTS_KEPT_S; 0 for none."""
+    due = at // MICROSECONDS_PER_SECOND - RECEIPTS_KEPT_S
+    if not state.receipt_seconds or state.receipt_seconds[0][0] >= due:
+        return 0
+    return next((first - 1 for second, first in state.receipt_seconds if second >= due), state.revision)
+
+
+def _expire_answers(state: State, actor: Actor, command: c.ExpireAnswers, at: Instant) -> Decision:
+    events: list[e.Event] = []
+    through = _due_through(state, at)
+    if through:
+        oldest = [receipt.revision for _, receipt in islice(state.receipts.items(), RECEIPTS_DROPPED_MAX)]
+        events.append(e.ReceiptsDropped(min(through, oldest[-1]) if oldest else through))
+    expired: list[int] = []
+    answers = 0
+    for session in sorted((one for one in state.sessions.values() if _has_expired(one, at)), key=_number):
+        answers += session.answers
+        if len(expired) >= SESSIONS_EXPIRED_MAX or (expired and answers > RECEIPTS_DROPPED_MAX):
+            break
+        expired.append(session.number)
+    if expired:
+        events.append(e.SessionsEnded(tuple(expired), "expired"))
+    return Accepted(tuple(events))
+
+
+def _number(session: Session) -> int:
+    return session.number
+
+
+def _open_session(state: State, actor: Actor, command: c.OpenSession, at: Instant) -> Decision:
+    own = sum(session.actor == actor for session in state.sessions.values())
+    bounds = Bounds(SESSIONS_LEAST, SESSIONS_PER_ACTOR_MAX, SESSIONS_MAX)
+    if not may_keep(own, len(state.sessions), bounds):
+        return Refusal(
+            RefusalCode.LIMIT_EXCEEDED,
+            f"{actor} has {own} sessions of {len(state.sessions)}; at most {SESSIONS_PER_ACTOR_MAX} are possible, and "
+            f"{SESSIONS_MAX} of all",
+            "close one that no program uses (forebay session list), or wait: one ends when it was idle for "
+            f"{SESSION_IDLE_S_MAX} s",
+        )
+    return Accepted((e.SessionOpened(state.revision + 1, actor),))
+
+
+def _close_session(state: Facts, actor: Actor, command: c.CloseSession, at: Instant) -> Decision:
+    session = state.sessions.get(command.session)
+    if session is None or (session.actor != actor and actor.role is not ActorRole.OPERATOR):
+        return unknown_session(command.session)
+    return Accepted((e.SessionsEnded((command.session,), "closed"),))
+
+
+def close_of_itself(request: c.Request, command: c.CloseSession) -> Refusal | None:
+    """Return why a session is not closed by a command in it: nowhere could its answer be kept."""
+    if not is_in_session(request.id) or numbered(request.id).session != command.session:
+        return None
+    remedy = "close it with the id of a single command"
+    return Refusal(RefusalCode.WRONG_STATE, "a session cannot be closed by a command in it", remedy, "command_id")
+
+
+SESSIONS_BY_KEY: dict[type, Callable[[Facts, Actor, Any, Instant], Decision]] = {c.CloseSession: _close_session}
+"""Command -> what decides it by looking things up."""
+
+SESSIONS_BY_WALKING: dict[type, Callable[[State, Actor, Any, Instant], Decision]] = {
+    c.OpenSession: _open_session,
+    c.ExpireAnswers: _expire_answers,
+}
+"""Command -> what decides it from a whole State."""

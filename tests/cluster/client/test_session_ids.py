@@ -1,0 +1,101 @@
+"""A program's ids: numbered, acknowledged as far as all are answered, in another session where one cannot be used."""
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+import cluster.client.session_ids as module
+from cluster.client.session_ids import REST_S, SessionIds
+from replica.values.command_ids import numbered
+from replica.values.limits import SESSION_IDLE_S_MAX
+from replica.values.units import Instant
+from tests.clocks import ManualClock
+
+WINDOW = 6
+
+
+class Opened:
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def __call__(self) -> int:
+        await asyncio.sleep(0)
+        self.count += 1
+        return 100 + self.count
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["next", "answer", "refuse", "gone"]), st.integers(0, 9)), max_size=60)
+
+
+@given(STEPS)
+def test_an_id_acknowledges_exactly_the_answers_before_the_first_that_is_outstanding(
+    steps: list[tuple[str, int]],
+) -> None:
+    async def story() -> None:
+        opened = Opened()
+        ids = SessionIds(opened, ManualClock(Instant(0)))
+        given_out: list[str] = []
+        answered: set[str] = set()
+        for what, place in steps:
+            if what == "next":
+                made = await ids.next_id()
+                said = numbered(bytes.fromhex(made))
+                mine = [one for one in given_out if numbered(bytes.fromhex(one)).session == said.session]
+                first = next((number for number, one in enumerate(mine) if one not in answered), len(mine))
+                assert said.acknowledged == first, "it gave up an answer that is outstanding, or keeps one that is here"
+                assert said.sequence == len(mine) + 1 <= first + WINDOW
+                given_out.append(made)
+            elif given_out:
+                one = given_out[-1 - place % len(given_out)]
+                if what == "answer":
+                    ids.answered(one)
+                    answered.add(one)
+                elif what == "refuse":
+                    ids.refused(one, 404, "unknown_job")
+                    answered.add(one)
+                else:
+                    count, current = opened.count, numbered(bytes.fromhex(given_out[-1])).session
+                    ids.refused(one, 404, "unknown_session")
+                    again = numbered(bytes.fromhex(await ids.next_id()))
+                    if numbered(bytes.fromhex(one)).session == current:
+                        assert opened.count == count + 1 and (again.sequence, again.acknowledged) == (1, 0)
+                    given_out.append(f"{again.session:012x}8001{0x8000000000000000 | again.sequence:016x}")
+
+    with_window = module.SESSION_WINDOW_MAX
+    module.SESSION_WINDOW_MAX = WINDOW  # type: ignore[misc]
+    try:
+        asyncio.run(story())
+    finally:
+        module.SESSION_WINDOW_MAX = with_window  # type: ignore[misc]
+
+
+def test_many_who_ask_at_once_open_one_session_and_a_rest_opens_another() -> None:
+    async def story() -> None:
+        opened, clock = Opened(), ManualClock(Instant(0))
+        ids = SessionIds(opened, clock)
+        made = await asyncio.gather(*(ids.next_id() for _ in range(20)))
+        assert opened.count == 1 and len(set(made)) == 20
+        assert REST_S < SESSION_IDLE_S_MAX
+        clock.advance(REST_S - 1)
+        await ids.next_id()
+        assert opened.count == 1
+        clock.advance(REST_S + 1)
+        await ids.next_id()
+        assert opened.count == 2
+
+    asyncio.run(story())
+
+
+def test_an_answer_to_an_id_of_elsewhere_changes_nothing() -> None:
+    async def story() -> None:
+        ids = SessionIds(Opened(), ManualClock(Instant(0)))
+        ids.answered("017f22e279b07cc398c4dc0c0c07398f")
+        first = await ids.next_id()
+        ids.answered("017f22e279b07cc398c4dc0c0c07398f")
+        ids.refused("017f22e279b07cc398c4dc0c0c07398f", 404, "unknown_session")
+        assert numbered(bytes.fromhex(await ids.next_id()))[1:3] == (2, 0)
+        ids.answered(first)
+        assert numbered(bytes.fromhex(await ids.next_id()))[1:3] == (3, 1)
+
+    asyncio.run(story())
