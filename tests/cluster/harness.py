@@ -17,6 +17,7 @@ from cluster.api import Server, Service
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, PoolSpec, found
 from cluster.consensus import NO_OP, ChangeRefused, ClockBounds, Machine, NotLeader, Role, Wanted
+from cluster.eventloop import Identities
 from cluster.eventloop.slices import Work
 from cluster.schemas.command_ids import new_command_id
 from cluster.schemas.jobs import StatusView
@@ -242,6 +243,8 @@ class Harness:
         """What a majority's wall clocks say when this replica starts; None: what its own does."""
         self.automatic = automatic
         self.failures: list[BaseException] = []
+        self.accounts: dict[str, int] = {}
+        """The accounts of this replica's machine and their numbers, whatever those of the tests' are."""
         self.statuses: dict[str, StatusView] = {}
         """What peers say when they are asked for their status; who is not named does not answer."""
         self._sessions: dict[str, aiohttp.ClientSession] = {}
@@ -283,6 +286,7 @@ class Harness:
         self.engine = engine
         peers = Peers(self.config.cluster.id, self.certificate_clock)
         self.service = Service(self.controller, version="test", fail=self.fail, peers=peers)
+        self.service.identities = Identities(self.controller.clock, lookup=self.accounts.get)
         replica = self.config.replica("r1")
         self.server = Server(self.service, address=replica.api, tls=lambda: server_context(self.config.tls_files("r1")))
         await self.server.start()

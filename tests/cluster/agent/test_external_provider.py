@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pwd
 import signal
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from replica.model.jobs import JobState
 from replica.model.orders import Order
 from replica.model.provider import Provision
 from replica.model.requests import CreatePersistent, DestroyPersistent
+from tests.account import KNOWN, UNKNOWN
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import script_of, shown
 from tests.cluster.agent.test_agent import until
@@ -126,14 +128,19 @@ def test_a_job_has_its_operations_in_order_and_its_script_the_variables_of_paths
     asyncio.run(story())
 
 
-def test_datawarp_makes_and_removes_persistent_buffers_before_setup(external_provider: ProvidedSite) -> None:
+@pytest.mark.parametrize(("user", "uid"), [(UNKNOWN, os.geteuid()), (KNOWN, pwd.getpwnam(KNOWN).pw_uid)])
+def test_datawarp_makes_and_removes_persistent_buffers_before_setup_for_the_user_if_he_is_known_here(
+    external_provider: ProvidedSite, user: str, uid: int
+) -> None:
     creates = (CreatePersistent("alpha", 1048576, "fast", (Access.STRIPED,), "scratch"),)
     destroys = (DestroyPersistent("beta", True),)
 
     async def story() -> None:
         async with external_provider.site.running() as (controller, _):
             await controller.order(
-                external_provider.order(1, "stage_in", provider="datawarp", creates=creates, destroys=destroys)
+                external_provider.order(
+                    1, "stage_in", provider="datawarp", creates=creates, destroys=destroys, user=user
+                )
             )
             assert await controller.result(7, 1) == OperationDone()
             calls = [call.split() for call in external_provider.programs.calls()]
@@ -147,7 +154,7 @@ def test_datawarp_makes_and_removes_persistent_buffers_before_setup(external_pro
             ]
             assert calls[0][3] == "beta" and calls[0][-1] == "--hurry"
             assert calls[1][2:] == [
-                *("-c", "CLI", "-t", "alpha", "-u", str(os.geteuid())),
+                *("-c", "CLI", "-t", "alpha", "-u", str(uid)),
                 *("-C", "fast:1048576", "-a", "striped", "-T", "scratch"),
             ]
 

@@ -33,8 +33,7 @@ async def report(harness: Harness, job: int, stage: str, result: dict[str, Any])
 @story
 async def test_the_text_is_the_answer_in_slurms_form_and_unknown_accounts_are_said_to_be(config: Config) -> None:
     async with Harness(config) as harness:
-        known = {"alice": 1001, "bob": None}
-        harness.service.identities._lookup = known.get
+        harness.accounts["alice"] = 1001
         await node(harness)
         await harness.submit(script=ASKED)
         await harness.submit(script=ASKED, who="bob")
@@ -96,7 +95,7 @@ async def test_with_private_data_users_see_their_own_and_operators_all(config: C
 @story
 async def test_a_job_is_shown_with_its_users_number_and_what_it_asked_for(config: Config) -> None:
     async with Harness(config) as harness:
-        harness.service.identities._lookup = {"alice": 1001}.get
+        harness.accounts["alice"] = 1001
         body = {"script": ASKED, "comment": "physics", "mail_types": ["stage_out"], "nice": 3}
         submitted = await harness.submit(**body)
         assert submitted.status == 201, submitted
