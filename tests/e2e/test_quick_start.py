@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.account import KNOWN
+from tests.faults.attacks.jobs import SECRET_VARIABLE, TRIES, private
 from tests.ports import free_ports
 
 FOREBAY = Path(sys.executable).with_name("forebay")
@@ -21,27 +23,6 @@ TIMEOUT_S = 120
 """Seconds that a step may take: a bound against hanging."""
 
 IS_ROOT = os.geteuid() == 0
-STRANGER = "nobody"
-"""Account that a job has where the tests run as root; every machine has it."""
-
-PUBLIC = {".pem", ".toml"}
-"""What anybody may know: certificates and the configuration, which names no secrets."""
-
-TRIES = """#!/bin/sh
-#SBATCH -t 1
-exec 2>/dev/null
-id -u >tried
-while read -r path; do
-    [ -e "$path" ] && head -c 1 "$path" >/dev/null && echo "read $path" >>tried
-    [ -d "$path" ] && ls "$path" >/dev/null && echo "listed $path" >>tried
-    [ -e "$path" ] && [ -w "$path" ] && echo "may write $path" >>tried
-done <private
-for process in /proc/[0-9]*; do
-    [ "$process" != "/proc/$$" ] && tr '\\0' '\\n' <"$process/environ" | grep -q '^FOREBAY_QUICK_START=' \\
-        && echo "read the environment of $(tr '\\0' ' ' <"$process/cmdline")" >>tried
-done
-echo over >>tried
-"""
 
 
 @pytest.fixture
@@ -62,13 +43,8 @@ def typed(*words: str, directory: Path, config: Path | None = None) -> str:
     return done.stdout
 
 
-def private(site: Path) -> list[Path]:
-    """Everything of the cluster but what is public, with the directories that hold it."""
-    return [path for path in sorted(site.rglob("*")) if path.suffix not in PUBLIC and "buffers" not in path.parts]
-
-
 def test_the_quick_start_runs_a_job_which_as_root_reads_nothing_but_what_is_public(place: Path) -> None:
-    user = pwd.getpwnam(STRANGER) if IS_ROOT else pwd.getpwuid(os.geteuid())
+    user = pwd.getpwnam(KNOWN) if IS_ROOT else pwd.getpwuid(os.geteuid())
     data, site = place / "data", place / "site"
     data.mkdir()
     os.chown(data, user.pw_uid, user.pw_gid)
@@ -77,7 +53,7 @@ def test_the_quick_start_runs_a_job_which_as_root_reads_nothing_but_what_is_publ
     typed("init", "site", *words, "--user", user.pw_name, "--base-port", base, directory=place)
     cluster = subprocess.Popen(
         [str(FOREBAY), "up"], cwd=site, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "FOREBAY_QUICK_START": "secret"},
+        env={**os.environ, SECRET_VARIABLE: "secret"},
     )  # fmt: skip
     try:
         assert cluster.stdout is not None

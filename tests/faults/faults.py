@@ -31,11 +31,11 @@ class Plan(NamedTuple):
     skip: int = 0
 
 
-def build(directory: Path) -> Path:
+def build(directory: Path, source: Path = SOURCE) -> Path:
     """Compile the library into `directory` and return its path; Unable with the compiler's complaint."""
     directory.mkdir(parents=True, exist_ok=True)
-    library = directory / "faults.so"
-    line = ["gcc", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"]
+    library = directory / source.with_suffix(".so").name
+    line = ["gcc", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise Unable(f"needs gcc with the C library's headers (Debian: gcc libc6-dev): {done.stderr.strip()}")

@@ -30,22 +30,26 @@ class RunFailed(Exception):
 class LocalCluster:
     """Three replicas and two agents; every process is ours, and only ours are ever killed."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, user: str = USER) -> None:
         self.directory = directory
+        self.user = user
         self.file = directory / "forebay.toml"
         self.work = directory / "work"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.config: Config | None = None
 
-    def found(self, pools: dict[str, str], copy_rate: str, *, cpus: int = 2) -> None:
-        """Write configuration and certificates with `forebay init`, then say in the file how fast agents may copy."""
+    def found(self, pools: dict[str, str], copy_rate: str, *, cpus: int = 2, accounts: str | None = OWN) -> None:
+        """Write configuration and certificates with `forebay init`, then say in the file how fast agents may copy.
+
+        `accounts` None: jobs run as whom it says where it is told nothing.
+        """
         self.work.mkdir(parents=True)
         options = [f"--pool={name}={sizes}" for name, sizes in pools.items()]
         options += [f"--source-root={self.work}/input", f"--destination-root={self.work}"]
         options += [
             f"--base-port={free_ports(PORTS)[0]}",
-            f"--user={USER}",
-            f"--accounts={OWN}",
+            f"--user={self.user}",
+            *([f"--accounts={accounts}"] if accounts else []),
             f"--cpus={cpus}",
             "--cluster-name=faults",
         ]

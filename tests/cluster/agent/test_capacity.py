@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.agent.limits import BUFFER_DEPTH_MAX
 from cluster.agent.worker.buffer_usage import (
     PREALLOCATED_BYTES,
     PREALLOCATED_TIMES,
@@ -23,21 +22,9 @@ from cluster.agent.worker.buffer_usage import (
 from replica.messages.commands import OperationDone, ScriptEnded
 from replica.model.jobs import JobState
 from tests.cluster.agent.conftest import Site
+from tests.faults.attacks.jobs import ENDLESS, WRITES
 
 MIB = 1024**2
-ENDLESS = "while :; do sleep 0.1; done"
-"""What a script does that was not ended: it would wait for its time limit."""
-
-WRITES = {
-    "300MiB": ("dd if=/dev/zero of=big bs=1M count=300 2>/dev/null", "or more, and may hold 1 MiB"),
-    "20000-files": ("i=0; while [ $i -lt 20000 ]; do : > $i; i=$((i+1)); done", "may hold 10"),
-    "reserved": (": > reserved; fallocate -n -l 300M reserved", "of blocks, though its files are smaller"),
-    "deep": (
-        f"i=0; while [ $i -le {BUFFER_DEPTH_MAX} ]; do mkdir d; cd -P d; i=$((i+1)); done",
-        "so deep in each other",
-    ),
-}
-"""What a script writes into a buffer of 1 MiB, and what it is told."""
 
 
 @pytest.mark.parametrize("kind", WRITES)
