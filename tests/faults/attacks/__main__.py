@@ -50,7 +50,7 @@ ATTACKS = {
     ),
     "streams": Attack(
         "four streams of all history at a time, in a storm of clients", connections.streams, sites.replicas,
-        (3_000, 200_000),
+        (12_000, 200_000),
     ),
     "journal": Attack("journals filled with one user's updates", journal.journal, sites.small_journals, (5, 200)),
     "clocks": Attack("a leader's wall clock, an hour ahead and half a minute behind", clocks.clocks, clocks.settable,
@@ -76,7 +76,7 @@ async def attack(name: str, site: Any, size: int) -> dict[str, Any]:
     try:
         found: dict[str, Any] = dict(await ATTACKS[name].run(site, size))
     except (RunFailed, ApiError, TimeoutError, OSError) as error:
-        found = {"succeeded": f"{error or type(error).__name__}"}
+        found = {"succeeded": str(error) or type(error).__name__}
         print(f"{name}: SUCCEEDED: {found['succeeded']}", file=sys.stderr)
         for log in sorted((site.directory / "logs").glob("*.log")):
             for line in log.read_text(errors="replace").splitlines()[-WORDS_MAX:]:

@@ -103,8 +103,8 @@ async def streams(site: BareCluster, events: int) -> dict[str, int]:
             while not over.is_set():
                 reader, writer = await connected(site, leader, USER)
                 writer.write(b"GET /v1/jobs?limit=10000 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-                if not (await ended(reader)).startswith(b"HTTP/1.1 200"):
-                    raise RunFailed("a request of the storm was not answered")
+                if not (said := await ended(reader)).startswith(b"HTTP/1.1 200"):
+                    raise RunFailed(f"a request of the storm was not answered by {leader}: {said[:400]!r}")
                 writer.close()
                 count += 1
             return count

@@ -16,11 +16,20 @@ from cluster.schemas import operations as ops
 from cluster.schemas.requests import ClearRequest, DrainRequest
 from replica.grammar.settings import KEYS, Kind
 from tests.faults import verify
-from tests.faults.attacks.sites import IS_ROOT, LUA_NAME, PATIENCE_S, RunFailed, run_job, seen, submitted
+from tests.faults.attacks.sites import (
+    IS_ROOT,
+    LUA_NAME,
+    PATIENCE_S,
+    RunFailed,
+    nodes_are_there,
+    run_job,
+    seen,
+    submitted,
+)
 from tests.faults.local_cluster import LocalCluster
 
-PUBLIC: Final = {".pem", ".toml"}
-"""What anybody may know: certificates and the configuration, which names no secrets."""
+PUBLIC: Final = {".pem", ".toml", ".lua"}
+"""What anybody may know: certificates, the configuration, which names no secrets, and the site's program."""
 
 SECRET_VARIABLE: Final = "FOREBAY_QUICK_START"
 """A variable that replicas and agents have: who reads it has read the environment of somebody else."""
@@ -82,9 +91,9 @@ async def keys(site: LocalCluster, jobs: int) -> dict[str, int]:
     async with site.client(site.user) as client:
         for _ in range(jobs):
             await run_job(site, client, "keys", *TRIES.splitlines()[1:])
-            tried = (site.work / "tried").read_text().splitlines()
-            if tried[0] == "0" or tried[1:] != ["over"]:
-                raise RunFailed(f"a job that ran as uid {tried[0]}: {tried[1:]}")
+            uid, *could = (site.work / "tried").read_text().splitlines()
+            if uid == "0" or could != ["over"]:
+                raise RunFailed(f"a job that ran as uid {uid} could do this: {could}")
     return {"jobs": jobs, "paths": len(found)}
 
 
@@ -115,6 +124,7 @@ async def names(site: LocalCluster, rounds: int) -> dict[str, int]:
     looks = f"(find {lake}; cat {lake}/* {lake}/../*/* {lake}/../.*/*) >looked 2>/dev/null"
     async with site.client("operator") as operator, site.client(site.user) as client:
         # One node, so that the next buffer lies where the last one lay.
+        await nodes_are_there(client)
         drain = DrainRequest(command_id=operator.new_command_id(), reason="attack")
         await operator.call(ops.DRAIN_NODE, drain, name="n2")
         await asyncio.to_thread(site.forebay, "config", "set", "Flags=EnablePersistent")
@@ -204,7 +214,9 @@ async def programs(site: LocalCluster, jobs: int) -> dict[str, int]:
     """As an operator, name the text of a user's job as each program that a configuration can name."""
     ran = site.work / "ran"
     # Who is root, or runs it as a file of the agent that is no job's script, is Forebay itself.
-    says = f'case "$0" in */calls/*) echo "$0 as $(id -u)" >>{ran};; esac; [ "$(id -u)" = 0 ] && echo "$0" >>{ran}'
+    says = (
+        f'case "$0" in */calls/*) echo "$0 as $(id -u)" >>{ran}; exit 0;; esac; [ "$(id -u)" = 0 ] && echo "$0" >>{ran}'
+    )
     naming = [key.name for key in KEYS if key.kind is Kind.PROGRAM]
     named = tried = 0
     async with site.client("operator") as operator, site.client(site.user) as client:

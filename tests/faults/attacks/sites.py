@@ -24,7 +24,7 @@ from cluster.system.address import Address
 from tests.account import KNOWN
 from tests.faults import verify
 from tests.faults.bare import BareCluster, held_job
-from tests.faults.local_cluster import REPLICAS, LocalCluster
+from tests.faults.local_cluster import AGENTS, REPLICAS, LocalCluster
 from tests.faults.local_cluster import RunFailed as RunFailed
 
 PATIENCE_S: Final = 120.0
@@ -58,7 +58,7 @@ def replicas(directory: Path) -> BareCluster:
     """Return three replicas that send mail with a program that reads addresses as GNU mailutils does."""
     site = BareCluster(directory)
     # A storm keeps the machine busy: who leads is to be deposed for being held, not for being one of many.
-    site.found(settings="election_min_ms = 1500\nelection_max_ms = 3000")
+    site.found(settings="election_min_ms = 1000\nelection_max_ms = 2000")
     program = directory / "mail"
     program.write_text(MAIL_PROGRAM.format(sent=directory / "sent"))
     program.chmod(0o755)
@@ -83,7 +83,8 @@ def whole(directory: Path) -> LocalCluster:
     directory.mkdir(mode=0o755)
     site = LocalCluster(directory, user=user.pw_name)
     site.found({"fast": "64MiB/1MiB,default"}, "1GiB", accounts=None)
-    os.chown(site.work, user.pw_uid, user.pw_gid)
+    # Whoever jobs run as says here what he could do.
+    site.work.chmod(0o777)
     lua = directory / LUA_NAME
     lua.write_text("".join(f"function slurm_bb_{name}(...) return slurm.SUCCESS, '' end\n" for name in LUA_FUNCTIONS))
     with site.file.open("a") as file:
@@ -155,6 +156,16 @@ async def history(client: Client, events: int) -> None:
 def logged(site: BareCluster) -> str:
     """Return all that the replicas have said."""
     return "".join(site.log(name).read_text(errors="replace") for name in REPLICAS)
+
+
+async def nodes_are_there(client: Client) -> None:
+    """Wait until the agents of all nodes have registered; RunFailed if they do not."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while len((await client.call(ops.LIST_NODES)).nodes) < len(AGENTS):
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise RunFailed(f"the agents have not registered within {PATIENCE_S:g} s") from None
 
 
 async def submitted(
