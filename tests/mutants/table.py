@@ -1,4 +1,4 @@
-"""Mutants of consensus and of the proposer, each with the world and the seed that are known to find it.
+"""Mutants of consensus, the journal and the proposer, each with the world and the seed that are known to find it.
 
 A seed belongs to the code: after a change of either another one may be the first to find a mutant. `python -m
 tests.mutants` looks for those again, and prints the rows that have changed.
@@ -21,6 +21,7 @@ _STATE: Final = "cluster.consensus.state:"
 _MEMBERS: Final = "cluster.consensus.membership_change:"
 _CONFIGURATIONS: Final = "cluster.consensus.configurations:Configurations."
 _PROPOSER: Final = "cluster.server.proposer:Proposer."
+_JOURNAL: Final = "wal.journal:Journal."
 
 _COMPLETE: Final = "(request.last_term, request.last_index) >= own"
 
@@ -50,6 +51,7 @@ MUTANTS: Final = (
            "raft.term + 1, raft.me", "raft.term, raft.me", "raft", 1),
     Mutant("what was checked survives its term", _ELECTION + "_enter_term",
            "raft.checked_index = raft.commit_index", "pass", "restless", 0),
+    Mutant("a promise survives its term", _ELECTION + "_enter_term", "raft.outbox.drop()", "pass", "net", 3),
     Mutant("reads survive the leadership", _ELECTION + "become_follower",
            "raft.end_leadership()", "pass", "raft", 1),
     Mutant("a leader decides before its first entry is applied", _ELECTION + "_become_leader",
@@ -122,6 +124,8 @@ MUTANTS: Final = (
     # the log
     Mutant("what was cut still counts as synced", _LOG + "truncate_from",
            "raft.durable_index = min(raft.durable_index, index - 1)", "pass", "restless", 0),
+    Mutant("what was cut is still synced to the journal itself", _JOURNAL + "_cut",
+           "self._synced.truncated(index)", "pass", "net", 5),
     Mutant("promises leave without a sync", _LOG + "make_durable", "journal.sync()", "pass", "raft", 0),
     Mutant("a copy that was put off counts", _LOG + "make_durable",
            "        if postpones_sync(raft):\n            return",

@@ -75,6 +75,10 @@ class Oracle:
         self.lives = Lives(violate)
         self._held: dict[str, tuple[int, State]] = {}
         """Where each replica was last found to be equal to the history."""
+        self._settled_at: dict[bytes, int] = {}
+        """The entry that settled a command."""
+        self.told_index = 0
+        """The newest entry that an answer was given by."""
         self.floor = 0
         """The newest revision that anybody outside was told of: no later read may be older."""
         self.void = 0
@@ -279,6 +283,7 @@ class Oracle:
             code = None if entry.refusal is None else int(entry.refusal.code)
             self.effects[entry.id] = Effect(draft.revision, job, code)
             draft.settle(entry.id, Receipt(Revision(draft.revision), job, entry.refusal, entry.digest, entry.actor))
+            self._settled_at[entry.id] = index
 
     # What clients were told
 
@@ -289,6 +294,8 @@ class Oracle:
             self._violate(f"{name} answers command {command_id.hex()} with revision {revision}; it is not committed")
         elif truth != told:
             self._violate(f"{name} answers command {command_id.hex()} with {told}; it was settled as {truth}")
+        else:
+            self.told_index = max(self.told_index, self._settled_at[command_id])
 
     def heard(self, command_id: bytes, revision: int, job: int, refusal: int | None) -> None:
         """A client has its answer."""

@@ -276,6 +276,8 @@ class SimReplica:
             for sender in getattr(getattr(controller.engine, "_engine", None), "_senders", {}).values():
                 sender.close()
         self.disk.lose_power()
+        if self.world.look_inside:
+            self.world.inside.crashed(self)
         links, self.links = self.links, None
         if links is not None:
             links.open = False
@@ -410,6 +412,8 @@ class SimReplica:
                 f"{self.name} counts by version {engine.configuration.version} of the configuration; its journal says "
                 f"{journal.in_force.version}"
             )
+        if self.world.look_inside:
+            self.world.inside.look(self)
         self._look_for_silence(engine)
         role = (str(engine.role), engine.term)
         if role == self.role:
@@ -422,8 +426,10 @@ class SimReplica:
                 self.world.counts["elections"] += 1
                 oracle.led_without(self.name, engine.term, journal.last_index)
             oracle.leads(self.identity, engine.term, journal.term_of)
-            if self.world.look_inside and not journal.in_force.votes(self.identity):
-                self.world.violate(f"{self.name} leads term {engine.term} without being a voter")
+            if self.world.look_inside:
+                self.world.inside.elected(self)
+                if not journal.in_force.votes(self.identity):
+                    self.world.violate(f"{self.name} leads term {engine.term} without being a voter")
 
     def _look_for_silence(self, consensus: Any) -> None:
         """Nobody leads without a majority for longer than one grace, late as its timers may have been (H15).

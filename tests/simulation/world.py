@@ -38,6 +38,7 @@ from tests.simulation.clients import SimAgent, SimClient
 from tests.simulation.disk import SimDisk, SimEnvironments
 from tests.simulation.ending import Ending
 from tests.simulation.faults import Faults
+from tests.simulation.inside import Inside
 from tests.simulation.loop import EPOCH_US, Spinning, Timeline
 from tests.simulation.members import Operator
 from tests.simulation.network import Network, SimLinks
@@ -146,6 +147,7 @@ class World:
         self._clients = clients
         self._founders = replicas
         self.look_inside = look_inside
+        self.inside = Inside(self)
         self._connecting = ""
 
     def __enter__(self) -> World:
@@ -281,6 +283,7 @@ class World:
             if not disk.is_synced:
                 self.violate(f"{links.me} promises {type(message).__name__} to {peer} before its disk has it")
             self.oracle.promised(links.me, peer, message, disk)
+            self.inside.promised(links.me)
 
     def holders(self, name: str, index: int, term: int) -> tuple[int, int]:
         """Return on how many voters' disks an entry is, and how many are needed, by the configuration in force there.
