@@ -2,8 +2,13 @@
 
 The cryptography of one handshake takes a millisecond or two of the loop's thread. asyncio's own listener accepts all
 that wait in one turn, and when 256 clients come at once the next turn does 256 handshakes: no heartbeat leaves
-meanwhile, and leadership moves. Here a turn of the loop begins at most ACCEPTS_PER_TURN, and a pause follows, which
+meanwhile, and leadership moves. Here a turn of the loop begins at most BEGUN_PER_TURN, and a pause follows, which
 becomes longer as long as the loop comes late to its end: a storm of clients slows down itself and nobody else.
+
+A client of TLS 1.3 believes itself connected as soon as it has sent its last flight, and sends a request behind it. So
+nobody whose handshake goes on is cut for a later one: with HANDSHAKES_MAX under way the others wait, unanswered. Who
+says nothing at all takes no such place, and whoever holds one and does not go on loses it after GIVE_WAY_S; at once
+where it is wanted by another address that has fewer.
 
 Connections are read into a buffer that is there already. For a protocol that takes bytes as they come, uvloop and
 asyncio make room for 256 KiB before each read of a TLS connection. Measured with messages of 200 bytes on eight
@@ -18,9 +23,10 @@ import logging
 import os
 import socket
 import ssl
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 from cluster.system import Address
 
@@ -54,24 +60,36 @@ class ReadingProtocol(asyncio.BufferedProtocol):
 
 LOGGER = logging.getLogger(__name__)
 
-ACCEPTS_PER_TURN = 2
+ACCEPTS_PER_TURN = 16
+"""Connections that are accepted in one turn of the loop, count: some 50 us each."""
+
+BEGUN_PER_TURN = 2
 """Handshakes that begin in one turn of the loop, count: a few milliseconds."""
 
 ACCEPT_PAUSE_S = 0.004
 """Between such turns, seconds: other work gets at least half of the time, and 500 clients come in within a second."""
 
-ACCEPT_PAUSE_S_MAX = 0.256
-"""The longest such pause, seconds: eight clients a second come in even where the loop has hardly any time."""
+ACCEPT_PAUSE_S_MAX = 0.064
+"""The longest such pause, seconds: thirty clients a second come in even where the loop has hardly any time, and take a
+sixteenth of it."""
 
 LATE_S_MAX = 0.01
 """How late the loop may come to the end of a pause, seconds; where it comes later, the next pause is twice as long."""
 
 HANDSHAKES_MAX = 64
-"""Connections that have not finished their handshake, count; for a further one the oldest is closed. Clients may send
-their last flights all at once: this many take a few hundredths of a second."""
+"""Handshakes under way, count; further ones wait. Clients may send their last flights all at once: this many take a few
+hundredths of a second."""
+
+GIVE_WAY_S = 3.0
+"""How long a handshake that others of its own address wait for may take, seconds: a process that opens hundreds of
+connections at once needs one."""
+
+WAITING_MAX = 1024
+"""Connections accepted whose handshake has not begun, count. For a further one the oldest that has said nothing is
+closed; where all have, no more are accepted, and wait in the backlog."""
 
 HANDSHAKE_S_MAX = 10.0
-"""How long a handshake may take, seconds."""
+"""How long a connection may say nothing, and how long a handshake that has begun may take, seconds."""
 
 BACKLOG = 1024
 """Connections that the kernel may hold before they are accepted, count: two seconds' worth."""
@@ -88,6 +106,14 @@ def next_pause_s(pause_s: float, late_s: float) -> float:
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
 
+class _UnderWay(NamedTuple):
+    """A handshake that has begun."""
+
+    connection: socket.socket
+    host: str
+    since_s: float
+
+
 class Acceptor:
     """Listens at one address and hands each connection that has shown its certificate to a protocol."""
 
@@ -98,9 +124,17 @@ class Acceptor:
         self._address = address
         self._tls = tls
         self._socket: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
-        self._handshakes: dict[asyncio.Task[None], socket.socket] = {}
-        """Handshakes under way, oldest first."""
+        self._pumps: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        """One for each connection until its handshake is over."""
+        self._silent: dict[asyncio.Task[None], None] = {}
+        """Those that have said nothing, oldest first."""
+        self._line: dict[str, deque[tuple[asyncio.Task[None], socket.socket, asyncio.Future[None]]]] = {}
+        """Those that have, by their address: who is to begin next comes first."""
+        self._handshakes: dict[asyncio.Task[None], _UnderWay] = {}
+        """Those that have begun, oldest first."""
+        self._change = asyncio.Event()
+        """Set when somebody comes into the line, or a handshake is over."""
 
     @property
     def port(self) -> int:
@@ -126,13 +160,11 @@ class Acceptor:
             listening.close()
             raise OSError(error.errno, f"{self._address}: {os.strerror(error.errno or 0)}") from error
         self._socket = listening
-        self._accepting = loop.create_task(self._accept(listening))
+        self._pumps = [loop.create_task(self._accept(listening)), loop.create_task(self._begin())]
 
     async def stop(self) -> None:
         """Stop listening and end the handshakes under way; connections that are made go on."""
-        tasks = [*self._handshakes]
-        if self._accepting is not None:
-            tasks.append(self._accepting)
+        tasks = [*self._tasks, *self._pumps]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -141,31 +173,96 @@ class Acceptor:
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        begun, pause_s = 0, ACCEPT_PAUSE_S
+        accepted = 0
         while True:
             try:
-                connection, _ = await loop.sock_accept(listening)
+                connection, address = await loop.sock_accept(listening)
             except OSError as error:
                 LOGGER.error("a connection to %s could not be accepted: %s", self._address, error)
                 await asyncio.sleep(RETRY_S)
                 continue
-            if len(self._handshakes) >= HANDSHAKES_MAX:
-                # Shut down, not closed: the descriptor belongs to its transport, which ends when it reads the end.
-                with suppress(OSError):
-                    self._handshakes.pop(next(iter(self._handshakes))).shutdown(socket.SHUT_RDWR)
-            task = loop.create_task(self._handshake(connection))
-            self._handshakes[task] = connection
+            task = loop.create_task(self._connect(connection, str(address[0])))
+            self._tasks.add(task)
+            self._silent[task] = None
             task.add_done_callback(self._done)
+            while self._waiting() > WAITING_MAX:
+                if self._silent:
+                    next(iter(self._silent)).cancel()
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+            accepted += 1
+            if accepted % ACCEPTS_PER_TURN == 0:
+                await asyncio.sleep(0)
+
+    def _waiting(self) -> int:
+        return len(self._silent) + sum(len(line) for line in self._line.values())
+
+    async def _begin(self) -> None:
+        """Let those in the line begin, a few at a time."""
+        loop = asyncio.get_running_loop()
+        begun, pause_s = 0, ACCEPT_PAUSE_S
+        while True:
+            self._change.clear()
+            host = self._next_host()
+            if host is None:
+                await self._change.wait()
+                continue
+            if len(self._handshakes) >= HANDSHAKES_MAX and (wait_s := self._give_way(host)) > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._change.wait()
+                continue
+            line = self._line.pop(host)
+            task, connection, turn = line.popleft()
+            if line:
+                self._line[host] = line  # behind those who have as many
+            if turn.done():
+                continue  # it went away
+            self._handshakes[task] = _UnderWay(connection, host, loop.time())
+            turn.set_result(None)
             begun += 1
-            if begun % ACCEPTS_PER_TURN == 0:
+            if begun % BEGUN_PER_TURN == 0:
                 due_s = loop.time() + pause_s
                 await asyncio.sleep(pause_s)
                 pause_s = next_pause_s(pause_s, loop.time() - due_s)
 
-    async def _handshake(self, connection: socket.socket) -> None:
+    def _next_host(self) -> str | None:
+        """Return of whose address the next one begins: who has the fewest under way."""
+        held = Counter(one.host for one in self._handshakes.values())
+        return min(self._line, key=held.__getitem__, default=None)
+
+    def _give_way(self, host: str) -> float:
+        """Close a handshake that gives way to one from `host`; return how many seconds to wait where none does yet."""
+        held = Counter(one.host for one in self._handshakes.values())
+        most = max(held, key=held.__getitem__)
+        greedy = most if held[most] > held[host] + 1 else None
+        task, oldest = next(one for one in self._handshakes.items() if greedy in (None, one[1].host))
+        wait_s = 0.0 if greedy else GIVE_WAY_S - (asyncio.get_running_loop().time() - oldest.since_s)
+        if wait_s <= 0:
+            del self._handshakes[task]
+            # Shut down, not closed: the descriptor belongs to its transport, which ends when it reads the end.
+            with suppress(OSError):
+                oldest.connection.shutdown(socket.SHUT_RDWR)
+        return max(0.0, wait_s)
+
+    async def _connect(self, connection: socket.socket, host: str) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await asyncio.get_running_loop().connect_accepted_socket(
+            async with asyncio.timeout(HANDSHAKE_S_MAX):
+                await _readable(connection)
+            del self._silent[task]
+            turn: asyncio.Future[None] = loop.create_future()
+            self._line.setdefault(host, deque()).append((task, connection, turn))
+            self._change.set()
+            # Without a bound of time: whoever no longer wants it has closed it, and its handshake ends as it begins.
+            await turn
+        except (OSError, TimeoutError, asyncio.CancelledError) as error:
+            connection.close()
+            LOGGER.debug("a connection to %s ended before its handshake: %s", self._address, error)
+            return
+        try:
+            await loop.connect_accepted_socket(
                 self._factory, connection, ssl=self._tls(), ssl_handshake_timeout=HANDSHAKE_S_MAX
             )
         except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError; asyncio has closed the socket
@@ -173,6 +270,25 @@ class Acceptor:
             LOGGER.debug("a handshake at %s failed: %s", self._address, error)
 
     def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._silent.pop(task, None)
         self._handshakes.pop(task, None)
+        self._change.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             LOGGER.error("a handshake at %s failed", self._address, exc_info=error)
+
+
+async def _readable(connection: socket.socket) -> None:
+    """Wait until the other end has sent something, or gone."""
+    loop = asyncio.get_running_loop()
+    came: asyncio.Future[None] = loop.create_future()
+
+    def heard() -> None:
+        if not came.done():
+            came.set_result(None)
+
+    loop.add_reader(connection, heard)
+    try:
+        await came
+    finally:
+        loop.remove_reader(connection)
