@@ -348,7 +348,7 @@ class Operation:
                 control=control.descriptor,
                 cgroup=entrance,
                 process=self._settings.process,
-                keeps_quotas=self._home.keeps_quotas,
+                capacity_control=self._home.capacity_control.word,
                 cluster=self._settings.cluster,
                 left=left,
                 agent=os.getpid(),

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from cluster.agent.files import STEPS, FileRefused, RemovalFailed, is_no_room, project_quota
+from cluster.agent.files import STEPS, FileRefused, RemovalFailed, capacity, is_no_room
 from cluster.agent.home import GivenUp, Handle, Home
 from cluster.agent.limits import DISK_FULL_RETRY_S, DISK_FULL_RETRY_S_MAX, SUPERVISOR_LAUNCHES_MAX, SUPERVISOR_POLL_S
 from cluster.agent.messages import failure
@@ -150,13 +150,13 @@ class ScriptRun:
 
     def _hold_inodes(self) -> None:
         """Bound how many files the script may make, where the file system can: beside those that were staged in."""
-        order = self._order
-        if not self._home.keeps_quotas or order.provision is not None or not (order.pool_is_bytes and order.has_buffer):
+        order, control = self._order, self._home.capacity_control.word
+        if control == capacity.WATCH or order.provision is not None or not (order.pool_is_bytes and order.has_buffer):
             return
         if order.capacity_bytes:
             with contextlib.suppress(FileNotFoundError):
                 with closing(open_directory(str(order.job), dir_fd=self._home.buffers)) as buffer:
-                    project_quota.hold_inodes(buffer, inodes_of(order.capacity_bytes))
+                    capacity.hold_inodes(buffer, control, inodes_of(order.capacity_bytes))
 
     async def _see_through(self, record: ScriptRecord) -> ScriptEnded:
         while True:

@@ -193,7 +193,7 @@ class Agent:
                 cpus=self._cpus,
                 buffers=str(self._home.path / BUFFERS),
                 process_control="listing" if self._home.cgroups is None else "cgroup",
-                capacity_control="project_quota" if self._home.keeps_quotas else "watch",
+                capacity_control=self._home.capacity_control.word,
             )
             try:
                 answer = await self._controller.register(self._node, request)
@@ -319,6 +319,19 @@ def _hold_processes(home: Home, where: str) -> None:
         raise AgentFailed(f"cgroup = {where!r}: {refused}")
 
 
+def _say_capacity_control(home: Home) -> None:
+    """Say what holds buffers to their capacity while a job writes."""
+    control = home.capacity_control
+    if control.why_watch:
+        logger.warning(
+            "what jobs write is watched, which ends a job soon after it wrote more than its buffer may hold, "
+            "but does not refuse it: %s",
+            control.why_watch,
+        )
+    else:
+        logger.info("buffers are held to their capacity by %s", control.word)
+
+
 async def _serve(config: Config, name: str) -> None:
     own = config.agent(name)
     clock = SystemClock()
@@ -347,6 +360,7 @@ async def _serve(config: Config, name: str) -> None:
             return
         with contextlib.closing(opened) as home:
             _hold_processes(home, own.cgroup)
+            _say_capacity_control(home)
             try:
                 async with Client.from_config(config, name, deadline_s=CALL_DEADLINE_S) as controller:
                     await Agent(home, settings, own.cpus, controller, clock).run(stop)

@@ -2,7 +2,7 @@
 
 from cluster.system.address import Address, AddressError
 from cluster.system.clock import Clock, SystemClock, format_instant, parse_instant
-from cluster.system.descriptors import closing, open_directory, write_all
+from cluster.system.descriptors import closing, names_in, open_directory, write_all
 from cluster.system.job_process import CAPABILITIES, LIMITS, UNLIMITED, JobProcess, forgo, limit, prepare, reset
 from cluster.system.processes import (
     all_pids,

@@ -21,6 +21,16 @@ def open_directory(path: str | bytes | os.PathLike[str], *, dir_fd: int | None =
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
 
 
+def names_in(directory: int) -> list[str]:
+    """Return the names in an open directory, in no order. OSError.
+
+    What was made in it since it was opened, or listed, is among them: btrfs shows that only after a seek to the start
+    (Linux from 6.5 on), which os.listdir leaves out.
+    """
+    os.lseek(directory, 0, os.SEEK_SET)
+    return os.listdir(directory)
+
+
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
     """Write all of `data`, however many calls it takes."""
     rest = memoryview(data)

@@ -1,6 +1,7 @@
-"""Files as an agent must treat them: durable writes, safe paths (openat), removal, project quotas."""
+"""Files as an agent must treat them: durable writes, safe paths (openat), removal, capacity of buffers."""
 
-from cluster.agent.files import project_quota as project_quota
+from cluster.agent.files import capacity as capacity
+from cluster.agent.files import subvolumes as subvolumes
 from cluster.agent.files.durable import (
     BUFFERS,
     CALLS,

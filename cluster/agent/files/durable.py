@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from cluster.agent.limits import FILE_BYTES_MAX, RESERVE_BYTES, RESERVE_FILES
-from cluster.system import closing, write_all
+from cluster.system import closing, names_in, write_all
 
 _T = TypeVar("_T")
 
@@ -135,7 +135,7 @@ class ReserveFiles:
         """Take stock of the open directory, and make what is missing as far as there is room."""
         self._directory = directory
         self._free: list[str] = []
-        for name in sorted(os.listdir(directory)):
+        for name in sorted(names_in(directory)):
             if os.stat(name, dir_fd=directory, follow_symlinks=False).st_size == RESERVE_BYTES:
                 self._free.append(name)
             else:

@@ -17,10 +17,10 @@ _STATFS_BYTES: Final = 256
 
 _EXT: Final = 0xEF53
 _XFS: Final = 0x58465342
-_BTRFS: Final = 0x9123683E
+BTRFS: Final = 0x9123683E
 _TMPFS: Final = 0x01021994
 
-LOCAL: Final = frozenset({_EXT, _XFS, _BTRFS, _TMPFS})
+LOCAL: Final = frozenset({_EXT, _XFS, BTRFS, _TMPFS})
 """File systems of this machine whose syncfs(2) writes everything and says if anything was lost. With others, such as a
 file server's or one in user space, that is not certain, and each file is synced by itself."""
 

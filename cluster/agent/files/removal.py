@@ -2,7 +2,8 @@
 
 A tree may be deeper than there are descriptors, and its owner may still be changing it. So a subdirectory that is not
 empty is moved to the top under a name of our own and emptied there: whatever the shape, two directories are open at a
-time."""
+time. On btrfs its owner may have made subvolumes in it: they can be moved to the top, but what is in one cannot leave
+it, so each is a top of its own while it is emptied, and a third directory is open."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ import errno
 import os
 import uuid
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
-from cluster.system import closing, open_directory
+from cluster.agent.files import subvolumes
+from cluster.system import closing, names_in, open_directory
 
 KEPT_NAMED_MAX: Final = 8
 """Things that may not be removed that are named, count: what a message has room for."""
@@ -71,15 +73,24 @@ def _empty(top: int, shown: str, kept: list[str] | None = None) -> None:
     while True:
         if kept is not None:
             kept.clear()
-        moved = _clear(top, top, shown, kept)
+        moved = _clear(_Tops(top, top), top, shown, kept)
         if not moved:
             return
 
 
-def _clear(top: int, directory: int, shown: str, kept: list[str] | None) -> bool:
-    """Remove what is in `directory`, one level deep; True if something was moved to `top` and has to be looked at."""
+class _Tops(NamedTuple):
+    """Where what is not empty is moved to: open directories."""
+
+    outer: int
+    """Subvolumes."""
+    inner: int
+    """Directories; another one while a subvolume is emptied."""
+
+
+def _clear(top: _Tops, directory: int, shown: str, kept: list[str] | None) -> bool:
+    """Remove what is in `directory`, one level deep; True if something was moved to a top and has to be looked at."""
     moved = False
-    for name in os.listdir(directory):
+    for name in names_in(directory):
         try:
             os.unlink(name, dir_fd=directory)
             continue
@@ -107,25 +118,42 @@ def _keep(directory: int, name: str, shown: str, kept: list[str] | None, error: 
         kept.append(f"{shown}/{name} (of user {owner})")
 
 
-def _clear_subdirectory(top: int, directory: int, name: str, shown: str, kept: list[str] | None) -> bool:
+def _clear_subdirectory(top: _Tops, directory: int, name: str, shown: str, kept: list[str] | None) -> bool:
     try:
         os.rmdir(name, dir_fd=directory)
         return False
     except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+        # EROFS: a subvolume that its owner has made read-only.
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EROFS):
             raise
     moved = False
     with _entered(directory, name) as inner:
-        if directory != top:
-            # Its turn comes when the top is listed again.
-            os.rename(name, f".forebay-gone-{uuid.uuid4().hex}", src_dir_fd=directory, dst_dir_fd=top)
+        is_subvolume = os.fstat(inner).st_dev != os.fstat(directory).st_dev and subvolumes.is_subvolume(inner)
+        target = top.outer if is_subvolume else top.inner
+        if directory != target:
+            # Its turn comes when that top is listed again.
+            os.rename(name, f".forebay-gone-{uuid.uuid4().hex}", src_dir_fd=directory, dst_dir_fd=target)
             return True
         before = len(kept or ())
-        moved = _clear(top, inner, f"{shown}/{name}", kept)
+        below = f"{shown}/{name}"
+        if is_subvolume:
+            moved = _clear_subvolume(_Tops(top.outer, inner), below, kept)
+        else:
+            moved = _clear(top, inner, below, kept)
     if kept is not None and len(kept) > before:
         return moved
     with contextlib.suppress(FileNotFoundError):
         os.rmdir(name, dir_fd=directory)
+    return moved
+
+
+def _clear_subvolume(top: _Tops, shown: str, kept: list[str] | None) -> bool:
+    """Remove what is in the subvolume that is the inner top; True if the outer one has to be looked at again."""
+    before, moved = list(kept or ()), False
+    while _clear(top, top.inner, shown, kept):
+        moved = True
+        if kept is not None:
+            kept[:] = before
     return moved
 
 
@@ -134,7 +162,12 @@ def _entered(parent: int, name: str) -> Iterator[int]:
     """Open a directory, first taking back the permissions that its owner denied himself."""
     with closing(os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)) as handle:
         with contextlib.suppress(PermissionError):
-            os.chmod(f"/proc/self/fd/{handle}", 0o700)
+            try:
+                os.chmod(f"/proc/self/fd/{handle}", 0o700)
+            except OSError as error:
+                if error.errno != errno.EROFS or not subvolumes.make_writable(handle):
+                    raise
+                os.chmod(f"/proc/self/fd/{handle}", 0o700)
         descriptor = open_directory(".", dir_fd=handle)
     with closing(descriptor):
         yield descriptor

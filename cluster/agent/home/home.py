@@ -46,9 +46,9 @@ from cluster.agent.files import (
     TEMPORARY_SUFFIX,
     Identity,
     ReserveFiles,
+    capacity,
     identity_of,
     is_no_room,
-    project_quota,
     read_bounded,
     write_durably,
 )
@@ -62,7 +62,7 @@ from cluster.agent.limits import (
 )
 from cluster.agent.processes import Cgroup, CgroupName, CgroupRefused, CgroupTree, Mode, open_tree
 from cluster.schemas import Report, instant_of, new_command_id
-from cluster.system import Clock, SystemClock, open_directory
+from cluster.system import Clock, SystemClock, names_in, open_directory
 from replica.values import seconds
 
 logger = logging.getLogger(__name__)
@@ -156,8 +156,8 @@ class Home:
             self.calls = self._subdirectory(CALLS, _PRIVATE)
             self.persistent = self._subdirectory(PERSISTENT, mode)
             self.storage_id = self._storage_id()
-            self.keeps_quotas = project_quota.is_enforced(self.buffers)
-            """Whether the file system holds buffers to their capacity; otherwise they are watched."""
+            self.capacity_control = capacity.find_control(self.buffers)
+            """What holds buffers to their capacity; they are watched whatever it is."""
             self.hung = Hung()
             self.cgroups: CgroupTree | None = None
             """Where processes of jobs are held; None: they are found by listing alone."""
@@ -182,7 +182,7 @@ class Home:
 
         What earlier agents left in theirs is ended, but for the scripts of which there is a record. OSError.
         """
-        scripts = [int(name) for name in os.listdir(self.steps) if name.isdecimal()]
+        scripts = [int(name) for name in names_in(self.steps) if name.isdecimal()]
         refused = ""
         try:
             self.cgroups = open_tree(where, self.storage_id)
@@ -233,7 +233,7 @@ class Home:
             os.fsync(self.descriptor)
         descriptor = self._keep(open_directory(name, dir_fd=self.descriptor))
         os.fchmod(descriptor, mode)
-        for entry in os.listdir(descriptor):
+        for entry in names_in(descriptor):
             if entry.endswith(TEMPORARY_SUFFIX) and name in (OUTBOX, LEFTOVERS):
                 os.unlink(entry, dir_fd=descriptor)
         return descriptor
@@ -241,7 +241,7 @@ class Home:
     def _storage_id(self) -> str:
         data = read_bounded(self.descriptor, "storage-id")
         if data is None:
-            if os.listdir(self.buffers):
+            if names_in(self.buffers):
                 raise AgentFailed(
                     f"{self.path}: there are buffers but no storage-id; "
                     "put the file back, or empty buffers/ if the data may go"
@@ -268,7 +268,7 @@ class Outbox:
         self._reports: dict[int, Report] = {}
         self.changed = asyncio.Event()
         """Set while there may be something to send."""
-        for name in sorted(os.listdir(directory)):
+        for name in sorted(names_in(directory)):
             found = _REPORT_NAME.fullmatch(name)
             if found is None:
                 # Lent and not used: it comes back.

@@ -34,7 +34,7 @@ from cluster.agent.files import (
     write_durably,
 )
 from cluster.agent.processes import CGROUP_FILE, Account, CgroupName, Mode
-from cluster.system import JobProcess, closing, open_directory
+from cluster.system import JobProcess, closing, names_in, open_directory
 from replica.messages import ScriptEnded
 from replica.model import Order
 
@@ -200,7 +200,7 @@ def create_record(steps: int, wanted: ScriptOrder, account: Account) -> ScriptRe
             os.close(os.open(empty, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory))
         # The user passes through to his script; everything else in here stays the agent's.
         os.fchmod(directory, 0o711 if account.switch else 0o700)
-    if name in os.listdir(steps):
+    if name in names_in(steps):
         raise FileExistsError(17, os.strerror(17), f"steps/{name}")
     os.rename(prepared, name, src_dir_fd=steps, dst_dir_fd=steps)
     os.fsync(steps)
@@ -214,4 +214,4 @@ def remove_record(steps: int, job: int) -> None:
 
 def recorded_jobs(steps: int) -> list[int]:
     """Return the jobs of which there is a record."""
-    return sorted(int(name) for name in os.listdir(steps) if name.isdecimal())
+    return sorted(int(name) for name in names_in(steps) if name.isdecimal())

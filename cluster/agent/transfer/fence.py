@@ -28,7 +28,7 @@ import stat
 from typing import Final, NamedTuple
 
 from cluster.agent.files import RemovalFailed, empty_directory, remove_tree
-from cluster.system import closing, open_directory
+from cluster.system import closing, names_in, open_directory
 
 _PRIVATE: Final = 0o700
 
@@ -112,7 +112,7 @@ def _take_over(home: int, former: str, place: str) -> None:
         closing(open_directory(former, dir_fd=home)) as source,
         closing(open_directory(place, dir_fd=home)) as destination,
     ):
-        for name in os.listdir(source):
+        for name in names_in(source):
             if not name.endswith((BATCH_SUFFIX, _GONE_SUFFIX)):
                 os.rename(name, name, src_dir_fd=source, dst_dir_fd=destination)
 
@@ -189,7 +189,7 @@ def _open_private(directory: int, name: str, shown: str) -> int:
 
 
 def _present(home: int) -> list[tuple[int, str]]:
-    found = (_PLACE.fullmatch(name) for name in os.listdir(home))
+    found = (_PLACE.fullmatch(name) for name in names_in(home))
     return sorted((int(match.group(1)), match.group(2)) for match in found if match is not None)
 
 
@@ -231,7 +231,7 @@ def _remove(home: int, place: str, shown: str) -> int:
 def _take_names(staging: int) -> int:
     """See that no directory in a staging directory is renamed from there while it is being emptied; count the files."""
     found = 0
-    for name in os.listdir(staging):
+    for name in names_in(staging):
         gone = name
         if name.endswith(BATCH_SUFFIX):
             gone = name + _GONE_SUFFIX
@@ -239,7 +239,7 @@ def _take_names(staging: int) -> int:
                 os.rename(name, gone, src_dir_fd=staging, dst_dir_fd=staging)
         try:
             with closing(open_directory(gone, dir_fd=staging)) as inner:
-                found += len(os.listdir(inner))
+                found += len(names_in(inner))
         except OSError:
             # A file, mostly; or its owner was quicker.
             found += 1
@@ -362,7 +362,7 @@ def _likeness(directory: int) -> tuple[object, ...]:
 def discard_all(staging: int) -> None:
     """Remove the batch directories in a staging directory that nobody writes to any more, as far as that goes."""
     with contextlib.suppress(OSError):
-        for name in os.listdir(staging):
+        for name in names_in(staging):
             if name.endswith(BATCH_SUFFIX):
                 _discard(staging, name)
 

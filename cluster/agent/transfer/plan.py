@@ -282,6 +282,8 @@ def _entries(directory: int, shown: str, depth: int) -> list[bytes]:
         raise TransferFailed(f"{shown} lies more than {DIRECTORY_DEPTH_MAX} directories deep; stage a part of the tree")
     names: list[bytes] = []
     try:
+        # As names_in does.
+        os.lseek(directory, 0, os.SEEK_SET)
         with os.scandir(directory) as found:
             for entry in found:
                 names.append(os.fsencode(entry.name))

@@ -29,7 +29,7 @@ from cluster.agent.transfer.rate_limit import Stopped
 from cluster.agent.transfer.record_paths import RecordPaths, discard
 from cluster.agent.transfer.status_table import Copied, State
 from cluster.agent.transfer.transfer_state import Moved, Shown, Tally, TransferState, directory_of
-from cluster.system import closing, sync_file_system, write_all
+from cluster.system import closing, names_in, sync_file_system, write_all
 
 READ_BYTES: Final = 1024 * 1024
 """Bytes read at once of what is not so small."""
@@ -148,7 +148,7 @@ class SmallFiles:
             if not self._is_grouped(os.fstat(item.staging).st_dev, item.staging, item.staging):
                 return
             if len(records) >= BATCH_DIRECTORY_FILES_MIN:
-                whole = leaf and not os.listdir(self._paths.destination(first)[0])
+                whole = leaf and not names_in(self._paths.destination(first)[0])
                 self._batch_directory = self._new_batch_directory(item.staging, first, whole=whole)
                 return
             self._batch_directory = self._mixed.get(item.staging)

@@ -15,7 +15,7 @@ import os
 from typing import Final, NamedTuple
 
 from cluster.agent.files import is_disk_full
-from cluster.system import closing, open_directory
+from cluster.system import closing, names_in, open_directory
 
 TRANSFERS: Final = "transfers"
 RECEIPTS: Final = "receipts"
@@ -133,7 +133,7 @@ def prune_receipts(home: int, files_max: int = RECEIPT_FILES_MAX, bytes_max: int
         return 0
     with closing(receipts):
         kept: list[tuple[int, str, int]] = []
-        for name in os.listdir(receipts):
+        for name in names_in(receipts):
             status = os.stat(name, dir_fd=receipts, follow_symlinks=False)
             kept.append((status.st_mtime_ns, name, status.st_size))
         kept.sort(reverse=True)

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from cluster.agent.files import subvolumes
 from cluster.agent.limits import BUFFER_DEPTH_MAX
 from cluster.system import closing, open_directory
 
@@ -68,14 +69,15 @@ def measure(look: Look) -> Usage:
     By descriptors and never through a link; what changes meanwhile is counted as it was met.
     """
     size_bytes = reserved_bytes = inodes = 0
-    seen: set[int] = set()
+    seen: set[tuple[int, int]] = set()
     with closing(open_directory(look.path)) as root:
         block, device = os.statvfs(root).f_frsize, os.fstat(root).st_dev
         for depth, status in _walk(root, device):
             if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-                if status.st_ino in seen:
+                identity = (status.st_dev, status.st_ino)
+                if identity in seen:
                     continue
-                seen.add(status.st_ino)
+                seen.add(identity)
             inodes += 1
             if stat.S_ISREG(status.st_mode):
                 held = status.st_blocks * 512
@@ -108,9 +110,13 @@ def _walk(root: int, device: int) -> Iterator[tuple[int, os.stat_result]]:
                 continue
             try:
                 status = entry.stat(follow_symlinks=False)
-                if stat.S_ISDIR(status.st_mode) and status.st_dev == device and len(stack) <= BUFFER_DEPTH_MAX:
+                if stat.S_ISDIR(status.st_mode) and len(stack) <= BUFFER_DEPTH_MAX:
                     below = open_directory(entry.name, dir_fd=directory)
-                    stack.append((below, os.scandir(below)))
+                    # What is mounted here is not the job's, but subvolumes are, which anybody may make.
+                    if status.st_dev == device or subvolumes.is_subvolume(below):
+                        stack.append((below, os.scandir(below)))
+                    else:
+                        os.close(below)
             except OSError:
                 # It is gone, or another kind of thing by now.
                 continue

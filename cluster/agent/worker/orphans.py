@@ -26,6 +26,7 @@ from cluster.agent.files import (
     read_bounded,
 )
 from cluster.agent.transfer import Claimant, fence
+from cluster.system import names_in
 from replica.model import NOTHING_SPECIAL, Order, TransferKind
 
 SWEEP: Final = "sweep"
@@ -83,7 +84,7 @@ def forget(orphans: int, reserve_files: ReserveFiles, job: int) -> None:
 
 def jobs_with_orphans(orphans: int) -> list[int]:
     """Return the jobs of which something may be left."""
-    return sorted(int(name) for name in os.listdir(orphans) if name.isdecimal())
+    return sorted(int(name) for name in names_in(orphans) if name.isdecimal())
 
 
 def read(orphans: int, job: int) -> Orphans | None:

@@ -58,7 +58,7 @@ from cluster.agent.transfer import (
 )
 from cluster.agent.worker.items import Movement, RecordPaths, movements, name_of, named
 from cluster.providers import NO_LOCAL, Local, guard
-from cluster.system import Clock, JobProcess, become_subreaper, closing, forgo, limit, prepare, reset
+from cluster.system import Clock, JobProcess, become_subreaper, closing, forgo, limit, names_in, prepare, reset
 from replica.messages import OperationDone
 from replica.model import (
     DEFAULT_TRANSFER_RULES,
@@ -395,7 +395,7 @@ def _options(order: Order, local: Local) -> Options:
 
 def _goes_on(order: Order, buffer: int, run: TransferRun, options: Options) -> bool:
     """Return whether an earlier attempt at this stage-in left something to go on from."""
-    if not set(ACCESS_DIRECTORIES) <= set(os.listdir(buffer)):
+    if not set(ACCESS_DIRECTORIES) <= set(names_in(buffer)):
         return False
     with RecordPaths(order, buffer, run.persistent) as paths:
         moves = movements(order, paths, run.home)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from cluster.agent.files import capacity
 from cluster.agent.processes import Mode
 from cluster.agent.worker.orphans import Orphans
 from cluster.providers import NO_LOCAL, Local
@@ -28,8 +29,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Descriptor through which the worker enters its cgroup before it does anything; -1: it has none."""
     process: JobProcess = JobProcess()
     """What every process of a job gets."""
-    keeps_quotas: bool = False
-    """Whether the file system holds buffers to their capacity."""
+    capacity_control: str = capacity.WATCH
+    """What holds buffers to their capacity."""
     cluster: str = ""
     """The cluster's id: part of the names of staging directories in destinations that clusters share."""
     local: Local = NO_LOCAL

@@ -29,12 +29,11 @@ from cluster.agent.files import (
     FileRefused,
     PathRefused,
     RemovalFailed,
+    capacity,
     identity_of,
     is_disk_full,
-    project_quota,
     read_bounded,
     remove_removable,
-    remove_tree,
     write_durably,
 )
 from cluster.agent.limits import DESCRIPTORS, FILE_BYTES_MAX
@@ -71,7 +70,7 @@ from cluster.agent.worker.buffer_usage import blocks_of, inodes_of
 from cluster.agent.worker.orphans import ANY_ATTEMPT, SWEEP, sweep, tag
 from cluster.agent.worker.staging import Commands, TransferRun, capacity_of, claimant_of, stage_in, stage_out
 from cluster.agent.worker.work import Outcome, Work
-from cluster.system import SystemClock, closing, die_with_parent, open_directory, sync_file_system, write_all
+from cluster.system import SystemClock, closing, die_with_parent, names_in, open_directory, sync_file_system, write_all
 from replica.messages import OperationDone, OperationFailed
 from replica.model import CreatePersistent, PoolUnit, Stage
 from replica.values import name_fault
@@ -114,22 +113,12 @@ def _destroy(parent: int, made: int, name: str, work: Work) -> OperationFailed |
             failed = _remove_as_user(work, parent, name, shown)
             if failed is not None:
                 return replace(failed, operation="destroy_persistent")
-        _remove(parent, name, shown=shown)
+        capacity.remove(parent, name, shown=shown)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=made)
     except (RemovalFailed, ValueError) as error:
         return OperationFailed(str(error), operation="destroy_persistent")
     return None
-
-
-def _remove(parent: int, name: str, *, shown: str) -> None:
-    """Remove a buffer, and the limits of its project if it has one; RemovalFailed."""
-    project = 0
-    with contextlib.suppress(OSError), closing(open_directory(name, dir_fd=parent)) as directory:
-        project = project_quota.project_of(directory)
-    remove_tree(parent, name, shown=shown)
-    with contextlib.suppress(OSError):
-        project_quota.release(parent, project)
 
 
 def _create(parent: int, made: int, wanted: CreatePersistent, work: Work) -> OperationFailed | None:
@@ -140,16 +129,17 @@ def _create(parent: int, made: int, wanted: CreatePersistent, work: Work) -> Ope
             # What lies there is of a buffer that was forgotten (`forebay buffer clear`), and nobody else's to read.
             _take_away(work, parent, name)
             write_durably(made, name, _maker(work))
+        limited = wanted.units == PoolUnit.BYTES.word and wanted.capacity_bytes > 0
+        control = work.capacity_control if limited else capacity.WATCH
         with contextlib.suppress(FileExistsError):
-            os.mkdir(name, 0o700, dir_fd=parent)
+            capacity.make(parent, name, control)
         with closing(open_directory(name, dir_fd=parent)) as directory:
             if account.switch:
                 os.fchown(directory, account.uid, account.gid)
             os.fchmod(directory, PERSISTENT_MODE)
-            if work.keeps_quotas and wanted.units == PoolUnit.BYTES.word and wanted.capacity_bytes:
-                seed = f"{work.storage_id}.persistent.{name}"
-                project_quota.hold(directory, seed, blocks_of(wanted.capacity_bytes))
-                project_quota.hold_inodes(directory, inodes_of(wanted.capacity_bytes))
+            seed = f"{work.storage_id}.persistent.{name}"
+            capacity.hold(directory, control, seed, blocks_of(wanted.capacity_bytes))
+            capacity.hold_inodes(directory, control, inodes_of(wanted.capacity_bytes))
             os.fsync(directory)
         os.fsync(parent)
     except (ValueError, FileRefused) as error:
@@ -175,7 +165,7 @@ def _take_away(work: Work, parent: int, name: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.rename(name, gone, src_dir_fd=parent, dst_dir_fd=parent)
         os.fsync(parent)
-    for left in os.listdir(parent):
+    for left in names_in(parent):
         if left.startswith(CLEARED) and not _is_kept(work, parent, left):
             kept = _remove_as_owner(work, parent, left, f"what an earlier persistent buffer held ({left})")
             if kept:
@@ -183,7 +173,7 @@ def _take_away(work: Work, parent: int, name: str) -> None:
                 with closing(open_directory(left, dir_fd=parent)) as directory:
                     os.fchown(directory, os.geteuid(), os.getegid())
             else:
-                _remove(parent, left, shown=left)
+                capacity.remove(parent, left, shown=left)
 
 
 def _is_kept(work: Work, parent: int, left: str) -> bool:
@@ -292,16 +282,17 @@ def _stage_in(work: Work) -> Outcome:
     home = open_directory(work.home)
     buffers = open_directory(BUFFERS, dir_fd=home)
     name = str(work.order.job)
+    capacity_bytes = capacity_of(work.order)
+    control = work.capacity_control if capacity_bytes else capacity.WATCH
     try:
-        os.mkdir(name, 0o700, dir_fd=buffers)
+        capacity.make(buffers, name, control)
         # A buffer that was made just now has nothing of an earlier attempt in it.
         workspace.forget(home, work.order.job, ("stage_in",))
     except FileExistsError:
         pass
     buffer = open_directory(name, dir_fd=buffers)
     os.fchmod(buffer, 0o700)
-    if work.keeps_quotas and capacity_of(work.order):
-        project_quota.hold(buffer, _marker(work), blocks_of(capacity_of(work.order)))
+    capacity.hold(buffer, control, _marker(work), blocks_of(capacity_bytes))
     if account.switch:
         os.fchown(buffer, account.uid, account.gid)
     os.fsync(buffers)
@@ -411,7 +402,7 @@ def _teardown(work: Work) -> Outcome:
     failed = _remove_as_user(work, buffers, name, shown)
     if failed is not None:
         return failed
-    _remove(buffers, name, shown=shown)
+    capacity.remove(buffers, name, shown=shown)
     home = open_directory(work.home)
     workspace.forget(home, work.order.job)
     workspace.prune_receipts(home)

@@ -46,7 +46,7 @@ class Site:
         self._port = free_port()
         self.configure()
 
-    def configure(self, *, more: str = "", accounts: str = OWN) -> Config:
+    def configure(self, *, more: str = "", accounts: str = OWN, directory: str = "n1") -> Config:
         """Write the configuration again, with more lines for the agent."""
         self.file.write_text(
             f"""
@@ -56,7 +56,7 @@ class Site:
             tls.certificates = "{self._tls}"
             [[agent]]
             name = "n1"
-            directory = "n1"
+            directory = "{directory}"
             cpus = 2
             accounts = "{accounts}"
             kill_wait_s = 1
