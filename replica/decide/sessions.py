@@ -54,10 +54,10 @@ def _expire_answers(state: State, actor: Actor, command: c.ExpireAnswers, at: In
         oldest = [receipt.revision for _, receipt in islice(state.receipts.items(), RECEIPTS_DROPPED_MAX)]
         events.append(e.ReceiptsDropped(min(through, oldest[-1]) if oldest else through))
     expired: list[int] = []
-    answers = 0
+    numbers = 0
     for session in sorted((one for one in state.sessions.values() if _has_expired(one, at)), key=_number):
-        answers += session.answers
-        if len(expired) >= SESSIONS_EXPIRED_MAX or (expired and answers > RECEIPTS_DROPPED_MAX):
+        numbers += session.newest - session.acknowledged
+        if len(expired) >= SESSIONS_EXPIRED_MAX or (expired and numbers > RECEIPTS_DROPPED_MAX):
             break
         expired.append(session.number)
     if expired:

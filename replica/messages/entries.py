@@ -54,8 +54,10 @@ class Session(msgspec.Struct, frozen=True, gc=False):
     """When its last command was settled, to SESSION_USE_STEP_S."""
     acknowledged: int = 0
     """Its program has every answer up to this sequence number; they are forgotten."""
+    newest: int = 0
+    """The highest sequence number that was settled."""
     answers: int = 0
-    """Answers that are kept."""
+    """Answers that are kept: of numbers above `acknowledged`, up to `newest`."""
 
 
 # ---- what deciding a request leads to: events, or a refusal

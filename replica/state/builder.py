@@ -332,6 +332,7 @@ class StateBuilder:
             session,
             used_at=self.at if is_later else session.used_at,
             acknowledged=acknowledged,
+            newest=max(session.newest, said.sequence),
             answers=session.answers + 1 - forgotten,
         )
         return forgotten
@@ -341,7 +342,7 @@ class StateBuilder:
         session = self.sessions.pop(number, None)
         if session is None:
             raise LedgerViolation(f"session {number} was ended, and is not open")
-        for sequence in range(session.acknowledged + 1, session.acknowledged + SESSION_WINDOW_MAX + 1):
+        for sequence in range(session.acknowledged + 1, session.newest + 1):
             self.answers.pop(answer_key(number, sequence), None)
         self._count_kept(session.actor, -session.answers)
 

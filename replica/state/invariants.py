@@ -63,10 +63,12 @@ def _session_faults(state: State) -> list[str]:
         session = state.sessions.get(number)
         if session is None or key != answer_key(number, sequence) or receipt.actor != session.actor:
             faults.append(f"the answer {key.hex()} belongs to no session")
-        elif not session.acknowledged < sequence <= session.acknowledged + SESSION_WINDOW_MAX:
+        elif not session.acknowledged < sequence <= session.newest:
             faults.append(f"the answer {sequence} of session {number} is kept, and {session.acknowledged} acknowledged")
         kept[number] = kept.get(number, 0) + 1
     for number, session in state.sessions.items():
+        if session.newest - session.acknowledged > SESSION_WINDOW_MAX:
+            faults.append(f"session {number} has acknowledged {session.acknowledged}, and settled {session.newest}")
         if session.answers != kept.get(number, 0):
             faults.append(f"session {number} has {kept.get(number, 0)} answers, and says {session.answers}")
     firsts = [first for _, first in state.receipt_seconds]

@@ -71,7 +71,7 @@ SESSION_OUTSTANDING_LEAST = 64
 """Commands of a session that may be outstanding however many answers are kept, count."""
 
 SESSIONS_EXPIRED_MAX = 256
-"""Sessions that one command ends, count; with more than RECEIPTS_DROPPED_MAX answers only one of them."""
+"""Sessions that one command ends, count; fewer where more than RECEIPTS_DROPPED_MAX numbers are outstanding in them."""
 
 COMMANDS_PER_BATCH_MAX = 512
 """Commands in one Raft entry, count: while one is written and sent, the next is decided. Measured with 1,000 clients:
