@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from cluster.agent.files import STEPS, FileRefused, RemovalFailed, capacity, is_no_room
+from cluster.agent.files import STEPS, FileRefused, ImageRefused, RemovalFailed, capacity, is_no_room
 from cluster.agent.home import GivenUp, Handle, Home
 from cluster.agent.limits import DISK_FULL_RETRY_S, DISK_FULL_RETRY_S_MAX, SUPERVISOR_LAUNCHES_MAX, SUPERVISOR_POLL_S
 from cluster.agent.messages import failure
@@ -100,7 +100,7 @@ class ScriptRun:
             return ScriptEnded(JobState.CANCELLED)
         except AccountRefused as error:
             return ScriptEnded(JobState.FAILED, CANNOT_EXECUTE, 0, str(error))
-        except (FileRefused, RemovalFailed) as error:
+        except (FileRefused, RemovalFailed, ImageRefused) as error:
             return _node_fail(str(error))
         except OSError as error:
             return _node_fail(f"the script could not be prepared: {error.strerror}")
@@ -132,6 +132,7 @@ class ScriptRun:
             await asyncio.sleep(SUPERVISOR_POLL_S)
 
     def _create(self) -> None:
+        self._see_mounted()
         self._hold_inodes()
         create_record(
             self._home.steps,
@@ -147,6 +148,13 @@ class ScriptRun:
             ),
             account_for(self._settings.accounts, self._order.user),
         ).close()
+
+    def _see_mounted(self) -> None:
+        """See that what the script will write to is mounted, where buffers are images. ImageRefused."""
+        if self._order.provision is None:
+            capacity.see_mounted(self._home.buffers, str(self._order.job))
+            for name in self._order.uses:
+                capacity.see_mounted(self._home.persistent, name)
 
     def _hold_inodes(self) -> None:
         """Bound how many files the script may make, where the file system can: beside those that were staged in."""

@@ -354,7 +354,9 @@ async def _serve(config: Config, name: str) -> None:
             return
         try:
             opened = await DiskFullRetry(str(own.directory), clock).keep_trying(
-                "the agent's directory", lambda: Home(own.directory, own.mode, clock), stop
+                "the agent's directory",
+                lambda: Home(own.directory, own.mode, clock, images=own.buffer_image != "none"),
+                stop,
             )
         except GivenUp:
             return

@@ -120,6 +120,9 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cgroup: Annotated[Text, Meta(examples=["auto", "own", "none", "/sys/fs/cgroup/forebay"])] = "auto"
     """Where processes of jobs are held, so that all of them can be ended: below the agent's own cgroup, where it is
     delegated to the agent (`own`; `auto`: there or nowhere), or below a cgroup (v2) that is left to it."""
+    buffer_image: Literal["none", "ext4"] = "none"
+    """Whether each buffer is a file system of its own, in a file of its size that is mounted (the agent is root);
+    `none`: a directory, held to its capacity by quotas where there are any."""
     copy_rate_bytes_s: Bytes = field(default=Size(0), name="copy_rate")
     """What one operation may copy in a second, bytes; 0, which cannot be written, is no limit."""
     kill_wait_s: Annotated[int, Meta(ge=0, le=KILL_WAIT_S_MAX)] = 30

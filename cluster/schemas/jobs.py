@@ -243,8 +243,8 @@ class NodeView(View, frozen=True, kw_only=True):
     process_control: str = ""
     """How its agent ends all processes of a job: cgroup, or listing, which may miss what forks fast."""
     capacity_control: str = ""
-    """What holds its buffers to their capacity while a job writes: project_quota, subvolume_quota, or watch, which ends
-    the job."""
+    """What holds its buffers to their capacity while a job writes: project_quota, subvolume_quota, image, or watch,
+    which ends the job."""
     revision: int
 
 

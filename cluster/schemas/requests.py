@@ -212,8 +212,8 @@ class RegisterRequest(Command, frozen=True, kw_only=True):
     process_control: str = ""
     """How all processes of a job are ended: cgroup, or listing, which may miss what forks fast; empty: not known."""
     capacity_control: str = ""
-    """What holds a buffer to its capacity while a job writes: project_quota, subvolume_quota, or watch; empty: not
-    known."""
+    """What holds a buffer to its capacity while a job writes: project_quota, subvolume_quota, image, or watch; empty:
+    not known."""
 
 
 StageWord: TypeAlias = Literal["stage_in", "run", "post_run", "stage_out", "teardown"]

@@ -25,7 +25,7 @@ class NodeState(IntEnum):
 PROCESS_CONTROLS: Final = ("", "cgroup", "listing")
 """How an agent ends all processes of a job: as one cgroup, or as many as it finds by listing; empty: not known."""
 
-CAPACITY_CONTROLS: Final = ("", "project_quota", "subvolume_quota", "watch")
+CAPACITY_CONTROLS: Final = ("", "image", "project_quota", "subvolume_quota", "watch")
 """What holds a buffer of an agent to its capacity while a job writes: the file system, which refuses what is more, or
 a watch, which ends the job soon after; empty: not known."""
 

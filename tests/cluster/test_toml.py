@@ -34,6 +34,7 @@ TABLES: dict[str, dict[str, str]] = {
         "directory": '"n1"',
         "accounts": '"own"',
         "cgroup": '"none"',
+        "buffer_image": '"ext4"',
         "copy_rate": '"1GiB"',
         "kill_wait_s": "30",
     },

@@ -22,6 +22,7 @@ from cluster.agent.files.durable import (
     reserve,
     write_durably,
 )
+from cluster.agent.files.images import ImageRefused
 from cluster.agent.files.kernel import READ_FLAGS, XATTR_CLASS, allocate, clone, is_local, open_direct, type_of
 from cluster.agent.files.links import beneath, leads_to, names_of
 from cluster.agent.files.paths import (

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from cluster.agent.files import project_quota, subvolumes
-from cluster.agent.files.removal import remove_tree
+from cluster.agent.files import images, project_quota, subvolumes
+from cluster.agent.files.images import ImageRefused
+from cluster.agent.files.removal import RemovalFailed, remove_tree
 from cluster.system import closing, open_directory
 
 WATCH: Final = "watch"
 PROJECT_QUOTA: Final = "project_quota"
 SUBVOLUME_QUOTA: Final = "subvolume_quota"
+IMAGE: Final = "image"
 """Words of CAPACITY_CONTROLS (replica.model). The file system has no part in the first."""
 
 _PRIVATE: Final = 0o700
@@ -42,9 +45,43 @@ def find_control(directory: int) -> Control:
     return Control(WATCH, why)
 
 
-def make(parent: int, name: str, control: str) -> None:
-    """Make a buffer, private and empty, in an open directory. FileExistsError, OSError."""
-    if control == SUBVOLUME_QUOTA:
+def hold_by_images(directory: int) -> Control:
+    """Have each buffer that is made in an open directory be an image; ImageRefused if this process cannot."""
+    images.probe(directory)
+    return Control(IMAGE)
+
+
+def see_all_mounted(parent: int) -> Iterator[str]:
+    """Mount the images of an open directory that are not, after a restart of the machine; give why one cannot be."""
+    try:
+        for name in images.names(parent):
+            try:
+                images.see_mounted(parent, name)
+            except ImageRefused as error:
+                yield str(error)
+    except OSError as error:
+        yield f"the images of buffers cannot be listed: {error.strerror}"
+
+
+def see_mounted(parent: int, name: str) -> None:
+    """Mount the buffer of this name in an open directory, if it is an image and is not mounted. ImageRefused."""
+    images.see_mounted(parent, name)
+
+
+def open_buffer(parent: int, name: str) -> int:
+    """Return a descriptor of a buffer in an open directory, mounted if it is an image. ImageRefused, OSError."""
+    images.see_mounted(parent, name)
+    return open_directory(name, dir_fd=parent)
+
+
+def make(parent: int, name: str, control: str, most_bytes: int) -> None:
+    """Make a buffer, private and empty, in an open directory; `hold` is to follow. Repeating it does no harm.
+
+    FileExistsError if it is there. ImageRefused, OSError.
+    """
+    if control == IMAGE:
+        images.make(parent, name, most_bytes)
+    elif control == SUBVOLUME_QUOTA:
         subvolumes.create(parent, name)
         # It was everybody's to look into for a moment in which nothing was in it.
         os.chmod(name, _PRIVATE, dir_fd=parent)
@@ -69,11 +106,26 @@ def hold_inodes(directory: int, control: str, more: int) -> None:
         project_quota.hold_inodes(directory, more)
 
 
+def move(parent: int, name: str, new: str) -> None:
+    """Give a buffer another name in its open directory. FileNotFoundError, OSError."""
+    if images.is_there(parent, name):
+        images.move(parent, name, new)
+    else:
+        os.rename(name, new, src_dir_fd=parent, dst_dir_fd=parent)
+    os.fsync(parent)
+
+
 def remove(parent: int, name: str, *, shown: str) -> None:
     """Remove a buffer with all that is in it and what limited it, whichever control it was made under. RemovalFailed.
 
     Nothing to do if it is not there.
     """
+    try:
+        if images.is_there(parent, name):
+            images.remove(parent, name)
+            return
+    except OSError as error:
+        raise RemovalFailed(f"{shown} cannot be removed: {error.strerror}") from error
     project = group = 0
     with contextlib.suppress(OSError), closing(open_directory(name, dir_fd=parent)) as directory:
         project = project_quota.project_of(directory)

@@ -3,6 +3,7 @@
 lock          held by the agent that works here
 storage-id    made once: another one means that the data is another disk's
 buffers/JOB/  striped and private: what the job sees
+buffers/.images/JOB.ext4  what is mounted there, where buffers are images; persistent ones likewise
 operations/JOB  held by the worker of the job's operation while it lives
 steps/JOB/    one run of one script (cluster.agent.script_run)
 outbox/       results that the controller has not acknowledged
@@ -45,6 +46,7 @@ from cluster.agent.files import (
     STEPS,
     TEMPORARY_SUFFIX,
     Identity,
+    ImageRefused,
     ReserveFiles,
     capacity,
     identity_of,
@@ -134,8 +136,10 @@ class AgentFailed(Exception):
 class Home:
     """An agent's directory, opened and locked."""
 
-    def __init__(self, path: Path, accounts: Mode, clock: Clock | None = None) -> None:
+    def __init__(self, path: Path, accounts: Mode, clock: Clock | None = None, *, images: bool = False) -> None:
         """Open the directory, making it if need be; AgentFailed if another agent works in it or it cannot be used.
+
+        `images`: whether each buffer that is made is to be one.
 
         OSError if there is no room for what has to be made.
         """
@@ -156,7 +160,7 @@ class Home:
             self.calls = self._subdirectory(CALLS, _PRIVATE)
             self.persistent = self._subdirectory(PERSISTENT, mode)
             self.storage_id = self._storage_id()
-            self.capacity_control = capacity.find_control(self.buffers)
+            self.capacity_control = self._find_control(images)
             """What holds buffers to their capacity; they are watched whatever it is."""
             self.hung = Hung()
             self.cgroups: CgroupTree | None = None
@@ -237,6 +241,17 @@ class Home:
             if entry.endswith(TEMPORARY_SUFFIX) and name in (OUTBOX, LEFTOVERS):
                 os.unlink(entry, dir_fd=descriptor)
         return descriptor
+
+    def _find_control(self, images: bool) -> capacity.Control:
+        for parent in (self.buffers, self.persistent):
+            for fault in capacity.see_all_mounted(parent):
+                logger.error("%s: %s", self.path, fault)
+        if not images:
+            return capacity.find_control(self.buffers)
+        try:
+            return capacity.hold_by_images(self.buffers)
+        except ImageRefused as error:
+            raise AgentFailed(f'{self.path}: buffer_image = "ext4": {error}; or write "none"') from error
 
     def _storage_id(self) -> str:
         data = read_bounded(self.descriptor, "storage-id")

@@ -27,6 +27,7 @@ from cluster.agent.files import (
     BUFFERS,
     PERSISTENT,
     FileRefused,
+    ImageRefused,
     PathRefused,
     RemovalFailed,
     capacity,
@@ -116,7 +117,7 @@ def _destroy(parent: int, made: int, name: str, work: Work) -> OperationFailed |
         capacity.remove(parent, name, shown=shown)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=made)
-    except (RemovalFailed, ValueError) as error:
+    except (RemovalFailed, ImageRefused, ValueError) as error:
         return OperationFailed(str(error), operation="destroy_persistent")
     return None
 
@@ -132,8 +133,8 @@ def _create(parent: int, made: int, wanted: CreatePersistent, work: Work) -> Ope
         limited = wanted.units == PoolUnit.BYTES.word and wanted.capacity_bytes > 0
         control = work.capacity_control if limited else capacity.WATCH
         with contextlib.suppress(FileExistsError):
-            capacity.make(parent, name, control)
-        with closing(open_directory(name, dir_fd=parent)) as directory:
+            capacity.make(parent, name, control, blocks_of(wanted.capacity_bytes))
+        with closing(capacity.open_buffer(parent, name)) as directory:
             if account.switch:
                 os.fchown(directory, account.uid, account.gid)
             os.fchmod(directory, PERSISTENT_MODE)
@@ -144,7 +145,7 @@ def _create(parent: int, made: int, wanted: CreatePersistent, work: Work) -> Ope
         os.fsync(parent)
     except (ValueError, FileRefused) as error:
         return OperationFailed(str(error), final=True, operation="create_persistent")
-    except RemovalFailed as error:
+    except (RemovalFailed, ImageRefused) as error:
         return OperationFailed(str(error), operation="create_persistent")
     except OSError as error:
         sentence = f"the persistent buffer {name} cannot be made: {error.strerror}"
@@ -163,8 +164,7 @@ def _take_away(work: Work, parent: int, name: str) -> None:
     """
     gone = f"{CLEARED}{uuid.uuid4().hex}"
     with contextlib.suppress(FileNotFoundError):
-        os.rename(name, gone, src_dir_fd=parent, dst_dir_fd=parent)
-        os.fsync(parent)
+        capacity.move(parent, name, gone)
     for left in names_in(parent):
         if left.startswith(CLEARED) and not _is_kept(work, parent, left):
             kept = _remove_as_owner(work, parent, left, f"what an earlier persistent buffer held ({left})")
@@ -180,10 +180,13 @@ def _is_kept(work: Work, parent: int, left: str) -> bool:
     """Whether an earlier look found that the owner may not remove what is left in a directory, which is the agent's
     since then: with the agent's own rights it would go.
     """
+    capacity.see_mounted(parent, left)
     kept = work.accounts == "switch" and os.stat(left, dir_fd=parent, follow_symlinks=False).st_uid == os.geteuid()
     if kept:
-        with contextlib.suppress(OSError):
-            os.rmdir(left, dir_fd=parent)
+        # An operator may have emptied it since.
+        with contextlib.suppress(OSError), closing(open_directory(left, dir_fd=parent)) as directory:
+            if not names_in(directory):
+                capacity.remove(parent, left, shown=left)
     return kept
 
 
@@ -202,6 +205,7 @@ def _remove_as_user(work: Work, parent: int, name: str, shown: str) -> Operation
 def _remove_as_owner(work: Work, parent: int, name: str, shown: str) -> list[str]:
     """Empty a directory with no more rights than its owner has; return what he may not remove. RemovalFailed."""
     try:
+        capacity.see_mounted(parent, name)
         owner = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
         return []
@@ -253,7 +257,7 @@ def perform(work: Work) -> Outcome:
         return _OPERATIONS[work.order.stage](work)
     except TransferFailed as error:
         return failure(str(error), final=is_final(error), receipt=error.receipt)
-    except (AccountRefused, PathRefused, RemovalFailed, Fenced, FenceFailed) as error:
+    except (AccountRefused, PathRefused, RemovalFailed, ImageRefused, Fenced, FenceFailed) as error:
         return failure(str(error), final=is_final(error))
     except OSError as error:
         traceback.print_exc()
@@ -285,12 +289,12 @@ def _stage_in(work: Work) -> Outcome:
     capacity_bytes = capacity_of(work.order)
     control = work.capacity_control if capacity_bytes else capacity.WATCH
     try:
-        capacity.make(buffers, name, control)
+        capacity.make(buffers, name, control, blocks_of(capacity_bytes))
         # A buffer that was made just now has nothing of an earlier attempt in it.
         workspace.forget(home, work.order.job, ("stage_in",))
     except FileExistsError:
         pass
-    buffer = open_directory(name, dir_fd=buffers)
+    buffer = capacity.open_buffer(buffers, name)
     os.fchmod(buffer, 0o700)
     capacity.hold(buffer, control, _marker(work), blocks_of(capacity_bytes))
     if account.switch:
@@ -306,7 +310,7 @@ def _stage_out(work: Work) -> Outcome:
     home = open_directory(work.home)
     buffers = open_directory(BUFFERS, dir_fd=home)
     try:
-        buffer = open_directory(str(work.order.job), dir_fd=buffers)
+        buffer = capacity.open_buffer(buffers, str(work.order.job))
     except FileNotFoundError:
         return failure(f"the buffer of job {work.order.job} is not on this node; nothing can be staged out")
     run = _carrier(work, home)
@@ -383,7 +387,7 @@ def _post_run(work: Work) -> Outcome:
         return failure(f"processes of job {work.order.job} cannot be killed: {', '.join(map(str, left[:20]))}")
     buffers = open_directory(os.path.join(work.home, BUFFERS))
     with contextlib.suppress(FileNotFoundError):
-        sync_file_system(open_directory(str(work.order.job), dir_fd=buffers))
+        sync_file_system(capacity.open_buffer(buffers, str(work.order.job)))
     return OperationDone()
 
 
@@ -416,6 +420,7 @@ def _owner(work: Work, buffers: int, name: str) -> int | None:
         return account_for(work.accounts, work.order.user).uid
     except AccountRefused:
         with contextlib.suppress(FileNotFoundError):
+            capacity.see_mounted(buffers, name)
             owner = os.stat(name, dir_fd=buffers, follow_symlinks=False).st_uid
             return owner or None
         return None
