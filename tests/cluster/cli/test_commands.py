@@ -222,7 +222,10 @@ def test_a_bad_script_is_refused_before_anything_is_sent(double: Double) -> None
 
 def test_a_submit_whose_outcome_is_unknown_says_how_to_repeat_it_once(double: Double, script: str) -> None:
     double.refuse("POST", "/v1/jobs", 503, "outcome_unknown", "leadership was lost", outcome="unknown")
-    result = forebay(double.config, "submit", script, deadline_s=0.3)
+    for deadline_s in (0.3, 1, 4, 16):  # on a busy machine nothing may even be asked within the first
+        result = forebay(double.config, "submit", script, deadline_s=deadline_s)
+        if double.asked:
+            break
     assert result.exit_code == ExitCode.OUTCOME_UNKNOWN
     sent = {asked.body["command_id"] for asked in double.asked}
     assert len(sent) == 1

@@ -14,6 +14,7 @@ from cluster.security.pki import create_authority, issue
 from cluster.security.tls import TlsFiles, server_context
 from cluster.system.address import Address
 from cluster.system.clock import SystemClock
+from tests.clocks import ManualClock
 
 Behaviour = Callable[["Misbehaving", web.Request, bytes], Awaitable[web.StreamResponse]]
 
@@ -34,6 +35,10 @@ class Pki:
         self.agent = issue(authority, directory, role=Role.AGENT, name="n1", at=clock.now())
 
 
+REQUEST_S = 7.0
+"""How long a request takes on the clock of `Misbehaving`, seconds: the deadlines of these tests are 20 s."""
+
+
 class Misbehaving:
     """A replica's API that answers each request with the next behaviour, and the last one for ever."""
 
@@ -43,6 +48,9 @@ class Misbehaving:
         self.identities: list[Identity] = []
         self.address = Address("127.0.0.1", 0)
         self.arrived = asyncio.Event()
+        self.clock = ManualClock(SystemClock().now())
+        """A clock for clients, on which each request takes REQUEST_S: their deadlines pass at the same request on a
+        slow machine as on a fast one."""
         self._runner: web.AppRunner | None = None
 
     @property
@@ -65,6 +73,7 @@ class Misbehaving:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         self.requests.append((request.method, request.raw_path, body))
+        self.clock.advance(REQUEST_S)
         self.arrived.set()
         assert request.transport is not None
         self.identities.append(identify(request.transport.get_extra_info("peercert")))

@@ -10,12 +10,22 @@ from cluster.client import ApiError, Client
 from cluster.client.client import FULL_QUEUE_S, LEAST_S
 from cluster.schemas.jobs import BulkAnswer
 from cluster.schemas.requests import HoldCommand
-from tests.cluster.client.misbehaving import Behaviour, Misbehaving, Pki, answering, dropping, failing, job, serving
+from tests.cluster.client.misbehaving import (
+    REQUEST_S,
+    Behaviour,
+    Misbehaving,
+    Pki,
+    answering,
+    dropping,
+    failing,
+    job,
+    serving,
+)
 
 IDS = ("a" * 32, "b" * 32, "c" * 32)
 COMMANDS = tuple(HoldCommand(command_id=one, job_id=str(at)) for at, one in enumerate(IDS))
 DEADLINE_S = 20.0
-SHORT_S = 0.5
+SHORT_S = 3.5 * REQUEST_S
 
 
 def done(command_id: str) -> dict[str, Any]:
@@ -36,12 +46,12 @@ def sent(server: Misbehaving) -> list[list[str]]:
     return [[one["command_id"] for one in json.loads(body)["commands"]] for _, _, body in server.requests]
 
 
-async def ask(pki: Pki, *behaviours: Behaviour, deadline_s: float = DEADLINE_S) -> tuple[BulkAnswer, list[list[str]]]:
-    async with (
-        serving(pki.replica, *behaviours) as server,
-        Client([server.address], pki.operator, deadline_s=deadline_s) as client,
-    ):
-        return await client.commands(COMMANDS), sent(server)
+async def ask(pki: Pki, *behaviours: Behaviour, deadline_s: float | None = None) -> tuple[BulkAnswer, list[list[str]]]:
+    """Return the answer and what each request had; a `deadline_s` is one on the clock of the server."""
+    async with serving(pki.replica, *behaviours) as server:
+        clock = None if deadline_s is None else server.clock
+        async with Client([server.address], pki.operator, deadline_s=deadline_s or DEADLINE_S, clock=clock) as client:
+            return await client.commands(COMMANDS), sent(server)
 
 
 def told(answer: BulkAnswer) -> list[tuple[str, int, str]]:
@@ -112,7 +122,8 @@ def test_a_full_queue_is_given_the_time_that_replicas_ask_for(pki: Pki, monkeypa
 
 def test_nothing_is_sent_again_that_would_be_cut_short(pki: Pki) -> None:
     """It would be unknown then, which it is not now."""
-    answer, requests = asyncio.run(ask(pki, results(NOT_NOW, NOT_NOW, NOT_NOW), deadline_s=LEAST_S))
+    deadline_s = REQUEST_S + LEAST_S
+    answer, requests = asyncio.run(ask(pki, results(NOT_NOW, NOT_NOW, NOT_NOW), deadline_s=deadline_s))
     assert len(requests) == 1 and {outcome for _, _, outcome in told(answer)} == {"refused"}
 
 
