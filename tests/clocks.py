@@ -1,4 +1,10 @@
-"""A clock that tests move."""
+"""A clock that tests move, and the zone that local times are in."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
 
 from replica.values.units import MICROSECONDS_PER_SECOND, NEVER, Instant
 
@@ -31,3 +37,15 @@ class ManualClock:
     def set_wall(self, now: Instant) -> None:
         """Jump the wall clock, forwards or backwards, as an administrator or NTP may; the monotonic one stays."""
         self._now = now
+
+
+@contextmanager
+def local_zone(name: str) -> Iterator[None]:
+    """Have local times be those of a zone of the tz database, whatever this machine's are."""
+    try:
+        with mock.patch.dict(os.environ, TZ=name):
+            # The C library reads the variable when it is told to.
+            time.tzset()
+            yield
+    finally:
+        time.tzset()

@@ -10,6 +10,7 @@ from cluster.schemas.job_fields import JobDetailsView
 from cluster.schemas.jobs import BuffersAnswer, BufferView, JobsAnswer, JobView, WhyView
 from cluster.schemas.requests import PersistentCleared
 from cluster.schemas.transfers import TransfersAnswer
+from tests.clocks import local_zone
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.transfer_views import OF_A_JOB, TRANSFERS
 from tests.cluster.cli.views import HISTORY, PENDING, job
@@ -94,13 +95,11 @@ def test_tasks_are_listed_and_explained_by_what_people_call_them(double: Double)
     assert said.startswith("Job 10_3: ") and "It waits for jobs 10_1, 10_2." in said
 
 
-def test_a_job_that_waits_is_shown_with_when_it_should_start_as_scontrol_does(
-    double: Double, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TZ", "UTC")
+def test_a_job_that_waits_is_shown_with_when_it_should_start_as_scontrol_does(double: Double) -> None:
     waiting = job(expected_start="2026-11-20T22:13:17.5Z", expected_after=("space", "cpus"), time_limit_s=60)
     double.answer("GET", "/v1/jobs/42", waiting)
-    said = forebay(double.config, "job", "show", "42").stdout
+    with local_zone("UTC"):
+        said = forebay(double.config, "job", "show", "42").stdout
     assert "   StartTime=2026-11-20T22:13:17 EndTime=2026-11-20T22:14:17 Deadline=N/A\n" in said
     assert said.endswith(" WaitsFor=space,cpus\n")
     double.answer("GET", "/v1/jobs/42", job(expected_after=("hold",)))

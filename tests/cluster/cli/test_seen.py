@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 import pytest
 
 from cluster.cli.exits import ExitCode
 from cluster.schemas.burst import BurstAnswer, BurstBufferView, BurstPoolView, BurstUseView
 from cluster.schemas.jobs import JobsAnswer
+from tests.clocks import local_zone
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.views import JOBS
 
@@ -40,8 +43,9 @@ Name=lua DefaultPool=(null) Granularity=1 TotalSpace=0 FreeSpace=0 UsedSpace=0
 
 
 @pytest.fixture(autouse=True)
-def _in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "UTC")
+def _in_utc() -> Iterator[None]:
+    with local_zone("UTC"):
+        yield
 
 
 def test_burst_prints_what_scontrol_show_burst_prints(double: Double) -> None:

@@ -157,7 +157,8 @@ async def test_what_a_killed_replicas_call_left_is_ended_and_removed_before_the_
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     others = temporary / f"{PREFIX}somebody"
-    others.mkdir(mode=0o755)
+    others.mkdir()
+    others.chmod(0o755)  # whatever the umask is
     first, live = Worker(temporary), Worker(temporary)
     first.tell(request(programs, "process:fork:600"))
     await until(lambda: len(programs.calls()) == 1)
