@@ -150,7 +150,7 @@ def test_replicas_that_redirect_in_a_circle_end_in_an_error_that_says_so(pki: Pk
             assert "redirected" in caught.value.sentence
             # A redirect carries nothing out.
             assert caught.value.outcome == "refused"
-            # Each round is one try and its redirects, and no round is begun that would end after the deadline.
+            # A round is one try and its redirects; that rounds are apart is a law of its own.
             assert REDIRECTS_MAX < len(server.requests) <= most
 
     asyncio.run(scenario())
