@@ -516,8 +516,8 @@ def test_many_jobs_are_changed_by_one_request_that_goes_on_after_a_refusal_and_e
 ) -> None:
     unknown = ErrorView(code="unknown_job", sentence="there is no job 7")
     results = (
-        CommandResult(command_id="a", status=404, error=unknown),
-        CommandResult(command_id="b", status=200, job=PENDING),
+        CommandResult(command_id="a" * 32, status=404, error=unknown),
+        CommandResult(command_id="b" * 32, status=200, job=PENDING),
     )
     double.answer("POST", "/v1/commands", BulkAnswer(revision=5, results=results))
     words = ("cancel", "hold", "release", "suspend", "resume", "requeue", "update")
@@ -539,7 +539,7 @@ def test_more_jobs_than_fit_into_one_request_are_changed_by_several(
     double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cluster.cli.commands.job_changes.BULK_COMMANDS_MAX", 2)
-    results = tuple(CommandResult(command_id="a", status=200, job=PENDING) for _ in range(2))
+    results = tuple(CommandResult(command_id="a" * 32, status=200, job=PENDING) for _ in range(2))
     double.answer("POST", "/v1/commands", BulkAnswer(revision=5, results=results))
     assert forebay(double.config, "job", "hold", "1", "2", "3", "4").exit_code == ExitCode.OK
     assert [len(asked.body["commands"]) for asked in double.asked] == [2, 2]
