@@ -6,7 +6,7 @@ from typing import Final
 
 from cluster.client.calls import tells
 from cluster.system import Clock
-from replica.values import SESSION_IDLE_S_MAX, SESSION_WINDOW_MAX, is_in_session, numbered, session_command_id
+from replica.values import SESSION_IDLE_S_MAX, SESSION_WINDOW_MAX, numbered, session_command_id
 
 REST_S: Final = SESSION_IDLE_S_MAX / 2
 """Seconds without a command after which another session is opened: the cluster's clock may go at another speed."""
@@ -52,21 +52,25 @@ class SessionIds:
 
     def answered(self, command_id: str) -> None:
         """Take note that a command's answer is here, or that nobody will ask for it again."""
-        found = bytes.fromhex(command_id)
-        if not self._session or not is_in_session(found):
+        sequence = self._sequence_of(command_id)
+        if not self._acknowledged < sequence <= self._last:
             return
-        said = numbered(found)
-        if said.session != self._session or not self._acknowledged < said.sequence <= self._last:
-            return
-        self._answered.add(said.sequence)
+        self._answered.add(sequence)
         while self._acknowledged + 1 in self._answered:
             self._acknowledged += 1
             self._answered.remove(self._acknowledged)
 
     def refused(self, command_id: str, status: int, code: str) -> None:
         """Take note of a refusal, of no unknown outcome: a session that the cluster does not have is used no more."""
-        if code == UNKNOWN_SESSION and is_in_session(found := bytes.fromhex(command_id)):
-            if numbered(found).session == self._session:
-                self._session = 0
+        if code == UNKNOWN_SESSION and self._sequence_of(command_id):
+            self._session = 0
         elif tells(status, code):
             self.answered(command_id)
+
+    def _sequence_of(self, command_id: str) -> int:
+        """Return the number of a command in the present session; 0 for any other id, whoever wrote it."""
+        try:
+            said = numbered(bytes.fromhex(command_id))
+        except ValueError:
+            return 0
+        return said.sequence if said.session == self._session else 0

@@ -90,7 +90,9 @@ def test_many_who_ask_at_once_open_one_session_and_a_rest_opens_another() -> Non
 def test_an_answer_to_an_id_of_elsewhere_changes_nothing() -> None:
     async def story() -> None:
         ids = SessionIds(Opened(), ManualClock(Instant(0)))
-        ids.answered("017f22e279b07cc398c4dc0c0c07398f")
+        for other in ("017f22e279b07cc398c4dc0c0c07398f", "", "no id", "0" * 32):
+            ids.answered(other)
+            ids.refused(other, 404, "unknown_session")
         first = await ids.next_id()
         ids.answered("017f22e279b07cc398c4dc0c0c07398f")
         ids.refused("017f22e279b07cc398c4dc0c0c07398f", 404, "unknown_session")
