@@ -50,6 +50,7 @@ HUNTS: Final[dict[str, Callable[[int], str]]] = {
     "deep": _deep,
     "net": partial(_whole, profile="net"),
     "crash": partial(_whole, profile="crash"),
+    "half_hour": partial(_whole, profile="deep"),
     "membership": partial(_whole, profile="membership"),
     "a_batch_in_the_place_of_another": partial(_story, story="a_batch_in_the_place_of_another"),
     "figure_8": partial(_story, story="figure_8"),

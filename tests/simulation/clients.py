@@ -57,7 +57,7 @@ class Caller:
         self.hurried = hurried
         self.rng = world.fork()
         self.target = self.rng.choice(world.names)
-        self.patience_s = 0.6
+        self.patience_s = 0.6 * world.pace
         self._number = 0
         self._try = 0
 
@@ -171,7 +171,7 @@ class Caller:
             known = None if leader is None else self.world.place_of(leader)
             self.target = self.rng.choice(self.world.names) if known is None else known.name
             self._try += 1
-            self.world.timeline.after(self.rng.uniform(0.005, 0.06), self._again, self._try)
+            self.world.timeline.after(self.rng.uniform(0.005, 0.06) * self.world.pace, self._again, self._try)
 
     def _again(self, attempt: int) -> None:
         if attempt == self._try:
@@ -235,7 +235,7 @@ class SimClient(Caller):
         self.gave_up()
 
     def gave_up(self) -> None:
-        self.world.timeline.after(self.think_s * self.rng.uniform(0.2, 2.0), self.next)
+        self.world.timeline.after(self.think_s * self.rng.uniform(0.2, 2.0) * self.world.lull, self.next)
 
     def request(self, command: c.Command, *, operator: bool = False) -> c.Request:
         """Make a request with an id of its own."""
@@ -326,7 +326,7 @@ class SimAgent(Caller):
         if epoch != self._epoch:
             return
         world = self.world
-        world.timeline.after(self.rng.uniform(0.03, 0.1), self._poll, epoch)
+        world.timeline.after(self.rng.uniform(0.03, 0.1) * world.pace, self._poll, epoch)
         if world.timeline.now_s < self.silent_s:
             return
         replica = world.replicas[self.rng.choice(world.names)]

@@ -59,29 +59,31 @@ class Ending:
         self.heal()
         for client in world.clients:
             client.stopped = True
-        world.timeline.after(2.0, world.network.heal)  # after the last partition that was still to be mended
-        if not world.run(CONVERGE_S, world.operator.is_done, every_s=LOOK_EVERY_S):
+        # After the last partition that was still to be mended.
+        world.timeline.after(2.0 * world.pace, world.network.heal)
+        converge_s = CONVERGE_S * world.pace
+        if not world.run(converge_s, world.operator.is_done, every_s=LOOK_EVERY_S):
             self._complain(
-                f"the members were not put in order within {CONVERGE_S:.0f} s of being healed: "
+                f"the members were not put in order within {converge_s:.0f} s of being healed: "
                 f"{world.operator.describe()}; {world.describe()}"
             )
             return
-        if not world.run(CONVERGE_S, world.converged, every_s=LOOK_EVERY_S):
-            self._complain(f"the replicas did not agree within {CONVERGE_S:.0f} s of being healed: {world.describe()}")
+        if not world.run(converge_s, world.converged, every_s=LOOK_EVERY_S):
+            self._complain(f"the replicas did not agree within {converge_s:.0f} s of being healed: {world.describe()}")
             return
         answers = sum(client.answers for client in world.clients)
         for client in world.clients[:2]:
             client.begin(client.request(client.submission()))
-        if not world.run(CONVERGE_S, lambda: sum(client.answers for client in world.clients) >= answers + 2):
-            self._complain(f"no new work was committed within {CONVERGE_S:.0f} s of being healed: {world.describe()}")
+        if not world.run(converge_s, lambda: sum(client.answers for client in world.clients) >= answers + 2):
+            self._complain(f"no new work was committed within {converge_s:.0f} s of being healed: {world.describe()}")
             return
         self._clean_up()
-        if not world.run(DRAIN_S, self._is_empty):
+        if not world.run(DRAIN_S * world.pace, self._is_empty):
             self._complain(f"jobs or persistent buffers are left over: {self._leftovers()}")
             return
         if world.oracle.state.held_bytes:
             self._complain(f"every job is gone, but {dict(world.oracle.state.held_bytes)} bytes are held")
-        if not world.run(CONVERGE_S, world.converged, every_s=LOOK_EVERY_S):
+        if not world.run(converge_s, world.converged, every_s=LOOK_EVERY_S):
             self._complain(f"the replicas did not agree at the end: {world.describe()}")
             return
         self._check_ledgers()
@@ -112,7 +114,7 @@ class Ending:
             caller = SimClient(world, 1000 + next(self._callers))
             caller.stopped = True
             world.timeline.after(0.005 * delay, caller.begin, operator.request(command, operator=True))
-        world.timeline.after(CLEAN_UP_S, self._clean_up)
+        world.timeline.after(CLEAN_UP_S * world.pace, self._clean_up)
 
     def _is_empty(self) -> bool:
         return not self.world.oracle.state.unfinished and not self.world.oracle.state.persistent

@@ -11,6 +11,7 @@ from replica.decide.decide import decide
 from replica.messages.commands import kind_of
 from replica.messages.entries import Accepted, Batch, Entry
 from replica.values.units import Instant, Revision
+from tests.simulation import deep
 from tests.simulation.clients import SimClient
 from tests.simulation.replicas import SimReplica
 from wal.codec import encode_batch
@@ -38,7 +39,10 @@ PROFILES: Final[dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """The kinds of faults of each profile; one that stands twice is drawn twice as often."""
 
-PROFILE_NAMES: Final = (*PROFILES, "all")
+DEEP_KINDS: Final = tuple(dict.fromkeys((*PROFILES["net"], *PROFILES["crash"], "stall", "full_snapshots")))
+"""What goes wrong in the storms of `deep`: everything from which a replica comes back by itself."""
+
+PROFILE_NAMES: Final = (*PROFILES, "all", deep.PROFILE)
 
 
 class Faults:
@@ -47,15 +51,16 @@ class Faults:
     def __init__(self, world: World, profile: str) -> None:
         self.world = world
         self.rng = rng = world.fork()
-        kinds = [kind for name in PROFILES if profile in (name, "all") for kind in PROFILES[name]]
+        kinds = [kind for name in PROFILES if profile in (name, "all") for kind in PROFILES[name]] or list(DEEP_KINDS)
         # A part of them only: what goes wrong all the time hides what goes wrong seldom.
         self.kinds = [kind for kind in kinds if rng.random() < 0.7] or kinds
-        self.period_s = rng.choice((0.1, 0.2, 0.4, 0.8))
+        self.period_s = rng.choice((0.1, 0.2, 0.4, 0.8)) * world.pace
         self.on = False
+        self._begun = 0
         self.client = SimClient(world, 99)
         """Whose commands are in the batches of a would-be leader."""
         network = world.network
-        if profile in ("net", "membership", "all"):
+        if profile in ("net", "membership", "all", deep.PROFILE):
             network.latency_s = rng.choice((0.000_3, 0.001, 0.01, 0.04))
             network.losses = rng.choice((0.0, 0.0, 0.01, 0.1))
             network.repeats = rng.choice((0.0, 0.5))
@@ -69,20 +74,21 @@ class Faults:
     def begin(self) -> None:
         """Let things go wrong from now on."""
         self.on = True
-        self._plan()
+        self._begun += 1
+        self._plan(self._begun)
 
-    def _plan(self) -> None:
-        self.world.timeline.after(self.rng.expovariate(1 / self.period_s), self._strike)
+    def _plan(self, begun: int) -> None:
+        self.world.timeline.after(self.rng.expovariate(1 / self.period_s), self._strike, begun)
 
-    def _strike(self) -> None:
-        if not self.on:
+    def _strike(self, begun: int) -> None:
+        if not self.on or begun != self._begun:
             return
         kind = self.rng.choice(self.kinds)
         strike: Callable[[], object] = getattr(self, kind)
         self.world.note("fault", kind)
         self.world.counts["faults"] += 1
         strike()
-        self._plan()
+        self._plan(begun)
 
     # Drawing
 
@@ -101,7 +107,7 @@ class Faults:
         return first, second
 
     def _while_s(self) -> float:
-        return self.rng.choice((0.05, 0.3, 0.7, 1.5)) * self.rng.uniform(0.5, 1.5)
+        return self.rng.choice((0.05, 0.3, 0.7, 1.5)) * self.rng.uniform(0.5, 1.5) * self.world.pace
 
     # Network
 
@@ -110,26 +116,27 @@ class Faults:
 
     def cut(self) -> None:
         first, second = self._pair()
-        self._cut([(first, second), (second, first)])
+        self.cut_off([(first, second), (second, first)])
 
     def one_way_cut(self) -> None:
-        self._cut([self._pair()])
+        self.cut_off([self._pair()])
 
     def isolate(self) -> None:
         leader = self._leader()
         name = leader.name if leader is not None and self.rng.random() < 0.6 else self._some().name
-        self._cut([pair for pair in self.world.network.links if name in pair])
+        self.cut_off([pair for pair in self.world.network.links if name in pair])
 
     def partial_partition(self) -> None:
         some = self.rng.sample(self.world.names, self.rng.randrange(1, len(self.world.names)))
         one_way = self.rng.random() < 0.3
-        self._cut([
+        self.cut_off([
             (sender, receiver)
             for sender, receiver in self.world.network.links
             if (sender in some and receiver not in some) or (not one_way and sender not in some and receiver in some)
         ])  # fmt: skip
 
-    def _cut(self, pairs: list[tuple[str, str]]) -> None:
+    def cut_off(self, pairs: list[tuple[str, str]], duration_s: float | None = None) -> None:
+        """Let these links carry nothing for a while."""
         black = self.rng.random() < 0.5
         for pair in pairs:
             if black:
@@ -137,7 +144,7 @@ class Faults:
             else:
                 self.world.network.links[pair].cut = True
                 self.world.network.drop(*pair, silently=self.rng.random() < 0.5)
-        self.world.timeline.after(self._while_s(), self._mend, pairs)
+        self.world.timeline.after(self._while_s() if duration_s is None else duration_s, self._mend, pairs)
 
     def _mend(self, pairs: list[tuple[str, str]]) -> None:
         for pair in pairs:

@@ -251,7 +251,7 @@ class SimReplica:
 
     def make_journal(self, environment: Any) -> WatchedJournal:
         """Open the real journal, watched."""
-        journal = WatchedJournal(environment)
+        journal = WatchedJournal(environment, recent_max_bytes=self.world.recent_bytes)
         journal.world, journal.name, journal.placed = self.world, self.name, []
         return journal
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
+from tests.simulation import deep
 from tests.simulation.faults import PROFILE_NAMES
 from tests.simulation.world import Outcome, simulate
 
@@ -36,14 +37,14 @@ def run_one(job: tuple[int, int, str]) -> Outcome:
     return simulate(seed, replicas=replicas, profile=profile)
 
 
-def run_all(jobs: Iterable[tuple[int, int, str]], processes: int) -> Iterator[Outcome]:
-    """Run seeds in so many processes; give each outcome in the order of the seeds."""
+def run_all(jobs: Iterable[tuple[int, int, str]], processes: int, chunk: int) -> Iterator[Outcome]:
+    """Run seeds in so many processes, each so many at a time; give each outcome in the order of the seeds."""
     if processes == 1:
         yield from map(run_one, jobs)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        yield from pool.map(run_one, jobs, chunksize=CHUNK_SEEDS)
+        yield from pool.map(run_one, jobs, chunksize=chunk)
 
 
 def replay_command(outcome: Outcome) -> str:
@@ -88,7 +89,8 @@ def main(given: Sequence[str] | None = None) -> int:
             simulate(seed, replicas=replicas, profile=profile, show=print) for seed, replicas, profile in jobs
         )
     else:
-        outcomes = run_all(jobs, min(asked.jobs, max(1, len(jobs) // CHUNK_SEEDS)))
+        chunk = 1 if asked.profile == deep.PROFILE else CHUNK_SEEDS
+        outcomes = run_all(jobs, min(asked.jobs, max(1, len(jobs) // chunk)), chunk)
     counts: Counter[str] = Counter()
     failed: list[int] = []
     acknowledged, virtual_s = 0, 0.0

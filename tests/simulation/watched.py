@@ -14,9 +14,6 @@ from wal.journal import Entry
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-DECIDE_S = 0.000_02
-"""What handling one frame or one entry takes, seconds: time passes while a replica works."""
-
 
 class WatchedJournal(Journal):
     """The real journal; what is appended and committed is shown to the oracle.
@@ -87,7 +84,7 @@ class WatchedController(Controller):
 
     def apply(self, index: int, term: int, data: bytes) -> None:
         super().apply(index, term, data)
-        self.world.replicas[self.place].loop.work(DECIDE_S)
+        self.world.replicas[self.place].loop.work(self.world.decide_s)
         self.world.applied(self.place, index, term, data, self.state)
         if is_configuration(data):
             self.world.oracle.members.holds(self.place, index, self._placed)

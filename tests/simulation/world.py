@@ -34,6 +34,7 @@ from replica.messages import features
 from replica.state.state import State
 from replica.values import MICROSECONDS_PER_SECOND, RECEIPTS_PER_ACTOR_MAX
 from snapshots import store as store_module
+from tests.simulation import deep
 from tests.simulation.clients import SimAgent, SimClient
 from tests.simulation.disk import SimDisk, SimEnvironments
 from tests.simulation.ending import Ending
@@ -44,9 +45,13 @@ from tests.simulation.members import Operator
 from tests.simulation.network import Network, SimLinks
 from tests.simulation.oracle import Oracle
 from tests.simulation.replicas import SimReplica
+from wal.journal import RECENT_MAX_BYTES
 
 STEP_US: Final = 2_000_000
 """How far ahead of the world a replica may be within one step, by slow syncs, microseconds: one that dies there was."""
+
+DECIDE_S: Final = 0.000_02
+"""What applying one entry takes, seconds: time passes while a replica works."""
 
 answers_module: Final = importlib.import_module("replica.fold.answers")
 expiry_module: Final = importlib.import_module("replica.decide.sessions")
@@ -83,9 +88,9 @@ finished_jobs_kept = 6
 snapshot_every_entries = {snapshot_every}
 snapshots_kept = {snapshots_kept}
 [timing]
-election_min_ms = 150
-heartbeat_ms = 40
-node_down_s = 2
+election_min_ms = {election_min_ms}
+heartbeat_ms = {heartbeat_ms}
+node_down_s = {node_down_s}
 """
 
 
@@ -135,6 +140,13 @@ class World:
         """Ids whose disk was lost."""
         self.nodes = ["n1", "n2"]
         self.environments = SimEnvironments()
+        self.is_deep = profile == deep.PROFILE
+        self.pace = deep.PACE if self.is_deep else 1.0
+        """How much slower than usual everything is that waits for something."""
+        self.lull = 1.0
+        """How much longer than usual clients think."""
+        self.decide_s = DECIDE_S
+        self.recent_bytes = RECENT_MAX_BYTES
         self.ending = False
         self.request_losses = 0.0
         self.request_copies = 0.0
@@ -174,8 +186,11 @@ class World:
             CONFIGURATION.format(
                 cluster_id=CLUSTER_ID,
                 replicas=replicas + agents,
-                snapshot_every=rng.choice((4, 10, 30, 1000)),
+                snapshot_every=rng.choice(deep.SNAPSHOT_EVERY if self.is_deep else (4, 10, 30, 1000)),
                 snapshots_kept=rng.choice((1, 2)),
+                election_min_ms=round(150 * self.pace),
+                heartbeat_ms=round(40 * self.pace),
+                node_down_s=round(2 * self.pace),
             )
         )
         self.config = Config.load(file)
@@ -187,7 +202,7 @@ class World:
             (driver, "TlsLinks", self._links),
             (controller_module, "COMPACTION_MARGIN_ENTRIES", rng.choice((0, 2, 8, 64))),
             (controller_module, "COMPACTION_MARGIN_PERIODS", 0),  # or hardly anybody would need a snapshot
-            (duties_module, "POLL_PERIOD_S", rng.choice((0.1, 0.3, POLL_PERIOD_S))),
+            (duties_module, "POLL_PERIOD_S", POLL_PERIOD_S if self.is_deep else rng.choice((0.1, 0.3, POLL_PERIOD_S))),
             (expiry_module, "RECEIPTS_KEPT_S", kept_s),
             (expiry_module, "_IDLE_US", kept_s * MICROSECONDS_PER_SECOND),
             (answers_module, "RECEIPTS_LEAST", 10),
@@ -198,6 +213,8 @@ class World:
             (lmdb, "open", self.environments.open_lmdb),
         ):
             self._stack.enter_context(patch.object(place, name, value))
+        if self.is_deep:
+            self._stack.enter_context(deep.small_bounds(self.seed))
         self.network = Network(self, self.names)
         self.replicas: dict[str, SimReplica] = {}
         for name in self.names:
@@ -419,9 +436,12 @@ class World:
     def run_seed(self) -> Outcome:
         """Begin, let things go wrong, heal, and check that everything comes right."""
         self.begin()
-        self.faults.begin()
-        self.operator.begin()
-        self.run(self.rng.choice((3.0, 5.0, 8.0) if self.profile == "membership" else (1.5, 3.0, 5.0)))
+        if self.is_deep:
+            deep.Deep(self).run()
+        else:
+            self.faults.begin()
+            self.operator.begin()
+            self.run(self.rng.choice((3.0, 5.0, 8.0) if self.profile == "membership" else (1.5, 3.0, 5.0)))
         if not self.violations:
             self.end()
         return self.outcome()

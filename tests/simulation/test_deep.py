@@ -1,0 +1,15 @@
+"""A whole cluster for half an hour of virtual time, with everything full that has a bound."""
+
+from tests.simulation.world import simulate
+
+SEED = 1
+"""One, since it takes most of a minute; CI runs more with scripts/simulate."""
+
+
+def test_for_half_an_hour_with_thousands_of_entries_and_everything_full_every_promise_is_kept() -> None:
+    outcome = simulate(SEED, profile="deep")
+    seen = outcome.counts
+    assert outcome.violations == ()
+    assert outcome.virtual_s > 30 * 60 and seen["entries"] > 2000 and outcome.acknowledged > 2000, outcome
+    assert seen["journal_most"] > 500 and seen["lag_most"] > 200 and seen["installs"] and seen["elections"] > 3, seen
+    assert seen["window_full"] and seen["slice_full"] and seen["snapshot_under_way"], seen
