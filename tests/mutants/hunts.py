@@ -49,6 +49,7 @@ HUNTS: Final[dict[str, Callable[[int], str]]] = {
     "members": _members,
     "deep": _deep,
     "net": partial(_whole, profile="net"),
+    "all": partial(_whole, profile="all"),
     "crash": partial(_whole, profile="crash"),
     "half_hour": partial(_whole, profile="deep"),
     "membership": partial(_whole, profile="membership"),

@@ -1,4 +1,4 @@
-"""Mutants of consensus, the journal and the proposer, each with the world and the seed that are known to find it.
+"""Mutants of consensus, journal, proposer and door, each with the world and the seed that are known to find it.
 
 A seed belongs to the code: after a change of either another one may be the first to find a mutant. `python -m
 tests.mutants` looks for those again, and prints the rows that have changed.
@@ -165,6 +165,9 @@ MUTANTS: Final = (
            "if known.revision <= applied.revision:", "if True:", "net", 5),
     Mutant("a leader's own wall clock pulls the time", "cluster.server.agreed_time:AgreedTime._between",
            "at = max(at, bounds.earliest)", "at = max(at, self._clock.now())", "net", 6),
+    # the door
+    Mutant("an agent whose clock is wrong is turned away", "cluster.api.service:Service.fenced_id",
+           "except Problem:\n        return NO_ID", "except Problem:\n        raise", "all", 2),
 )
 # fmt: on
 """Every mutant, by what is wrong in it."""

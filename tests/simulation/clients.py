@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from cluster.api.web import Problem
 from cluster.server.pending import NotLeading, QueueFull, Settled
 from replica.messages import commands as c
 from replica.model.buffers import Access, Transfer, TransferKind
@@ -20,7 +21,7 @@ from replica.values.command_ids import session_command_id
 from replica.values.errors import RefusalCode
 from replica.views.orders import orders_for
 from tests.simulation import whole
-from tests.simulation.loop import EPOCH_US
+from tests.simulation.doors import RIGHT_S, OwnClock, command_id, off_s, pass_the_door, seconds_off
 from tests.simulation.replicas import SimReplica
 from wal import BrokenInvariant, StorageFailed
 
@@ -58,19 +59,22 @@ class Caller:
         self.rng = world.fork()
         self.target = self.rng.choice(world.names)
         self.patience_s = 0.6 * world.pace
+        self.clock = OwnClock(world, name)
         self._number = 0
         self._try = 0
+        self._uncertain = False
+        """Whether a try of the command may have been carried out, or still be."""
 
     def new_id(self) -> bytes:
         """Return a command id as clients make them: the time, then what is unique."""
         self._number += 1
-        ms = (EPOCH_US + round(self.world.timeline.now_s * 1e6)) // 1000
-        return ms.to_bytes(6, "big") + self.name.encode().rjust(6, b"\0")[-6:] + self._number.to_bytes(4, "big")
+        return command_id(self.name, self._number, self.clock.now_ms())
 
     def begin(self, what: c.Request | None) -> None:
         """Ask for a command to be settled, or with None for the state; `done` or `gave_up` follows."""
         self.what = what
         self.tries = 0
+        self._uncertain = False
         if what is None:
             # Reads go to whoever believes to lead, also where that is not true any more.
             self.target = self.rng.choice(
@@ -122,6 +126,8 @@ class Caller:
             task.add_done_callback(lambda done: self._leave(attempt, what, replica, generation, done))
             return
         try:
+            if controller.leads and controller.state.revision:
+                what = replace(what, id=pass_the_door(replica, what))
             if self.hurried:
                 answer = asyncio.get_running_loop().create_future()
                 controller.queue(what, Hurried(answer))
@@ -131,6 +137,8 @@ class Caller:
             self._reply(replica, generation, self._refused, attempt, error.leader)
         except (StorageFailed, BrokenInvariant) as error:
             replica.stop_for(error)
+        except Problem as problem:
+            self._reply(replica, generation, self._turned_away, attempt, replica.called, problem)
         except QueueFull:
             self._reply(replica, generation, self._refused, attempt, replica.called)
         else:
@@ -156,7 +164,9 @@ class Caller:
 
     def _check(self, name: str, what: c.Request, answer: Settled) -> None:
         refusal = answer.refusal
-        if refusal is None or refusal.code not in _WITHOUT_ENTRY:
+        if not what.id:
+            self.world.counts["heard_without_receipt"] += 1
+        elif refusal is None or refusal.code not in _WITHOUT_ENTRY:
             code = None if refusal is None else int(refusal.code)
             self.world.oracle.answered(name, what.id, answer.revision, answer.job, code)
 
@@ -168,10 +178,35 @@ class Caller:
 
     def _refused(self, attempt: int, leader: str | None) -> None:
         if attempt == self._try:
+            self._uncertain = self._uncertain or leader is None
             known = None if leader is None else self.world.place_of(leader)
             self.target = self.rng.choice(self.world.names) if known is None else known.name
             self._try += 1
             self.world.timeline.after(self.rng.uniform(0.005, 0.06) * self.world.pace, self._again, self._try)
+
+    def _turned_away(self, attempt: int, leader: str, problem: Problem) -> None:
+        """The door refused it: do as the refusal says."""
+        what, world = self.what, self.world
+        if problem.status != 400:
+            self._refused(attempt, leader)
+            return
+        if attempt != self._try or what is None:
+            return
+        self._try += 1
+        world.counts["turned_away"] += 1
+        world.note("away", self.name, problem.view.sentence)
+        if what.actor.role is c.ActorRole.AGENT:
+            world.violate(f"the agent of {self.name} is not heard: {problem.view.sentence}")
+        if not self._uncertain and abs(off_s(world.timeline, what.id)) < RIGHT_S and world.clocks_are_right():
+            world.violate(f"{self.name}, whose clock is right, is turned away: {problem.view.sentence}")
+        is_ahead = problem.view.outcome == "refused"
+        if is_ahead or not self._uncertain:
+            self.clock.set_back(seconds_off(problem) * (1.0 if is_ahead else -1.0))
+        # An id that is too old may have been carried out already, unless every other try of it was refused.
+        if is_ahead or not (self._uncertain or world.request_copies or what.id in world.oracle.effects):
+            self.begin(replace(what, id=self.new_id()))
+        else:
+            self.gave_up()
 
     def _again(self, attempt: int) -> None:
         if attempt == self._try:
@@ -179,6 +214,7 @@ class Caller:
 
     def _tire(self, attempt: int) -> None:
         if attempt == self._try:
+            self._uncertain = True
             self.target = self.rng.choice(self.world.names)
             self._send()
 

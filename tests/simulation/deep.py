@@ -32,10 +32,10 @@ AWAY_S: Final = (40.0, 90.0)
 LULL: Final = 400.0
 """How much longer clients think where nobody does much."""
 
-HASTE: Final = 40.0
+HASTE: Final = 80.0
 """And elsewhere: half an hour of what other profiles have for seconds would make tens of thousands of entries."""
 
-BURST: Final = (3, 12, 50)
+BURST: Final = (3, 10, 40)
 """Commands that are sent at one moment, count."""
 
 DECIDE_S: Final = (0.000_02, 0.001, 0.004)
@@ -43,6 +43,9 @@ DECIDE_S: Final = (0.000_02, 0.001, 0.004)
 
 RECENT_BYTES: Final = (0, 8_000, RECENT_MAX_BYTES)
 """What of its journal a replica keeps in memory: the rest is read from the disk, which elsewhere never happens."""
+
+ANSWERS_KEPT_S: Final = (2, 40)
+"""How long answers are kept, seconds: all of them are compared at every entry, so ten minutes would cost too much."""
 
 LOOK_EVERY_S: Final = 1.0
 """How often it is counted what is full."""

@@ -232,6 +232,8 @@ class SimClock:
         self.offset_us = 0
         self.farthest_us = 0
         """The largest offset there ever was: the clock never showed more than this."""
+        self.worst_us = 0
+        """By how much it was ever off."""
 
     def now(self) -> Instant:
         return Instant(EPOCH_US + self.offset_us + round(self.monotonic_s() * MICROSECONDS_PER_SECOND))
@@ -239,6 +241,7 @@ class SimClock:
     def set(self, offset_us: int) -> None:
         """Let somebody set the wall clock."""
         self.offset_us, self.farthest_us = offset_us, max(self.farthest_us, offset_us)
+        self.worst_us = max(self.worst_us, abs(offset_us))
 
     def monotonic_s(self) -> float:
         return self._timeline.now_s + (0.0 if self.loop is None else self.loop.worked_s)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
+from cluster.api.service import Service
 from cluster.config.config import ReplicaConfig
 from cluster.consensus import Machine, RemovedFromCluster, Role
 from cluster.consensus.leader_election import GRACE_HEARTBEATS
@@ -87,6 +88,8 @@ class SimReplica:
         self.clock.set(round(world.fork().uniform(-0.3, 0.3) * MICROSECONDS_PER_SECOND))
         self.loop = VirtualLoop(world.timeline, lambda error: None)  # type: ignore[abstract]  # asyncio calls nothing else of it
         self.controller: WatchedController | None = None
+        self.service: Service | None = None
+        """The API of the process that runs, of which the door is used."""
         self.links: SimLinks | None = None
         self.identity = ""
         """The id under which it takes part; empty before it ever did."""
@@ -224,6 +227,7 @@ class SimReplica:
         )
         controller.world, controller.place = world, self.name
         self.controller = controller
+        self.service = Service(controller, version="simulated", fail=self._fail)
         self.serves = True
         self.loop.create_task(controller.start())
 

@@ -37,6 +37,7 @@ from snapshots import store as store_module
 from tests.simulation import deep
 from tests.simulation.clients import SimAgent, SimClient
 from tests.simulation.disk import SimDisk, SimEnvironments
+from tests.simulation.doors import RIGHT_S
 from tests.simulation.ending import Ending
 from tests.simulation.faults import Faults
 from tests.simulation.inside import Inside
@@ -197,7 +198,7 @@ class World:
         self.timing = timing_of(self.config)
         logging.disable(logging.CRITICAL)
         self._stack.callback(logging.disable, logging.NOTSET)
-        kept_s = rng.choice((2, 600))
+        kept_s = rng.choice(deep.ANSWERS_KEPT_S if self.is_deep else (2, 600))
         for place, name, value in (
             (driver, "TlsLinks", self._links),
             (controller_module, "COMPACTION_MARGIN_ENTRIES", rng.choice((0, 2, 8, 64))),
@@ -325,6 +326,11 @@ class World:
         farthest = sorted((replica.clock.farthest_us for replica in self.replicas.values()), reverse=True)
         latest_s = max(replica.clock.monotonic_s() for replica in self.replicas.values())
         return EPOCH_US + farthest[majority - 1] + round(latest_s * MICROSECONDS_PER_SECOND) + STEP_US
+
+    def clocks_are_right(self) -> bool:
+        """Whether no majority of replicas ever had wrong clocks; where members change, whether none had."""
+        wrong = sum(replica.clock.worst_us > RIGHT_S * MICROSECONDS_PER_SECOND for replica in self.replicas.values())
+        return wrong < (1 if self.operator.active else self._founders // 2 + 1)
 
     def is_healthy(self, identity: str) -> bool:
         """Whether nothing was done to the disk of this member that may cost it for good."""
