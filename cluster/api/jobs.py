@@ -44,6 +44,9 @@ JOB_ID_MAX = 2**63 - 1
 PARTS_PER_COMMAND = 128
 """What reading and queueing one of many commands takes of a slice: some two hundred microseconds with its script."""
 
+CHARACTERS_PER_PART = 4
+"""Characters of a script full of directives that are read as quickly as something is looked at."""
+
 _WORDS = frozenset(state.name for state in JobState)
 
 Change = (
@@ -210,14 +213,21 @@ async def send_commands(call: Call[r.BulkRequest]) -> Reply[BulkAnswer]:
     await service.lead()
     prepared, work = await _prepared(call), call.work
     begun: list[tuple[r.BulkCommand, tuple[c.Command, Answer] | Problem | Redirect]] = []
-    async for request in paced(call.body.commands, work, PARTS_PER_COMMAND):
+    for request in call.body.commands:
+        await work.take(0, parts=_parts_of(request))
         begun.append((request, _begin(call, request, prepared.get(request.command_id))))
     deadline = service.deadline()
     results = []
-    async for request, outcome in paced(begun, work):
+    for request, outcome in begun:
+        await work.take(1, parts=_parts_of(request))
         results.append(encoded(await _result(service, request, outcome, deadline, work)))
     state = service.controller.state
     return Reply(state.revision, BulkAnswer(revision=state.revision, results=tuple(results)))
+
+
+def _parts_of(request: r.BulkCommand) -> int:
+    """Return what reading one of many commands takes of a slice; what is long is read in a thread."""
+    return PARTS_PER_COMMAND + (0 if is_long(request) else wire.text_characters(request) // CHARACTERS_PER_PART)
 
 
 def _begin(
@@ -290,7 +300,7 @@ async def _succeeded(
         case c.SubmitJob():
             job, result = settled.job, replace(result, status=201)
             if isinstance(request, r.SubmitCommand):
-                warnings = wire.warnings_of(request, state.site)
+                warnings = await service.reading(request, wire.warnings_of, request, state.site)
         case c.OpenSession():
             return result
         case c.ClearBuffer() if command.name:
