@@ -132,19 +132,19 @@ def _check_change(state: Facts, change: JobChange) -> None:
 def check_circle(state: Facts, job: Job, after: JobRequest) -> None:
     """Raise Rejected for a job that would wait for itself, directly or by way of others."""
     seen: set[int] = set()
-    waiting = list(_awaited(state, job.id, after, job.id, after))
+    waiting = [(job.id, after)]
     while waiting:
-        other = waiting.pop()
-        if other == job.id:
-            sentence = f"job {job.id} would wait for itself, directly or by way of others"
-            raise Rejected(RefusalCode.WRONG_STATE, sentence, "leave that dependency out", "dependencies")
-        if other in seen:
-            continue
-        seen.add(other)
-        if len(seen) > DEPENDENCY_CHAIN_MAX:
-            sentence = f"the job would wait, by way of others, for more than {DEPENDENCY_CHAIN_MAX} jobs"
-            raise Rejected(RefusalCode.LIMIT_EXCEEDED, sentence, "depend on fewer", "dependencies")
-        waiting.extend(_awaited(state, other, state.jobs[other].request, job.id, after))
+        for other in _awaited(state, *waiting.pop(), job.id, after):
+            if other == job.id:
+                sentence = f"job {job.id} would wait for itself, directly or by way of others"
+                raise Rejected(RefusalCode.WRONG_STATE, sentence, "leave that dependency out", "dependencies")
+            if other in seen:
+                continue
+            seen.add(other)
+            if len(seen) > DEPENDENCY_CHAIN_MAX:
+                sentence = f"the job would wait, by way of others, for more than {DEPENDENCY_CHAIN_MAX} jobs"
+                raise Rejected(RefusalCode.LIMIT_EXCEEDED, sentence, "depend on fewer", "dependencies")
+            waiting.append((other, state.jobs[other].request))
 
 
 def _awaited(

@@ -146,13 +146,15 @@ def dependency_met(state: Facts, dependency: Dependency, waiter_has_buffer: bool
         return _met(kind.of_one, None, None, waiter_has_buffer)
     # As in Slurm: first all tasks must have come so far; afternotok then wants one that failed.
     after = DependencyKind.AFTER_ANY if kind.of_one in _BY_RESULT else kind.of_one
-    others = [(state.jobs[task], state.buffers.get(task)) for task in tasks.values()]
-    if not all(_met(after, other, buffer, waiter_has_buffer) for other, buffer in others):
+
+    def all_met(kind: DependencyKind) -> bool:
+        return all(_met(kind, state.jobs[task], state.buffers.get(task), waiter_has_buffer) for task in tasks.values())
+
+    if not all_met(after):
         return False
     if kind.of_one not in _BY_RESULT:
         return True
-    all_ok = all(_met(DependencyKind.AFTER_OK, other, buffer, waiter_has_buffer) for other, buffer in others)
-    return True if all_ok == (kind.of_one is DependencyKind.AFTER_OK) else None
+    return True if all_met(DependencyKind.AFTER_OK) == (kind.of_one is DependencyKind.AFTER_OK) else None
 
 
 _BY_RESULT = (DependencyKind.AFTER_OK, DependencyKind.AFTER_NOT_OK)

@@ -94,9 +94,9 @@ POOLS_MAX = 256
 NODES_MAX = 10_000
 """Pools and nodes known to a cluster, count: explaining why jobs wait looks at each."""
 
-EVENTS_PER_PASS_MAX = 512
-"""Events of one scheduling pass, count: with messages of full length they stay well below BATCH_BYTES_MAX. What is left
-over is done by the next pass, which follows at once."""
+EVENTS_PER_PASS_MAX = 64
+"""Events of one scheduling pass, count: finding and folding them takes some milliseconds, in which the leader does
+nothing else. What is left over is done by the next pass, which follows at once."""
 
 JOBS_UNFINISHED_MAX = 100_000
 """Jobs that are not over, count; a further submit is refused. The first release is measured up to this."""
