@@ -198,8 +198,11 @@ class SnapshotSink(Protocol):
 class Machine(Protocol):
     """The replicated state machine, as consensus sees it."""
 
-    def apply(self, index: int, term: int, data: bytes) -> None:
-        """Apply a committed entry and call `journal.record_applied` for it; whatever it raises stops the replica."""
+    def apply(self, index: int, term: int, data: bytes) -> bool | None:
+        """Apply a committed entry and call `journal.record_applied` for it; whatever it raises stops the replica.
+
+        True where only a part of that is done: then this is called again, with the same entry, in another tick.
+        """
         ...
 
     def newest_snapshot(self) -> SnapshotRef | None:

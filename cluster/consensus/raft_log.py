@@ -158,16 +158,17 @@ def apply_committed(raft: RaftState) -> None:
     while (count := raft.commit_index - raft.applied_index) > 0:
         first = raft.applied_index + 1
         for entry in journal.entries(first, max_bytes=APPLY_BYTES, max_entries=min(count, APPEND_ENTRIES)):
-            _apply(raft, entry)
-            if clock.monotonic_s() - began_s > APPLY_SLICE_S:
+            if not _apply(raft, entry) or clock.monotonic_s() - began_s > APPLY_SLICE_S:
                 return  # next_due_s asks for another tick at once
 
 
-def _apply(raft: RaftState, entry: Entry) -> None:
+def _apply(raft: RaftState, entry: Entry) -> bool:
+    """Apply an entry, or a part of it; return whether it is applied."""
     index = entry.index
     if index != raft.applied_index + 1:
         raise BrokenInvariant(f"entry {index} came to be applied after {raft.applied_index}")
-    raft.machine.apply(index, entry.term, entry.data)
+    if raft.machine.apply(index, entry.term, entry.data):
+        return False
     if raft.journal.applied_index != index:
         raise BrokenInvariant(f"the machine did not record entry {index} as applied in the journal")
     raft.applied_index = index
@@ -175,3 +176,4 @@ def _apply(raft: RaftState, entry: Entry) -> None:
     if is_configuration(entry.data):
         leave_if_removed(raft)
         raft.on_members()
+    return True

@@ -29,15 +29,23 @@ from cluster.server.feature_levels import Ask, FeatureLevels, unasked
 from cluster.server.liveness import NODE_DOWN_S, Liveness, NodeWatch, OrderWatch, TransferTotals
 from cluster.server.membership import Membership
 from cluster.server.operation_restart import OperationRestart
-from cluster.server.pending import STORED_BYTES_PER_BYTE, Answer, Asker, NotLeading
+from cluster.server.pending import (
+    STEPS_PER_TURN,
+    STORED_BYTES_PER_BYTE,
+    Answer,
+    Asker,
+    NotLeading,
+    steps_of_events,
+)
 from cluster.server.proposer import Proposer
 from cluster.server.snapshots import SnapshotInstall, call_soon
 from cluster.server.storage import Storage
 from cluster.server.time_travel import TimeTravel
 from cluster.system import Clock
-from replica.fold import apply_batch
+from replica.fold import apply_batch, applying
 from replica.messages import Batch, FoundCluster, Request
 from replica.state import State
+from replica.values import InSteps
 from snapshots import Image, SnapshotStore
 from wal import BrokenInvariant, Entry, Gap, Handed, Placed, StorageFailed, fill
 
@@ -116,6 +124,8 @@ class Controller:
         self.proposer = Proposer(
             engine=self.engine, applied=lambda: self._state, fill_with=self.fill_with, clock=self.agreed, fail=fail
         )
+        self._folding: tuple[Batch, InSteps[State | None]] | None = None
+        """The batch of the next entry, where it is folded over several turns of the loop."""
         self._appliers: list[tuple[int, asyncio.Future[None]]] = []
         self._snapshot_index = self._newest_snapshot_index()
         self._attempted_index = self._snapshot_index
@@ -274,8 +284,11 @@ class Controller:
 
     # What consensus calls
 
-    def apply(self, index: int, term: int, data: bytes) -> None:
-        """Settle a committed entry. Raises for what no correct leader makes; consensus then stops the replica."""
+    def apply(self, index: int, term: int, data: bytes) -> bool:
+        """Settle a committed entry. Raises for what no correct leader makes; consensus then stops the replica.
+
+        What takes long to fold is folded a slice a call: True until it is settled. The state is what it was until then.
+        """
         if index != self._index + 1:
             raise BrokenInvariant(f"entry {index} came to be applied after entry {self._index}")
         before, void = self._state, False
@@ -284,11 +297,14 @@ class Controller:
         if precomputed is not None:
             batch, after = precomputed
         else:
-            batch, after = read_batch(data), before
+            batch, after = read_batch(data) if self._folding is None else self._folding[0], before
             if batch is not None:
-                settled = apply_batch(before, batch)
+                if self._folds_on(before, batch):
+                    return True
+                settled = apply_batch(before, batch) if self._folding is None else self._folding[1].result
                 void = settled is None
                 after = before if settled is None else settled
+        self._folding = None
         configuration = read_configuration(data)
         if configuration is not None:
             self._placed = Placed(index, configuration)
@@ -312,6 +328,15 @@ class Controller:
         self._release_appliers()
         if index - self._attempted_index >= self.config.storage.snapshot_every_entries and not self.snapshots.saving:
             self.save_snapshot()
+        return False
+
+    def _folds_on(self, before: State, batch: Batch) -> bool:
+        """Fold a slice of a batch that is too large for one call; return whether some of it is left."""
+        if self._folding is None:
+            if sum(1 + steps_of_events(entry.events) for entry in batch.entries) <= STEPS_PER_TURN:
+                return False
+            self._folding = batch, InSteps(applying(before, batch))
+        return not self._folding[1].advance(STEPS_PER_TURN)
 
     def newest_snapshot(self) -> SnapshotRef | None:
         """Return the newest snapshot that may be sent to a peer; have one made if that does not reach the journal.
@@ -343,6 +368,7 @@ class Controller:
         self._state, self._index, self._term = image.state, image.index, image.term
         self._digest = image.chain_digest
         self._placed = image.configuration
+        self._folding = None
         self.agreed.applied(image.state.at)
         self._snapshot_index = self._attempted_index = image.index
         self.time_travel.installed(image.index, image.state)

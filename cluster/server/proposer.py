@@ -9,6 +9,9 @@ Commands wait in one bounded queue. The pump takes as many as fit, decides them 
 grow with the load and a single command never waits for company. When the entry is applied, its waiters are notified; an
 answer never precedes the commit (law 4).
 
+What takes long to decide and to fold, such as the submit of the largest array, takes several turns of the loop: the
+batch is a draft meanwhile, of which nobody else knows, and what comes in waits behind it. A lead that ends drops it.
+
 A pass of the scheduler follows whatever was decided. While other batches are under way it ends the batch. A batch that
 leaves alone does not wait for it: the pass comes while the others write the batch down, and what it finds follows in an
 entry of its own, to which those who wait for the batch then belong. Where nobody wants more than to know that a command
@@ -39,11 +42,14 @@ from cluster.server.pass_timer import PassTimer
 from cluster.server.pending import (
     ENTRIES_BYTES_MAX,
     OWN,
+    STEPS_PER_TURN,
     USERS,
     Answer,
     Asker,
     CannotDecide,
     Counts,
+    Decided,
+    Draft,
     InFlight,
     NotLeading,
     OutcomeUnknown,
@@ -59,15 +65,16 @@ from cluster.server.pending import (
     reject,
     resolve,
     steps_of,
+    steps_to_decide,
     too_many_answers,
     weight_bytes,
 )
 from cluster.server.planner import Planner
-from replica.decide import decide, is_by_key
+from replica.decide import decide, deciding, is_by_key
 from replica.fold import SpeculativeState, is_new, may_settle, receipt_for
-from replica.messages import CONTROLLER, Batch, Entry, Request, RunSchedulingPass, kind_of
+from replica.messages import CONTROLLER, Batch, Decision, Entry, Request, RunSchedulingPass, kind_of
 from replica.state import State
-from replica.values import COMMANDS_PER_BATCH_MAX, Instant, Refusal, Revision
+from replica.values import COMMANDS_PER_BATCH_MAX, Instant, InSteps, Refusal, Revision, Steps
 from wal import batch_of_encoded, encode_entry
 
 __all__ = [
@@ -127,6 +134,9 @@ class Proposer:
             next_due=self._next_due, idle=self._is_idle, wake=self._wake, clock=clock, fail=fail
         )
         self._leading_term = 0
+        self._draft: Draft | None = None
+        """The batch under construction, where that takes several turns of the loop; nothing else is proposed till then.
+        """
         self._unpassed: InFlight | None = None
         """A batch that left alone, of which the pass is still to come."""
         self._passed_index = 0
@@ -273,54 +283,26 @@ class Proposer:
                 self._pass_behind(self._unpassed)
             elif self._queue or self._pass_timer.due:
                 self._propose_batch()
-            # One batch a turn: heartbeats and other connections get their share of the loop.
+            # One batch a turn at most: heartbeats and other connections get their share of the loop.
             if (self._queue or self._pass_timer.due) and len(self._in_flight) < BATCHES_IN_FLIGHT_MAX:
                 self._wake()
         except Exception as error:
             self._fail(error)
 
     def _propose_batch(self) -> None:
-        base = self._in_flight[-1].after if self._in_flight else self._applied()
-        batch = SpeculativeState(base, self._clock.stamp(base.at))
-        waiters: list[Waiter] = []
-        entries: list[bytes] = []
-        size_bytes, steps, decided = 0, 0, False
-        queue = self._queue
-        is_scarce = self._fill_with(_BATCH_ROOM_BYTES) > USERS.fill_max
-        while queue and steps < COMMANDS_PER_BATCH_MAX:
-            waiting = queue[0]
-            if waiting.answer.cancelled() or self._answered_before(waiting, batch, waiters):
-                self._dequeue()
-                continue
-            if not may_settle(batch.facts, waiting.request):
-                self.counts.too_many_answers += 1
-                self._refuse(waiting, too_many_answers(batch.facts, waiting.request.actor))
-                self._dequeue()
-                continue
-            # Where a whole batch fits below the lowest level, no command of it has to be measured.
-            wants_bytes = size_bytes + waiting.weight_bytes
-            if (is_scarce or wants_bytes > _BATCH_ROOM_BYTES) and self._refused_for_room(waiting, wants_bytes):
-                self._dequeue()
-                continue
-            decision = self._decide(waiting, batch)
-            if decision is None:
-                self._dequeue()
-                continue
-            entry, encoded = decision
-            if size_bytes + len(encoded) > ENTRIES_BYTES_MAX:
-                break
-            job = self._settle(waiting, batch, entry)
-            self._dequeue()
-            if job is None:
-                continue
-            size_bytes += len(encoded)
-            steps += steps_of(waiting.request, entry)
-            entries.append(encoded)
-            decided = decided or bool(entry.events)
-            waiters.append(Waiter(waiting.answer, Revision(batch.revision), job, entry.refusal, True))
-            if batch.facts.at != batch.at:
-                self._clock_was_set(batch, entries, waiters)
-                return
+        """Propose the next batch; where it takes long to make, make some of it, and go on in another turn."""
+        draft = self._draft
+        if draft is None:
+            base = self._in_flight[-1].after if self._in_flight else self._applied()
+            draft = self._draft = Draft(SpeculativeState(base, self._clock.stamp(base.at)))
+        if not self._fill(draft):
+            return
+        self._draft = None
+        batch, entries, waiters = draft.batch, draft.entries, draft.waiters
+        if entries and batch.facts.at != batch.at:
+            self._clock_was_set(batch, entries, waiters)
+            return
+        size_bytes, decided = draft.size_bytes, draft.is_decided
         wants_pass = self._pass_timer.wanted(decided=decided)
         if wants_pass and decided and not self._in_flight:
             self._propose(batch, entries, waiters, passed=False)
@@ -341,6 +323,69 @@ class Proposer:
                 self._pass_timer.rest()
             return
         self._propose(batch, entries, waiters)
+
+    def _fill(self, draft: Draft) -> bool:
+        """Decide what waits, as much as a turn of the loop has room for; return whether the batch is to be proposed."""
+        batch, queue = draft.batch, self._queue
+        is_scarce = self._fill_with(_BATCH_ROOM_BYTES) > USERS.fill_max
+        left = STEPS_PER_TURN
+        while queue and draft.steps < COMMANDS_PER_BATCH_MAX:
+            waiting = queue[0]
+            if draft.long is None:
+                if waiting.answer.cancelled() or self._answered_before(waiting, batch, draft.waiters):
+                    self._dequeue()
+                    continue
+                if not may_settle(batch.facts, waiting.request):
+                    self.counts.too_many_answers += 1
+                    self._refuse(waiting, too_many_answers(batch.facts, waiting.request.actor))
+                    self._dequeue()
+                    continue
+                # Where a whole batch fits below the lowest level, no command of it has to be measured.
+                wants_bytes = draft.size_bytes + waiting.weight_bytes
+                if (is_scarce or wants_bytes > _BATCH_ROOM_BYTES) and self._refused_for_room(waiting, wants_bytes):
+                    self._dequeue()
+                    continue
+                steps = steps_to_decide(batch.facts, waiting.request)
+                if steps > left and left < STEPS_PER_TURN:
+                    return False
+                left -= steps
+                if steps > STEPS_PER_TURN and is_by_key(waiting.request.command):
+                    draft.long = InSteps(_deciding(waiting.request, draft))
+            if draft.long is not None:
+                try:
+                    if not draft.long.advance(STEPS_PER_TURN):
+                        return False
+                except Exception as error:
+                    draft.long = None
+                    self._cannot_decide(waiting, error)
+                    self._dequeue()
+                    continue
+                decided, draft.long = draft.long.result, None
+                if decided is None:
+                    break
+                entry, encoded, job = decided
+            else:
+                decision = self._decide(waiting, batch)
+                if decision is None:
+                    self._dequeue()
+                    continue
+                entry, encoded = decision
+                if draft.size_bytes + len(encoded) > ENTRIES_BYTES_MAX:
+                    break
+                settled = self._settle(waiting, batch, entry)
+                if settled is None:
+                    self._dequeue()
+                    continue
+                job = settled
+            self._dequeue()
+            draft.size_bytes += len(encoded)
+            draft.steps += steps_of(entry)
+            draft.entries.append(encoded)
+            draft.is_decided = draft.is_decided or bool(entry.events)
+            draft.waiters.append(Waiter(waiting.answer, Revision(batch.revision), job, entry.refusal, True))
+            if batch.facts.at != batch.at:
+                break
+        return True
 
     def _clock_was_set(self, batch: SpeculativeState, entries: list[bytes], waiters: list[Waiter]) -> None:
         """Propose a batch that ends with the clock set back: what follows is decided at the time that it set."""
@@ -435,19 +480,11 @@ class Proposer:
         """Return the entry that settles the command, and its bytes; None where that failed, which is answered."""
         request = waiting.request
         try:
-            outcome = decide(batch.facts if is_by_key(request.command) else batch.state(), request, batch.at)
-            if isinstance(outcome, Refusal):
-                entry = entry_of(request, refusal=outcome)
-            else:
-                entry = entry_of(request, outcome.events)
-            encoded = encode_entry(entry)
-            if len(encoded) > ENTRIES_BYTES_MAX:
-                entry = entry_too_large(request, len(encoded))
-                encoded = encode_entry(entry)
+            facts = batch.facts if is_by_key(request.command) else batch.state()
+            return _written(request, decide(facts, request, batch.at))
         except Exception as error:
             self._cannot_decide(waiting, error)
             return None
-        return entry, encoded
 
     def _settle(self, waiting: Waiting, batch: SpeculativeState, entry: Entry) -> int | None:
         """Add the entry to the batch; return its job. None where its events cannot be folded, which is answered."""
@@ -501,9 +538,36 @@ class Proposer:
                 if not waiter.answer.done():
                     self.counts.outcomes_unknown += 1
                     reject(waiter.answer, OutcomeUnknown("leadership was lost while the command was under way"))
+        draft, self._draft = self._draft, None
+        for waiter in [] if draft is None else draft.waiters:  # proposed to nobody
+            if not waiter.answer.done():
+                reject(waiter.answer, NotLeading(self._engine.leader))
         if not self.leading:
             queue, self._queue = self._queue, deque()
             self._queue_bytes = 0
             for waiting in queue:
                 if not waiting.answer.done():
                     reject(waiting.answer, NotLeading(self._engine.leader))
+
+
+def _deciding(request: Request, draft: Draft) -> Steps[Decided | None]:
+    """Decide a command and fold what it leads to, in steps; None where the batch has no room for it."""
+    batch = draft.batch
+    entry, encoded = _written(request, (yield from deciding(batch.facts, request, batch.at)))
+    if draft.size_bytes + len(encoded) > ENTRIES_BYTES_MAX:
+        return None
+    job = yield from batch.adding(entry)
+    return entry, encoded, job
+
+
+def _written(request: Request, decision: Decision) -> tuple[Entry, bytes]:
+    """Return the entry that settles a command by a decision, and its bytes."""
+    if isinstance(decision, Refusal):
+        entry = entry_of(request, refusal=decision)
+    else:
+        entry = entry_of(request, decision.events)
+    encoded = encode_entry(entry)
+    if len(encoded) > ENTRIES_BYTES_MAX:
+        entry = entry_too_large(request, len(encoded))
+        encoded = encode_entry(entry)
+    return entry, encoded

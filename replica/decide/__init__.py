@@ -9,6 +9,6 @@ from replica.decide.configuration import (
     wanted_of,
     written_value,
 )
-from replica.decide.decide import decide, is_by_key
+from replica.decide.decide import decide, deciding, is_by_key, jobs_of_command
 from replica.decide.pools import overcommitted_bytes
 from replica.decide.sessions import is_expiry_due

@@ -25,7 +25,7 @@ from replica.model import (
     parse_tasks,
 )
 from replica.state import Facts
-from replica.values import Refusal, RefusalCode, limits
+from replica.values import Refusal, RefusalCode, Steps, limits
 
 DEFAULT_OUTPUT = "forebay-%A_%a.out"
 """Where a task's output goes when it does not say (Slurm: slurm-%A_%a.out)."""
@@ -64,9 +64,9 @@ def _invalid(sentence: str, remedy: str) -> Rejected:
 
 def array_submitted(
     command: c.SubmitJob, array: int, resolved: Callable[[JobRequest, int], e.JobSubmitted]
-) -> e.JobSubmitted:
+) -> Steps[e.JobSubmitted]:
     """Return the event that the submit of an array leads to; Rejected. `resolved` is asked for each task that differs
-    from the first one by its paths.
+    from the first one by its paths: steps for each of them.
     """
     request, tasks = command.request, command.tasks
     if not request.output:
@@ -77,10 +77,10 @@ def array_submitted(
     texts += sum(len(transfer.outside) + len(transfer.inside) for transfer in transfers)
     if differs and texts * len(tasks) > limits.ARRAY_ENTRY_BYTES_MAX:
         raise _too_large(f"the paths of its {len(tasks)} tasks take at least {texts * len(tasks)} bytes")
-    made = [
-        resolved(replace(request, array=ArrayTask(array, task)), array + number)
-        for number, task in enumerate(tasks if differs else tasks[:1])
-    ]
+    made = []
+    for number, task in enumerate(tasks if differs else tasks[:1]):
+        made.append(resolved(replace(request, array=ArrayTask(array, task)), array + number))
+        yield 1 + len(transfers)
     shared = replace(made[0].request, array=None)
     outputs = tuple(one.request.output for one in made)
     moves = tuple((one.stage_in, one.stage_out) for one in (each.request.buffer for each in made) if one is not None)

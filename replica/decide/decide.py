@@ -14,22 +14,78 @@ import msgspec
 from replica.decide.accounts import CHANGES, PARTITION_CHANGES
 from replica.decide.arrays import members
 from replica.decide.cluster import CLUSTER_BY_KEY, CLUSTER_BY_WALKING
-from replica.decide.jobs import JOBS_BY_KEY
+from replica.decide.jobs import JOBS_BY_KEY, update_one
 from replica.decide.sessions import SESSIONS_BY_KEY, SESSIONS_BY_WALKING, close_of_itself
+from replica.decide.submit import job_submitted
 from replica.messages import Accepted as Accepted
 from replica.messages import Decision as Decision
+from replica.messages import Event
 from replica.messages import commands as c
 from replica.model import QUEUED_STAGES
-from replica.operations import BEGINNINGS, OperationSlots, with_slots
+from replica.operations import BEGINNINGS, OperationSlots, taking_slots, with_slots
 from replica.scheduler import SchedulingIndex, events_of_pass
 from replica.state import Facts, State
-from replica.values import Instant, Refusal, RefusalCode
+from replica.values import Instant, Refusal, RefusalCode, Steps, whole
 
 
 def decide(state: Facts, request: c.Request, at: Instant) -> Decision:
     """Return what `request` leads to at `state` and `at`. TypeError where it takes a whole State: see `is_by_key`."""
     command: Any = request.command
     actor, kind = request.actor, type(command)
+    refusal = _refused(state, request)
+    if refusal is not None:
+        return refusal
+    if _is_of_array(state, command):
+        return whole(_of_array(state, actor, command, at))
+    by_key = _BY_KEY.get(kind)
+    if by_key is not None:
+        return _in_turn(state, by_key(state, actor, command, at))
+    if not isinstance(state, State):
+        raise TypeError(f"deciding {c.kind_of(command)} walks over jobs and takes a whole State")
+    return _BY_WALKING[kind](state, actor, command, at)
+
+
+def deciding(state: Facts, request: c.Request, at: Instant) -> Steps[Decision]:
+    """Do what `decide` does in steps, where `jobs_of_command` says that it is about several jobs."""
+    refusal = _refused(state, request)
+    if refusal is not None or not _is_of_array(state, request.command):
+        return decide(state, request, at)
+    return (yield from _of_array(state, request.actor, request.command, at))
+
+
+def jobs_of_command(state: Facts, command: c.Command) -> int:
+    """Return how many jobs a command makes or is about, at least 1: how long deciding it takes."""
+    if isinstance(command, c.SubmitJob):
+        return max(1, len(command.tasks))
+    if not isinstance(command, _OfArray) or not _is_of_array(state, command):
+        return 1
+    return max(1, len(state.arrays.get(command.job, ())) if command.tasks is None else len(command.tasks))
+
+
+def _is_of_array(state: Facts, command: c.Command) -> bool:
+    """Whether a command is about an array. Most are about one job: only what names an array goes the longer way."""
+    if not isinstance(command, _OfArray):
+        return False
+    if isinstance(command, c.SubmitJob):
+        return bool(command.tasks)
+    return command.tasks is not None or command.job in state.arrays
+
+
+def _of_array(state: Facts, actor: c.Actor, command: Any, at: Instant) -> Steps[Decision]:
+    """Decide a command about an array, a step a task or more."""
+    if isinstance(command, c.SubmitJob):
+        submitted = yield from job_submitted(state, actor, command)
+        return submitted if isinstance(submitted, Refusal) else Accepted((submitted,))
+    decision = yield from _of_each(state, actor, command, at)
+    if isinstance(decision, Accepted) and any(type(event) in BEGINNINGS for event in decision.events):
+        slots = OperationSlots({stage: state.operations.get(stage, 0) for stage in QUEUED_STAGES})
+        return Accepted((yield from taking_slots(state, slots, decision.events)))
+    return decision
+
+
+def _refused(state: Facts, request: c.Request) -> Refusal | None:
+    """Return why nothing of the kind is decided for who asks, or yet."""
+    command, actor, kind = request.command, request.actor, type(request.command)
     if actor.role not in _WHO_MAY[kind] or (kind in _AGENT_ONLY and not _is_own_node(actor, command)):
         return Refusal(
             RefusalCode.PERMISSION_DENIED,
@@ -38,45 +94,47 @@ def decide(state: Facts, request: c.Request, at: Instant) -> Decision:
         )
     if not state.feature_level and not isinstance(command, c.FoundCluster):
         return Refusal(RefusalCode.NOT_FOUNDED, "the cluster has not been founded yet", "try again in a moment")
-    if kind is c.CloseSession and (refusal := close_of_itself(request, command)) is not None:
-        return refusal
-    by_key = _BY_KEY.get(kind)
-    if by_key is not None:
-        # Most commands are about one job: only what names an array goes the longer way.
-        array = kind in _OF_ARRAYS and (command.tasks is not None or command.job in state.arrays)
-        decision = _of_each(by_key, state, actor, command, at) if array else by_key(state, actor, command, at)
-        return _in_turn(state, decision)
-    if not isinstance(state, State):
-        raise TypeError(f"deciding {c.kind_of(command)} walks over jobs and takes a whole State")
-    return _BY_WALKING[kind](state, actor, command, at)
+    if isinstance(command, c.CloseSession):
+        return close_of_itself(request, command)
+    return None
 
 
-def _of_each(
-    decide_one: Callable[[Facts, c.Actor, Any, Instant], Decision],
-    state: Facts,
-    actor: c.Actor,
-    command: Any,
-    at: Instant,
-) -> Decision:
+def _of_each(state: Facts, actor: c.Actor, command: Any, at: Instant) -> Steps[Decision]:
     """Decide a command; one about an array for each of its tasks that are meant, all in one entry.
 
     It is refused if it is for each of them, with the words about the first.
     """
     jobs = members(state, command.job, command.tasks)
-    assert jobs is not None  # `decide` has asked
+    assert jobs is not None  # `_is_of_array` has asked
     if isinstance(jobs, Refusal):
         return jobs
-    decisions = [
-        decide_one(state, actor, msgspec.structs.replace(command, job=job_id, tasks=None), at) for job_id in jobs
-    ]
-    events = tuple(event for decision in decisions if isinstance(decision, Accepted) for event in decision.events)
-    refusal = decisions[0]
-    if isinstance(refusal, Refusal) and all(isinstance(decision, Refusal) for decision in decisions):
-        return refusal
-    return Accepted(events)
+    decide_one = _BY_KEY[type(command)]
+    first: Refusal | None = None
+    events: list[Event] = []
+    refused = 0
+    for job_id in jobs:
+        if isinstance(command, c.UpdateJob):
+            decision = update_one(state, actor, command, job_id, len(jobs))
+            # Whom it waits for is gone through for each.
+            cost = STEPS_OF_DEPENDENCIES if command.change.dependencies or command.after_tasks else STEPS_OF_UPDATE
+        else:
+            one = msgspec.structs.replace(command, job=job_id, tasks=None)
+            decision, cost = decide_one(state, actor, one, at), 1
+        if isinstance(decision, Refusal):
+            first, refused = first or decision, refused + 1
+        else:
+            events.extend(decision.events)
+        yield cost
+    return first if first is not None and refused == len(jobs) else Accepted(tuple(events))
 
 
-_OF_ARRAYS = frozenset((c.CancelJob, c.HoldJob, c.ReleaseJob, c.SuspendJob, c.ResumeJob, c.RequeueJob))
+STEPS_OF_UPDATE = 2
+STEPS_OF_DEPENDENCIES = 64
+"""What deciding the update of one task costs, steps, and where it changes for whom the task waits."""
+
+_OfArray = (
+    c.SubmitJob | c.CancelJob | c.HoldJob | c.ReleaseJob | c.SuspendJob | c.ResumeJob | c.RequeueJob | c.UpdateJob
+)
 """Commands that may be about an array or some of its tasks."""
 
 

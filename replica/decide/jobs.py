@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from replica.decide.arrays import members
 from replica.decide.reports import _report_operation, _settle_mails
 from replica.decide.runs import (
     cleared_job,
@@ -29,11 +28,11 @@ from replica.operations import (
     waiting_stage,
 )
 from replica.state import Facts
-from replica.values import Instant, Refusal, RefusalCode
+from replica.values import Instant, Refusal, RefusalCode, whole
 
 
 def _submit_job(state: Facts, actor: c.Actor, command: c.SubmitJob, at: Instant) -> Decision:
-    submitted = job_submitted(state, actor, command)
+    submitted = whole(job_submitted(state, actor, command))
     return submitted if isinstance(submitted, Refusal) else Accepted((submitted,))
 
 
@@ -160,21 +159,13 @@ def _requeue_job(state: Facts, actor: c.Actor, command: c.RequeueJob, at: Instan
 
 
 def _update_job(state: Facts, actor: c.Actor, command: c.UpdateJob, at: Instant) -> Decision:
-    jobs = members(state, command.job, command.tasks)
-    if isinstance(jobs, Refusal):
-        return jobs
-    events: list[e.Event] = []
-    refusals: list[Refusal] = []
-    wanted = (command.job,) if jobs is None else jobs
-    for job_id in wanted:
-        job = _find_job(state, actor, job_id)
-        # All of them count at once where a QOS allows only so many jobs.
-        changed = job if isinstance(job, Refusal) else updated(state, actor, job, command, len(wanted))
-        if isinstance(changed, Refusal):
-            refusals.append(changed)
-        else:
-            events.extend(changed)
-    return refusals[0] if len(refusals) == len(wanted) else Accepted(tuple(events))
+    return update_one(state, actor, command, command.job, 1)
+
+
+def update_one(state: Facts, actor: c.Actor, command: c.UpdateJob, job_id: int, jobs: int) -> Decision:
+    """Decide the update of one job, of so many: all count at once where a QOS allows only so many jobs."""
+    job = _find_job(state, actor, job_id)
+    return job if isinstance(job, Refusal) else accepted(updated(state, actor, job, command, jobs))
 
 
 def _clear_buffer(state: Facts, actor: c.Actor, command: c.ClearBuffer, at: Instant) -> Decision:

@@ -31,7 +31,7 @@ from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import DEFAULT_PRIORITY, JobRequest, chosen_partition, with_options
 from replica.state import Facts
-from replica.values import Refusal, RefusalCode, limits
+from replica.values import Refusal, RefusalCode, Steps, limits
 
 DEFAULT_OUTPUT = "forebay-%j.out"
 """Where a job's output goes when it does not say, in its working directory (Slurm: slurm-%j.out)."""
@@ -41,15 +41,15 @@ NO_OUTPUT = "/dev/null"
 """The output of a job that wants none kept: the one file outside of the site's directories that may be named."""
 
 
-def job_submitted(state: Facts, actor: c.Actor, command: c.SubmitJob) -> e.JobSubmitted | Refusal:
+def job_submitted(state: Facts, actor: c.Actor, command: c.SubmitJob) -> Steps[e.JobSubmitted | Refusal]:
     """Return the event that a submit leads to, with everything in it decided; or why it is refused."""
     try:
-        return _submitted(state, actor, command)
+        return (yield from _submitted(state, actor, command))
     except Rejected as refused:
         return refused.refusal
 
 
-def _submitted(state: Facts, actor: c.Actor, command: c.SubmitJob) -> e.JobSubmitted:
+def _submitted(state: Facts, actor: c.Actor, command: c.SubmitJob) -> Steps[e.JobSubmitted]:
     request, is_array = command.request, bool(command.tasks)
     check_options(request.asked)
     request = _with_actor(actor, buffer_resolved(state, actor, request, of_array=is_array))
@@ -61,11 +61,15 @@ def _submitted(state: Facts, actor: c.Actor, command: c.SubmitJob) -> e.JobSubmi
     request = _in_a_partition(state, _with_conditions(request))
     request = admitted(state, request, max(1, len(command.tasks)))
 
+    _check_record(state, actor, request)
+    if request.buffer is not None:
+        check_buffer_user(state, request.user)
+
     def resolved(one: JobRequest, job_id: int) -> e.JobSubmitted:
-        return _resolved(state, actor, one, job_id, command)
+        return _resolved(state, one, job_id, command)
 
     if is_array:
-        event = array_submitted(replace(command, request=request), state.next_job, resolved)
+        event = yield from array_submitted(replace(command, request=request), state.next_job, resolved)
     else:
         event = resolved(request, state.next_job)
     check_limits(state, event.request, event.pool, event.granted_bytes)
@@ -102,12 +106,9 @@ def _in_a_partition(state: Facts, request: JobRequest) -> JobRequest:
     return with_options(request, replace(options, partition=chosen))
 
 
-def _resolved(state: Facts, actor: c.Actor, request: JobRequest, job_id: int, command: c.SubmitJob) -> e.JobSubmitted:
-    """Return the submit of one job, its record checked, its paths and its space decided."""
-    _check_record(state, actor, request)
+def _resolved(state: Facts, request: JobRequest, job_id: int, command: c.SubmitJob) -> e.JobSubmitted:
+    """Return the submit of one job or task, its paths and its space decided."""
     asked, pool, granted = request.buffer, "", 0
-    if asked is not None:
-        check_buffer_user(state, request.user)
     output = _output(state, request, job_id)
     if asked is not None:
         asked, pool, granted = space_resolved(state, request, asked, job_id)

@@ -11,4 +11,4 @@ from replica.fold.answers import (
     receipt_for,
     unknown_session,
 )
-from replica.fold.apply import SpeculativeState, apply_batch, apply_entry
+from replica.fold.apply import SpeculativeState, apply_batch, apply_entry, applying

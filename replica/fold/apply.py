@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from replica.fold.fold import fold_into
+from replica.fold.fold import fold_into, folding
 from replica.messages import Batch, Entry, Receipt, job_of
 from replica.state import Facts, State, StateBuilder
-from replica.values import Instant, LedgerViolation, Revision
+from replica.values import Instant, LedgerViolation, Revision, Steps, whole
 
 
 def apply_batch(state: State, batch: Batch) -> State | None:
@@ -15,6 +15,11 @@ def apply_batch(state: State, batch: Batch) -> State | None:
     Every replica refuses the same batches, so two would-be leaders are harmless. Raises LedgerViolation for a batch
     whose clock goes backwards or whose events no ledger can hold.
     """
+    return whole(applying(state, batch))
+
+
+def applying(state: State, batch: Batch) -> Steps[State | None]:
+    """Do what `apply_batch` does, in steps."""
     if batch.base != state.revision:
         return None
     if batch.at < state.at:
@@ -23,7 +28,7 @@ def apply_batch(state: State, batch: Batch) -> State | None:
     for entry in batch.entries:
         if builder.revision != state.revision and builder.at != batch.at:
             raise LedgerViolation(f"an entry follows one that set the clock, in the batch of revision {batch.base}")
-        _apply_entry(builder, entry, batch.at)
+        yield from _applying_entry(builder, entry, batch.at)
     return builder.finish()
 
 
@@ -75,13 +80,28 @@ class SpeculativeState:
         try:
             job = _apply_entry(self._builder, entry, self.at)
         except BaseException:
-            # A part of its events may be on the builder: begin again from what was whole.
-            self._builder = StateBuilder(self._reached)
-            for settled in self.entries[self._settled :]:
-                _apply_entry(self._builder, settled, self.at)
+            self._begin_again()
             raise
         self.entries.append(entry)
         return job
+
+    def adding(self, entry: Entry) -> Steps[int]:
+        """Do what `add` does, in steps; `facts` is nothing to decide by until it is done."""
+        if self._builder is None:
+            self._builder = StateBuilder(self._reached)
+        try:
+            job = yield from _applying_entry(self._builder, entry, self.at)
+        except BaseException:
+            self._begin_again()
+            raise
+        self.entries.append(entry)
+        return job
+
+    def _begin_again(self) -> None:
+        """Forget a part of an entry's events that may be on the builder: begin again from what was whole."""
+        self._builder = StateBuilder(self._reached)
+        for settled in self.entries[self._settled :]:
+            _apply_entry(self._builder, settled, self.at)
 
     def state(self) -> State:
         """Return the State after the entries so far."""
@@ -95,6 +115,18 @@ def _apply_entry(builder: StateBuilder, entry: Entry, at: Instant) -> int:
     builder.at = at
     builder.revision += 1
     fold_into(builder, entry.events)
+    return _settled(builder, entry)
+
+
+def _applying_entry(builder: StateBuilder, entry: Entry, at: Instant) -> Steps[int]:
+    builder.at = at
+    builder.revision += 1
+    yield from folding(builder, entry.events)
+    return _settled(builder, entry)
+
+
+def _settled(builder: StateBuilder, entry: Entry) -> int:
+    """Keep the receipt of an entry whose events are folded; return the job that it made or concerns."""
     job = _job_concerned(entry)
     if entry.id:
         builder.settle(entry.id, Receipt(Revision(builder.revision), job, entry.refusal, entry.digest, entry.actor))

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 from replica.fold.accounts import SCHEDULING_FOLDS
 from replica.fold.answers import SESSION_FOLDS
 from replica.fold.cluster import CLUSTER_FOLDS, Levelled
-from replica.fold.jobs import CHANGE_FOLDS, JOB_FOLDS
+from replica.fold.jobs import CHANGE_FOLDS, JOB_FOLDS, submitting
 from replica.fold.mail import OWING, fold_dropped, fold_sent, owing
 from replica.fold.runs import FOLDS as FOLDS_OF_WHOLE_BUFFERS
 from replica.fold.transfers import TRANSFER_FOLDS
 from replica.messages import events as e
 from replica.state import State, StateBuilder
-from replica.values import Instant, LedgerViolation
+from replica.values import Instant, LedgerViolation, Steps
 
 
 def fold(state: State, events: Iterable[e.Event], at: Instant) -> State:
@@ -31,6 +31,16 @@ def fold_into(builder: StateBuilder, events: Iterable[e.Event]) -> None:
     """Fold `events` onto a builder."""
     for event in events:
         _FOLDS[type(event)](builder, event)
+
+
+def folding(builder: StateBuilder, events: Iterable[e.Event]) -> Steps[None]:
+    """Fold `events` onto a builder, a step each, and one for each task of an array that is submitted."""
+    for event in events:
+        if isinstance(event, e.JobSubmitted) and event.array is not None:
+            yield from submitting(builder, event)
+        else:
+            _FOLDS[type(event)](builder, event)
+        yield 1
 
 
 _FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {

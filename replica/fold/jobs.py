@@ -26,10 +26,15 @@ from replica.model import (
     requested,
 )
 from replica.state import StateBuilder, shared_buffer_request, shared_request
-from replica.values import NEVER, Instant, LedgerViolation
+from replica.values import NEVER, Instant, LedgerViolation, Steps, whole
 
 
 def _job_submitted(builder: StateBuilder, event: e.JobSubmitted) -> None:
+    whole(submitting(builder, event))
+
+
+def submitting(builder: StateBuilder, event: e.JobSubmitted) -> Steps[None]:
+    """Fold a submit, a step a task."""
     request, array = shared_request(event.request), event.array  # once for all tasks: they have it in common as it is
     if array is None:
         _new_job(builder, event, event.job, request)
@@ -42,6 +47,7 @@ def _job_submitted(builder: StateBuilder, event: e.JobSubmitted) -> None:
             stage_in, stage_out = array.transfers[number]
             own = replace(own, buffer=replace(own.buffer, stage_in=stage_in, stage_out=stage_out))
         _new_job(builder, event, event.job + number, own)
+        yield 1
     builder.arrays[event.job] = immutables.Map({task: event.job + number for number, task in enumerate(array.tasks)})
 
 

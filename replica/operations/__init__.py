@@ -11,6 +11,6 @@ from replica.operations.outcomes import (
     unwound,
     waiting_stage,
 )
-from replica.operations.slots import BEGINNINGS, OperationSlots, slots_given, with_slots
+from replica.operations.slots import BEGINNINGS, OperationSlots, slots_given, taking_slots, with_slots
 from replica.operations.timers import due_at, due_events, reservation_instants, reservations_due
 from replica.operations.transfer_limits import cap_s, has_shares, node_bytes_s, rules_in_force, shares_of

@@ -21,7 +21,7 @@ from replica.messages import events as e
 from replica.model import QUEUED_STAGES, TRANSFERS, MovingKey, Stage, counted_under
 from replica.operations.transfer_limits import load_of, may_begin
 from replica.state import Facts
-from replica.values import SKIPPED_MAX, Instant
+from replica.values import SKIPPED_MAX, Instant, Steps, whole
 
 
 class OperationSlots(dict[int, int]):
@@ -46,6 +46,11 @@ def with_slots(state: Facts, slots: OperationSlots, events: Iterable[e.Event]) -
     its space, which is given only while its stage has a slot left; it is queued where a limit on transfers at once is
     reached.
     """
+    return whole(taking_slots(state, slots, events))
+
+
+def taking_slots(state: Facts, slots: OperationSlots, events: Iterable[e.Event]) -> Steps[tuple[e.Event, ...]]:
+    """Do what `with_slots` does, a step for each operation."""
     found: list[e.Event] = []
     for event in events:
         found.append(event)
@@ -61,6 +66,7 @@ def with_slots(state: Facts, slots: OperationSlots, events: Iterable[e.Event]) -
             found.append(e.OperationQueued(job.id, stage))
         else:
             slots.take(stage, job.request.user, node)
+        yield 1
     return tuple(found)
 
 

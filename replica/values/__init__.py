@@ -90,6 +90,7 @@ from replica.values.names import (
     plain,
 )
 from replica.values.sorted_keys import SortedKeys
+from replica.values.steps import InSteps, Steps, whole
 from replica.values.units import (
     MICROSECONDS_PER_SECOND,
     NEVER,

@@ -160,8 +160,11 @@ class SingleEngine:
         self.journal.sync()
         while count and self.journal.applied_index < self.journal.last_index:
             entry = self.journal.entry(self.journal.applied_index + 1)
-            self.machine.apply(entry.index, entry.term, entry.data)
-            count -= 1
+            if not self.machine.apply(entry.index, entry.term, entry.data):
+                count -= 1
+            elif self.automatic:
+                asyncio.get_running_loop().call_soon(self.commit)
+                return
 
     @property
     def uncommitted(self) -> int:

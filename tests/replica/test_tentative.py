@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+from typing import TypeVar
+
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replica.decide.decide import decide, is_by_key
+from replica.decide.decide import decide, deciding, is_by_key, jobs_of_command
 from replica.fold.answers import receipt_for
-from replica.fold.apply import SpeculativeState, apply_batch, apply_entry
+from replica.fold.apply import SpeculativeState, apply_batch, apply_entry, applying
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
@@ -21,16 +25,60 @@ from replica.model.pools import Pool
 from replica.model.requests import Dependency, DependencyKind, JobChange, JobRequest
 from replica.state.state import State
 from replica.values.errors import LedgerViolation, Refusal
+from replica.values.steps import InSteps, Steps, whole
 from replica.values.units import Instant
 from tests.replica.world import OPERATOR, SCRIPT, World, agent, user
 
 JOBS = st.integers(1, 6)
+
+T = TypeVar("T")
 
 
 def submission(who: str, bb: str, hold: Hold) -> c.SubmitJob:
     buffer = parse_request(SCRIPT, bb)
     return c.SubmitJob(JobRequest("job", who, SCRIPT, "/out", 60, buffer=buffer), hold)
 
+
+ARRAY = (0, 2, 3, 7)
+
+ARRAYS: st.SearchStrategy[tuple[c.Command, c.Actor]] = st.one_of(
+    st.builds(
+        lambda bb, output, throttle: (
+            msgspec.structs.replace(
+                one := submission("alan", bb, Hold.USER),
+                request=msgspec.structs.replace(one.request, output=output),
+                tasks=ARRAY,
+                throttle=throttle,
+            ),
+            user(),
+        ),
+        st.sampled_from(["", "capacity=10", "capacity=1000"]),
+        st.sampled_from(["", "all.out", "%a.out", "../%a", "%q"]),
+        st.integers(0, 3),
+    ),
+    st.builds(
+        lambda kind, job, tasks, who: (kind(job, tasks=tasks), who),
+        st.sampled_from([c.CancelJob, c.HoldJob, c.ReleaseJob, c.RequeueJob, c.SuspendJob, c.ResumeJob]),
+        JOBS,
+        st.sampled_from([None, (0,), (2, 7), (1,), ARRAY]),
+        st.sampled_from([user(), user("ada"), OPERATOR]),
+    ),
+    st.builds(
+        lambda job, tasks, nice, other: (
+            c.UpdateJob(
+                job,
+                JobChange(nice=nice, dependencies=other and (Dependency(DependencyKind.AFTER_ANY, other),)),
+                tasks=tasks,
+            ),
+            user(),
+        ),
+        JOBS,
+        st.sampled_from([None, (0,), (2, 7), (1,)]),
+        st.integers(-1, 2),
+        st.none() | JOBS,
+    ),
+)
+"""What is asked about arrays; there are few jobs, so that most numbers are of tasks."""
 
 REQUESTS: st.SearchStrategy[tuple[c.Command, c.Actor]] = st.one_of(
     st.builds(
@@ -128,6 +176,36 @@ def test_one_builder_for_all_is_the_same_as_a_state_for_each(
     assert apply_batch(base, Batch(base.revision, at, tuple(batch.entries))) == (single if asked else base_at(base, at))
 
 
+@settings(max_examples=150, deadline=None)
+@given(asked=st.lists(ARRAYS | REQUESTS, max_size=12), slices=st.lists(st.integers(1, 9), min_size=1, max_size=20))
+def test_what_is_decided_and_folded_in_steps_comes_to_what_it_comes_to_at_once(
+    asked: list[tuple[c.Command, c.Actor]], slices: list[int]
+) -> None:
+    sizes = cycle(slices)
+
+    def in_slices(steps: Steps[T]) -> T:
+        work = InSteps(steps)
+        while not work.advance(next(sizes)):
+            pass
+        return work.result
+
+    base = World().state
+    at = Instant(base.at + 1)
+    batch, single = SpeculativeState(base, at), base
+    for number, (command, actor) in enumerate(asked):
+        request = c.Request(bytes([255]) * 6 + number.to_bytes(10, "big"), actor, command)
+        facts = batch.facts if is_by_key(command) else batch.state()
+        decided = in_slices(deciding(facts, request, at))
+        assert decided == decide(single, request, at)
+        assert jobs_of_command(facts, command) >= 1
+        entry = entry_of(request, decided)
+        assert in_slices(batch.adding(entry)) == SpeculativeState(single, at).add(entry)
+        single = apply_entry(single, entry, at)
+    assert batch.state() == single
+    agreed = Batch(base.revision, at, tuple(batch.entries))
+    assert in_slices(applying(base, agreed)) == apply_batch(base, agreed)
+
+
 def base_at(base: State, at: Instant) -> State:
     """An empty batch changes nothing."""
     found = apply_batch(base, Batch(base.revision, at, ()))
@@ -146,7 +224,13 @@ def test_an_entry_that_cannot_be_folded_leaves_nothing_behind_even_of_its_first_
     broken = Entry(b"\xff" * 15 + b"2", user(), "hold_job", (e.JobReleased(job), e.JobHeld(job + 7, Hold.USER)))
     with pytest.raises(LedgerViolation, match="does not exist"):
         batch.add(broken)
+    with pytest.raises(LedgerViolation, match="does not exist"):
+        whole(batch.adding(broken))
     assert batch.entries == [good]
+    assert batch.facts.jobs[job].hold is Hold.USER
+    half = batch.adding(broken)
+    next(half)
+    half.close()  # given up after the first event: a lead that is over
     assert batch.facts.jobs[job].hold is Hold.USER
     assert batch.state() == apply_entry(base, good, at)
 

@@ -82,12 +82,14 @@ class WatchedController(Controller):
     place: str
     journal: WatchedJournal
 
-    def apply(self, index: int, term: int, data: bytes) -> None:
-        super().apply(index, term, data)
+    def apply(self, index: int, term: int, data: bytes) -> bool:
+        if super().apply(index, term, data):
+            return True
         self.world.replicas[self.place].loop.work(self.world.decide_s)
         self.world.applied(self.place, index, term, data, self.state)
         if is_configuration(data):
             self.world.oracle.members.holds(self.place, index, self._placed)
+        return False
 
     def installed(self, image: Image) -> None:
         super().installed(image)

@@ -6,14 +6,20 @@ import asyncio
 import functools
 import http.client
 import json
+import math
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 from cluster.config.config import Config
+from cluster.schemas.command_ids import new_command_id
 from cluster.schemas.operations import OPERATIONS
 from cluster.security.tls import client_context
+from cluster.serve import Replica
+from cluster.system import SystemClock
 from replica.model.jobs import Hold
-from tests.cluster.harness import PATIENCE_S, PLAIN, SCRIPT, Harness
+from replica.values import ARRAY_SIZE_MAX, MICROSECONDS_PER_SECOND, Instant
+from tests.cluster.harness import PATIENCE_S, PLAIN, SCRIPT, Harness, make_cluster, placed, until
 from tests.cluster.loop_watch import LoopWatch
 from tests.cluster.server.test_proposer import submit
 
@@ -149,9 +155,9 @@ def cases(harness: Harness) -> dict[str, list[Case]]:
     }  # fmt: skip
 
 
-def ask(config: Config, method: str, case: Case, events: int) -> tuple[int, bytes]:
+def ask(config: Config, method: str, case: Case, events: int, replica: str = "r1") -> tuple[int, bytes]:
     """Ask as a client of another process does: in a thread, which is not watched. Of a stream so many events."""
-    address = config.replica("r1").api
+    address = config.replica(replica).api
     connection = http.client.HTTPSConnection(
         "127.0.0.1", address.port, timeout=PATIENCE_S, context=client_context(config.tls_files(case.who))
     )
@@ -242,3 +248,111 @@ async def test_many_who_read_all_of_history_at_once_do_no_more_in_a_turn_than_on
             answers = await asyncio.gather(*asked)
     assert {status for status, _ in answers} == {200}
     assert watch.turn.lines <= LINES_MAX
+
+
+ARRAY = f"0-{ARRAY_SIZE_MAX - 1}"
+
+PATHS = """#!/bin/sh
+#DW jobdw capacity=8MiB access_mode=striped type=scratch
+#DW stage_in type=file source={directory}/in/%a destination=$DW_JOB_STRIPED/in
+#DW stage_out type=file source=$DW_JOB_STRIPED/out destination={directory}/out/%a
+"""
+
+
+def of_arrays(directory: Path, new: Callable[[], str]) -> dict[str, Case]:
+    """Return what can be asked about the largest array, in order: four of them are made first."""
+    job = {"name": "job", "time_limit_s": 60, "workdir": str(directory / "out")}
+
+    def submitted(script: str, **fields: Any) -> dict[str, Any]:
+        return {"command_id": new(), "script": script, "array": ARRAY, **job, **fields}
+
+    def asked(**fields: Any) -> dict[str, Any]:
+        return {"command_id": new(), **fields}
+
+    paths, third = PATHS.format(directory=directory), 2 * ARRAY_SIZE_MAX + 1
+    many = paths.replace("%a", "x") + "".join(
+        line.replace("%a", str(n)) + "\n" for n in range(250) for line in paths.splitlines()[2:3]
+    )
+    node = {"instance": "i", "storage_id": "s", "cpus": 2 * ARRAY_SIZE_MAX}
+    return {
+        "submit": Case("alice", "/v1/jobs", submitted(PLAIN, nice=3), 201),
+        "submit with buffers": Case("alice", "/v1/jobs", submitted(SCRIPT, name="other"), 201),
+        "submit with paths of each task": Case("alice", "/v1/jobs", submitted(paths), 201),
+        "submit with a throttle": Case("alice", "/v1/jobs", submitted(PLAIN, array=f"{ARRAY}%500", hold=True), 201),
+        "update": Case("alice", f"/v1/jobs/{third}/update", asked(nice=7, comment="x")),
+        "hold": Case("alice", f"/v1/jobs/{third}/hold", asked()),
+        "release": Case("alice", f"/v1/jobs/{third}/release", asked()),
+        "requeue": Case("alice", "/v1/jobs/1/requeue", asked(), 409),
+        "suspend": Case("alice", f"/v1/jobs/{third}/suspend", asked(), 409),
+        "hold some": Case("alice", "/v1/jobs/1_%5B500-899%5D/hold", asked()),
+        "cancel": Case("alice", f"/v1/jobs/{third}/cancel", asked()),
+        "cancel those with buffers": Case("alice", f"/v1/jobs/{ARRAY_SIZE_MAX + 1}/cancel", asked()),
+        "room for all": Case("n1", "/v1/agents/n1/register", asked(**node)),
+        "release what runs at once": Case("alice", f"/v1/jobs/{third + ARRAY_SIZE_MAX}/release", asked()),
+        "many directives in bulk": Case("alice", "/v1/commands", {"commands": [
+            {"type": "submit_job", "command_id": new(), "script": many, **job} for _ in range(10)
+        ]}, 200),
+        "in bulk": Case("alice", "/v1/commands", {"commands": [
+            {"type": "submit_job", **submitted(SCRIPT)} for _ in range(3)
+        ] + [{"type": "hold_job", "job_id": 1, **asked()}, {"type": "cancel_job", "job_id": 1, **asked()}]}),
+    }  # fmt: skip
+
+
+class Slowed(SystemClock):
+    """A clock whose seconds become longer: what is counted is slow, and nobody is to stand for election for it."""
+
+    def __init__(self) -> None:
+        self._since_s = math.inf
+        self._began = super().now(), super().monotonic_s()
+
+    def slow_down(self) -> None:
+        self._since_s = super().monotonic_s()
+
+    def now(self) -> Instant:
+        began, began_s = self._began
+        return Instant(began + int((self.monotonic_s() - began_s) * MICROSECONDS_PER_SECOND))
+
+    def monotonic_s(self) -> float:
+        now_s = super().monotonic_s()
+        return min(now_s, self._since_s) + max(0.0, now_s - self._since_s) / 100
+
+
+@watched
+async def test_no_command_about_the_largest_array_holds_the_loop_of_the_leader_or_of_a_follower(tmp_path: Path) -> None:
+    config = placed(make_cluster(tmp_path, replicas=3), tmp_path / "storage")
+    failures: list[BaseException] = []
+
+    def fail(error: BaseException) -> NoReturn:
+        failures.append(error)
+        raise error
+
+    watch, held, wrong, clock = LoopWatch(), {}, {}, Slowed()
+    # Of one loop, so that each callback of either is watched; the third is away.
+    replicas = {name: Replica(config, name, clock=clock, fail=fail) for name in ("r1", "r2")}
+    for replica in replicas.values():
+        await replica.start()
+    try:
+        await until(lambda: any(replica.controller.leads for replica in replicas.values()))
+        leader = next(name for name, replica in replicas.items() if replica.controller.leads)
+        leads = replicas[leader].controller
+        (follower,) = (replica.controller for name, replica in replicas.items() if name != leader)
+        await until(lambda: leads.state.feature_level > 0 and follower.state.revision == leads.state.revision)
+        clock.slow_down()
+        with watch.watching():
+            for name, case in of_arrays(tmp_path, lambda: new_command_id(clock)).items():
+                watch.reset()
+                status, body = 503, b""
+                while status == 503:  # nobody waits for ever, and what is counted is slow: the same id is sent again
+                    status, body = await asyncio.to_thread(ask, config, "POST", case, 0, leader)
+                await until(lambda: follower.state.revision == leads.state.revision)
+                if status != case.status:
+                    wrong[name] = (status, body[:200])
+                if watch.callback.lines > LINES_MAX or watch.callback.size_bytes > BYTES_MAX:
+                    held[name] = watch.callback
+        assert follower.state == leads.state
+    finally:
+        for replica in replicas.values():
+            await replica.stop()
+    assert not wrong
+    assert not held
+    assert not failures

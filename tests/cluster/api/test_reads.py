@@ -23,9 +23,11 @@ async def busy(harness: Harness) -> dict[int, State]:
     states = {}
     original = harness.controller.apply
 
-    def apply(index: int, term: int, data: bytes) -> None:
-        original(index, term, data)
+    def apply(index: int, term: int, data: bytes) -> bool:
+        if original(index, term, data):
+            return True
         states[int(harness.controller.state.revision)] = harness.controller.state
+        return False
 
     harness.engine.machine.apply = apply  # type: ignore[method-assign]
     agent = {"command_id": harness.new_id(), "instance": "i", "storage_id": "s", "cpus": 2}

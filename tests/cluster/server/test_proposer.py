@@ -11,7 +11,15 @@ from msgspec.structs import replace
 from cluster.config.config import Config
 from cluster.consensus import ClockBounds
 from cluster.server.pass_timer import PassTimer
-from cluster.server.pending import Answer, CannotDecide, NotLeading, OutcomeUnknown, QueueFull, Settled
+from cluster.server.pending import (
+    STEPS_PER_TURN,
+    Answer,
+    CannotDecide,
+    NotLeading,
+    OutcomeUnknown,
+    QueueFull,
+    Settled,
+)
 from cluster.server.proposer import BATCHES_IN_FLIGHT_MAX, QUEUE_COMMANDS_MAX
 from cluster.system.clock import SystemClock
 from replica.fold.apply import apply_batch
@@ -20,12 +28,12 @@ from replica.messages import commands as c
 from replica.messages.entries import Batch, Entry
 from replica.messages.events import Event
 from replica.model.configuration import Site
-from replica.model.jobs import Hold
+from replica.model.jobs import Hold, JobState
 from replica.model.requests import JobRequest
 from replica.state.digest import state_digest
 from replica.state.state import State
 from replica.values.errors import RefusalCode
-from replica.values.limits import COMMANDS_PER_BATCH_MAX
+from replica.values.limits import ARRAY_SIZE_MAX, COMMANDS_PER_BATCH_MAX
 from replica.values.units import Instant, seconds
 from tests.clocks import ManualClock
 from tests.cluster.harness import PLAIN, SCRIPT, Harness, story, until
@@ -295,6 +303,100 @@ async def test_a_batch_has_no_more_tasks_of_arrays_than_it_has_commands(config: 
         assert 2 * len(tasks) < COMMANDS_PER_BATCH_MAX <= 3 * len(tasks)
         for answer in answers:
             await commit(harness, answer)
+
+
+LARGEST = tuple(range(ARRAY_SIZE_MAX))
+
+
+async def half_decided(harness: Harness, id_: bytes) -> Answer:
+    """Submit the largest array, and return as soon as a part of it is decided."""
+    command = replace(submission(harness), tasks=LARGEST)
+    answer = harness.controller.submit(c.Request(id_, ALICE, command))
+    turns = 0
+    while harness.controller.proposer._draft is None or turns < 2:
+        turns += harness.controller.proposer._draft is not None
+        await asyncio.sleep(0)
+    assert harness.engine.uncommitted == 0 and not answer.done()
+    return answer
+
+
+@story
+async def test_who_stops_leading_while_it_decides_an_array_has_done_nothing_of_it(config: Config) -> None:
+    async with manual(config) as harness:
+        same = command_id()
+        answer = await half_decided(harness, same)
+        harness.engine.depose("r2")
+        with pytest.raises(NotLeading):
+            await answer
+        assert harness.engine.uncommitted == 0 and harness.controller.state.next_job == 1
+        harness.engine.lead()
+        for _ in range(2):  # the client's repetition, and one more
+            again = harness.controller.submit(c.Request(same, ALICE, replace(submission(harness), tasks=LARGEST)))
+            await commit(harness, again)
+        assert (await again).job == 1
+        assert harness.controller.state.next_job == 1 + len(LARGEST)
+
+
+@story
+async def test_what_is_asked_while_an_array_is_decided_is_decided_after_it(config: Config) -> None:
+    async with manual(config) as harness:
+        same = command_id()
+        answer = await half_decided(harness, same)
+        retry = harness.controller.submit(c.Request(same, ALICE, replace(submission(harness), tasks=LARGEST)))
+        one = submit(harness)
+        cancel = harness.controller.submit(c.Request(command_id(), ALICE, c.CancelJob(1)))
+        harness.controller.proposer.pass_now()
+        for asked in (answer, retry, one, cancel):
+            await commit(harness, asked)
+        assert [(await asked).job for asked in (answer, retry, one)] == [1, 1, 1 + len(LARGEST)]
+        assert (await answer).fresh and not (await retry).fresh
+        state = harness.controller.state
+        assert state.next_job == 2 + len(LARGEST)
+        assert {state.jobs[job].state for job in state.arrays[1].values()} == {JobState.CANCELLED}
+
+
+@story
+async def test_an_array_that_cannot_be_decided_is_answered_and_harms_no_other(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import replica.fold.jobs as module
+
+    real = module._new_job
+
+    def broken(builder: object, event: object, job_id: int, request: JobRequest) -> None:
+        if request.array is not None and request.array.task == 700:
+            raise ZeroDivisionError("poison")
+        real(builder, event, job_id, request)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "_new_job", broken)
+    async with manual(config) as harness:
+        before = submit(harness)
+        array = replace(submission(harness), tasks=LARGEST)
+        poison = harness.controller.submit(c.Request(command_id(), ALICE, array))
+        after = submit(harness)
+        with pytest.raises(CannotDecide):
+            await commit(harness, poison)
+            await poison
+        await commit(harness, after)
+        assert [(await answer).job for answer in (before, after)] == [1, 2]
+
+
+@story
+async def test_nobody_sees_a_part_of_an_array_while_a_follower_folds_it(config: Config) -> None:
+    async with manual(config) as harness:
+        await half_decided(harness, command_id())
+        await until(lambda: harness.engine.uncommitted == 1)
+        entry = harness.engine.journal.entry(harness.engine.journal.last_index)
+        harness.engine.depose("r2", lose=False)
+        before, parts = harness.controller.state, 0
+        while harness.controller.apply(entry.index, entry.term, entry.data):
+            parts += 1
+            assert harness.controller.state is before
+            assert harness.engine.journal.applied_index == entry.index - 1
+        assert parts >= len(LARGEST) // STEPS_PER_TURN
+        batch = decode_batch(entry.data)
+        assert harness.controller.state == apply_batch(before, batch)
+        assert len(harness.controller.state.arrays[1]) == len(LARGEST)
 
 
 @story
