@@ -97,7 +97,9 @@ class AgreedTime:
         if not 0 <= now_s - self._of_clients_s < CLIENTS_STEP_S:
             bounds = self._bounds()
             now = self._between(bounds)
-            self._of_clients = now if bounds.latest is None else min(now, bounds.latest)
+            if bounds.latest is None:
+                return now
+            self._of_clients = min(now, bounds.latest)
             self._of_clients_s = now_s
         return self._of_clients
 

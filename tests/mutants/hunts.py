@@ -40,7 +40,7 @@ def _whole(seed: int, profile: str) -> str:
 
 
 def _story(seed: int, story: str) -> str:
-    return "; ".join(told(story))
+    return "; ".join(told(story, seed))
 
 
 HUNTS: Final[dict[str, Callable[[int], str]]] = {

@@ -51,7 +51,7 @@ MUTANTS: Final = (
            "raft.term + 1, raft.me", "raft.term, raft.me", "raft", 1),
     Mutant("what was checked survives its term", _ELECTION + "_enter_term",
            "raft.checked_index = raft.commit_index", "pass", "restless", 0),
-    Mutant("a promise survives its term", _ELECTION + "_enter_term", "raft.outbox.drop()", "pass", "net", 3),
+    Mutant("a promise survives its term", _ELECTION + "_enter_term", "raft.outbox.drop()", "pass", "net", 21),
     Mutant("reads survive the leadership", _ELECTION + "become_follower",
            "raft.end_leadership()", "pass", "raft", 1),
     Mutant("a leader decides before its first entry is applied", _ELECTION + "_become_leader",

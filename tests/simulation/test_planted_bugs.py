@@ -64,12 +64,12 @@ STORIES: dict[str, tuple[Callable[[World], None], int, str]] = {
 """Story -> how it goes, with how many replicas, and the bug that it is written for."""
 
 
-def told(story: str) -> list[str]:
+def told(story: str, seed: int = 1) -> list[str]:
     """Run a story; return the broken promises."""
     scenario, replicas, _ = STORIES[story]
     # These show what the bug does, not how it looks inside: two votes that are said, two entries that are committed.
     by_effect = "vote" in story or scenario.__module__ in (scenarios_of_members.__name__, scenarios_of_sync.__name__)
-    with World(1, replicas=replicas, profile="net", look_inside=not by_effect) as world:
+    with World(seed, replicas=replicas, profile="net", look_inside=not by_effect) as world:
         scenarios.tell(scenario, world)
         return world.violations
 
