@@ -5,10 +5,12 @@ Both `apply` also return jobs: those whose gates may be others now that this one
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import immutables
 
 from replica.model import NameGroup, first_of
-from replica.scheduler.index_row import IndexRow, Milestone, keep_in_set
+from replica.scheduler.index_row import IndexRow, Milestone, keep_in_set, milestone_of
 from replica.state import State
 from replica.values import SortedKeys
 
@@ -16,50 +18,119 @@ _NO_NAMES: immutables.Map[str, NameGroup] = immutables.Map()
 
 
 class DependencyIndex:
-    """Jobs that depend on others, by whom and how far they wait for, and finished jobs that nobody depends on."""
+    """Jobs that depend on others, by whom and how far they wait for, and finished jobs that nobody depends on.
+
+    A whole array stands among those who are waited for under its number below zero, once, however many its tasks are.
+    """
 
     def __init__(self, state: State) -> None:
         self.purgeable: SortedKeys[int] = SortedKeys(sorted(state.finished))
         """Finished jobs that no job which is not over depends on."""
         self._counts: dict[int, int] = {}
-        """Job -> how many that are not over depend on it."""
+        """Job or array -> how many that are not over depend on it."""
         self._waiting: dict[tuple[int, int], set[int]] = {}
-        """(job, milestone) -> who depends on it."""
+        """(job or array, milestone) -> who depends on it."""
+        self._behind: dict[tuple[int, int], set[int]] = {}
+        """(array, milestone) that somebody waits for -> the tasks that have not come so far."""
 
     def begins(self, job_id: int) -> None:
         """Note that the job, new or requeued when it was over, is not over: it is not purged."""
         self.purgeable.discard(job_id)
 
+    def looks(self, state: State, row: IndexRow) -> int:
+        """Return about how many tasks of arrays have to be looked at to see whether the job of a row waits on."""
+        return sum(
+            len(state.arrays.get(-other, _NO_TASKS))
+            for other, milestone in row.rare.waits_for
+            if other < 0 and not self._behind.get((other, milestone))
+        )
+
     def apply(self, state: State, job_id: int, before: IndexRow, after: IndexRow) -> set[int]:
         """Note whom the job depends on now; return who waits for a milestone between its former one and the present."""
         left, entered = before.rare.waits_for, after.rare.waits_for
         if left != entered:
+            self._count(state, {other for other, _ in entered}, {other for other, _ in left})
             for waited_for in left:
                 keep_in_set(self._waiting, waited_for, job_id, False)
             for waited_for in entered:
                 keep_in_set(self._waiting, waited_for, job_id, True)
-            self._count(state, {other for other, _ in left}, {other for other, _ in entered})
+            self._watch(state, (*left, *entered))
+        array = self._awaited_array(state, job_id)
         if after.milestone >= Milestone.FINISHED:
             # It may have come and gone since it was last checked, or be here already.
             self.purgeable.discard(job_id)
-            if after.milestone == Milestone.FINISHED and job_id not in self._counts:
+            if after.milestone == Milestone.FINISHED and job_id not in self._counts and not array:
                 self.purgeable.add(job_id)
+        found = self._come(job_id, array, _milestone_at(state, job_id)) if array else set()
         if before.milestone == after.milestone or job_id not in self._counts:
-            return set()
+            return found
         low, high = sorted((before.milestone, after.milestone))
-        return set().union(*(self._waiting.get((job_id, number), ()) for number in range(low + 1, high + 1)))
+        return found.union(*(self._waiting.get((job_id, number), ()) for number in range(low + 1, high + 1)))
 
-    def _count(self, state: State, left: set[int], entered: set[int]) -> None:
+    def _awaited_array(self, state: State, job_id: int) -> int:
+        """Return the array of a task, below zero, if somebody waits for all of it; else 0."""
+        job = state.jobs.get(job_id) if self._behind else None
+        array = None if job is None else job.request.array
+        return 0 if array is None or -array.job not in self._counts else -array.job
+
+    def _come(self, task: int, array: int, milestone: int) -> set[int]:
+        """Note how far a task has come; return who waits for its array, where that was for it, or is again."""
+        found: set[int] = set()
+        for number in range(1, Milestone.FINISHED + 1):
+            behind = self._behind.get((array, number))
+            if behind is None:
+                continue
+            was_complete = not behind
+            (behind.discard if milestone >= number else behind.add)(task)
+            if was_complete != (not behind):
+                found |= self._waiting[array, number]
+        return found
+
+    def _watch(self, state: State, keys: Iterable[tuple[int, int]]) -> None:
+        """Begin, and end, to note which tasks of arrays have not come as far as somebody waits for."""
+        for key in keys:
+            array, milestone = key
+            if array > 0:
+                continue
+            if key not in self._waiting:
+                self._behind.pop(key, None)
+            elif key not in self._behind:
+                self._behind[key] = {
+                    task
+                    for task in state.arrays.get(-array, _NO_TASKS).values()
+                    if _milestone_at(state, task) < milestone
+                }
+
+    def _count(self, state: State, entered: set[int], left: set[int]) -> None:
         for other in entered - left:
             self._counts[other] = self._counts.get(other, 0) + 1
-            self.purgeable.discard(other)
+            if self._counts[other] == 1:
+                for job_id in _jobs_of(state, other):
+                    self.purgeable.discard(job_id)
         for other in left - entered:
             self._counts[other] -= 1
             if not self._counts[other]:
                 del self._counts[other]
-                if other in state.finished:
-                    self.purgeable.discard(other)
-                    self.purgeable.add(other)
+                for job_id in _jobs_of(state, other):
+                    if job_id in state.finished and not self._is_awaited(state, job_id):
+                        self.purgeable.discard(job_id)
+                        self.purgeable.add(job_id)
+
+    def _is_awaited(self, state: State, job_id: int) -> bool:
+        array = state.jobs[job_id].request.array
+        return job_id in self._counts or (array is not None and -array.job in self._counts)
+
+
+def _milestone_at(state: State, job_id: int) -> int:
+    return milestone_of(state.jobs[job_id], job_id in state.finished)
+
+
+def _jobs_of(state: State, other: int) -> Iterable[int]:
+    """Return a job, or the tasks of an array whose number is below zero."""
+    return (other,) if other > 0 else state.arrays.get(-other, _NO_TASKS).values()
+
+
+_NO_TASKS: immutables.Map[int, int] = immutables.Map()
 
 
 class SingletonIndex:

@@ -104,8 +104,8 @@ TOUCHES: dict[type[e.Event], Touches] = {
 """What each kind of event touches; a kind that is not here touches its job, as nearly every event of a busy cluster."""
 
 
-WAITS_PER_JOB = 16
-"""Jobs that one waits for whose noting takes as long as checking a job, count: a whole array may be waited for."""
+LOOKS_PER_JOB = 16
+"""Tasks of an array that are looked at as quickly as a job is checked, count: a whole array may be waited for."""
 
 
 class SchedulingIndex:
@@ -186,7 +186,7 @@ class SchedulingIndex:
             job_id = touched.pop()
             touched |= self._check(job_id)
             row = self._rows.get(job_id, NO_ROW)
-            left -= 1 + len(row.rare.waits_for) // WAITS_PER_JOB
+            left -= 1 + (self.dependencies.looks(self.state, row) // LOOKS_PER_JOB if row.rare.waits_for else 0)
         if touched:
             return False
         self.arrays.refresh(self.state)

@@ -31,7 +31,7 @@ from replica.model import (
 from replica.operations import due_at
 from replica.scheduler.admission import nodes_of, place_of, usable_in
 from replica.scheduler.backfill import run_until
-from replica.scheduler.gates import depended_on, early_gate, reservation_of, waits_for_space
+from replica.scheduler.gates import early_gate, reservation_of, waits_for_space
 from replica.scheduler.persistent import persistent_request
 from replica.scheduler.preemption import PreemptionCandidate, preemption_candidate
 from replica.state import State, is_finished
@@ -64,7 +64,8 @@ class RareFields(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Fields of an index row that few jobs have; all others share `NO_RARE`, so that their rows are small."""
 
     waits_for: tuple[tuple[int, int], ...] = ()
-    """The jobs that its dependencies are about, each with the milestone at which its gate may change."""
+    """The jobs that its dependencies are about, and the arrays (their numbers below zero), each with the milestone at
+    which its gate may change: of an array when all of its tasks have come so far."""
     singleton: tuple[str, str] | None = None
     """User and job name, where it waits for the earlier jobs of that name."""
     reservation: tuple[str, int] | None = None
@@ -135,12 +136,13 @@ def index_row(state: State, job: Job, buffer: Buffer | None, queue_names: dict[Q
         request.cpus if takes_cpus(job, buffer) else 0,
         due_at(state, job, buffer),
         (buffer.pool, (run_until(job, buffer), buffer.granted_bytes, job.id)) if holds and buffer is not None else None,
-        _milestone(job, is_finished(job, buffer)),
+        milestone_of(job, is_finished(job, buffer)),
         _rare_fields(state, job, buffer, queued=queue is not None),
     )
 
 
-def _milestone(job: Job, finished: bool) -> int:
+def milestone_of(job: Job, finished: bool) -> int:
+    """Return how far a job has come that is not purged."""
     if finished:
         return Milestone.FINISHED
     if job.state in ENDED:
@@ -177,12 +179,13 @@ def _rare_fields(state: State, job: Job, buffer: Buffer | None, *, queued: bool)
 
 
 def _waits_for(state: State, job: Job) -> tuple[tuple[int, int], ...]:
-    awaited = (
-        (other, _awaited(dependency.kind.of_one, job))
-        for dependency in job.request.dependencies
-        for other in depended_on(state, dependency)
-    )
-    return tuple(sorted(set(awaited)))
+    awaited = set()
+    for dependency in job.request.dependencies:
+        if not dependency.kind.of_array:
+            awaited.add((dependency.job, _awaited(dependency.kind.of_one, job)))
+        elif dependency.job in state.arrays:
+            awaited.add((-dependency.job, _awaited(dependency.kind.of_one, job)))
+    return tuple(sorted(awaited))
 
 
 def _awaited(kind: DependencyKind, waiter: Job) -> int:

@@ -38,6 +38,7 @@ from replica.scheduler.index_row import NO_ROW, index_row
 from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
 from replica.state.invariants import check
 from replica.state.state import EMPTY, State
+from replica.values.errors import Refusal
 from replica.values.sorted_keys import CHUNK_KEYS_MAX, SortedKeys
 from replica.values.units import NEVER, Instant, seconds
 from tests.replica.reference import reference_scheduler
@@ -442,3 +443,24 @@ def test_an_index_that_is_built_in_portions_while_the_world_goes_on_is_the_same(
     assert portions >= 15
     assert contents(index) == contents(SchedulingIndex(state))
     assert events_of_pass(index, at) == reference_events(state, at)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in DependencyKind if kind.of_array])
+def test_who_waits_for_a_whole_array_is_noted_once_and_asked_again_when_all_tasks_have_come_so_far(
+    kind: DependencyKind,
+) -> None:
+    """Each waiter was noted for each task: two arrays of 1,001 made a million entries, and a user may name 64."""
+    world = IndexedWorld(cpus=64)
+    array = world.submit(array=tuple(range(8)), hold=Hold.USER)
+    waiter = world.submit(array=tuple(range(6)), dependencies=(Dependency(kind, array),))
+    world.index.catch_up()
+    noted = world.index.dependencies._waiting
+    assert [len(who) for who in noted.values()] == [6], "one key for the array, and each waiter once"
+    for number in range(8):
+        assert world.reason(waiter) == "Dependency"
+        assert not isinstance(world.settle(c.ReleaseJob(array, tasks=(number,)), user()), Refusal)
+        world.finish(array + number)
+    expected = "DependencyNeverSatisfied" if kind.of_one is DependencyKind.AFTER_NOT_OK else "None"
+    assert world.reason(waiter) == expected
+    assert {world.index.dependencies._behind[key] == set() for key in world.index.dependencies._behind} <= {True}
+    assert not isinstance(world.settle(c.RequeueJob(array, tasks=(3,)), user()), Refusal)
