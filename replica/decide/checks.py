@@ -131,6 +131,13 @@ def check_dependencies(state: Facts, dependencies: tuple[Dependency, ...]) -> No
             "depend on fewer jobs",
             "dependencies",
         )
+    if len({dependency.job for dependency in dependencies if dependency.kind.of_array}) > limits.WHOLE_ARRAYS_MAX:
+        raise Rejected(
+            RefusalCode.LIMIT_EXCEEDED,
+            f"there are dependencies on more than {limits.WHOLE_ARRAYS_MAX} whole arrays",
+            "depend on fewer arrays, or on some of their tasks",
+            "dependencies",
+        )
     for dependency in dependencies:
         if dependency.job not in state.jobs and not dependency.kind.of_array:
             raise Rejected(

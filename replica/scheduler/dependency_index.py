@@ -30,20 +30,14 @@ class DependencyIndex:
         """Job or array -> how many that are not over depend on it."""
         self._waiting: dict[tuple[int, int], set[int]] = {}
         """(job or array, milestone) -> who depends on it."""
+        self.has_watched = False
+        """Whether all tasks of an array were looked at, which takes as long as checking many jobs."""
         self._behind: dict[tuple[int, int], set[int]] = {}
         """(array, milestone) that somebody waits for -> the tasks that have not come so far."""
 
     def begins(self, job_id: int) -> None:
         """Note that the job, new or requeued when it was over, is not over: it is not purged."""
         self.purgeable.discard(job_id)
-
-    def looks(self, state: State, row: IndexRow) -> int:
-        """Return about how many tasks of arrays have to be looked at to see whether the job of a row waits on."""
-        return sum(
-            len(state.arrays.get(-other, _NO_TASKS))
-            for other, milestone in row.rare.waits_for
-            if other < 0 and not self._behind.get((other, milestone))
-        )
 
     def apply(self, state: State, job_id: int, before: IndexRow, after: IndexRow) -> set[int]:
         """Note whom the job depends on now; return who waits for a milestone between its former one and the present."""
@@ -95,6 +89,7 @@ class DependencyIndex:
             if key not in self._waiting:
                 self._behind.pop(key, None)
             elif key not in self._behind:
+                self.has_watched = True
                 self._behind[key] = {
                     task
                     for task in state.arrays.get(-array, _NO_TASKS).values()

@@ -7,6 +7,7 @@ burst buffer, placement. What depends on what others have in use is asked in `ad
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 import immutables
@@ -144,17 +145,49 @@ def dependency_met(state: Facts, dependency: Dependency, waiter_has_buffer: bool
     tasks = state.arrays.get(dependency.job)
     if tasks is None:
         return _met(kind.of_one, None, None, waiter_has_buffer)
+    if not isinstance(state, State):
+        return _met_of_tasks(state, kind.of_one, tasks, waiter_has_buffer)
+    # A whole array may wait for a whole array: its tasks are looked at once in a state, and not for each of them.
+    asked = (dependency.job, kind, waiter_has_buffer)
+    found = _found_in(state)
+    if asked not in found:
+        found[asked] = _met_of_tasks(state, kind.of_one, tasks, waiter_has_buffer)
+    return found[asked]
+
+
+_Asked = tuple[int, DependencyKind, bool]
+
+STATES_REMEMBERED = 4
+"""States of which it is remembered how far arrays have come, count: those that passes and questions are about."""
+
+_remembered: deque[tuple[State, dict[_Asked, bool | None]]] = deque(maxlen=STATES_REMEMBERED)
+
+
+def _found_in(state: State) -> dict[_Asked, bool | None]:
+    """Return what was found out about arrays in a state; whether it is remembered shows in nothing but the time."""
+    for known, found in _remembered:
+        if known is state:
+            return found
+    found = {}
+    _remembered.appendleft((state, found))
+    return found
+
+
+def _met_of_tasks(
+    state: Facts, kind: DependencyKind, tasks: immutables.Map[int, int], waiter_has_buffer: bool
+) -> bool | None:
+    """Return whether a dependency on all of an array is met."""
     # As in Slurm: first all tasks must have come so far; afternotok then wants one that failed.
-    after = DependencyKind.AFTER_ANY if kind.of_one in _BY_RESULT else kind.of_one
+    after = DependencyKind.AFTER_ANY if kind in _BY_RESULT else kind
 
     def all_met(kind: DependencyKind) -> bool:
         return all(_met(kind, state.jobs[task], state.buffers.get(task), waiter_has_buffer) for task in tasks.values())
 
     if not all_met(after):
         return False
-    if kind.of_one not in _BY_RESULT:
+    if kind not in _BY_RESULT:
         return True
-    return True if all_met(DependencyKind.AFTER_OK) == (kind.of_one is DependencyKind.AFTER_OK) else None
+    return True if all_met(DependencyKind.AFTER_OK) == (kind is DependencyKind.AFTER_OK) else None
 
 
 _BY_RESULT = (DependencyKind.AFTER_OK, DependencyKind.AFTER_NOT_OK)

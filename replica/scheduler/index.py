@@ -104,10 +104,6 @@ TOUCHES: dict[type[e.Event], Touches] = {
 """What each kind of event touches; a kind that is not here touches its job, as nearly every event of a busy cluster."""
 
 
-LOOKS_PER_JOB = 16
-"""Tasks of an array that are looked at as quickly as a job is checked, count: a whole array may be waited for."""
-
-
 class SchedulingIndex:
     """Index of one State for scheduling passes; `advance` takes it to the next."""
 
@@ -173,7 +169,7 @@ class SchedulingIndex:
             self.arrays.change_all()
 
     def prepare(self, jobs_max: int) -> bool:
-        """Check up to so many touched jobs, fewer that wait for many; return whether none is left: for a cheap pass."""
+        """Check up to so many jobs that were touched; return whether none is left, so that a pass is cheap now."""
         # Not as soon as they are touched: the next batch may touch them again.
         touched = self._touched
         if self._touched_nodes:
@@ -181,12 +177,11 @@ class SchedulingIndex:
                 touched |= self.nodes.jobs_on(name)
             self.nodes.change(self._touched_nodes)
             self._touched_nodes = set()
-        left = min(jobs_max, len(touched))
-        while left > 0 and touched:
-            job_id = touched.pop()
-            touched |= self._check(job_id)
-            row = self._rows.get(job_id, NO_ROW)
-            left -= 1 + (self.dependencies.looks(self.state, row) // LOOKS_PER_JOB if row.rare.waits_for else 0)
+        for _ in range(min(jobs_max, len(touched))):
+            touched |= self._check(touched.pop())
+            if self.dependencies.has_watched:
+                self.dependencies.has_watched = False
+                break
         if touched:
             return False
         self.arrays.refresh(self.state)

@@ -32,6 +32,9 @@ ENVIRONMENT_BYTES_MAX = 64 * 1024
 DEPENDENCIES_MAX = 64
 """Jobs that one job may wait for."""
 
+WHOLE_ARRAYS_MAX = 8
+"""Whole arrays that one job may wait for, of these: to look at all tasks of one takes a millisecond."""
+
 RECEIPTS_KEPT_S = 600
 """How long the answer to a single command is kept, seconds of the replicated clock: twice as long as its id is taken at
 the door, so that whoever may still repeat it gets its answer."""

@@ -6,8 +6,10 @@ import pytest
 
 from replica.messages import commands as c
 from replica.model.job_names import Several, first_of, joined, left
-from replica.model.jobs import JobState
+from replica.model.jobs import Hold, JobState
 from replica.model.requests import Dependency, DependencyKind, JobOptions
+from replica.values.errors import Refusal, RefusalCode
+from replica.values.limits import WHOLE_ARRAYS_MAX
 from tests.replica.world import World, user
 
 K = DependencyKind
@@ -134,3 +136,17 @@ def test_a_group_of_a_name_knows_its_first_job_whatever_comes_and_goes() -> None
         assert (0 if group is None else first_of(group)) == min(model, default=0)
         assert not isinstance(group, Several) or set(group.jobs) == model
         assert isinstance(group, Several) == (len(model) > 1)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in DependencyKind if kind.of_array])
+def test_a_job_waits_for_no_more_whole_arrays_than_can_be_looked_at_in_a_turn_of_the_loop(kind: DependencyKind) -> None:
+    world = World(cpus=64)
+    arrays = [world.submit(array=(0, 1), hold=Hold.USER) for _ in range(WHOLE_ARRAYS_MAX + 1)]
+    named = tuple(Dependency(kind, array) for array in arrays)
+    assert isinstance(world.try_submit(dependencies=named[1:]), int)
+    refusal = world.try_submit(dependencies=named)
+    assert isinstance(refusal, Refusal) and (refusal.code, refusal.place) == (
+        RefusalCode.LIMIT_EXCEEDED,
+        "dependencies",
+    )
+    assert isinstance(world.try_submit(dependencies=(*named[1:], named[1])), int), "the same one again is no more"

@@ -279,6 +279,9 @@ def of_arrays(directory: Path, new: Callable[[], str]) -> dict[str, Case]:
         "submit with buffers": Case("alice", "/v1/jobs", submitted(SCRIPT, name="other"), 201),
         "submit with paths of each task": Case("alice", "/v1/jobs", submitted(paths), 201),
         "submit with a throttle": Case("alice", "/v1/jobs", submitted(PLAIN, array=f"{ARRAY}%500", hold=True), 201),
+        "submit that waits for whole arrays": Case("alice", "/v1/jobs", submitted(
+            PLAIN, name="waits", dependencies=["afterany:1", f"afterany:{ARRAY_SIZE_MAX + 1}"]
+        ), 201),
         "update": Case("alice", f"/v1/jobs/{third}/update", asked(nice=7, comment="x")),
         "hold": Case("alice", f"/v1/jobs/{third}/hold", asked()),
         "release": Case("alice", f"/v1/jobs/{third}/release", asked()),

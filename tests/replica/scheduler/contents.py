@@ -21,6 +21,7 @@ SMALL_INDEXES = (
 )
 
 _LEFT_OUT = {
+    "has_watched": "what took long a moment ago",
     "names": "shares objects, and says nothing of a State",
     "_first_of": "whom to check when a job comes further: some for nothing, depending on what came before",
     "_queues": "another small index",
