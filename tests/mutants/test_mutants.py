@@ -23,7 +23,13 @@ def test_a_mutant_is_found_by_its_world_within_a_few_seeds_of_the_one_that_is_na
     )
 
 
-@pytest.mark.parametrize(("world", "seed"), sorted({(mutant.hunt, mutant.seed) for mutant in MUTANTS}))
+HALF_HOUR = "half_hour"
+"""A world whose seeds take a minute: that nothing is found in one is a test of its own (tests/simulation/test_deep)."""
+
+
+@pytest.mark.parametrize(
+    ("world", "seed"), sorted({(mutant.hunt, mutant.seed) for mutant in MUTANTS if mutant.hunt != HALF_HOUR})
+)
 def test_what_finds_a_mutant_finds_nothing_in_the_product_itself(world: str, seed: int) -> None:
     assert hunt(world, seed) == ""
 
