@@ -17,6 +17,7 @@ The id of such a command is a UUIDv8 (RFC 9562, 5.8), so that it goes wherever a
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from replica.values.limits import SESSION_WINDOW_MAX
@@ -24,6 +25,11 @@ from replica.values.limits import SESSION_WINDOW_MAX
 SINGLE_VERSION: Final = 7
 SESSION_VERSION: Final = 8
 _VARIANT: Final = 0b10
+
+_NO_OUTSTANDING: Final = bytes((SESSION_VERSION << 4, 0))
+
+IDS_REMEMBERED: Final = 4_096
+"""Ids of which it is remembered what they say, count: each is read when it comes, is decided and is settled."""
 
 SESSION_NUMBER_MAX: Final = 2**48 - 1
 SEQUENCE_MAX: Final = 2**62 - 1
@@ -58,18 +64,19 @@ def session_command_id(session: int, sequence: int, acknowledged: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
+@lru_cache(IDS_REMEMBERED)
 def numbered(command_id: bytes) -> Numbered:
     """Return what the id of a command in a session says; ValueError is a sentence where it is none."""
-    number = int.from_bytes(command_id, "big")
-    session, outstanding, sequence = number >> 80, number >> 64 & 0xFFF, number & SEQUENCE_MAX
-    if not is_in_session(command_id) or number >> 62 & 0b11 != _VARIANT or not session or not sequence:
+    session, sequence = int.from_bytes(command_id[:6], "big"), int.from_bytes(command_id[8:], "big") & SEQUENCE_MAX
+    if not is_in_session(command_id) or command_id[8] >> 6 != _VARIANT or not session or not sequence:
         raise ValueError(f"{command_id.hex()} is not the id of a command in a session")
+    outstanding = (command_id[6] & 0xF) << 8 | command_id[7]
     if not 0 < outstanding <= min(SESSION_WINDOW_MAX, sequence):
         raise ValueError(
             f"{command_id.hex()} says that {outstanding} commands up to {sequence} are outstanding; "
             f"from 1 to {SESSION_WINDOW_MAX} may be"
         )
-    return Numbered(session, sequence, sequence - outstanding, answer_key(session, sequence))
+    return Numbered(session, sequence, sequence - outstanding, command_id[:6] + _NO_OUTSTANDING + command_id[8:])
 
 
 def answer_key(session: int, sequence: int) -> bytes:
