@@ -242,6 +242,8 @@ class Service:
         if is_in_session(found):
             return found
         age_s = (self.clock.of_clients() - instant_in(found)) / MICROSECONDS_PER_SECOND
+        if age_s < -COMMAND_AHEAD_S_MAX:
+            age_s = min(0.0, (self.clock.at_most() - instant_in(found)) / MICROSECONDS_PER_SECOND)
         is_ahead = age_s < 0
         most_s = COMMAND_AHEAD_S_MAX if is_ahead else COMMAND_AGE_S_MAX
         if abs(age_s) > most_s and answer_to(self.controller.state, found) is None:

@@ -103,6 +103,11 @@ class AgreedTime:
             self._of_clients_s = now_s
         return self._of_clients
 
+    def at_most(self) -> Instant:
+        """Return the latest that a right clock may say: the time itself is behind where a leader caught up late."""
+        latest = self._bounds().latest
+        return self.of_clients() if latest is None else max(self.of_clients(), latest)
+
     def monotonic_s(self) -> float:
         """Return seconds of this replica's monotonic clock."""
         return self._clock.monotonic_s()

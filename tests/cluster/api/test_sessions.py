@@ -12,6 +12,7 @@ from cluster.client.channel import Channel
 from cluster.client.client import Client
 from cluster.client.errors import ApiError
 from cluster.config.config import Config
+from cluster.consensus import ClockBounds
 from cluster.schemas import operations
 from cluster.schemas.base import Command
 from cluster.schemas.command_ids import new_command_id
@@ -200,3 +201,13 @@ async def test_a_program_whose_session_has_ended_is_told_and_goes_on_in_another(
 
 async def a_job(harness: Harness) -> int:
     return int((await harness.submit(script=PLAIN)).body["job_id"])
+
+
+@story
+async def test_nobody_is_ahead_of_what_a_majoritys_clocks_may_say_where_the_leader_is_behind(config: Config) -> None:
+    """A leader that caught up late, one replica down and another's clock far behind, called right clocks wrong."""
+    async with Harness(config, clock=ManualClock(START)) as harness:
+        harness.engine.bounds = ClockBounds(START, Instant(START + seconds(40)))
+        for ahead_s, status in ((30, 404), (45, 404), (60, 400)):
+            body = {"command_id": id_at(Instant(START + seconds(ahead_s)))}
+            assert (await harness.ask("POST", "/v1/jobs/77/cancel", body, who="alice")).status == status, ahead_s
