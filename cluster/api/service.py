@@ -58,7 +58,11 @@ COMMAND_AGE_S_MAX = 300
 
 COMMAND_AHEAD_S_MAX = 10
 """How far beyond the leader's clock it may be, seconds. Once a receipt is dropped, no id as early as its may be new any
-more: receipts last for RECEIPTS_KEPT_S, which is longer than this and COMMAND_AGE_S_MAX together."""
+more: receipts last for RECEIPTS_KEPT_S, which is longer than this, LEADER_LATE_S_MAX and COMMAND_AGE_S_MAX together."""
+
+LEADER_LATE_S_MAX = 60
+"""How far a leader that caught up late is believed to be behind the truth, seconds, where a majority's clocks leave it
+open: with one replica down, one clock that is an hour ahead must not let an id of then come in."""
 
 COMMIT_WAIT_S = 4.0
 """How long an answer may wait for its commit, seconds: less than a client waits for one replica."""
@@ -243,7 +247,8 @@ class Service:
             return found
         age_s = (self.clock.of_clients() - instant_in(found)) / MICROSECONDS_PER_SECOND
         if age_s < -COMMAND_AHEAD_S_MAX:
-            age_s = min(0.0, (self.clock.at_most() - instant_in(found)) / MICROSECONDS_PER_SECOND)
+            may_be_late_s = (self.clock.at_most() - self.clock.of_clients()) / MICROSECONDS_PER_SECOND
+            age_s = min(0.0, age_s + min(may_be_late_s, LEADER_LATE_S_MAX))
         is_ahead = age_s < 0
         most_s = COMMAND_AHEAD_S_MAX if is_ahead else COMMAND_AGE_S_MAX
         if abs(age_s) > most_s and answer_to(self.controller.state, found) is None:

@@ -209,5 +209,18 @@ async def test_nobody_is_ahead_of_what_a_majoritys_clocks_may_say_where_the_lead
     async with Harness(config, clock=ManualClock(START)) as harness:
         harness.engine.bounds = ClockBounds(START, Instant(START + seconds(40)))
         for ahead_s, status in ((30, 404), (45, 404), (60, 400)):
-            body = {"command_id": id_at(Instant(START + seconds(ahead_s)))}
-            assert (await harness.ask("POST", "/v1/jobs/77/cancel", body, who="alice")).status == status, ahead_s
+            assert await status_of_one_from(harness, ahead_s) == status, ahead_s
+
+
+@story
+async def test_no_clock_of_one_replica_lets_an_id_of_later_than_a_minute_in(config: Config) -> None:
+    """One replica down, another's clock an hour ahead: its dropped answer locked everybody out for most of an hour."""
+    async with Harness(config, clock=ManualClock(START)) as harness:
+        harness.engine.bounds = ClockBounds(START, Instant(START + seconds(3600)))
+        for ahead_s, status in ((60, 404), (69, 404), (71, 400), (1800, 400)):
+            assert await status_of_one_from(harness, ahead_s) == status, ahead_s
+
+
+async def status_of_one_from(harness: Harness, ahead_s: int) -> int:
+    body = {"command_id": id_at(Instant(START + seconds(ahead_s)))}
+    return (await harness.ask("POST", "/v1/jobs/77/cancel", body, who="alice")).status
