@@ -25,7 +25,7 @@ class SessionIds:
         """`open_session` opens one and returns its number; ApiError if it cannot."""
         self._open = open_session
         self._clock = clock
-        self._opening = asyncio.Lock()
+        self._opening: asyncio.Future[None] | None = None
         self._session = 0
         self._last = 0
         """The sequence number that was given out last."""
@@ -36,19 +36,26 @@ class SessionIds:
 
     async def next_id(self) -> str:
         """Return the id for one more command; opens a session where there is none that can be used."""
-        if not self._is_usable:
-            async with self._opening:
-                if not self._is_usable:
-                    session = await self._open()
-                    self._session, self._last, self._acknowledged, self._answered = session, 0, 0, set()
-        self._used_s = self._clock.monotonic_s()
+        while not self._is_usable(now_s := self._clock.monotonic_s()):
+            if self._opening is None:
+                self._opening = asyncio.ensure_future(self._begin())
+            # Not a lock, which lets one on a turn of the loop: whoever waited sends in the same one.
+            await asyncio.shield(self._opening)
+        self._used_s = now_s
         self._last += 1
         return session_command_id(self._session, self._last, self._acknowledged).hex()
 
-    @property
-    def _is_usable(self) -> bool:
-        rested_s = self._clock.monotonic_s() - self._used_s
-        return bool(self._session) and self._last - self._acknowledged < SESSION_WINDOW_MAX and rested_s < REST_S
+    async def _begin(self) -> None:
+        try:
+            session = await self._open()
+            self._session, self._last, self._acknowledged, self._answered = session, 0, 0, set()
+            self._used_s = self._clock.monotonic_s()
+        finally:
+            self._opening = None
+
+    def _is_usable(self, now_s: float) -> bool:
+        is_full = self._last - self._acknowledged >= SESSION_WINDOW_MAX
+        return self._session > 0 and not is_full and now_s - self._used_s < REST_S
 
     def answered(self, command_id: str) -> None:
         """Take note that a command's answer is here, or that nobody will ask for it again."""

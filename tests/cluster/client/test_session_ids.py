@@ -101,3 +101,51 @@ def test_an_answer_to_an_id_of_elsewhere_changes_nothing() -> None:
         assert numbered(bytes.fromhex(await ids.next_id()))[1:3] == (3, 1)
 
     asyncio.run(story())
+
+
+def test_whoever_waits_for_a_session_gets_his_id_in_one_turn_of_the_loop_with_all_others() -> None:
+    """One lock let them out one a turn, and a leader made a batch of each."""
+
+    async def story() -> None:
+        may_open = asyncio.Event()
+        turns: list[int] = []
+        turn = 0
+
+        async def open_session() -> int:
+            await may_open.wait()
+            return 7
+
+        async def one(ids: SessionIds) -> None:
+            await ids.next_id()
+            turns.append(turn)
+
+        ids = SessionIds(open_session, ManualClock(Instant(0)))
+        waiting = [asyncio.create_task(one(ids)) for _ in range(20)]
+        await asyncio.sleep(0)
+        may_open.set()
+        while len(turns) < len(waiting):
+            turn += 1
+            await asyncio.sleep(0)
+        assert len(set(turns)) == 1
+
+    asyncio.run(story())
+
+
+def test_a_session_that_cannot_be_opened_is_an_error_of_everybody_who_waits_and_is_tried_again_by_the_next() -> None:
+    async def story() -> None:
+        tries = 0
+
+        async def open_session() -> int:
+            nonlocal tries
+            tries += 1
+            await asyncio.sleep(0)
+            if tries == 1:
+                raise ConnectionError("no replica answers")
+            return 7
+
+        ids = SessionIds(open_session, ManualClock(Instant(0)))
+        results = await asyncio.gather(*(ids.next_id() for _ in range(3)), return_exceptions=True)
+        assert [type(one) for one in results] == [ConnectionError] * 3 and tries == 1
+        assert numbered(bytes.fromhex(await ids.next_id())).session == 7
+
+    asyncio.run(story())
