@@ -20,7 +20,18 @@ import msgspec
 
 from replica.messages import Receipt, features
 from replica.model import Pool, SchedulingRules, Site, TransferRules, free_bytes
-from replica.state import TABLES, Receipts, State, Table, check, derive, shared_buffer, shared_job, shared_receipt
+from replica.state import (
+    TABLES,
+    Answers,
+    Receipts,
+    State,
+    Table,
+    check,
+    derive,
+    shared_buffer,
+    shared_job,
+    shared_receipt,
+)
 from replica.values import BATCH_BYTES_MAX, Instant, LedgerViolation, Revision
 from wal import Placed, is_earlier_form
 from wal import check as check_members
@@ -448,6 +459,10 @@ class Assembly:
             receipts = _receipts(records[RECEIPTS].items(), breathe)
         except LedgerViolation as error:
             raise ImageRefused(f"section receipts: {error}") from error
+        try:
+            answers = _answers(records[ANSWERS].items(), breathe)
+        except ValueError as error:
+            raise ImageRefused(f"section answers: {error}") from error
         state = derive(
             State(
                 cluster_id=header.cluster_id,
@@ -464,7 +479,12 @@ class Assembly:
                 oldest_receipt=header.oldest_receipt,
                 receipts_horizon_ms=header.receipts_horizon_ms,
                 clock_set_back=header.clock_set_back,
-                **{table.field: mapped(records[section]) for section, table in TABLE_OF.items() if section != RECEIPTS},
+                answers=answers,
+                **{
+                    table.field: mapped(records[section])
+                    for section, table in TABLE_OF.items()
+                    if section not in (RECEIPTS, ANSWERS)
+                },
             )
         )
         broken = check(state)
@@ -483,6 +503,16 @@ def _receipts(records: Iterable[tuple[bytes, Receipt]], breathe: Callable[[], No
         receipts = builder.finish()
         breathe()
     return receipts
+
+
+def _answers(records: Iterable[tuple[bytes, Receipt]], breathe: Callable[[], None]) -> Answers:
+    def in_steps() -> Iterator[tuple[bytes, Receipt]]:
+        for number, record in enumerate(records, start=1):
+            yield record
+            if number % MAP_STEP_RECORDS == 0:
+                breathe()
+
+    return Answers(in_steps())
 
 
 def _mapped(items: Mapping[Any, Any], breathe: Callable[[], None]) -> immutables.Map[Any, Any]:

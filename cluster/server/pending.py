@@ -252,11 +252,11 @@ DIRECTIVES_PER_STEP = 64
 
 def steps_to_decide(state: Facts, request: Request) -> int:
     """Return about how many steps it takes to decide a command and to fold what it leads to."""
-    command = request.command
-    jobs, buffer = jobs_of_command(state, command), None
-    if isinstance(command, SubmitJob):
+    command, buffer = request.command, None
+    jobs = jobs_of_command(state, command)
+    if type(command) is SubmitJob:
         buffer = command.request.buffer
-    elif isinstance(command, UpdateJob):
+    elif type(command) is UpdateJob:
         buffer = command.buffer
     return jobs if buffer is None else jobs * (1 + len(buffer.text) // DIRECTIVES_PER_STEP)
 
@@ -328,7 +328,7 @@ def journal_full(level: Level, fill: float) -> JournalFull:
 
 def too_many_answers(state: Facts, actor: Actor) -> TooManyAnswers:
     """Return what a command is answered whose own answer could not be kept."""
-    kept, total = state.kept.get(actor, 0), len(state.receipts) + len(state.answers)
+    kept, total = state.kept.get(actor, 0), state.answers_kept
     return TooManyAnswers(
         f"{kept} answers of {actor} are kept, of {total} in all; at most {RECEIPTS_PER_ACTOR_MAX} are, and no more "
         f"than a quarter of what is free of {RECEIPTS_MAX}"

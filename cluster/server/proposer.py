@@ -71,7 +71,7 @@ from cluster.server.pending import (
 )
 from cluster.server.planner import Planner
 from replica.decide import decide, deciding, is_by_key
-from replica.fold import SpeculativeState, is_new, may_settle, receipt_for
+from replica.fold import SpeculativeState, is_routine, may_settle, receipt_for
 from replica.messages import CONTROLLER, Batch, Decision, Entry, Request, RunSchedulingPass, kind_of
 from replica.state import State
 from replica.values import COMMANDS_PER_BATCH_MAX, Instant, InSteps, Refusal, Revision, Steps
@@ -332,12 +332,8 @@ class Proposer:
         while queue and draft.steps < COMMANDS_PER_BATCH_MAX:
             waiting = queue[0]
             if draft.long is None:
-                if waiting.answer.cancelled() or self._answered_before(waiting, batch, draft.waiters):
-                    self._dequeue()
-                    continue
-                if not may_settle(batch.facts, waiting.request):
-                    self.counts.too_many_answers += 1
-                    self._refuse(waiting, too_many_answers(batch.facts, waiting.request.actor))
+                is_routine_one = is_routine(batch.facts, waiting.request)
+                if waiting.answer.cancelled() or not (is_routine_one or self._is_to_be_decided(waiting, draft)):
                     self._dequeue()
                     continue
                 # Where a whole batch fits below the lowest level, no command of it has to be measured.
@@ -432,13 +428,22 @@ class Proposer:
     def _dequeue(self) -> None:
         self._queue_bytes -= self._queue.popleft().weight_bytes
 
+    def _is_to_be_decided(self, waiting: Waiting, draft: Draft) -> bool:
+        """Return whether a command is new and its answer may be kept; otherwise it is answered."""
+        facts = draft.batch.facts
+        if self._answered_before(waiting, draft.batch, draft.waiters):
+            return False
+        if may_settle(facts, waiting.request):
+            return True
+        self.counts.too_many_answers += 1
+        self._refuse(waiting, too_many_answers(facts, waiting.request.actor))
+        return False
+
     def _answered_before(self, waiting: Waiting, batch: SpeculativeState, waiters: list[Waiter]) -> bool:
         """Answer, or attach to the batch that will, a command whose id is known; False if it is new."""
-        command_id = waiting.request.id
-        if not command_id or is_new(batch.facts, waiting.request):
+        known = receipt_for(batch.facts, waiting.request) if waiting.request.id else None
+        if known is None:
             return False
-        known = receipt_for(batch.facts, waiting.request)
-        assert known is not None
         applied = self._applied()
         if isinstance(known, Refusal):
             # Nothing was and nothing will be decided: no entry says so, and none is needed.

@@ -53,22 +53,21 @@ def deciding(state: Facts, request: c.Request, at: Instant) -> Steps[Decision]:
     return (yield from _of_array(state, request.actor, request.command, at))
 
 
-def jobs_of_command(state: Facts, command: c.Command) -> int:
+def jobs_of_command(state: Facts, command: Any) -> int:
     """Return how many jobs a command makes or is about, at least 1: how long deciding it takes."""
-    if isinstance(command, c.SubmitJob):
-        return max(1, len(command.tasks))
-    if not isinstance(command, _OfArray) or not _is_of_array(state, command):
+    if not _is_of_array(state, command):
         return 1
+    if type(command) is c.SubmitJob:
+        return len(command.tasks)
     return max(1, len(state.arrays.get(command.job, ())) if command.tasks is None else len(command.tasks))
 
 
-def _is_of_array(state: Facts, command: c.Command) -> bool:
+def _is_of_array(state: Facts, command: Any) -> bool:
     """Whether a command is about an array. Most are about one job: only what names an array goes the longer way."""
-    if not isinstance(command, _OfArray):
-        return False
-    if isinstance(command, c.SubmitJob):
+    kind = type(command)
+    if kind is c.SubmitJob:
         return bool(command.tasks)
-    return command.tasks is not None or command.job in state.arrays
+    return kind in _OF_ARRAY and (command.tasks is not None or command.job in state.arrays)
 
 
 def _of_array(state: Facts, actor: c.Actor, command: Any, at: Instant) -> Steps[Decision]:
@@ -132,8 +131,8 @@ STEPS_OF_UPDATE = 2
 STEPS_OF_DEPENDENCIES = 64
 """What deciding the update of one task costs, steps, and where it changes for whom the task waits."""
 
-_OfArray = (
-    c.SubmitJob | c.CancelJob | c.HoldJob | c.ReleaseJob | c.SuspendJob | c.ResumeJob | c.RequeueJob | c.UpdateJob
+_OF_ARRAY = frozenset(
+    (c.SubmitJob, c.CancelJob, c.HoldJob, c.ReleaseJob, c.SuspendJob, c.ResumeJob, c.RequeueJob, c.UpdateJob)
 )
 """Commands that may be about an array or some of its tasks."""
 

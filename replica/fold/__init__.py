@@ -4,7 +4,7 @@ from replica.fold.answers import (
     Bounds,
     answer_to,
     is_forgotten,
-    is_new,
+    is_routine,
     may_keep,
     may_keep_answer,
     may_settle,

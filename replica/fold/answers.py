@@ -4,7 +4,7 @@ what happens to sessions."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from replica.messages import Actor, Receipt, Request, Session, command_digest
 from replica.messages import events as e
@@ -24,18 +24,28 @@ from replica.values import (
 )
 
 
-def is_new(state: Facts, request: Request) -> bool:
-    """Return whether `receipt_for` would give None: the common case, asked for each command."""
+def is_routine(state: Facts, request: Request) -> bool:
+    """Return whether a command is new and its answer may be kept: the common case, asked for each command.
+
+    False where that takes a longer look: `receipt_for`, `may_settle`.
+    """
     command_id = request.id
     if is_in_session(command_id):
-        return receipt_for(state, request) is None
-    return client_ms(command_id) > state.receipts_horizon_ms and command_id not in state.receipts
+        said = numbered(command_id)
+        session = state.sessions.get(said.session)
+        # What is newer than the newest was not settled, so it need not be looked up.
+        if session is None or said.sequence <= session.newest or session.actor != request.actor:
+            return False
+    elif client_ms(command_id) <= state.receipts_horizon_ms or command_id in state.receipts:
+        return False
+    return state.kept.get(request.actor, 0) < ANSWERS_KEPT.least or may_keep_answer(state, request.actor)
 
 
 def answer_to(state: Facts, command_id: bytes) -> Receipt | None:
     """Return the answer to a command, if it is kept."""
     if is_in_session(command_id):
-        return state.answers.get(numbered(command_id).key)
+        said = numbered(command_id)
+        return state.answer_in(said.session, said.sequence)
     return state.receipts.get(command_id)
 
 
@@ -55,7 +65,7 @@ def receipt_for(state: Facts, request: Request) -> Receipt | Refusal | None:
         session = state.sessions.get(said.session)
         if session is None or session.actor != request.actor:
             return unknown_session(said.session)
-        known = state.answers.get(said.key)
+        known = state.answer_in(said.session, said.sequence)
         if known is None and said.sequence <= session.acknowledged:
             return Refusal(
                 RefusalCode.COMMAND_TOO_OLD,
@@ -94,6 +104,10 @@ class Bounds(NamedTuple):
     of_all: int
 
 
+ANSWERS_KEPT: Final = Bounds(RECEIPTS_LEAST, RECEIPTS_PER_ACTOR_MAX, RECEIPTS_MAX)
+"""How many answers are."""
+
+
 def may_keep(own: int, total: int, bounds: Bounds) -> bool:
     """Return whether one more may be kept for somebody who has `own` of `total`.
 
@@ -104,8 +118,7 @@ def may_keep(own: int, total: int, bounds: Bounds) -> bool:
 
 def may_keep_answer(state: Facts, actor: Actor) -> bool:
     """Return whether the answer to one more command of an actor may be kept."""
-    bounds = Bounds(RECEIPTS_LEAST, RECEIPTS_PER_ACTOR_MAX, RECEIPTS_MAX)
-    return may_keep(state.kept.get(actor, 0), len(state.receipts) + len(state.answers), bounds)
+    return may_keep(state.kept.get(actor, 0), state.answers_kept, ANSWERS_KEPT)
 
 
 def may_settle(state: Facts, request: Request) -> bool:
@@ -113,7 +126,7 @@ def may_settle(state: Facts, request: Request) -> bool:
 
     A session goes on whatever else its actor has, with few commands outstanding: one goes for each that comes.
     """
-    if may_keep_answer(state, request.actor) or not request.id:
+    if not request.id or may_keep_answer(state, request.actor):
         return True
     if not is_in_session(request.id):
         return False
@@ -135,7 +148,7 @@ def _session_opened(builder: StateBuilder, event: e.SessionOpened) -> None:
     if event.session != builder.revision:
         raise LedgerViolation(f"session {event.session} was opened at revision {builder.revision}")
     at = Instant(builder.at)
-    builder.sessions[event.session] = Session(event.session, event.actor, at, at)
+    builder.sessions.open(Session(event.session, event.actor, at, at))
 
 
 def _sessions_ended(builder: StateBuilder, event: e.SessionsEnded) -> None:

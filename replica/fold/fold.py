@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from replica.fold.accounts import SCHEDULING_FOLDS
@@ -31,6 +31,11 @@ def fold_into(builder: StateBuilder, events: Iterable[e.Event]) -> None:
     """Fold `events` onto a builder."""
     for event in events:
         _FOLDS[type(event)](builder, event)
+
+
+def is_one_step(events: Sequence[e.Event]) -> bool:
+    """Return whether folding the events is a step, as for most entries, so that going in steps gains nothing."""
+    return not events or (len(events) == 1 and type(events[0]) is not e.JobSubmitted)
 
 
 def folding(builder: StateBuilder, events: Iterable[e.Event]) -> Steps[None]:

@@ -46,7 +46,7 @@ class ActorRole(IntEnum):
     AGENT = 4
 
 
-class Actor(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Actor(msgspec.Struct, frozen=True, array_like=True, gc=False, cache_hash=True):
     """The identity that a request was authenticated as."""
 
     role: ActorRole

@@ -1,5 +1,6 @@
 """The state as a whole: its tables, its builder, its digest, what is always true of it."""
 
+from replica.state.answers import Answers
 from replica.state.builder import Facts, StateBuilder
 from replica.state.derived import derive, is_finished
 from replica.state.digest import state_digest

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import zip_longest
-from operator import methodcaller
+from operator import attrgetter
 from typing import Any
 
 import immutables
 from msgspec.structs import replace
 
-from replica.messages import Actor, Receipt, Session
+from replica.messages import Actor, Receipt
 from replica.model import (
     ENDED,
     HOLDING,
@@ -49,6 +49,7 @@ from replica.model import (
     usage,
     usage_of,
 )
+from replica.state.answers import SessionsBuilder
 from replica.state.derived import is_finished, move
 from replica.state.receipts import ReceiptsBuilder
 from replica.state.state import State
@@ -59,11 +60,12 @@ from replica.values import (
     Instant,
     LedgerViolation,
     Revision,
-    answer_key,
     client_ms,
     is_in_session,
     numbered,
 )
+
+_SESSION_USE_STEP_US = SESSION_USE_STEP_S * MICROSECONDS_PER_SECOND
 
 _DERIVED_FROM = frozenset({"state", "node", "order_at", "stuck"})
 """Fields of a job that the derived maps depend on."""
@@ -105,8 +107,8 @@ class StateBuilder:
     jobs: immutables.MapMutation[int, Job]
     buffers: immutables.MapMutation[int, Buffer]
     receipts: ReceiptsBuilder
-    sessions: immutables.MapMutation[int, Session]
-    answers: immutables.MapMutation[bytes, Receipt]
+    sessions: SessionsBuilder
+    """With their answers."""
     kept: immutables.MapMutation[Actor, int]
     transfers: immutables.MapMutation[int, JobTransfers]
     using: immutables.MapMutation[str, immutables.Map[int, bool]]
@@ -134,7 +136,18 @@ class StateBuilder:
         for name in _MUTATED:
             if name in taken:
                 changes[name] = taken[name].finish()
+        if "sessions" in taken:
+            changes["sessions"], changes["answers"] = taken["sessions"].finish()
         return replace(self._base, revision=self.revision, at=self.at, **changes)
+
+    @property
+    def answers_kept(self) -> int:
+        """As `State.answers_kept`."""
+        return len(self.receipts) + self.sessions.answers
+
+    def answer_in(self, session: int, sequence: int) -> Receipt | None:
+        """Do what `State.answer_in` does."""
+        return self.sessions.find(session, sequence)
 
     def job(self, job_id: int) -> Job:
         """Return a job that an event names."""
@@ -317,33 +330,31 @@ class StateBuilder:
             said = numbered(command_id)
         except ValueError as error:
             raise LedgerViolation(str(error)) from None
-        session = self.sessions.get(said.session)
+        sessions = self.sessions
+        session = sessions.change(said.session)
         if session is None or session.actor != receipt.actor:
             raise LedgerViolation(f"command {command_id.hex()} was settled in a session that its actor does not have")
-        if said.key in self.answers or said.sequence <= session.acknowledged:
-            raise LedgerViolation(f"command {said.sequence} of session {said.session} was settled twice")
-        forgotten, acknowledged = 0, max(session.acknowledged, said.acknowledged)
-        last = min(acknowledged, session.acknowledged + SESSION_WINDOW_MAX)
-        for sequence in range(session.acknowledged + 1, last + 1):
-            forgotten += self.answers.pop(answer_key(said.session, sequence), None) is not None
-        self.answers[said.key] = receipt
-        is_later = self.at - session.used_at >= SESSION_USE_STEP_S * MICROSECONDS_PER_SECOND
-        self.sessions[said.session] = replace(
-            session,
-            used_at=self.at if is_later else session.used_at,
-            acknowledged=acknowledged,
-            newest=max(session.newest, said.sequence),
-            answers=session.answers + 1 - forgotten,
-        )
+        sequence, acknowledged = said.sequence, session.acknowledged
+        # What is newer than the newest was not settled, so it need not be looked up.
+        if sequence > session.newest:
+            session.newest = sequence
+        elif sequence <= acknowledged or sequence in session.own:
+            raise LedgerViolation(f"command {sequence} of session {said.session} was settled twice")
+        forgotten = 0
+        if said.acknowledged > acknowledged:
+            last = min(said.acknowledged, acknowledged + SESSION_WINDOW_MAX)
+            forgotten = sessions.drop(session, acknowledged + 1, last)
+            session.acknowledged = said.acknowledged
+        sessions.add(session, sequence, receipt)
+        if self.at - session.used_at >= _SESSION_USE_STEP_US:
+            session.used_at = Instant(self.at)
         return forgotten
 
     def end_session(self, number: int) -> None:
         """Forget a session and its answers."""
-        session = self.sessions.pop(number, None)
+        session = self.sessions.end(number)
         if session is None:
             raise LedgerViolation(f"session {number} was ended, and is not open")
-        for sequence in range(session.acknowledged + 1, session.newest + 1):
-            self.answers.pop(answer_key(number, sequence), None)
         self._count_kept(session.actor, -session.answers)
 
     def drop_receipts(self, through: int) -> None:
@@ -366,17 +377,15 @@ class StateBuilder:
         """Have what was settled later by the clock count from `at`: it would be kept for as much longer."""
         second = at // MICROSECONDS_PER_SECOND
         self.receipt_seconds = tuple((min(second, settled), first) for settled, first in self.receipt_seconds)
-        sessions = self.sessions.finish()
-        self.sessions = sessions.mutate()
-        for number, session in sessions.items():
-            if session.used_at > at:
-                self.sessions[number] = replace(session, used_at=at)
+        self.sessions.set_back(at)
 
     def _count_kept(self, actor: Actor, more: int) -> None:
+        if not more:
+            return
         count = self.kept.get(actor, 0) + more
         if count:
             self.kept[actor] = count
-        elif more:
+        else:
             del self.kept[actor]
 
 
@@ -389,18 +398,24 @@ class _Taken:
         self._take = take
 
     def __get__(self, builder: StateBuilder, owner: type[StateBuilder]) -> Any:
-        found = builder.__dict__[self._name] = self._take(getattr(builder._base, self._name))
+        found = builder.__dict__[self._name] = self._take(builder._base)
         return found
 
 
-_FIELDS = [name for name in State.__struct_fields__ if name not in ("revision", "at")]
+def _mutation_of(name: str) -> Callable[[State], Any]:
+    return lambda base: getattr(base, name).mutate()
+
+
+_OF_SESSIONS = ("sessions", "answers")
+_FIELDS = [name for name in State.__struct_fields__ if name not in ("revision", "at", *_OF_SESSIONS)]
 _MUTATED = [name for name in _FIELDS if "MapMutation" in StateBuilder.__annotations__[name] or name == "receipts"]
 _TAKEN = [name for name in _FIELDS if name not in _MUTATED]
 
 for _name in _TAKEN:
-    setattr(StateBuilder, _name, _Taken(_name, lambda kept: kept))
+    setattr(StateBuilder, _name, _Taken(_name, attrgetter(_name)))
 for _name in _MUTATED:
-    setattr(StateBuilder, _name, _Taken(_name, methodcaller("mutate")))
+    setattr(StateBuilder, _name, _Taken(_name, _mutation_of(_name)))
+StateBuilder.sessions = _Taken("sessions", lambda base: SessionsBuilder(base.sessions, base.answers))  # type: ignore[assignment]
 
 Facts = State | StateBuilder
 """What most decisions are made by: a State, or one that is being built, so that a batch is decided without a State

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import immutables
 import msgspec
 
@@ -117,7 +119,7 @@ def derive(state: State) -> State:
             for name in request.buffer.uses:
                 using.setdefault(name, {})[job_id] = True
     kept: dict[Actor, int] = {}
-    for _, receipt in (*state.receipts.items(), *state.answers.items()):
+    for receipt in chain((single for _, single in state.receipts.items()), state.answers.values()):
         kept[receipt.actor] = kept.get(receipt.actor, 0) + 1
     return msgspec.structs.replace(
         state,

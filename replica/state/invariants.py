@@ -5,7 +5,7 @@ from __future__ import annotations
 from replica.model import BEFORE_RUN, ENDED, PERSISTENT_STATES, BufferState, JobState
 from replica.state.derived import derive, held_bytes
 from replica.state.state import TABLES, State
-from replica.values import SEQUENCE_MAX, SESSION_WINDOW_MAX, answer_key
+from replica.values import SESSION_WINDOW_MAX, answered
 
 _WHILE: dict[JobState, frozenset[BufferState]] = {
     JobState.PENDING: BEFORE_RUN | {BufferState.ALLOC_REVOKE, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL},
@@ -59,9 +59,9 @@ def _session_faults(state: State) -> list[str]:
     kept: dict[int, int] = {}
     faults: list[str] = []
     for key, receipt in state.answers.items():
-        number, sequence = int.from_bytes(key[:6], "big"), int.from_bytes(key[8:], "big") & SEQUENCE_MAX
+        number, sequence = answered(key)
         session = state.sessions.get(number)
-        if session is None or key != answer_key(number, sequence) or receipt.actor != session.actor:
+        if session is None or receipt.actor != session.actor:
             faults.append(f"the answer {key.hex()} belongs to no session")
         elif not session.acknowledged < sequence <= session.newest:
             faults.append(f"the answer {sequence} of session {number} is kept, and {session.acknowledged} acknowledged")

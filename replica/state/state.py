@@ -40,6 +40,7 @@ from replica.model import (
     TransferRules,
     UsageKey,
 )
+from replica.state.answers import Answers
 from replica.state.receipts import Receipts
 from replica.values import (
     ACCOUNTS_MAX,
@@ -94,7 +95,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """No receipt has a smaller revision."""
     sessions: immutables.Map[int, Session] = immutables.Map()
     """Sessions of programs by number."""
-    answers: immutables.Map[bytes, Receipt] = immutables.Map()
+    answers: Answers = Answers()
     """Answers to the commands of sessions, by `replica.values.answer_key`."""
     clock_set_back: int = 0
     """Revision at which an operator set the clock back for the first time; 0: the time only grew so far."""
@@ -149,6 +150,15 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     moving: immutables.Map[tuple[str, str], int] = immutables.Map()
     """Derived: (user, node) -> transfers under way (`replica.operations.transfer_limits`); an empty part stands for
     all."""
+
+    @property
+    def answers_kept(self) -> int:
+        """Answers that are kept of single commands and in sessions, count."""
+        return len(self.receipts) + len(self.answers)
+
+    def answer_in(self, session: int, sequence: int) -> Receipt | None:
+        """Return the answer to a command of a session, if it is kept."""
+        return self.answers.find(session, sequence)
 
 
 EMPTY = State()

@@ -6,6 +6,7 @@ from replica.values.command_ids import (
     SINGLE_VERSION,
     Numbered,
     answer_key,
+    answered,
     client_ms,
     is_in_session,
     numbered,

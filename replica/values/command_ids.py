@@ -25,8 +25,7 @@ from replica.values.limits import SESSION_WINDOW_MAX
 SINGLE_VERSION: Final = 7
 SESSION_VERSION: Final = 8
 _VARIANT: Final = 0b10
-
-_NO_OUTSTANDING: Final = bytes((SESSION_VERSION << 4, 0))
+_VERSION_BYTE: Final = SESSION_VERSION << 4
 
 IDS_REMEMBERED: Final = 4_096
 """Ids of which it is remembered what they say, count: each is read when it comes, is decided and is settled."""
@@ -41,13 +40,11 @@ class Numbered(NamedTuple):
     session: int
     sequence: int
     acknowledged: int
-    key: bytes
-    """The id without what is outstanding: the same for every repetition."""
 
 
 def is_in_session(command_id: bytes) -> bool:
     """Return whether an id is that of a command in a session."""
-    return len(command_id) == 16 and command_id[6] >> 4 == SESSION_VERSION
+    return len(command_id) == 16 and command_id[6] & 0xF0 == _VERSION_BYTE
 
 
 def session_command_id(session: int, sequence: int, acknowledged: int) -> bytes:
@@ -67,21 +64,35 @@ def session_command_id(session: int, sequence: int, acknowledged: int) -> bytes:
 @lru_cache(IDS_REMEMBERED)
 def numbered(command_id: bytes) -> Numbered:
     """Return what the id of a command in a session says; ValueError is a sentence where it is none."""
-    session, sequence = int.from_bytes(command_id[:6], "big"), int.from_bytes(command_id[8:], "big") & SEQUENCE_MAX
-    if not is_in_session(command_id) or command_id[8] >> 6 != _VARIANT or not session or not sequence:
+    number = int.from_bytes(command_id, "big")
+    session, sequence = number >> 80, number & SEQUENCE_MAX
+    is_one = len(command_id) == 16 and number >> 76 & 0xF == SESSION_VERSION and number >> 62 & 0b11 == _VARIANT
+    if not is_one or not session or not sequence:
         raise ValueError(f"{command_id.hex()} is not the id of a command in a session")
-    outstanding = (command_id[6] & 0xF) << 8 | command_id[7]
+    outstanding = number >> 64 & 0xFFF
     if not 0 < outstanding <= min(SESSION_WINDOW_MAX, sequence):
         raise ValueError(
             f"{command_id.hex()} says that {outstanding} commands up to {sequence} are outstanding; "
             f"from 1 to {SESSION_WINDOW_MAX} may be"
         )
-    return Numbered(session, sequence, sequence - outstanding, command_id[:6] + _NO_OUTSTANDING + command_id[8:])
+    return Numbered(session, sequence, sequence - outstanding)
 
 
 def answer_key(session: int, sequence: int) -> bytes:
-    """Return under what the answer to a command in a session is kept."""
+    """Return under what the answer to a command in a session is kept: its id, without what is outstanding.
+
+    So it is the same for every repetition.
+    """
     return (session << 80 | SESSION_VERSION << 76 | _VARIANT << 62 | sequence).to_bytes(16, "big")
+
+
+def answered(key: bytes) -> tuple[int, int]:
+    """Return of which session and sequence number a key is; ValueError is a sentence where it is none."""
+    number = int.from_bytes(key, "big")
+    session, sequence = number >> 80, number & SEQUENCE_MAX
+    if not 0 < session <= SESSION_NUMBER_MAX or not sequence or key != answer_key(session, sequence):
+        raise ValueError(f"{key.hex()} is not the key of an answer in a session")
+    return session, sequence
 
 
 def client_ms(command_id: bytes) -> int:

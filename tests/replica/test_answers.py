@@ -14,12 +14,26 @@ from hypothesis import strategies as st
 
 from cluster.api.service import COMMAND_AGE_S_MAX, COMMAND_AHEAD_S_MAX, LEADER_LATE_S_MAX
 from replica.decide import decide
-from replica.fold.answers import Bounds, answer_to, is_new, may_keep, may_keep_answer, receipt_for
+from replica.fold.answers import Bounds, answer_to, is_routine, may_keep, may_keep_answer, receipt_for
 from replica.messages import commands as c
 from replica.messages.entries import Accepted, Entry, Receipt
-from replica.values.command_ids import SEQUENCE_MAX, SESSION_NUMBER_MAX, is_in_session, numbered, session_command_id
+from replica.values.command_ids import (
+    SEQUENCE_MAX,
+    SESSION_NUMBER_MAX,
+    answer_key,
+    answered,
+    is_in_session,
+    numbered,
+    session_command_id,
+)
 from replica.values.errors import LedgerViolation, Refusal, RefusalCode
-from replica.values.limits import RECEIPTS_KEPT_S, SESSION_IDLE_S_MAX, SESSION_WINDOW_MAX, SESSIONS_PER_ACTOR_MAX
+from replica.values.limits import (
+    RECEIPTS_KEPT_S,
+    RECEIPTS_MAX,
+    SESSION_IDLE_S_MAX,
+    SESSION_WINDOW_MAX,
+    SESSIONS_PER_ACTOR_MAX,
+)
 from replica.values.units import Instant
 from tests.replica.world import OPERATOR, World, agent, user
 
@@ -43,7 +57,7 @@ def expire(world: World) -> None:
 
 
 @given(st.integers(1, SESSION_NUMBER_MAX), st.integers(1, SEQUENCE_MAX), st.integers(1, SESSION_WINDOW_MAX))
-def test_an_id_in_a_session_says_what_it_was_made_of_and_its_key_is_the_same_whatever_is_outstanding(
+def test_an_id_in_a_session_says_what_it_was_made_of_and_so_does_the_key_of_its_answer(
     session: int, sequence: int, outstanding: int
 ) -> None:
     outstanding = min(outstanding, sequence)
@@ -51,7 +65,10 @@ def test_an_id_in_a_session_says_what_it_was_made_of_and_its_key_is_the_same_wha
     assert len(made) == 16 and is_in_session(made)
     said = numbered(made)
     assert said[:3] == (session, sequence, sequence - outstanding)
-    assert said.key == numbered(session_command_id(session, sequence, sequence - 1)).key
+    assert answered(answer_key(session, sequence)) == (session, sequence)
+    if outstanding:
+        with pytest.raises(ValueError, match="is not the key of an answer"):
+            answered(made)
 
 
 @given(st.binary(min_size=16, max_size=16))
@@ -118,7 +135,7 @@ def test_whatever_is_sent_again_is_answered_as_at_first_or_refused_and_never_car
                     assert session_now is None or said.sequence <= session_now.acknowledged, "its answer was to be kept"
                 else:
                     assert world.at - at > RECEIPTS_KEPT_S * 1_000_000, "its answer was to be kept"
-            assert is_new(world.state, request) is False
+            assert is_routine(world.state, request) is False
         else:
             command = rng.choice((c.HoldJob(job), c.ReleaseJob(job), c.CancelJob(999)))
             mine = [session for session, (owner, _) in sessions.items() if owner == who]
@@ -247,8 +264,7 @@ def test_who_is_over_the_bound_is_refused_and_nobody_elses_answer_is_forgotten_f
     import importlib
 
     answers = importlib.import_module("replica.fold.answers")
-    monkeypatch.setattr(answers, "RECEIPTS_PER_ACTOR_MAX", 20)
-    monkeypatch.setattr(answers, "RECEIPTS_LEAST", 3)
+    monkeypatch.setattr(answers, "ANSWERS_KEPT", Bounds(3, 20, RECEIPTS_MAX))
     world = World()
     first = single_id(world.at, 1)
     world.settle(c.CancelJob(9), user("bob"), first)

@@ -30,9 +30,10 @@ from cluster.server import duties as duties_module
 from cluster.server import storage as storage_module
 from cluster.server.duties import POLL_PERIOD_S
 from cluster.system.address import Address
+from replica.fold.answers import Bounds
 from replica.messages import features
 from replica.state.state import State
-from replica.values import MICROSECONDS_PER_SECOND, RECEIPTS_PER_ACTOR_MAX
+from replica.values import MICROSECONDS_PER_SECOND
 from snapshots import store as store_module
 from tests.simulation import deep
 from tests.simulation.clients import SimAgent, SimClient
@@ -198,6 +199,7 @@ class World:
         self.timing = timing_of(self.config)
         logging.disable(logging.CRITICAL)
         self._stack.callback(logging.disable, logging.NOTSET)
+        kept: Bounds = answers_module.ANSWERS_KEPT
         kept_s = rng.choice(deep.ANSWERS_KEPT_S if self.is_deep else (2, 600))
         for place, name, value in (
             (driver, "TlsLinks", self._links),
@@ -206,8 +208,7 @@ class World:
             (duties_module, "POLL_PERIOD_S", POLL_PERIOD_S if self.is_deep else rng.choice((0.1, 0.3, POLL_PERIOD_S))),
             (expiry_module, "RECEIPTS_KEPT_S", kept_s),
             (expiry_module, "_IDLE_US", kept_s * MICROSECONDS_PER_SECOND),
-            (answers_module, "RECEIPTS_LEAST", 10),
-            (answers_module, "RECEIPTS_PER_ACTOR_MAX", 60 if kept_s == 2 else RECEIPTS_PER_ACTOR_MAX),
+            (answers_module, "ANSWERS_KEPT", kept._replace(least=10, of_one=60 if kept_s == 2 else kept.of_one)),
             (transfer_module, "CHUNK_BYTES", rng.choice((700, 4000))),
             (store_module, "BREATH_S", 0),
             (raft_log, "SYNC_POSTPONED_BYTES", rng.choice((0, 2000, raft_log.SYNC_POSTPONED_BYTES))),

@@ -11,12 +11,17 @@ from hypothesis import given, settings
 
 from replica.fold.apply import apply_batch
 from replica.messages import features
-from replica.messages.entries import Batch
+from replica.messages.commands import Actor, ActorRole
+from replica.messages.entries import Batch, Receipt, Session
 from replica.messages.features import ReleaseNeeded
 from replica.model.jobs import Job
+from replica.state.answers import Answers
+from replica.state.derived import derive
 from replica.state.digest import state_digest
 from replica.state.invariants import check
 from replica.state.state import EMPTY, TABLES, State, Table
+from replica.values.command_ids import answer_key, session_command_id
+from replica.values.units import Instant, Revision
 from snapshots.image import (
     CAPACITY,
     END,
@@ -243,6 +248,18 @@ REFUSED: tuple[tuple[str, int, Any, str], ...] = (
 def test_an_image_that_was_altered_is_refused_by_name(_: str, section: int, change: Any, sentence: str) -> None:
     with pytest.raises(ImageRefused, match=sentence):
         from_sections(_altered(small_image(), section, change))
+
+
+def test_an_answer_that_stands_under_anything_but_its_key_is_refused_by_name() -> None:
+    image, actor = small_image(), Actor(ActorRole.USER, "ann")
+    session = Session(2, actor, Instant(9), Instant(9), 0, 1, 1)
+    answers = Answers([(answer_key(2, 1), Receipt(Revision(3), 1, None, b"", actor))])
+    state = _replace(image.state, sessions=immutables.Map({2: session}), answers=answers)
+    image = _replace(image, state=derive(state))
+    assert _through(image).state == image.state
+    for key in (session_command_id(2, 1, 0), b"", b"r" * 16):
+        with pytest.raises(ImageRefused, match="section answers"):
+            from_sections(_altered(image, number_of("answers"), _in_first(0, key)))
 
 
 def test_sections_in_any_order_but_the_right_one_are_refused() -> None:

@@ -105,8 +105,7 @@ async def test_who_is_over_the_bound_is_refused_and_told_to_have_a_session_and_o
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = importlib.import_module("replica.fold.answers")
-    monkeypatch.setattr(answers, "RECEIPTS_PER_ACTOR_MAX", 12)
-    monkeypatch.setattr(answers, "RECEIPTS_LEAST", 4)
+    monkeypatch.setattr(answers, "ANSWERS_KEPT", answers.ANSWERS_KEPT._replace(least=4, of_one=12))
     async with Harness(config) as harness:
         session = await opened(harness)
         first = {"command_id": harness.new_id()}
