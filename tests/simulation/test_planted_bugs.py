@@ -42,6 +42,9 @@ BY_CHANCE = {
 }
 """Bug -> the profile that is run against it."""
 
+FOUND_BY = {"torn_record_believed": 15, "learner_counted": 13, "two_changes_at_once": 6}
+"""Bug -> the seed that is tried before all others, where the first that finds it comes late."""
+
 STORIES: dict[str, tuple[Callable[[World], None], int, str]] = {
     "a_resent_prefix": (scenarios.a_resent_prefix, 3, "unconditional_truncation"),
     "a_late_answer": (scenarios.a_late_answer, 5, "stale_answer_counted"),
@@ -82,7 +85,7 @@ def test_every_planted_bug_has_what_finds_it() -> None:
 @pytest.mark.parametrize("bug", BY_CHANCE)
 def test_a_planted_bug_is_found_by_chance(bug: str) -> None:
     with planted(bug):
-        for seed in range(1, SEEDS_MAX + 1):
+        for seed in sorted(range(1, SEEDS_MAX + 1), key=lambda seed: seed != FOUND_BY.get(bug)):
             if simulate(seed, replicas=3 + 2 * (seed % 4 == 0), profile=BY_CHANCE[bug]).violations:
                 return
     pytest.fail(f"{bug} was not found in {SEEDS_MAX} seeds")
