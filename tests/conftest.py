@@ -1,5 +1,10 @@
 """What holds for all tests: no bound on speed, and what a worker reports reaches the terminal whatever it contains."""
 
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -8,6 +13,20 @@ import pytest
 # Workers share the cores: how long an example takes, or to make one, says nothing.
 hypothesis.settings.register_profile("workers", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("workers")
+
+
+_MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture
+def fast_path(tmp_path: Path) -> Iterator[Path]:
+    """Give a directory in memory, where there is one: for tests that sync so often that a disk's time would count."""
+    if not os.access(_MEMORY, os.W_OK):
+        yield tmp_path
+        return
+    directory = Path(tempfile.mkdtemp(prefix="forebay-test-", dir=_MEMORY))
+    yield directory
+    shutil.rmtree(directory)
 
 
 @pytest.hookimpl(wrapper=True)
