@@ -1,11 +1,13 @@
-"""Forebay beside etcd, in the same run, on this machine: commits per second, latency, failover, and what idling costs.
+"""Forebay beside etcd and Slurm, in the same run, on this machine: what users do, then the parts it is made of.
 
-Sections: `api` (HTTP/JSON, both), `channel` (Forebay's MessagePack channel, etcd's native gRPC), `inside` (clients in
-the leader's process, etcd's native gRPC), `failover` (the leader killed or hung), `idle`; `scheduling` (Forebay's
-scheduler by itself, with up to 100,000 jobs waiting); and `transfer` (Forebay's data mover beside cp and rsync). For
-each figure a cluster of three is started fresh on loopback,
-with mutual TLS and its data on the same disk. The systems alternate, in pairs, and the one that goes first alternates
-too; the figure shown is the median of the rounds.
+Sections of what users do: `jobs` (real jobs through agents, beside a real Slurm whose script stages by `cp`),
+`commands` (calls of the command line, beside etcdctl and Slurm's), `submits` (real submits over both doors, beside
+sbatch), `storm` (new connections on busy cores, beside etcd); their rows are printed last, as docs/measurements.md has
+them. Sections of parts: `api` (HTTP/JSON, both), `channel` (Forebay's MessagePack channel, etcd's native gRPC),
+`inside` (clients in the leader's process, etcd's native gRPC), `failover` (the leader killed or hung), `idle`;
+`scheduling` (Forebay's scheduler by itself, with up to 100,000 jobs waiting); and `transfer` (Forebay's data mover
+beside cp and rsync). Clusters of three are started fresh on loopback, with mutual TLS and their data on the same disk.
+The systems alternate, and the one that goes first alternates too; the figure shown is the median of the rounds.
 """
 
 import argparse
@@ -14,11 +16,14 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.benchmarks import etcd, machine, report, scheduling, transfer
 from tests.benchmarks.load import VerificationFailed
 from tests.benchmarks.processes import ServerFailed
+from tests.benchmarks.users import commands, jobs, storm, submits
+from tests.benchmarks.users.rows import Found, Row, Say, markdown
 
 CLIENTS_DEFAULT = (1, 64, 256)
 """Numbers of concurrent clients: one person, a busy site, a storm of submits."""
@@ -29,8 +34,11 @@ client and benchmark tool have unless they are told otherwise."""
 
 CONNECTIONS_MAX = 64
 
-SECTIONS = ("api", "channel", "inside", "failover", "idle", "scheduling", "transfer")
-BESIDE_ETCD = SECTIONS[:5]
+USERS = ("jobs", "commands", "submits", "storm")
+"""Sections of what users do."""
+
+SECTIONS = (*USERS, "api", "channel", "inside", "failover", "idle", "scheduling", "transfer")
+BESIDE_ETCD = ("commands", "storm", "api", "channel", "inside", "failover", "idle")
 """Sections that etcd takes part in."""
 
 LOADS = {"api": ("forebay", "etcd"), "channel": ("channel", "etcd-grpc"), "inside": ("inside", "etcd-grpc")}
@@ -41,6 +49,12 @@ IDLE_SECONDS_MAX = 3600.0
 
 TRANSFER_GIB_MAX = 1024.0
 TRANSFER_FILES_MAX = 10_000_000
+
+JOBS_MAX = 10_000
+CALLS_MAX = 1000
+STORMS_MAX = 100
+CONNECTIONS_NEW_MAX = 2000
+"""Connections of a storm: below half of what one replica keeps open."""
 
 SECONDS_MAX = 300.0
 ROUNDS_MAX = 50
@@ -81,6 +95,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--memory-files", type=int, help="files of the transfer whose memory is measured (default: the small ones)"
     )
+    parser.add_argument("--jobs", type=int, default=100, help="small jobs at once (default: 100)")
+    parser.add_argument("--calls", type=int, default=commands.CALLS, help="calls of each command (default: 15)")
+    parser.add_argument("--storms", type=int, default=10, help="storms of new connections (default: 10)")
+    parser.add_argument("--storm-connections", type=int, default=1000, help="connections of each (default: 1,000)")
     parser.add_argument("--directory", type=Path, help="where the data goes (default: a temporary directory)")
     parser.add_argument("--json", action="store_true", help="print nothing but the last line, which is always JSON")
     options = parser.parse_args()
@@ -98,6 +116,12 @@ def arguments() -> argparse.Namespace:
         parser.error(f"--idle-seconds must be above 0 and at most {IDLE_SECONDS_MAX:g}")
     if not 0.1 <= options.transfer_gib <= TRANSFER_GIB_MAX:
         parser.error(f"--transfer-gib must be from 0.1 to {TRANSFER_GIB_MAX:g}")
+    if not 1 <= options.jobs <= JOBS_MAX:
+        parser.error(f"--jobs must be from 1 to {JOBS_MAX}")
+    if not 1 <= options.calls <= CALLS_MAX:
+        parser.error(f"--calls must be from 1 to {CALLS_MAX}")
+    if not (1 <= options.storms <= STORMS_MAX and 1 <= options.storm_connections <= CONNECTIONS_NEW_MAX):
+        parser.error(f"--storms must be from 1 to {STORMS_MAX}, --storm-connections to {CONNECTIONS_NEW_MAX}")
     if options.memory_files is None:
         options.memory_files = options.transfer_files
     if not all(100 <= files <= TRANSFER_FILES_MAX for files in (options.transfer_files, options.memory_files)):
@@ -112,6 +136,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         with tempfile.TemporaryDirectory(prefix="forebay-bench-", dir=options.directory) as directory:
+            Path(directory).chmod(0o711)  # the user of `jobs` has files below it
             return run(options, Path(directory))
     except (ServerFailed, VerificationFailed) as error:
         print(f"bench: {error}", file=sys.stderr)
@@ -137,8 +162,11 @@ def run(options: argparse.Namespace, directory: Path) -> int:
     if set(options.sections) & set(BESIDE_ETCD):
         say(FAIRNESS)
     found: dict[str, object] = {"machine": facts, "seconds": options.seconds, "rounds": options.rounds}
+    if options.only != "etcd":
+        rows, whole = users(options, directory, say, found)
+    else:
+        rows, whole = [], True
     pairs = [LOADS[section] for section in SECTIONS if section in options.sections and section in LOADS]
-    whole = True
     if pairs:
         loads, complete = report.loads(options, pairs, directory, say, warm_up_s=WARM_UP_S)
         found.update(loads)
@@ -160,9 +188,31 @@ def run(options: argparse.Namespace, directory: Path) -> int:
             say,
         )
     found["machine"] = {**facts, "load_after": round(os.getloadavg()[0], 2)}
+    if rows:
+        say("\n" + markdown(rows))
     say()
     print(json.dumps(found), flush=True)
     return 0 if whole else 1
+
+
+def users(options: argparse.Namespace, directory: Path, say: Say, found: dict[str, object]) -> tuple[list[Row], bool]:
+    """Measure what users do, put the figures into `found`; return the rows, and whether there was no error."""
+    alone = options.only == "forebay"
+    sections: dict[str, Callable[[], Found]] = {
+        "jobs": lambda: jobs.report(directory, options.rounds, options.jobs, say),
+        "commands": lambda: commands.report(directory, options.calls, say, only_forebay=alone),
+        "submits": lambda: submits.report(directory, options.rounds, options.clients, options.seconds, WARM_UP_S, say),
+        "storm": lambda: storm.report(directory, options.storm_connections, options.storms, say, only_forebay=alone),
+    }
+    rows: list[Row] = []
+    whole = True
+    for section in USERS:
+        if section in options.sections:
+            one = sections[section]()
+            found[section] = {**one.figures, "rows": [row._asdict() for row in one.rows]}
+            rows += one.rows
+            whole = whole and one.whole
+    return rows, whole
 
 
 if __name__ == "__main__":

@@ -21,7 +21,9 @@ from cluster.system.clock import SystemClock
 from tests.benchmarks.processes import Members, ServerFailed
 from tests.ports import free_ports
 
-PACKAGE = "etcd-server"
+PACKAGES = {"etcd": "etcd-server", "etcdctl": "etcd-client"}
+"""Executable -> Debian's package of it."""
+
 MEMBERS = ("e1", "e2", "e3")
 START_WAIT_S = 30.0
 """Seconds until three new members must have elected a leader."""
@@ -30,25 +32,26 @@ VALUE_BYTES = 256
 """Bytes of a value: about an event of Forebay."""
 
 
-def program() -> Path:
-    """Return etcd's executable: the installed one, or Debian's package fetched with apt-get and unpacked into .venv.
+def program(name: str = "etcd") -> Path:
+    """Return an executable of etcd's: the installed one, or Debian's package fetched and unpacked into .venv.
 
     Unpacked, not installed: installing it would start an etcd service on the machine. ServerFailed says what to run.
     """
-    if (found := shutil.which("etcd")) is not None:
+    if (found := shutil.which(name)) is not None:
         return Path(found)
-    unpacked = Path(sys.prefix) / "etcd" / "usr" / "bin" / "etcd"
+    package = PACKAGES[name]
+    unpacked = Path(sys.prefix) / "etcd" / "usr" / "bin" / name
     if not unpacked.exists():
         with tempfile.TemporaryDirectory(prefix="forebay-etcd-") as directory:
-            download = ["apt-get", "download", "-q", PACKAGE]
+            download = ["apt-get", "download", "-q", package]
             if not _succeeds(download, directory):
                 # A new machine has no package lists yet; only root may fetch them.
                 _succeeds(["apt-get", "update", "-q"], directory)
                 if not _succeeds(download, directory):
-                    raise ServerFailed(f"etcd is not installed; as root: apt-get update && apt-get install {PACKAGE}")
-            [archive] = Path(directory).glob(f"{PACKAGE}_*.deb")
+                    raise ServerFailed(f"{name} is not installed; as root: apt-get update && apt-get install {package}")
+            [archive] = Path(directory).glob(f"{package}_*.deb")
             if not _succeeds(["dpkg-deb", "-x", str(archive), str(Path(sys.prefix) / "etcd")], directory):
-                raise ServerFailed(f"{archive.name} cannot be unpacked; as root: apt-get install {PACKAGE}")
+                raise ServerFailed(f"{archive.name} cannot be unpacked; as root: apt-get install {package}")
     return unpacked
 
 
@@ -142,6 +145,14 @@ class EtcdCluster(Members):
         if self._files is None:
             raise ServerFailed("the cluster has not been started")
         return client_context(self._files)
+
+    def control(self, *words: str) -> list[str]:
+        """Return the command line of etcdctl at one member, with TLS, as an operator has it in his environment."""
+        if self._files is None:
+            raise ServerFailed("the cluster has not been started")
+        files = self._files
+        tls = [f"--cacert={files.authority}", f"--cert={files.certificate}", f"--key={files.key}"]
+        return [str(program("etcdctl")), f"--endpoints={next(iter(self.bases().values()))}", *tls, *words]
 
     async def leader(self, session: aiohttp.ClientSession) -> str:
         """Return the URL of the member that leads and that every member knows as leader."""

@@ -6,7 +6,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import aiohttp
 from cluster.schemas.command_ids import new_command_id
 from cluster.security.tls import TlsFiles, client_context
 from cluster.system.clock import SystemClock
+from tests.account import OWN
 from tests.benchmarks.processes import Members, ServerFailed
 from tests.ports import free_ports
 
@@ -51,6 +52,24 @@ class ForebayCluster(Members):
     channels = False
     """Whether the replicas offer their channels too."""
 
+    user = USER
+    """Who submits the jobs."""
+
+    parent: Sequence[str] = ()
+    """Command that each server is run by."""
+
+    agents: Sequence[str] = ()
+    """Nodes whose agents run too."""
+
+    agent_keys: Sequence[str] = ()
+    """Lines of each [[agent]] beside what `forebay init` writes."""
+
+    cpus = 2
+    """CPUs of each node."""
+
+    accounts = OWN
+    """As whom agents run jobs."""
+
     timing: Mapping[str, int] = {}
     """Keys of [timing] that differ from the standard, milliseconds."""
 
@@ -68,9 +87,10 @@ class ForebayCluster(Members):
     async def start(self) -> None:
         """Make a cluster's files, start three replicas and return when all of them are ready."""
         base_port = free_ports(PORTS)[0]
-        init = [*self._command, "init", str(self._directory), "--replicas", "3", "--agents", "1"]
-        init += ["--base-port", str(base_port), "--pool", "fast=1TiB/1MiB", "--user", USER]
-        init += ["--destination-root", str(self._results)]
+        init = [*self._command, "init", str(self._directory), "--replicas", "3", "--cpus", str(self.cpus)]
+        init += ["--base-port", str(base_port), "--pool", "fast=1TiB/1MiB,default", "--user", self.user]
+        init += ["--accounts", self.accounts, "--agents", str(max(1, len(self.agents)))]
+        init += ["--destination-root", str(self._results), "--source-root", str(self._results)]
         made = await asyncio.to_thread(
             subprocess.run, init, capture_output=True, text=True, check=False, timeout=INIT_WAIT_S
         )
@@ -83,13 +103,15 @@ class ForebayCluster(Members):
         self._adapt(configuration, base_port)
         config = self.config = Config.load(configuration)
         self._api = {replica.name: f"https://{replica.api}" for replica in config.replicas}
-        self._files = config.tls_files(USER)
+        self._files = config.tls_files(self.user)
         for name in self._api:
             self._launch(name, configuration)
         await self.wait_ready()
+        for name in self.agents:
+            self._launch(name, configuration, "agent")
 
-    def _launch(self, name: str, configuration: Path) -> None:
-        serve = [*self._command, "--config", str(configuration), "serve", "--name", name]
+    def _launch(self, name: str, configuration: Path, verb: str = "serve") -> None:
+        serve = [*self.parent, *self._command, "--config", str(configuration), verb, "--name", name]
         self._processes.start(name, serve, self._directory / f"{name}.output")
 
     def _adapt(self, configuration: Path, base_port: int) -> None:
@@ -102,6 +124,8 @@ class ForebayCluster(Members):
             if self.channels and key == "api":
                 lines.append(f'channel = "127.0.0.1:{base_port + CHANNEL_PORT_OFFSET + number}"')
                 number += 1
+            if key == "cpus":
+                lines += self.agent_keys
             if line.strip() == "[timing]":
                 lines += [f"{name} = {value}" for name, value in self.timing.items()]
         # One user does what a whole site's users do.

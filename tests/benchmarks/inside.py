@@ -135,7 +135,7 @@ class InsideCluster(ForebayCluster):
     name = "inside"
     operation = "submit_job once, then release_job and hold_job in turn, by clients in the leader's process"
 
-    def _launch(self, name: str, configuration: Path) -> None:
+    def _launch(self, name: str, configuration: Path, verb: str = "serve") -> None:
         serve = [sys.executable, "-m", "tests.benchmarks.inside", "--config", str(configuration), "--name", name]
         self._processes.start(name, serve, self._directory / f"{name}.output", pipes=True)
 

@@ -10,7 +10,7 @@ import math
 import os
 import ssl
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import aiohttp
@@ -87,11 +87,14 @@ class Measurement(msgspec.Struct, frozen=True):
     """Processor cores used by the measuring client, mean over the measured time."""
     server_cores: float
     """Processor cores used by the three server processes together, mean over the measured time."""
+    slowest_share: float | None = None
+    """Answers of the client that got fewest, of the mean of all clients: near 0 where one starves; None: not known."""
 
 
 class _Tally:
-    def __init__(self) -> None:
+    def __init__(self, clients: int) -> None:
         self.latencies_s: list[float] = []
+        self.answers = [0] * clients
         self.accepted = 0
         self.errors = 0
         self.examples: list[str] = []
@@ -113,7 +116,7 @@ async def measure(target: Target, clients: int, *, warm_up_s: float, seconds: fl
     connector = aiohttp.TCPConnector(limit=clients + 1, ssl=target.tls(), keepalive_timeout=60)
     timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        tally = _Tally()
+        tally = _Tally(clients)
         tally.base = await target.leader(session)
         before = await target.committed(session, tally.base)
         start = time.perf_counter() + warm_up_s
@@ -134,6 +137,7 @@ async def measure(target: Target, clients: int, *, warm_up_s: float, seconds: fl
         examples=tally.examples,
         client_cpu_s=client_cpu_s,
         server_cpu_s=server_cpu_s,
+        answers=tally.answers,
     )
 
 
@@ -156,8 +160,12 @@ def measurement(
     examples: Iterable[str],
     client_cpu_s: float,
     server_cpu_s: float,
+    answers: Sequence[int] = (),
 ) -> Measurement:
-    """Return the figures of what was answered, and of the processor time it took, in `seconds`."""
+    """Return the figures of what was answered, and of the processor time it took, in `seconds`.
+
+    `answers`: how many each client got.
+    """
     ordered = sorted(latencies_s)
     return Measurement(
         system=system,
@@ -172,7 +180,13 @@ def measurement(
         error_examples=tuple(examples),
         client_cores=round(client_cpu_s / seconds, 2),
         server_cores=round(server_cpu_s / seconds, 2),
+        slowest_share=slowest_share(answers),
     )
+
+
+def slowest_share(answers: Sequence[int]) -> float | None:
+    """Return the fewest answers of a client, divided by the mean of all clients; None where there were none."""
+    return round(min(answers) * len(answers) / sum(answers), 3) if sum(answers) else None
 
 
 async def _client(
@@ -208,6 +222,7 @@ async def _client(
         answered = time.perf_counter()
         if start <= answered < end:
             tally.latencies_s.append(answered - sent)
+            tally.answers[client] += 1
 
 
 async def cpu_between(target: HasProcesses, start: float, end: float) -> tuple[float, float]:

@@ -5,8 +5,9 @@ leaves in one TLS record, and an answer resolves a future. Each client has one r
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
@@ -15,7 +16,7 @@ from cluster.client.channel import ChannelError, Connection
 from cluster.client.errors import ApiError
 from cluster.client.session_ids import SessionIds
 from cluster.schemas.command_ids import new_command_id
-from cluster.schemas.requests import HoldCommand, OpenSessionCommand, ReleaseCommand, SubmitCommand
+from cluster.schemas.requests import BulkCommand, HoldCommand, OpenSessionCommand, ReleaseCommand, SubmitCommand
 from cluster.system.address import Address
 from cluster.system.clock import SystemClock
 from tests.benchmarks.etcd import VALUE_BYTES, EtcdCluster
@@ -37,8 +38,11 @@ Send = Callable[[int, int], Awaitable[None]]
 class Tally:
     """What the clients of one measurement saw."""
 
-    def __init__(self) -> None:
+    def __init__(self, clients: int) -> None:
         self.latencies_s: list[float] = []
+        self.answers = [0] * clients
+        self.ended = False
+        """Set to end the clients before their time."""
         self.accepted = 0
         self.errors = 0
         self.examples: list[str] = []
@@ -46,7 +50,7 @@ class Tally:
     async def client(self, send: Send, client: int, start: float, end: float) -> None:
         """Send one write after another until `end`; what is answered from `start` on counts."""
         number = 0
-        while (sent := time.perf_counter()) < end:
+        while (sent := time.perf_counter()) < end and not self.ended:
             number += 1
             try:
                 await send(client, number)
@@ -61,13 +65,14 @@ class Tally:
             answered = time.perf_counter()
             if start <= answered < end:
                 self.latencies_s.append(answered - sent)
+                self.answers[client] += 1
 
 
 async def drive(
     system: "ChannelCluster | EtcdGrpcCluster", send: Send, clients: int, warm_up_s: float, seconds: float
 ) -> Measurement:
     """Run the clients, and check that the cluster has settled what it acknowledged."""
-    tally = Tally()
+    tally = Tally(clients)
     before = await system.settled()
     start = time.perf_counter() + warm_up_s
     end = start + seconds
@@ -86,6 +91,7 @@ async def drive(
         examples=tally.examples,
         client_cpu_s=client_cpu_s,
         server_cpu_s=server_cpu_s,
+        answers=tally.answers,
     )
 
 
@@ -108,17 +114,36 @@ class ChannelCluster(ForebayCluster):
 
     async def measure(self, clients: int, *, warm_up_s: float, seconds: float, connections_max: int) -> Measurement:
         """Drive the leader's channel, all clients over `connections_max` connections."""
+        async with self.sender(min(clients, connections_max)) as send:
+            return await drive(self, send, clients, warm_up_s, seconds)
+
+    def command(self, client: int, number: int, command_id: str) -> BulkCommand:
+        """Return what a client asks next: its held job, then its release and hold in turn."""
+        job = self._job_of.get(client)
+        if job is None:
+            return SubmitCommand(
+                command_id=command_id,
+                script=SCRIPT,
+                name=f"bench-{client:04d}",
+                bb="pool=fast capacity=1MiB",
+                time_limit_s=60,
+                workdir=str(self._results),
+                hold=True,
+            )
+        kind = HoldCommand if number % 2 else ReleaseCommand
+        return kind(command_id=command_id, job_id=job)
+
+    @contextlib.asynccontextmanager
+    async def sender(self, count: int) -> AsyncIterator[Send]:
+        """Open `count` connections to the leader's channel; what sends each client's next command over them."""
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.tls())) as session:
             self._base = await self.leader(session)
         config = self.config
         name = next(name for name, base in self._api.items() if base == self._base)
         address = config.replica(name).channel
         assert isinstance(address, Address)
-        tls = self.tls()
-        connections = [
-            await Connection.open(address, tls, config.cluster.id) for _ in range(min(clients, connections_max))
-        ]
-        clock, workdir = SystemClock(), str(self._results)
+        tls, clock = self.tls(), SystemClock()
+        connections = [await Connection.open(address, tls, config.cluster.id) for _ in range(count)]
 
         async def open_session() -> int:
             return (await connections[0].ask(OpenSessionCommand(command_id=new_command_id(clock)))).revision
@@ -126,11 +151,13 @@ class ChannelCluster(ForebayCluster):
         ids = SessionIds(open_session, clock)
 
         async def send(client: int, number: int) -> None:
+            place = client % len(connections)
+            command_id = await ids.next_id()
+            command = self.command(client, number, command_id)
             try:
-                await send_one(client, number)
+                done = await connections[place].ask(command)
             except ChannelError as error:
                 # Leadership moved: followed, as any client would, and counted as an error, because clients notice.
-                place = client % len(connections)
                 if error.leader and error.leader != str(connections[place].address):
                     old, moved = connections[place], Address.parse(error.leader)
                     new = await Connection.open(moved, tls, config.cluster.id)
@@ -139,30 +166,12 @@ class ChannelCluster(ForebayCluster):
                     else:
                         new.close()  # another client has done it
                 raise
-
-        async def send_one(client: int, number: int) -> None:
-            connection = connections[client % len(connections)]
-            command_id = await ids.next_id()
-            job = self._job_of.get(client)
-            if job is None:
-                submit = SubmitCommand(
-                    command_id=command_id,
-                    script=SCRIPT,
-                    name=f"bench-{client:04d}",
-                    bb="pool=fast capacity=1MiB",
-                    time_limit_s=60,
-                    workdir=workdir,
-                    hold=True,
-                )
-                self._job_of[client] = (await connection.ask(submit)).job
-            elif number % 2:
-                await connection.ask(HoldCommand(command_id=command_id, job_id=job))
-            else:
-                await connection.ask(ReleaseCommand(command_id=command_id, job_id=job))
+            if isinstance(command, SubmitCommand):
+                self._job_of[client] = done.job
             ids.answered(command_id)
 
         try:
-            return await drive(self, send, clients, warm_up_s, seconds)
+            yield send
         finally:
             for connection in connections:
                 connection.close()
@@ -181,12 +190,17 @@ class EtcdGrpcCluster(EtcdCluster):
 
     async def measure(self, clients: int, *, warm_up_s: float, seconds: float, connections_max: int) -> Measurement:
         """Drive the leader, all clients over `connections_max` connections."""
+        async with self.sender(min(clients, connections_max)) as send:
+            return await drive(self, send, clients, warm_up_s, seconds)
+
+    @contextlib.asynccontextmanager
+    async def sender(self, count: int) -> AsyncIterator[Send]:
+        """Open `count` connections to the leader; what puts each client's next key over them."""
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.tls())) as session:
             self._base = await self.leader(session)
         port = int(self._base.rsplit(":", 1)[1])
         connections = [
-            await GrpcConnection.open("127.0.0.1", port, self.tls(), "/etcdserverpb.KV/Put")
-            for _ in range(min(clients, connections_max))
+            await GrpcConnection.open("127.0.0.1", port, self.tls(), "/etcdserverpb.KV/Put") for _ in range(count)
         ]
         value = bytes(range(256)) * (VALUE_BYTES // 256)
 
@@ -195,7 +209,7 @@ class EtcdGrpcCluster(EtcdCluster):
             await connections[client % len(connections)].call(put_request(key, value))
 
         try:
-            return await drive(self, send, clients, warm_up_s, seconds)
+            yield send
         finally:
             for connection in connections:
                 connection.close()

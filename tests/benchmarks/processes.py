@@ -1,9 +1,12 @@
 """The servers under measurement: started, watched, their processor time read, and ended by their own ids."""
 
+import contextlib
 import os
+import signal
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from tests.repo.tree import ROOT
 
@@ -13,6 +16,76 @@ LOG_TAIL_CHARACTERS = 1500
 
 class ServerFailed(Exception):
     """A server could not be started or ended by itself; the message holds the end of its output."""
+
+
+class Stat(NamedTuple):
+    """What the kernel says of one process."""
+
+    parent: int
+    zombie: bool
+    cpu_s: float
+    """Processor time of the process and of all children that it has waited for, and of theirs, seconds."""
+
+
+def parse_stat(text: str) -> Stat:
+    """Return what a line of /proc/PID/stat says; the name in it may hold spaces and parentheses."""
+    fields = text.rpartition(")")[2].split()
+    ticks = sum(int(field) for field in fields[11:15])  # utime, stime, cutime, cstime
+    return Stat(int(fields[1]), fields[0] == "Z", ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def tree(roots: Iterable[int]) -> dict[int, Stat]:
+    """Return the processes of `roots` and all their descendants that are there now."""
+    everything: dict[int, Stat] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                everything[int(entry.name)] = parse_stat((entry / "stat").read_text(encoding="utf-8", errors="replace"))
+    children: dict[int, list[int]] = {}
+    for pid, stat in everything.items():
+        children.setdefault(stat.parent, []).append(pid)
+    found: dict[int, Stat] = {}
+    waiting = [pid for pid in roots if pid in everything]
+    while waiting:
+        pid = waiting.pop()
+        found[pid] = everything[pid]
+        waiting += children.get(pid, [])
+    return found
+
+
+def tree_cpu_s(roots: Iterable[int]) -> float:
+    """Return the processor time of all below `roots`, also of what has ended, seconds.
+
+    Whose parent ended before it is lost to its roots, unless one of them adopts it (benchmarks/users/reaper.py).
+    """
+    return sum(stat.cpu_s for stat in tree(roots).values())
+
+
+def pss_bytes(pid: int) -> int:
+    """Return the memory of one process, each shared page divided by how many share it, bytes; 0 if it is gone."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
+            key, _, value = line.partition(":")
+            if key == "Pss":
+                return int(value.split()[0]) * 1024
+    return 0
+
+
+def end_trees(roots: Iterable[int]) -> None:
+    """Kill all below `roots`, roots last, each stopped first so that it starts nothing meanwhile."""
+    roots = list(roots)
+    stopped: set[int] = set()
+    while below := set(tree(roots)) - stopped:
+        for pid in below:
+            _signal(pid, signal.SIGSTOP)
+        stopped |= below
+    for pid in [*(stopped - set(roots)), *roots]:
+        _signal(pid, signal.SIGKILL)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 class Processes:
@@ -61,15 +134,15 @@ class Processes:
                 raise ServerFailed(f"{name} ended with status {process.returncode}; its last words:\n{tail}")
 
     def cpu_s(self) -> float:
-        """Return the processor time that all of them have used so far, seconds."""
-        ticks = 0
-        for _, process, _, _ in self._running:
-            try:
-                fields = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-            except FileNotFoundError:
-                continue
-            ticks += int(fields[11]) + int(fields[12])  # utime and stime, counted after the name in parentheses
-        return ticks / os.sysconf("SC_CLK_TCK")
+        """Return the processor time that all of them and what they started have used so far, seconds."""
+        return tree_cpu_s(self._pids())
+
+    def pss_bytes(self, name: str) -> int:
+        """Return the memory of one of them and of all that it started, each shared page by its share, bytes."""
+        return sum(pss_bytes(pid) for pid in tree([self.process(name).pid]))
+
+    def _pids(self) -> list[int]:
+        return [process.pid for _, process, _, _ in self._running]
 
     def run_s(self) -> float:
         """Return the time that the threads of all of them have run so far, seconds, to the nanosecond.
@@ -77,28 +150,29 @@ class Processes:
         `cpu_s` counts in hundredths of a second, which is too coarse for servers that do next to nothing.
         """
         total_ns = 0
-        for _, process, _, _ in self._running:
-            for task in Path(f"/proc/{process.pid}/task").iterdir():
-                total_ns += int((task / "schedstat").read_text(encoding="ascii").split()[0])
+        for pid in tree(self._pids()):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                for task in Path(f"/proc/{pid}/task").iterdir():
+                    total_ns += int((task / "schedstat").read_text(encoding="ascii").split()[0])
         return total_ns / 1e9
 
     def bytes_written(self) -> int:
         """Return what all of them have had written to disks so far, bytes."""
         total = 0
-        for _, process, _, _ in self._running:
-            for line in Path(f"/proc/{process.pid}/io").read_text(encoding="ascii").splitlines():
-                key, _, value = line.partition(":")
-                if key == "write_bytes":
-                    total += int(value)
+        for pid in tree(self._pids()):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                for line in Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines():
+                    key, _, value = line.partition(":")
+                    if key == "write_bytes":
+                        total += int(value)
         return total
 
     def stop(self) -> None:
-        """End all of them and wait until they are gone.
+        """End all of them, with what they started, and wait until they are gone.
 
         By SIGKILL: their data is thrown away next, and an etcd leader asked politely looks for a successor for seconds.
         """
-        for _, process, _, _ in self._running:
-            process.kill()
+        end_trees(self._pids())
         for _, process, _, output in self._running:
             process.wait()
             output.close()
@@ -115,7 +189,7 @@ class Members:
         self._processes = Processes()
 
     def cpu_s(self) -> float:
-        """Return the processor time of the three so far, seconds."""
+        """Return the processor time of all of them so far, seconds."""
         return self._processes.cpu_s()
 
     def pid(self, name: str) -> int:
@@ -130,6 +204,10 @@ class Members:
     def run_s(self) -> float:
         """Return the time that the three have run so far, seconds."""
         return self._processes.run_s()
+
+    def pss_bytes(self, name: str) -> int:
+        """Return the memory of a member and all that it started, bytes."""
+        return self._processes.pss_bytes(name)
 
     def bytes_written(self) -> int:
         """Return what the three have written to disks so far, bytes."""
