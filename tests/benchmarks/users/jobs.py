@@ -38,10 +38,10 @@ TRANSFER_RATE = "16KiB"
 TRANSFER_BYTES = 960 * 1024
 """Bytes of each: it takes a minute at its rate, in which all of them have started, and fits into its buffer."""
 
-TRANSFERS_WAIT_S = 90.0
+TRANSFERS_WAIT_S = 120.0
 """Seconds until all of them are under way, where the agent takes so many."""
 
-TRANSFERS_STILL_S = 10.0
+TRANSFERS_STILL_S = 30.0
 """Seconds without one more under way after which that is all that the agent takes."""
 
 
@@ -150,7 +150,7 @@ async def memory(directory: Path, transfers: int) -> dict[str, Any]:
                 await site.submit(client, f"slow-{number}")
             while time.monotonic() < deadline and most < transfers:
                 views = (await client.call(operations.LIST_TRANSFERS)).transfers
-                moving = sum(view.state == "moving" and view.bytes_done > 0 for view in views)
+                moving = sum(view.state == "moving" and view.updated_time is not None for view in views)
                 if moving > most:
                     most, pss, grew = moving, site.pss_bytes("n1"), time.monotonic()
                 if most and time.monotonic() - grew > TRANSFERS_STILL_S:

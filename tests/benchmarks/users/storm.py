@@ -208,6 +208,10 @@ def report(directory: Path, connections: int, times: int, say: Say, *, only_fore
     rows = [
         row(f"{name}: elections", lambda ones: str(sum(one["terms"] for one in ones))),
         row("errors of connections, of clients meanwhile", lambda ones: _errors(ones)),
+        row(
+            "until the last of them was answered, median",
+            lambda ones: f"{median([one['seconds'] for one in ones], 1)} s",
+        ),
         row(f"p99 of {CLIENTS} clients on the channel (gRPC) meanwhile: median, worst storm", lambda ones: _p99(ones)),
     ]
     whole = all(not one["connection_errors"] for one in found["channel"])
