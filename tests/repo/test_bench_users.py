@@ -173,7 +173,7 @@ def test_both_systems_are_given_the_same_files_and_the_same_work(place: Path) ->
 def test_rows_are_printed_as_the_page_has_them() -> None:
     table = rows.markdown([rows.Row("a thing", "1 s"), rows.Row("another", "2 s", "3 s")]).splitlines()
     assert table[0] == "| what a user does | Forebay | beside it |"
-    assert table[2:] == ["| a thing | 1 s |  |", "| another | 2 s | 3 s |"]
+    assert table[2:] == ["| a thing | 1 s | |", "| another | 2 s | 3 s |"]
     assert rows.spread([3.0, 1.0, 2.0]) == "2.0 (1.0 to 3.0)"
     assert rows.spread([3.0], 0) == "3"
 

@@ -27,7 +27,11 @@ class Found(NamedTuple):
 def markdown(rows: Sequence[Row]) -> str:
     """Return the rows as a table of a page."""
     return "\n".join(
-        ["| what a user does | Forebay | beside it |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
+        [
+            "| what a user does | Forebay | beside it |",
+            "|---|---|---|",
+            *("|" + "".join(f" {cell} |" if cell else " |" for cell in row) for row in rows),
+        ]
     )
 
 
