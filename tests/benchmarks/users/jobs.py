@@ -150,9 +150,10 @@ async def memory(directory: Path, transfers: int) -> dict[str, Any]:
                 await site.submit(client, f"slow-{number}")
             while time.monotonic() < deadline and most < transfers:
                 views = (await client.call(operations.LIST_TRANSFERS)).transfers
-                moving = sum(view.state == "moving" and view.updated_time is not None for view in views)
-                if moving > most:
-                    most, pss, grew = moving, site.pss_bytes("n1"), time.monotonic()
+                copying = sum(view.phase == "copying" for view in views)
+                if copying > most:
+                    most, grew = copying, time.monotonic()
+                pss = max(pss, site.pss_bytes("n1"))
                 if most and time.monotonic() - grew > TRANSFERS_STILL_S:
                     break
                 site.check()
