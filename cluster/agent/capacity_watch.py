@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import subprocess
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -19,7 +18,7 @@ from cluster.agent.files import BUFFERS, capacity
 from cluster.agent.home import Home
 from cluster.agent.limits import WATCH_REST_TIMES, WATCH_S, WATCH_TIMEOUT_S
 from cluster.agent.messages import count, figure
-from cluster.agent.processes import spawn
+from cluster.agent.processes import Process
 from cluster.agent.script_run import ScriptRun
 from cluster.agent.worker import Look, Usage, blocks_of, inodes_of
 from cluster.system import Clock, write_all
@@ -39,7 +38,9 @@ class CapacityWatch:
         self._clock = clock
         self._running = running
         self._task: asyncio.Task[None] | None = None
-        self._counter: subprocess.Popen[bytes] | None = None
+        self._counter: Process | None = None
+        self._asks = self._answers = -1
+        """Ends of the pipes to and from the process that counts."""
         self._staged: dict[int, int] = {}
         """By job: how many files and directories were there before its script, at most."""
 
@@ -104,27 +105,40 @@ class CapacityWatch:
     async def _ask(self, look: Look) -> Usage:
         """Have one buffer counted. OSError or EOFError if that cannot be done."""
         if self._counter is None:
-            self._counter = spawn(
+            self._start_counter()
+        write_all(self._asks, msgspec.json.encode(look) + b"\n")
+        return msgspec.json.decode(await _line_of(self._answers), type=Usage)
+
+    def _start_counter(self) -> None:
+        with contextlib.ExitStack() as held:
+            asked, asks = os.pipe2(os.O_CLOEXEC)
+            held.callback(os.close, asked)
+            ours = contextlib.ExitStack()
+            held.push(ours)
+            ours.callback(os.close, asks)
+            answers, answered = os.pipe2(os.O_CLOEXEC)
+            held.callback(os.close, answered)
+            ours.callback(os.close, answers)
+            self._counter = self._home.fork_server.spawn(
                 "cluster.agent.worker.usage_counter",
                 (str(os.getpid()),),
                 descriptors=(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdin=asked,
+                stdout=answered,
                 stderr=None,
                 new_session=False,
                 new_group=True,
             )
-        counter = self._counter
-        assert counter.stdin is not None and counter.stdout is not None
-        write_all(counter.stdin.fileno(), msgspec.json.encode(look) + b"\n")
-        return msgspec.json.decode(await _line_of(counter.stdout.fileno()), type=Usage)
+            ours.pop_all()
+            self._asks, self._answers = asks, answers
 
     def _end_counter(self) -> None:
         counter, self._counter = self._counter, None
         if counter is not None:
+            os.close(self._asks)
+            os.close(self._answers)
             counter.kill()
-            with contextlib.suppress(OSError):
-                counter.communicate()
+            counter.wait()
 
 
 async def _line_of(descriptor: int) -> bytes:

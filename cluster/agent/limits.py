@@ -102,6 +102,20 @@ that counting takes a twentieth of a processor at most."""
 WATCH_TIMEOUT_S: Final = 300.0
 """Seconds after which a count is given up, since the file system hangs: 10,000,000 files take a minute."""
 
+FORK_WAIT_S: Final = 5.0
+"""Seconds that a fork server may take for one process before it is killed and processes are started without it: a
+fork takes milliseconds, and a machine on which it takes so long is hardly one that works."""
+
+FORK_AGAIN_S: Final = 1.0
+"""Seconds between two starts of the fork server, at least: one that cannot live must not cost a processor."""
+
+FORK_REQUEST_BYTES_MAX: Final = 16 * 1024
+"""One request to the fork server, bytes: a module, a path (4,096 at most), the mark of an operation. What is to be done
+comes in a file of its own."""
+
+FORK_DESCRIPTORS_MAX: Final = 16
+"""Descriptors that come with a request, count: an operation has seven."""
+
 SUPERVISOR_LAUNCHES_MAX: Final = 3
 """How often a supervisor that died before it started the script is launched again, count."""
 

@@ -28,7 +28,7 @@ from cluster.agent.limits import (
     WORKER_GRACE_S,
 )
 from cluster.agent.messages import count, failure, figure, order_named, result_message
-from cluster.agent.processes import OPERATION_VARIABLE, Cgroup, Mode, kill_operation, spawn
+from cluster.agent.processes import OPERATION_VARIABLE, Cgroup, Mode, kill_operation
 from cluster.agent.rate_governor import RateGovernor
 from cluster.agent.transfer import Control, Counters, SharedCounters
 from cluster.agent.worker import PERSISTENT_CHANGE, Orphans, Outcome, Work, orphans
@@ -362,7 +362,7 @@ class Operation:
             ):
                 write_all(request, msgspec.json.encode(work))
                 os.lseek(request, 0, os.SEEK_SET)
-                worker = spawn(
+                worker = self._home.fork_server.spawn(
                     "cluster.agent.worker.worker",
                     (),
                     descriptors=(progress, control.descriptor, lock, *([] if cgroup is None else [entrance])),
@@ -382,7 +382,8 @@ class Operation:
                     signs=lambda: (counters.read(), counters.waits),
                     stop=lambda: control.stop(resuming=self._resuming or not self._ending.is_set()),
                 )
-                self._orderly = worker.returncode == 0
+                code = worker.poll()
+                self._orderly = code == 0
                 if end.hangs:
                     logger.error("%s: %s; the node goes on without it", order_named(order), end.hangs)
                 if self._ending.is_set():
@@ -390,7 +391,7 @@ class Operation:
                 if end.late or end.hangs:
                     self.counters()
                     return failure(_lateness(order, end, self._last, self._last_file))
-                return _result(worker.returncode, os.pread(answer, RESULT_BYTES_MAX + 1, 0), order)
+                return _result(code, os.pread(answer, RESULT_BYTES_MAX + 1, 0), order)
         finally:
             self._governor.end(order.job)
             self.counters()
@@ -461,11 +462,12 @@ def _lateness(order: Order, end: End, counters: Counters, file: str) -> str:
     return message + ("; the buffer is kept" if order.stage == "stage_out" else "")
 
 
-def _result(code: int, data: bytes, order: Order) -> Outcome:
+def _result(code: int | None, data: bytes, order: Order) -> Outcome:
     if code == 0 and len(data) <= RESULT_BYTES_MAX:
         try:
             return msgspec.json.decode(data, type=OperationDone | OperationFailed)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             return failure(f"the worker of {order.stage} gave no result that can be read: {error}")
+    assert code is not None
     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
     return failure(f"the worker of {order.stage} {how} before it had a result; the agent's log may say why")

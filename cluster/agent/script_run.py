@@ -8,7 +8,6 @@ import contextlib
 import logging
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 
 import msgspec
@@ -18,7 +17,7 @@ from cluster.agent.home import GivenUp, Handle, Home
 from cluster.agent.limits import DISK_FULL_RETRY_S, DISK_FULL_RETRY_S_MAX, SUPERVISOR_LAUNCHES_MAX, SUPERVISOR_POLL_S
 from cluster.agent.messages import failure
 from cluster.agent.operation import Operation, Settings
-from cluster.agent.processes import CANNOT_EXECUTE, CGROUP_FILE, AccountRefused, Cgroup, account_for, kill_job, spawn
+from cluster.agent.processes import CANNOT_EXECUTE, CGROUP_FILE, AccountRefused, Cgroup, Process, account_for, kill_job
 from cluster.agent.scripts import (
     OVERRUN,
     RESUME,
@@ -53,7 +52,7 @@ class ScriptRun:
         self._changed = asyncio.Event()
         """That somebody wants the script suspended, resumed or ended at once; its supervisor is told once it runs."""
         self._overrun = ""
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Process | None = None
         self._start_reported = False
 
     def end(self) -> None:
@@ -239,13 +238,16 @@ class ScriptRun:
 
     def _launch(self, record: ScriptRecord, lock: int) -> None:
         self._hold_in_cgroup(record)
-        with closing(record.open_report()) as report:
+        with (
+            closing(record.open_report()) as report,
+            closing(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)) as nothing,
+        ):
             # The child inherits the lock, so it is never free between the agent and the supervisor.
-            self._child = spawn(
+            self._child = self._home.fork_server.spawn(
                 "cluster.agent.scripts.supervisor",
                 (os.path.join(self._home.path, STEPS, str(self._order.job)), str(lock)),
                 descriptors=(lock,),
-                stdin=subprocess.DEVNULL,
+                stdin=nothing,
                 stdout=report,
                 stderr=report,
                 new_session=True,

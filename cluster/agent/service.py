@@ -361,10 +361,12 @@ async def _serve(config: Config, name: str) -> None:
         except GivenUp:
             return
         with contextlib.closing(opened) as home:
+            home.fork_server.start()
             _hold_processes(home, own.cgroup)
             _say_capacity_control(home)
             try:
                 async with Client.from_config(config, name, deadline_s=CALL_DEADLINE_S) as controller:
+                    home.fork_server.await_ready()
                     await Agent(home, settings, own.cpus, controller, clock).run(stop)
             finally:
                 if home.cgroups is not None:

@@ -62,7 +62,7 @@ from cluster.agent.limits import (
     DISK_FULL_WARNING_S,
     REPORTS_PER_REQUEST_MAX,
 )
-from cluster.agent.processes import Cgroup, CgroupName, CgroupRefused, CgroupTree, Mode, open_tree
+from cluster.agent.processes import Cgroup, CgroupName, CgroupRefused, CgroupTree, ForkServer, Mode, open_tree
 from cluster.schemas import Report, instant_of, new_command_id
 from cluster.system import Clock, SystemClock, names_in, open_directory
 from replica.values import seconds
@@ -144,6 +144,8 @@ class Home:
         OSError if there is no room for what has to be made.
         """
         self._open: list[int] = []
+        self.fork_server = ForkServer(clock)
+        """What makes workers and supervisors: new interpreters, until it is told to start."""
         try:
             path.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
             self.path = Path(os.path.realpath(path))
@@ -209,6 +211,7 @@ class Home:
 
     def close(self) -> None:
         """Give the directory up; the lock is free afterwards."""
+        self.fork_server.close()
         while self._open:
             os.close(self._open.pop())
 

@@ -11,11 +11,11 @@ import contextlib
 import logging
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from cluster.agent.limits import KILL_WAIT_S, POLLS_PER_STALL, WORKER_GRACE_S
+from cluster.agent.processes import Process
 from cluster.system import all_pids, fields_of
 
 logger = logging.getLogger(__name__)
@@ -57,13 +57,13 @@ class Hung:
         """Return the process ids of those of a job."""
         return sorted(pid for owner, pid in self._waiting.values() if owner == job)
 
-    def take(self, job: int, handle: Handle, pid: int, process: subprocess.Popen[bytes] | None = None) -> None:
+    def take(self, job: int, handle: Handle, pid: int, process: Process | None = None) -> None:
         """Wait for the end of a process beside everything else; takes the handle. `process` if it is a child."""
         task = asyncio.get_running_loop().create_task(self._wait(job, handle, pid, process), name=f"hung {pid}")
         self._waiting[task] = (job, pid)
         task.add_done_callback(self._waiting.pop)
 
-    async def _wait(self, job: int, handle: Handle, pid: int, process: subprocess.Popen[bytes] | None) -> None:
+    async def _wait(self, job: int, handle: Handle, pid: int, process: Process | None) -> None:
         try:
             await handle.wait()
             if process is not None:
@@ -99,7 +99,7 @@ class Hung:
 
 
 async def see_through(
-    worker: subprocess.Popen[bytes],
+    worker: Process,
     job: int,
     ending: asyncio.Event,
     bounds: Bounds,

@@ -30,10 +30,10 @@ from cluster.agent.processes.environment import (
     environment_of,
     persistent_variables,
 )
+from cluster.agent.processes.forking import BEGIN, READY, ForkAnswer, ForkRequest, ForkServer, Process
 from cluster.agent.processes.job_processes import (
     OPERATION_VARIABLE,
     ScriptProcesses,
     kill_job,
     kill_operation,
-    spawn,
 )

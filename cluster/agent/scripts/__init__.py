@@ -6,6 +6,7 @@ from cluster.agent.scripts.record import (
     OVERRUN,
     RESUME,
     SUSPEND,
+    ProcessName,
     ScriptOrder,
     ScriptRecord,
     create_record,

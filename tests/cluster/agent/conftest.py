@@ -162,6 +162,8 @@ class Site:
         controller = ControllerDouble(self.config)
         await controller.start()
         with closing(Home(self.home, own.mode, clock, images=own.buffer_image != "none")) as home:
+            home.fork_server.start()
+            home.fork_server.await_ready()
             async with Client.from_config(self.config, "n1", deadline_s=5) as client:
                 agent = asyncio.create_task(Agent(home, settings, own.cpus, client, clock).run(stop))
                 try:
