@@ -213,7 +213,14 @@ class ScriptProcesses:
     @property
     def are_left(self) -> bool:
         """Whether any of them lives."""
-        return (self._cgroup is not None and not self._cgroup.is_empty) or bool(descendants(os.getpid()))
+        if self._cgroup is not None and not self._cgroup.is_empty:
+            return True
+        try:
+            # Whatever lives below a subreaper has a child of it above it. Nothing is reaped by looking.
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        return bool(descendants(os.getpid()))
 
     def remove(self) -> None:
         """Remove the cgroup, now that nothing is left in it."""

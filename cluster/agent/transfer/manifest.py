@@ -285,6 +285,9 @@ class ManifestWriter:
             view = view[written:]
 
 
+_RECORDS: Final = msgspec.msgpack.Decoder(list[Record])
+
+
 class Manifest:
     """A sealed manifest; any number of processes may read it at once. OSError if it cannot be read."""
 
@@ -292,7 +295,7 @@ class Manifest:
         """Take the open file and how much of it there is."""
         self._descriptor = descriptor
         self._end = size_bytes
-        self._decoder = msgspec.msgpack.Decoder(list[Record])
+        self._decoder = _RECORDS
         self._near: tuple[int, list[Record]] = -1, []
 
     def records(self, place: int = 0, count: int | None = None) -> Iterator[Record]:

@@ -131,6 +131,9 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """Everything is at its destination and durable there."""
 
 
+_HEADERS: Final = msgspec.msgpack.Decoder(Header)
+
+
 def read_header(control: int) -> Header | None:
     """Return the newest header that is whole, None if there is none. OSError."""
     found: list[Header] = []
@@ -143,7 +146,7 @@ def read_header(control: int) -> Header | None:
         if len(data) != length or not length or zlib.crc32(data) != checksum:
             continue
         try:
-            header = msgspec.msgpack.decode(data, type=Header)
+            header = _HEADERS.decode(data)
         except msgspec.DecodeError:
             continue
         if header.format == FORMAT:
@@ -182,7 +185,8 @@ class StatusTable:
     def many(self, index: int, count: int) -> list[StatusRow]:
         """Return what is kept of records in a row."""
         data = os.pread(self._control, count * ROW_BYTES, HEADER_BYTES + index * ROW_BYTES)
-        return [_row(data[at : at + ROW_BYTES]) for at in range(0, count * ROW_BYTES, ROW_BYTES)]
+        found = [_row(data[at : at + ROW_BYTES]) for at in range(0, len(data), ROW_BYTES)]
+        return found + [EMPTY] * (count - len(found))
 
     def states(self, index: int, count: int) -> bytes:
         """Return the states of records in a row, a byte each: quick, for looking through all of them."""

@@ -52,6 +52,9 @@ class Orphans(msgspec.Struct, frozen=True, kw_only=True):
         return same and set(self.directories) >= set(other.directories)
 
 
+_ORPHANS: Final = msgspec.json.Decoder(Orphans)
+
+
 def tag(job: int, storage_id: str) -> str:
     """Return what the temporary names of a job begin with; `storage_id` tells nodes and clusters apart."""
     return f".forebay-{job}-{storage_id[:8]}"
@@ -93,7 +96,7 @@ def read(orphans: int, job: int) -> Orphans | None:
     if data is None:
         return None
     try:
-        return msgspec.json.decode(data, type=Orphans)
+        return _ORPHANS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FileRefused(
             f"leftovers/{job} is damaged ({error}): remove .forebay-{job}-* and .forebay-*-{job} in the destinations "

@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from typing import Final
 
 import msgspec
 
 from cluster.agent.limits import BUFFER_NICE, DESCRIPTORS
 from cluster.agent.worker.buffer_usage import Look, Usage, measure
 from cluster.system import die_with_parent, write_all
+
+_LOOKS: Final = msgspec.json.Decoder(Look)
 
 
 def main(agent: int) -> int:
@@ -24,7 +27,7 @@ def main(agent: int) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS if hard < 0 else min(hard, DESCRIPTORS), hard))
     for line in sys.stdin.buffer:
         try:
-            usage = measure(msgspec.json.decode(line, type=Look))
+            usage = measure(_LOOKS.decode(line))
         except FileNotFoundError:
             # The buffer is gone: nothing is in it.
             usage = Usage()
