@@ -13,6 +13,7 @@ from cluster.agent.capacity_watch import CapacityWatch
 from cluster.agent.files import RemovalFailed
 from cluster.agent.home import GivenUp, Home, Outbox
 from cluster.agent.limits import (
+    GATHER_FROM,
     HUNG_MAX,
     ORPHAN_S,
     PROVIDER_WORKERS_MAX,
@@ -192,6 +193,11 @@ class Activities:
                 )
             )
         return tuple(rows[:PROGRESS_ROWS_MAX])
+
+    @property
+    def are_many(self) -> bool:
+        """Whether so much goes on that more results, or other orders, are about to come."""
+        return sum(not activity.finished for activity in self._by_job.values()) >= GATHER_FROM
 
     @property
     def moving(self) -> bool:

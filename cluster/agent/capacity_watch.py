@@ -67,6 +67,8 @@ class CapacityWatch:
 
     async def _watch(self) -> None:
         try:
+            # Most scripts are over before there is anything to count.
+            await asyncio.sleep(WATCH_S)
             while running := self._running():
                 began_s = self._clock.monotonic_s()
                 for run in running.values():

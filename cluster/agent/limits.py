@@ -132,6 +132,16 @@ if the leader hangs."""
 POLL_WHILE_MOVING_S: Final = 0.5
 """Seconds that a poll waits while data is moved, so that progress is seen."""
 
+GATHER_FROM: Final = 4
+GATHER_S: Final = 0.01
+"""From how many activities on a report, and the next poll, wait for more of the kind, count, and how long, seconds:
+each request costs the agent and the leader milliseconds of processor, whatever it holds. A single job waits for
+none."""
+
+START_GATHER_S: Final = 0.05
+"""Seconds that the start of a script waits for another result before it is reported by itself: most short scripts end
+within that, and both go in one request, and one entry of the ledger."""
+
 BACK_OFF_S: Final = 0.2
 BACK_OFF_S_MAX: Final = 5.0
 """First and longest wait after a request that failed, seconds: short against a take-over, long against a busy loop."""

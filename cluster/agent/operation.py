@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from cluster.agent.files import FileRefused, is_disk_full
+from cluster.agent.files import FileRefused, ImageRefused, capacity, is_disk_full
 from cluster.agent.home import Bounds, End, GivenUp, Home, see_through, whereabouts
 from cluster.agent.limits import (
     KILL_WAIT_S,
@@ -28,7 +28,7 @@ from cluster.agent.limits import (
     WORKER_GRACE_S,
 )
 from cluster.agent.messages import count, failure, figure, order_named, result_message
-from cluster.agent.processes import OPERATION_VARIABLE, Cgroup, Mode, kill_operation
+from cluster.agent.processes import OPERATION_VARIABLE, AccountRefused, Cgroup, Mode, account_for, kill_operation
 from cluster.agent.rate_governor import RateGovernor
 from cluster.agent.transfer import Control, Counters, SharedCounters
 from cluster.agent.worker import PERSISTENT_CHANGE, Orphans, Outcome, Work, orphans
@@ -318,10 +318,26 @@ class Operation:
 
     async def _work(self, order: Order, lock: int, left: Orphans | None = None) -> Outcome | None:
         """Let a worker carry an order out; what prevents even that is a result too."""
+        if self._is_done_without(order):
+            return OperationDone()
         try:
             return await self._worked(order, lock, left)
         except OSError as error:
             return failure(f"the worker of {order.stage} could not be started: {error.strerror}")
+
+    def _is_done_without(self, order: Order) -> bool:
+        """Return whether a worker would find nothing to do: a stage-out that names nothing, of a buffer that is here.
+
+        Whatever is not as it should be is for a worker to say.
+        """
+        if order.stage != "stage_out" or order.provision is not None or order.transfers or order.special or order.uses:
+            return False
+        try:
+            account_for(self._settings.accounts, order.user)
+            os.close(capacity.open_buffer(self._home.buffers, str(order.job)))
+        except (AccountRefused, ImageRefused, OSError):
+            return False
+        return True
 
     async def _worked(self, order: Order, lock: int, left: Orphans | None) -> Outcome | None:
         progress = SharedCounters.create()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import random
@@ -19,6 +20,7 @@ from cluster.agent.home import AgentFailed, DiskFullRetry, GivenUp, Home, Outbox
 from cluster.agent.limits import (
     BACK_OFF_S,
     BACK_OFF_S_MAX,
+    GATHER_S,
     ORDER_AGE_S_MAX,
     ORDER_AGE_S_MIN,
     POLL_WAIT_S,
@@ -154,9 +156,14 @@ class Agent:
             self._seen_revision = self._least_revision = answer.revision
             self._activities.reconcile(answer.orders)
             self._activities.confirmed(asked_s)
+            if self._activities.are_many:
+                await asyncio.sleep(GATHER_S)
 
     async def _poll(self) -> PollAnswer | None:
-        """Ask once; None if data began to move meanwhile, which is worth asking again with progress."""
+        """Ask once; None if data moves meanwhile for long enough to be asked for again, with progress.
+
+        A request that is given up costs its connection, and a handshake on both ends: most transfers are over before.
+        """
         self._activities.started_moving.clear()
         moving = self._activities.moving
         request = PollRequest(
@@ -170,8 +177,15 @@ class Agent:
         polling = asyncio.ensure_future(self._controller.poll(self._node, request))
         began = asyncio.ensure_future(self._activities.started_moving.wait())
         try:
-            await asyncio.wait({polling, began}, return_when=asyncio.FIRST_COMPLETED)
-            return polling.result() if polling.done() else None
+            while True:
+                await asyncio.wait({polling, began}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({polling}, timeout=POLL_WHILE_MOVING_S)
+                if polling.done():
+                    return polling.result()
+                if self._activities.moving:
+                    return None
+                self._activities.started_moving.clear()
+                began = asyncio.ensure_future(self._activities.started_moving.wait())
         finally:
             polling.cancel()
             began.cancel()
@@ -214,6 +228,8 @@ class Agent:
         back_off = _BackOff("send results")
         while True:
             await self._outbox.changed.wait()
+            if self._activities.are_many:
+                await asyncio.sleep(GATHER_S)
             batch = self._outbox.batch()
             if not batch:
                 self._outbox.changed.clear()
@@ -381,6 +397,9 @@ def serve(config: Config, name: str) -> int:
     """
     if not logging.getLogger().handlers:
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=LOG_FORMAT)
+    # What is loaded stays for ever: looking through it again and again was a tenth of the agent's work.
+    gc.collect()
+    gc.freeze()
     try:
         asyncio.run(_serve(config, name))
     except (ConfigError, TlsRefused) as error:

@@ -61,10 +61,12 @@ from cluster.agent.limits import (
     DISK_FULL_RETRY_S_MAX,
     DISK_FULL_WARNING_S,
     REPORTS_PER_REQUEST_MAX,
+    START_GATHER_S,
 )
 from cluster.agent.processes import Cgroup, CgroupName, CgroupRefused, CgroupTree, ForkServer, Mode, open_tree
 from cluster.schemas import Report, instant_of, new_command_id
 from cluster.system import Clock, SystemClock, names_in, open_directory
+from replica.messages import ScriptStarted
 from replica.values import seconds
 
 logger = logging.getLogger(__name__)
@@ -333,6 +335,11 @@ class Outbox:
         self._next += 1
         self._spares.fill()
         self._reports[number] = report
+        if isinstance(report.result, ScriptStarted):
+            # The next one takes it along, if it comes soon.
+            with contextlib.suppress(RuntimeError):
+                asyncio.get_running_loop().call_later(START_GATHER_S, self.changed.set)
+                return
         self.changed.set()
 
     def batch(self) -> list[Report]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import mmap
 import os
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
@@ -100,7 +101,8 @@ class SmallFiles:
         self._volumes: dict[int, int] = {}
         """File systems that are synced as a whole: device -> a descriptor of our own, which was opened before anything
         was written, so that it tells of whatever got lost since. -1: files are synced one by one."""
-        self._buffer = memoryview(bytearray(READ_BYTES))
+        # Only as much of it takes memory as is read at once.
+        self._buffer = memoryview(mmap.mmap(-1, READ_BYTES))
 
     def copy(self, records: Sequence[Record], leaves: Collection[tuple[int, bytes]] = ()) -> None:
         """Move files; they are in place on return, and durable there after the next call or `finish`.

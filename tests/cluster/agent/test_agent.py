@@ -629,3 +629,47 @@ def test_a_persistent_buffer_whose_name_leads_elsewhere_is_refused(site: Site) -
             assert isinstance(failed, OperationFailed) and failed.operation == "create_persistent" and failed.final
 
     asyncio.run(story())
+
+
+def test_the_start_and_the_end_of_a_short_script_ride_in_one_report(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However slow this machine is.
+    monkeypatch.setattr("cluster.agent.home.home.START_GATHER_S", 600.0)
+
+    async def story() -> None:
+        async with site.serving() as controller:
+            await controller.order(site.order(7, 2, "run", script=script_of("exit 0")))
+            assert await controller.result(7, 2) == ScriptEnded(JobState.COMPLETED, 0, 0)
+            assert [type(report.result) for report in controller.accepted] == [ScriptStarted, ScriptEnded]
+            assert controller.heard.count("reports") == 1
+
+    asyncio.run(story())
+
+
+def test_the_start_of_a_script_that_goes_on_is_reported_by_itself(site: Site) -> None:
+    async def story() -> None:
+        async with site.serving() as controller:
+            await controller.order(site.order(7, 2, "run", script=script_of("sleep 600")))
+            await controller.result(7, 2, ScriptStarted)
+            await controller.withdraw(7)
+            await until(lambda: not site.supervisors())
+
+    asyncio.run(story())
+
+
+def test_a_poll_is_not_given_up_for_a_transfer_that_is_soon_over(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    # However slow this machine is.
+    monkeypatch.setattr("cluster.agent.service.POLL_WHILE_MOVING_S", 20.0)
+    monkeypatch.setattr("cluster.agent.service.POLL_WAIT_S", 20.0)
+
+    async def story() -> None:
+        async with site.serving() as controller:
+            for attempt in range(1, 4):
+                await controller.order(site.order(7, attempt, "stage_in"))
+                await controller.result(7, attempt)
+            # A poll that is given up has no answer, and the next one knows what it knew.
+            known = [poll.seen_revision for poll in controller.polls]
+            assert len(known) == len(set(known))
+
+    asyncio.run(story())

@@ -14,12 +14,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from cluster.agent.home.home import Home
 from cluster.agent.operation import Operation, Settings
+from cluster.agent.processes import Process
 from cluster.agent.processes.environment import Mode
 from cluster.agent.script_run import ScriptRun
 from cluster.agent.scripts.record import ScriptRecord
@@ -438,3 +440,22 @@ def test_what_a_forgotten_persistent_buffer_keeps_is_nobodys_to_read(shared: Nod
     assert (kept.stat().st_uid, stat.S_IMODE(kept.stat().st_mode)) == (0, 0o700)
     assert isinstance(shared.operate("stage_in", job=9, creates=creates), OperationDone)
     assert [thesis.read_text() for thesis in kept.rglob("thesis")] == ["the only copy"]
+
+
+def test_a_stage_out_that_names_nothing_needs_no_process(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(node.operate("stage_in"), OperationDone)
+    begun: list[str] = []
+    real = node.home.fork_server.spawn
+
+    def spawn(module: str, *arguments: Any, **options: Any) -> Process:
+        begun.append(module)
+        return real(module, *arguments, **options)
+
+    monkeypatch.setattr(node.home.fork_server, "spawn", spawn)
+    assert node.operate("stage_out") == OperationDone()
+    assert begun == []
+    # What is not as it should be is looked at, and said, by a worker.
+    shutil.rmtree(node.directory / "n1" / "buffers" / "7")
+    failed = node.operate("stage_out")
+    assert isinstance(failed, OperationFailed) and "is not on this node" in failed.message
+    assert begun == ["cluster.agent.worker.worker"]
