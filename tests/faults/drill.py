@@ -1,9 +1,9 @@
 """Kills one process of the cluster at a random moment of the main job, again and again. Run by scripts/drill.
 
 Each round submits jobs, waits a random time, sends SIGKILL to one process drawn at random (a replica, an agent, an
-operation of an agent, the supervisor of a running script, or the script itself), starts replicas and agents again, and
-waits until every job is over. Then: every acknowledged submit is there, no script was started or run to its end twice,
-jobs whose process was not the victim brought back what they must, and all space is free again.
+operation of an agent, its fork server, the supervisor of a running script, or the script), starts replicas and agents
+again, and waits until every job is over. Then: every acknowledged submit is there, no script was started or run to its
+end twice, jobs whose process was not the victim brought back what they must, and all space is free again.
 """
 
 import argparse
@@ -39,7 +39,10 @@ PROCESSES = {
     "operation": "cluster.agent.worker.worker",
     "supervisor": "cluster.agent.scripts.supervisor",
     "script": "/script",
+    "fork_server": "cluster.agent.fork_server",
 }
+HARMLESS = ("operation", "fork_server")
+"""Whose end no job notices: the one is tried again, and nothing depends on the other once it has forked it."""
 NOBODY = "nobody killed: there was no such process at that moment"
 VICTIMS = (*REPLICAS, *AGENTS, *PROCESSES)
 
@@ -136,11 +139,11 @@ class Drill:
             self.chance.shuffle(pids)
             for pid in pids:
                 job = job_of(pid)
-                if not job and kind != "operation":
+                if not job and kind not in HARMLESS:
                     continue  # not yet or no longer what it is taken for: nobody could say which job goes with it
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                    return f"{kind} (pid {pid}, job {job or '?'})", set() if kind == "operation" else {job}
+                    return f"{kind} (pid {pid}, job {job or '?'})", set() if kind in HARMLESS else {job}
             await asyncio.sleep(0.02)
         return NOBODY, set()
 
