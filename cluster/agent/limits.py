@@ -15,7 +15,8 @@ COPY_TRIES_MAX: Final = 2
 """How often a source that changes under the copy is read before the transfer fails by name."""
 
 WORKERS_MAX: Final = 32
-"""Operations at once on one node, count: each is a process of about 25 MB; further ones wait their turn."""
+"""Operations at once on one node, count: each is a process of about 5 MiB that it does not share; further ones
+wait their turn."""
 
 PROVIDER_WORKERS_MAX: Final = 256
 """Operations of a site's provider at once on one node, count: most of their time they wait for others. The leader
@@ -50,7 +51,7 @@ ORDER_AGE_S_MIN: Final = 2.0
 """The same where that time is configured shorter: a few polls' worth."""
 
 HUNG_MAX: Final = 64
-"""Workers that hang in the kernel before no more data is moved on the node, count: about 25 MB each. Scripts, post-run
+"""Workers that hang in the kernel before no more data is moved on the node, count: about 5 MiB each. Scripts, post-run
 and teardown go on."""
 
 POLLS_PER_STALL: Final = 8
