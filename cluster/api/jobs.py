@@ -32,9 +32,9 @@ from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
 from cluster.server import Answer, Settled
 from cluster.system import format_instant
-from replica.decide import Tasks, job_of_task, members
+from replica.decide import job_of_task, members
 from replica.messages import commands as c
-from replica.model import JobState
+from replica.model import JobState, Tasks
 from replica.state import State
 from replica.values import Instant, Refusal
 from replica.views import buffer_path, shared_destinations

@@ -47,9 +47,10 @@ from cluster.server import (
     Unavailable,
 )
 from cluster.system import Address
-from replica.decide import Tasks, job_of_task
+from replica.decide import job_of_task
 from replica.fold import answer_to, is_forgotten, may_keep_answer
 from replica.messages import Command, Request, SubmitJob
+from replica.model import Tasks
 from replica.state import State
 from replica.values import MICROSECONDS_PER_SECOND, is_in_session
 

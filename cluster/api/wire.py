@@ -13,7 +13,6 @@ from cluster.schemas import SubmitRequest, UpdateRequest, made_of, shared_fields
 from cluster.schemas import requests as r
 from cluster.security import Identity, Role
 from cluster.system import parse_instant
-from replica.decide import Tasks, parse_reference
 from replica.grammar import DirectiveRefused, Reading, read_request
 from replica.messages import commands as c
 from replica.model import (
@@ -29,11 +28,13 @@ from replica.model import (
     Pool,
     Site,
     Stage,
+    Tasks,
     TransferReceipt,
     clipped_checkpoint,
     clipped_count,
     clipped_receipt,
     parse_array,
+    parse_reference,
     with_options,
 )
 from replica.values import (

@@ -1,16 +1,26 @@
 """The command line `forebay`: the global options, and which commands there are."""
 
-import importlib.metadata
-from pathlib import Path
-from typing import Final
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
-from click.shell_completion import get_completion_class
 
 from cluster.cli.exits import bad_input
 from cluster.cli.group import SETTINGS, ForebayGroup, LazyCommands
 from cluster.cli.session import CONFIG_VARIABLE, DEADLINE_S, DEADLINE_S_MAX, Session
-from cluster.config import OPERATOR_NAME
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GARBAGE_THRESHOLD: Final = 100_000
+"""Objects made and not freed before garbage is looked for, count: more than most commands make."""
 
 COMPLETE_VARIABLE = "_FOREBAY_COMPLETE"
 """Environment variable through which a shell asks for completions."""
@@ -40,18 +50,69 @@ COMMANDS: Final = {
 """Name of a command -> where it is: imported when it is used, since most of a start is imports."""
 
 
+SUMMARIES: Final = {
+    "account": "Show and change accounts, their users, and limits.",
+    "agent": "Run one node's agent in the foreground, as a service manager would: that needs --name.",
+    "bbstat": "Pass ARGUMENTS to the site's provider and print what it says.",
+    "buffer": "List buffers.",
+    "burst": "Show pools, settings, allocated buffers and their users, as `scontrol show burst` does.",
+    "certificate": "Issue certificates and look at those there are.",
+    "cluster": "Look at the cluster's feature level and time, and set them right.",
+    "config": "Show, compare and change the site's configuration (operators).",
+    "init": "Write a new cluster's forebay.toml and certificates into DIRECTORY.",
+    "job": "List, explain and steer jobs.",
+    "ledger": "Verify, replay and print a replica's ledger, offline.",
+    "license": "Show and change licences, which jobs have while they run.",
+    "member": "Look at the replicas, and change who they are: one at a time.",
+    "node": "List, admit, drain and resume nodes.",
+    "partition": "Show and change partitions: which nodes jobs may run on, for whom, and for how long.",
+    "pool": "List and change pools.",
+    "qos": "Show and change qualities of service: priority and limits.",
+    "queue": "List jobs as squeue does, by default those that have not ended.",
+    "reservation": "Show and change reservations of burst-buffer space.",
+    "scheduling": "Show and change the site's rules of scheduling.",
+    "serve": "Run one replica in the foreground, as a service manager would.",
+    "session": "Show and close sessions of programs: the answers to their commands are kept until they have arrived.",
+    "snapshot": "Save and inspect snapshots.",
+    "submit": "Submit a batch script, or - for standard input.",
+    "transfer": "Show what is moved, how far it is, and the receipts of what was moved.",
+    "up": "Run a whole cluster of this machine in the foreground; Ctrl-C ends it.",
+    "usage": "Show and reset what accounts and QOS have used of burst buffers, which GrpBBMinutes limits.",
+}
+"""What the help says of each command: its own first sentence, said here as well because the help of all of them would
+import all of them."""
+
+
+class _PathType(click.Path):
+    """A path as a `pathlib.Path`, which is imported where one is given."""
+
+    def coerce_path_result(self, value: Any) -> Path:
+        """Return the path."""
+        from pathlib import Path
+
+        return Path(value)
+
+
+def _show_version(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        click.echo(f"forebay, version {_version()}")
+        context.exit()
+
+
 def _version() -> str:
+    import importlib.metadata
+
     try:
         return importlib.metadata.version("forebay")
     except importlib.metadata.PackageNotFoundError:
         return "of a source tree"
 
 
-@click.group(cls=ForebayGroup, commands=LazyCommands(COMMANDS), context_settings=SETTINGS)
+@click.group(cls=ForebayGroup, commands=LazyCommands(COMMANDS, SUMMARIES), context_settings=SETTINGS)
 @click.option(
     "--config",
     "config_path",
-    type=click.Path(path_type=Path),
+    type=_PathType(),
     envvar=CONFIG_VARIABLE,
     metavar="FILE",
     help="The cluster's configuration.  [default: $FOREBAY_CONFIG or ./forebay.toml]",
@@ -60,7 +121,6 @@ def _version() -> str:
     "--identity",
     "--user",
     "identity",
-    default=OPERATOR_NAME,
     envvar="FOREBAY_IDENTITY",
     metavar="NAME",
     help="Whose certificate of the tls directory to use.  [default: $FOREBAY_IDENTITY or operator]",
@@ -75,9 +135,16 @@ def _version() -> str:
     show_default=True,
     help="How long to wait for an answer, retries included.",
 )
-@click.version_option(_version(), prog_name="forebay")
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
 @click.pass_context
-def cli(context: click.Context, config_path: Path | None, identity: str, stale: bool, deadline_s: float) -> None:
+def cli(context: click.Context, config_path: Path | None, identity: str | None, stale: bool, deadline_s: float) -> None:
     """Forebay, a highly available burst-buffer controller.
 
     Start with `forebay init DIRECTORY` and `forebay --config DIRECTORY/forebay.toml up`. Results go to stdout, remarks
@@ -91,6 +158,8 @@ def cli(context: click.Context, config_path: Path | None, identity: str, stale: 
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print a completion script: eval "$(forebay completion bash)"."""
+    from click.shell_completion import get_completion_class
+
     found = get_completion_class(shell)
     if found is None:
         raise bad_input(f"there is no completion for {shell!r}", "use bash, zsh or fish")
@@ -101,4 +170,20 @@ def completion(shell: str) -> None:
 
 def main() -> None:
     """Run the command line; never returns."""
-    cli(prog_name="forebay", complete_var=COMPLETE_VARIABLE)
+    # What a command makes mostly lives as long as it does: looking for garbage finds none, again and again.
+    gc.set_threshold(GARBAGE_THRESHOLD)
+    try:
+        cli(prog_name="forebay", complete_var=COMPLETE_VARIABLE)
+    except SystemExit as end:
+        if isinstance(end.code, int) and threading.active_count() == 1:
+            _leave(end.code)
+        raise
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process after its exit handlers: taking the interpreter apart would be a tenth of a short command."""
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

@@ -1,18 +1,21 @@
 """The outermost function of a command line: whatever happens below ends in a sentence and an exit code."""
 
+from __future__ import annotations
+
 import contextlib
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, Final, NoReturn
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
 from cluster.cli.exits import MEANINGS, ExitCode, Failure, bad_input
-from cluster.cli.text import note
-from cluster.config import ConfigError
+
+if TYPE_CHECKING:
+    from cluster.config import ConfigError
 
 TRACEBACK_VARIABLE: Final = "FOREBAY_TRACEBACK"
 """Environment variable that shows the traceback of a fault, for whoever repairs it."""
@@ -59,6 +62,17 @@ class ForebayGroup(click.Group):
         with _noticing_readers():
             return super().invoke(ctx)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands with what each is for, without importing those that say so where they are named."""
+        if not isinstance(self.commands, LazyCommands):
+            super().format_commands(ctx, formatter)
+            return
+        names = self.list_commands(ctx)
+        # The widths are click's own (`Group.format_commands`).
+        limit = formatter.width - 6 - max(map(len, names))
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.commands.summary(name, limit)) for name in names])
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Append the table of exit codes to the outermost help."""
         super().format_epilog(ctx, formatter)
@@ -70,9 +84,16 @@ class ForebayGroup(click.Group):
 class LazyCommands(MutableMapping[str, click.Command]):
     """The commands of a group by name, each imported when it is used first."""
 
-    def __init__(self, places: Mapping[str, str]) -> None:
-        """`places`: name of a command -> `module:attribute`."""
+    def __init__(self, places: Mapping[str, str], summaries: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`places`: name of a command -> `module:attribute`; `summaries`: what it is for, as its own help begins."""
         self._known: dict[str, str | click.Command] = dict(places)
+        self._summaries = dict(summaries)
+
+    def summary(self, name: str, characters_max: int) -> str:
+        """Return what a command is for, in a line of the help."""
+        said = self._summaries.get(name)
+        command = self[name] if said is None else click.Command(name, help=said)
+        return command.get_short_help_str(characters_max)
 
     def __getitem__(self, name: str) -> click.Command:
         known = self._known[name]
@@ -109,6 +130,9 @@ def _noticing_readers() -> Iterator[None]:
 
 def report(error: BaseException) -> ExitCode:
     """Print an error as sentences on stderr; return the code to exit with. SystemExit goes on as it is."""
+    from cluster.cli.text import note
+    from cluster.config import ConfigError
+
     if isinstance(error, ConfigError):
         error = _config_failure(error)
     if isinstance(error, Failure):
@@ -145,7 +169,11 @@ def _sentence(error: click.ClickException) -> str:
 
 
 def _fault(error: BaseException) -> ExitCode:
+    from cluster.cli.text import note
+
     if os.environ.get(TRACEBACK_VARIABLE):
+        import traceback
+
         traceback.print_exception(error)
     note(f"forebay: this is a fault of Forebay itself: {type(error).__name__}: {error}")
     note(f"  what to do: report it with what `{TRACEBACK_VARIABLE}=1` and the same command print")

@@ -1,22 +1,24 @@
 """What every command needs: the configuration, an identity, a client; and how a refusal becomes an exit code."""
 
-import re
+from __future__ import annotations
+
 from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
-import msgspec
 
 from cluster.cli.exits import ExitCode, Failure
-from cluster.client import NO_ANSWER, UNTRUSTED, ApiError, Client, run
-from cluster.config import OPERATOR_NAME, Config
-from cluster.schemas import Operation
-from cluster.security import TlsRefused
-from cluster.system import Clock, SystemClock
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cluster.client import ApiError, Client
+    from cluster.config import Config
+    from cluster.schemas import Operation
+    from cluster.system import Clock
 
 CONFIG_VARIABLE: Final = "FOREBAY_CONFIG"
-CONFIG_DEFAULT: Final = Path("forebay.toml")
+CONFIG_DEFAULT: Final = "forebay.toml"
 
 DEADLINE_S: Final = 10.0
 """Seconds that a command waits for an answer: a take-over ends within two; a person waits no longer."""
@@ -31,42 +33,77 @@ _CODES: Final = {
 }
 
 _COMMANDS: Final = (
-    (re.compile(r"/v1/jobs/(\d+)/history"), r"`forebay job history \1`"),
-    (re.compile(r"/v1/jobs\b(?!/)"), "`forebay job list --all`"),
-    (re.compile(r"/v1/status\b"), "`forebay member status`"),
-    (re.compile(r"/v1/nodes\b(?!/)"), "`forebay node list`"),
-    (re.compile(r"/v1/pools\b(?!/)"), "`forebay pool list`"),
+    (r"/v1/jobs/(\d+)/history", r"`forebay job history \1`"),
+    (r"/v1/jobs\b(?!/)", "`forebay job list --all`"),
+    (r"/v1/status\b", "`forebay member status`"),
+    (r"/v1/nodes\b(?!/)", "`forebay node list`"),
+    (r"/v1/pools\b(?!/)", "`forebay pool list`"),
 )
 """What remedies of the API name, and the command that shows the same."""
 
 _T = TypeVar("_T")
 
 
-class Session(msgspec.Struct, frozen=True, kw_only=True):
+class Session:
     """The global options of one command line."""
 
-    config_path: Path | None = None
-    identity: str = OPERATOR_NAME
-    stale: bool = False
-    deadline_s: float = DEADLINE_S
-    clock: Clock = SystemClock()
+    def __init__(
+        self,
+        *,
+        config_path: Path | None = None,
+        identity: str | None = None,
+        stale: bool = False,
+        deadline_s: float = DEADLINE_S,
+        clock: Clock | None = None,
+    ) -> None:
+        """Without `identity` it is the operator's, without `clock` the machine's."""
+        self.config_path = config_path
+        self._identity = identity
+        self.stale = stale
+        self.deadline_s = deadline_s
+        self._clock = clock
+
+    @property
+    def identity(self) -> str:
+        """Whose certificate is shown."""
+        from cluster.config import OPERATOR_NAME
+
+        return self._identity or OPERATOR_NAME
+
+    @property
+    def clock(self) -> Clock:
+        """What tells the time."""
+        from cluster.system import SystemClock
+
+        return self._clock or SystemClock()
 
     def config(self) -> Config:
         """Return the configuration of --config, or ./forebay.toml; ConfigError says which file and key is wrong."""
-        return Config.load(self.config_path or CONFIG_DEFAULT)
+        from pathlib import Path
 
-    def ask(self, call: Callable[[Client], Awaitable[_T]]) -> _T:
-        """Run a call with a client of the cluster and return its answer; Failure says why there is none."""
+        from cluster.config import Config
+
+        return Config.load(self.config_path or Path(CONFIG_DEFAULT))
+
+    def ask(self, call: Callable[[Client], Awaitable[_T]], *, on_a_loop: bool = False) -> _T:
+        """Run a call with a client of the cluster and return its answer; Failure says why there is none.
+
+        A call that waits for several things at once, or for time to pass, runs `on_a_loop`: an event loop and its
+        client, which take longer to import than most commands last.
+        """
+        from cluster.client import ApiError, Client, finish, run
+        from cluster.security import TlsRefused
+
         config = self.config()
 
         async def perform() -> _T:
             async with Client.from_config(
-                config, self.identity, clock=self.clock, deadline_s=self.deadline_s
+                config, self.identity, clock=self.clock, deadline_s=self.deadline_s, blocking=not on_a_loop
             ) as client:
                 return await call(client)
 
         try:
-            return run(perform())
+            return run(perform()) if on_a_loop else finish(perform())
         except ApiError as error:
             raise failure_of(error) from error
         except TlsRefused as error:
@@ -98,13 +135,17 @@ def failure_of(error: ApiError) -> Failure:
 
 def in_commands(remedy: str) -> str:
     """Return what the API advises with the commands that ask it, for somebody who types them."""
+    import re
+
     for pattern, command in _COMMANDS:
-        remedy = pattern.sub(command, remedy)
+        remedy = re.sub(pattern, command, remedy)
     return remedy
 
 
 def exit_code_of(error: ApiError) -> ExitCode:
     """Return the exit code for a call that did not succeed."""
+    from cluster.client import NO_ANSWER, UNTRUSTED
+
     if error.outcome == "unknown":
         return ExitCode.OUTCOME_UNKNOWN
     if error.code == UNTRUSTED:

@@ -1,4 +1,19 @@
 """The client of a Forebay cluster: how tools, the CLI and the agents talk to whichever replica answers."""
 
-from cluster.client.client import Client, run
-from cluster.client.errors import NO_ANSWER, UNTRUSTED, ApiError, error_of_view
+from typing import TYPE_CHECKING
+
+from replica.faces import shown
+
+if TYPE_CHECKING:
+    from cluster.client.blocking import finish
+    from cluster.client.client import Client, run
+    from cluster.client.errors import NO_ANSWER, UNTRUSTED, ApiError, error_of_view
+else:
+    __getattr__ = shown(
+        __name__,
+        """
+        blocking: finish
+        client: Client run
+        errors: NO_ANSWER UNTRUSTED ApiError error_of_view
+        """,
+    )

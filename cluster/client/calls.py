@@ -16,15 +16,13 @@ A refusal (any other status from 400) ends the call at once. So does a round in 
 reached refused our certificate or showed one that we refuse: trust does not come by waiting.
 """
 
-import asyncio
-import random
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec.structs import replace
 
+from cluster.client.attempt import Answer, AttemptFailed, Sending
 from cluster.client.errors import (
     ANSWER_TOO_LARGE,
     BAD_ANSWER,
@@ -36,7 +34,6 @@ from cluster.client.errors import (
     ApiError,
     error_of,
 )
-from cluster.client.exchange import Answer, AttemptFailed, Exchange
 from cluster.system import Address, AddressError, Clock
 
 REDIRECTS_MAX: Final = 4
@@ -126,10 +123,24 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds for one request; a long poll adds its own wait."""
 
 
+def draw() -> float:
+    """Return a number from 0 to 1 by chance: what only a call needs that has to wait."""
+    import random
+
+    return random.random()
+
+
+async def rest(duration_s: float) -> None:
+    """Wait on the event loop that the call runs on, seconds."""
+    import asyncio
+
+    await asyncio.sleep(duration_s)
+
+
 class BackOff:
     """Waits of one call between its rounds: longer each time, and never in step with other clients."""
 
-    def __init__(self, chance: Callable[[], float] = random.random) -> None:
+    def __init__(self, chance: Callable[[], float] = draw) -> None:
         self._chance = chance
         self._next_s = FIRST_WAIT_S
 
@@ -154,6 +165,8 @@ def redirection(address: Address, location: str | None) -> Address:
 
     Whoever it is must prove to be a replica of this cluster by its certificate, as any other endpoint.
     """
+    from urllib.parse import urlsplit
+
     parts = urlsplit(location or "")
     try:
         if parts.scheme != "https":
@@ -202,12 +215,12 @@ class Caller:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: Sending,
         endpoints: Endpoints,
         clock: Clock,
         *,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        chance: Callable[[], float] = random.random,
+        sleep: Callable[[float], Awaitable[None]] = rest,
+        chance: Callable[[], float] = draw,
     ) -> None:
         self._exchange = exchange
         self._endpoints = endpoints
@@ -223,7 +236,7 @@ class Caller:
 class _Run:
     """The state of one call under way."""
 
-    def __init__(self, call: Call, exchange: Exchange, endpoints: Endpoints, clock: Clock, back_off: BackOff) -> None:
+    def __init__(self, call: Call, exchange: Sending, endpoints: Endpoints, clock: Clock, back_off: BackOff) -> None:
         self._call = call
         self._exchange = exchange
         self._endpoints = endpoints

@@ -7,16 +7,22 @@
 
 A call may take a `deadline_s`, retries included, and raises ApiError. The id of a write is its request's: send the same
 request to retry, perhaps from another process, a call whose outcome is unknown.
+
+It runs on an event loop, or, with a `BlockingExchange`, without one: `finish` then runs what was written for a loop.
 """
 
-import asyncio
+from __future__ import annotations
+
+import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
 import msgspec
 from msgspec.structs import replace
 
+from cluster.client.attempt import Sending
+from cluster.client.blocking import BlockingExchange
 from cluster.client.calls import (
     ATTEMPT_S,
     DEADLINE_S,
@@ -27,34 +33,31 @@ from cluster.client.calls import (
     Call,
     Caller,
     Endpoints,
+    rest,
     send_again,
     tells,
 )
 from cluster.client.errors import BAD_ANSWER, OUTCOME_UNKNOWN, ApiError
-from cluster.client.events import GIVE_UP_S, EventStream
-from cluster.client.exchange import Exchange
 from cluster.client.session_ids import SessionIds
-from cluster.config import Config
-from cluster.schemas import (
-    BulkAnswer,
-    BulkCommand,
-    BulkRequest,
-    Command,
-    CommandResult,
-    EventView,
-    Operation,
-    Parameter,
-    PollAnswer,
-    PollRequest,
-    RegisterAnswer,
-    RegisterRequest,
-    ReportsAnswer,
-    ReportsRequest,
-    new_command_id,
-    operations,
-)
+from cluster.schemas import Command, Operation, Parameter, new_command_id, operations
 from cluster.security import TlsFiles, check_validity
 from cluster.system import Address, Clock, SystemClock
+
+if TYPE_CHECKING:
+    from cluster.client.exchange import Exchange
+    from cluster.config import Config
+    from cluster.schemas import (
+        BulkAnswer,
+        BulkCommand,
+        CommandResult,
+        EventView,
+        PollAnswer,
+        PollRequest,
+        RegisterAnswer,
+        RegisterRequest,
+        ReportsAnswer,
+        ReportsRequest,
+    )
 
 _T = TypeVar("_T")
 _Asked = TypeVar("_Asked")
@@ -75,27 +78,41 @@ class Client:
     """A connection to a cluster as one identity; use it as an asynchronous context manager, or call close()."""
 
     def __init__(
-        self, endpoints: Iterable[Address], tls: TlsFiles, *, clock: Clock | None = None, deadline_s: float = DEADLINE_S
+        self,
+        endpoints: Iterable[Address],
+        tls: TlsFiles,
+        *,
+        clock: Clock | None = None,
+        deadline_s: float = DEADLINE_S,
+        blocking: bool = False,
     ) -> None:
         """Prepare to talk to the replicas at `endpoints` (API addresses); nothing is connected yet.
 
-        `deadline_s` holds for calls that do not name their own. TlsRefused if certificate or key cannot be used: it is
-        malformed, expired, readable by others, or of another authority.
+        `deadline_s` holds for calls that do not name their own. `blocking`: calls are run by `finish`, one after the
+        other. TlsRefused if certificate or key cannot be used: it is malformed, expired, readable by others, or of
+        another authority.
         """
         self._clock = clock or SystemClock()
-        check_validity(tls.certificate, self._clock.now())
         self._endpoints = Endpoints(endpoints)
-        self._exchange = Exchange(tls)
-        self._caller = Caller(self._exchange, self._endpoints, self._clock)
+        self._exchange: Sending = BlockingExchange(tls, self._clock) if blocking else _on_a_loop(tls, self._clock)
+        self._sleep = _doze if blocking else rest
+        self._caller = Caller(self._exchange, self._endpoints, self._clock, sleep=self._sleep)
         self._deadline_s = deadline_s
         self._session_ids = SessionIds(self._open_session, self._clock)
 
     @classmethod
     def from_config(
-        cls, config: Config, identity: str, *, clock: Clock | None = None, deadline_s: float = DEADLINE_S
-    ) -> "Client":
+        cls,
+        config: Config,
+        identity: str,
+        *,
+        clock: Clock | None = None,
+        deadline_s: float = DEADLINE_S,
+        blocking: bool = False,
+    ) -> Client:
         """Return a client of the configured cluster as `identity`; ConfigError or TlsRefused if that cannot be."""
-        return cls(config.endpoints, config.tls_files(identity), clock=clock, deadline_s=deadline_s)
+        files = config.tls_files(identity)
+        return cls(config.endpoints, files, clock=clock, deadline_s=deadline_s, blocking=blocking)
 
     async def __aenter__(self) -> Self:
         return self
@@ -172,6 +189,8 @@ class Client:
         it: one that may have been carried out stays unknown until an answer that `tells`.
         """
         left_s = self._deadline_s if deadline_s is None else deadline_s
+        from cluster.schemas import BulkAnswer
+
         until_s = self._clock.monotonic_s() + left_s
         back_off = BackOff()
         answer = await self._send(commands, left_s)
@@ -181,7 +200,7 @@ class Client:
             left_s = until_s - self._clock.monotonic_s() - wait_s
             if left_s < LEAST_S:
                 break
-            await asyncio.sleep(wait_s)
+            await self._sleep(wait_s)
             try:
                 answer = await self._send([commands[at] for at in waiting], left_s)
             except ApiError as error:
@@ -199,6 +218,8 @@ class Client:
         return BulkAnswer(revision=answer.revision, results=tuple(results))
 
     async def _send(self, commands: Sequence[BulkCommand], deadline_s: float) -> BulkAnswer:
+        from cluster.schemas import BulkRequest
+
         # Any of the ids tells an unknown outcome apart; the whole request is what is sent again.
         marker = commands[0].command_id if commands else None
         body = msgspec.json.encode(BulkRequest(commands=tuple(commands)))
@@ -218,14 +239,18 @@ class Client:
             answer = replace(answer, results=tuple(one if _tells(one) else _unknown(one) for one in answer.results))
         return answer
 
-    def events(self, *, from_revision: int = 0, give_up_s: float = GIVE_UP_S) -> AsyncGenerator[EventView, None]:
+    def events(self, *, from_revision: int = 0, give_up_s: float | None = None) -> AsyncGenerator[EventView, None]:
         """Iterate over the events of all revisions after `from_revision`, for ever, over broken connections.
 
         Whoever stops early closes it: `async with contextlib.aclosing(client.events()) as events`.
         """
-        stream = EventStream(
-            self._exchange, self._endpoints, self._clock, from_revision=from_revision, give_up_s=give_up_s
-        )
+        from cluster.client.events import GIVE_UP_S, EventStream
+
+        if give_up_s is None:
+            give_up_s = GIVE_UP_S
+        # Only an event loop has something to do while it waits for events.
+        exchange = cast("Exchange", self._exchange)
+        stream = EventStream(exchange, self._endpoints, self._clock, from_revision=from_revision, give_up_s=give_up_s)
         return stream.read()
 
     # What an agent asks of the cluster
@@ -251,9 +276,12 @@ class Client:
         """Report results; whatever is in the answer, accepted or refused, is acknowledged."""
         return await self.call(operations.REPORT_OPERATIONS, request, node=node)
 
+    def _caller_of(self, only: Address) -> Caller:
+        return Caller(self._exchange, Endpoints([only]), self._clock, sleep=self._sleep)
+
     async def _perform(self, call: Call, kind: type[_T], only: Address | None = None) -> tuple[_T, bool]:
         """Return the answer, and whether an earlier request of this call may have been carried out."""
-        caller = self._caller if only is None else Caller(self._exchange, Endpoints([only]), self._clock)
+        caller = self._caller if only is None else self._caller_of(only)
         try:
             answer = await caller.perform(call)
         except ApiError as error:
@@ -277,12 +305,23 @@ class Client:
 
 def _command_id(request: object) -> str | None:
     """Return the id that tells what became of a request: any of the ids that it carries; None where it has none."""
-    match request:
-        case Command():
-            return request.command_id
-        case ReportsRequest(reports=[first, *_]):
-            return first.command_id
-    return None
+    if isinstance(request, Command):
+        return request.command_id
+    # Of an agent's reports, which nothing else needs to know of.
+    reports: Sequence[Command] = getattr(request, "reports", ())
+    return reports[0].command_id if reports else None
+
+
+def _on_a_loop(tls: TlsFiles, clock: Clock) -> Exchange:
+    from cluster.client.exchange import Exchange
+
+    check_validity(tls.certificate, clock.now())
+    return Exchange(tls)
+
+
+async def _doze(duration_s: float) -> None:
+    """Wait without an event loop, seconds; a signal ends it."""
+    threading.Event().wait(duration_s)
 
 
 def _tells(result: CommandResult) -> bool:
@@ -307,5 +346,7 @@ def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
     KeyboardInterrupt cancels it first, so that connections are closed. RuntimeError in a running loop: await it there.
     """
+    import asyncio
+
     with asyncio.Runner() as runner:
         return runner.run(coroutine)

@@ -13,9 +13,10 @@ from typing import Final
 
 import msgspec
 
+from cluster.client.attempt import AttemptFailed
 from cluster.client.calls import REDIRECT_STATUSES, REDIRECTS_MAX, RETRY_STATUSES, BackOff, Endpoints, redirection
 from cluster.client.errors import BAD_ANSWER, NO_ANSWER, UNREACHABLE, ApiError, error_of
-from cluster.client.exchange import AttemptFailed, Exchange
+from cluster.client.exchange import Exchange
 from cluster.client.sse import ServerSentEvent, SseParser, StreamBroken
 from cluster.schemas import EventView
 from cluster.system import Address, Clock

@@ -1,8 +1,4 @@
-"""One request to one replica: what came back, or how exactly it failed.
-
-Nothing is retried here and no redirect is followed: `cluster.client.calls` decides that. What matters is whether the
-request may have reached the replica, because then its outcome is unknown.
-"""
+"""Requests on an event loop, many at a time over connections that are kept: for agents, programs and event streams."""
 
 import asyncio
 import contextlib
@@ -11,61 +7,28 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 import aiohttp
-import msgspec
 from yarl import URL
 
-from cluster.client.errors import ANSWER_TOO_LARGE, NO_ANSWER, UNREACHABLE, UNTRUSTED, ApiError
-from cluster.security import Credentials, TlsFiles, describe_authority, describe_certificate
+from cluster.client.attempt import (
+    ANSWER_BYTES_MAX,
+    CHUNK_BYTES,
+    CONNECT_SHARE_MAX,
+    IDLE_CONNECTION_S,
+    Answer,
+    broken,
+    client_refused,
+    is_alert,
+    no_answer,
+    no_handshake,
+    server_refused,
+    too_large,
+    unreachable,
+)
+from cluster.security import Credentials, TlsFiles
 from cluster.system import Address
-
-ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Largest answer that is read, bytes: a list of 50,000 jobs; nobody can fill a client's memory."""
-
-CHUNK_BYTES: Final = 64 * 1024
-"""Bytes read at once, so that the bound above is checked before memory is taken."""
 
 CONNECTIONS_MAX: Final = 1024
 """Connections of one client, count: what the benchmark's largest crowd uses."""
-
-IDLE_CONNECTION_S: Final = 30.0
-"""Seconds that an unused connection is kept: below the server's own limit, so that no request meets a closing one."""
-
-CONNECT_SHARE_MAX: Final = 0.9
-"""Share of a request's time that connecting may take: it must end first, for only then has nothing arrived for sure."""
-
-_HOST_MISMATCHES: Final = frozenset({62, 64})
-_CERTIFICATE_NOT_YET_VALID: Final = 9
-_CERTIFICATE_HAS_EXPIRED: Final = 10
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """A complete answer; `location` and `retry_after` are headers, None where they are missing.
-
-    `unsure`: an earlier request of the same call got no answer and may have been carried out.
-    """
-
-    status: int
-    body: bytes
-    location: str | None = None
-    retry_after: str | None = None
-    unsure: bool = False
-
-
-class AttemptFailed(ApiError):
-    """A request that got no complete answer.
-
-    `may_have_arrived`: the replica may have carried it out. `untrusted`: one side refused the other's certificate, so
-    that asking again cannot help.
-    """
-
-    def __init__(self, sentence: str, *, code: str = UNREACHABLE, may_have_arrived: bool, remedy: str = "") -> None:
-        super().__init__(NO_ANSWER, code, sentence, remedy=remedy)
-        self.may_have_arrived = may_have_arrived
-
-    @property
-    def untrusted(self) -> bool:
-        """Whether a certificate was refused."""
-        return self.code == UNTRUSTED
 
 
 class Exchange:
@@ -149,57 +112,23 @@ class Exchange:
         try:
             yield
         except aiohttp.ClientConnectorCertificateError as error:
-            raise self._server_refused(address, error.certificate_error) from error
+            raise server_refused(address, error.certificate_error, self._tls) from error
         except (aiohttp.ClientConnectorSSLError, aiohttp.ClientConnectorError) as error:
             tls_error = _tls_error(error)
             if isinstance(tls_error, ssl.SSLCertVerificationError):
-                raise self._server_refused(address, tls_error) from error
+                raise server_refused(address, tls_error, self._tls) from error
             if tls_error is not None:
-                raise self._client_refused(address, tls_error) from error
-            reason = error.os_error.strerror or str(error.os_error)
-            raise AttemptFailed(f"{address} cannot be reached ({reason})", may_have_arrived=False) from error
+                raise client_refused(address, tls_error, self._tls) from error
+            raise unreachable(address, error.os_error) from error
         except aiohttp.ConnectionTimeoutError as error:
-            sentence = f"{address} did not finish a handshake within {connect_s:.3g} s"
-            raise AttemptFailed(sentence, may_have_arrived=False) from error
+            raise no_handshake(address, connect_s) from error
         except (aiohttp.ServerTimeoutError, TimeoutError) as error:
-            sentence = f"{address} did not answer within {timeout_s:.3g} s"
-            raise AttemptFailed(sentence, may_have_arrived=True) from error
+            raise no_answer(address, timeout_s) from error
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
             tls_error = _tls_error(error)
-            if tls_error is not None and _is_alert(tls_error):
-                raise self._client_refused(address, tls_error) from error
-            raise AttemptFailed(
-                f"the connection to {address} broke before the answer was complete ({error or type(error).__name__})",
-                may_have_arrived=True,
-                # TLS 1.3 lets a server refuse a client after the handshake; asyncio then closes without an alert.
-                remedy=f"if every replica does this, it may be refusing {describe_certificate(self._tls.certificate)}",
-            ) from error
-
-    def _server_refused(self, address: Address, error: Exception) -> AttemptFailed:
-        """Say why the certificate of a replica was refused, and whose signature was expected."""
-        expected = describe_authority(self._tls.authority)
-        code = getattr(error, "verify_code", None)
-        if code in _HOST_MISMATCHES:
-            sentence = f"the certificate of {address} is for another address"
-            remedy = f"issue the replica a certificate that names {address.host}"
-        elif code in (_CERTIFICATE_HAS_EXPIRED, _CERTIFICATE_NOT_YET_VALID):
-            when = "has expired" if code == _CERTIFICATE_HAS_EXPIRED else "is not valid yet"
-            sentence = f"the certificate of {address} {when}"
-            remedy = "issue a new one, or set this machine's clock"
-        else:
-            sentence = f"the certificate of {address} is not signed by the expected authority, {expected}"
-            remedy = "use the ca.pem of that replica's cluster, or the address of a replica of this one"
-        return AttemptFailed(sentence, code=UNTRUSTED, may_have_arrived=False, remedy=remedy)
-
-    def _client_refused(self, address: Address, error: ssl.SSLError) -> AttemptFailed:
-        reason = (error.reason or str(error)).replace("_", " ").lower()
-        mine = describe_certificate(self._tls.certificate)
-        return AttemptFailed(
-            f"{address} refused {mine}: {reason}",
-            code=UNTRUSTED,
-            may_have_arrived=False,
-            remedy="use a certificate that the authority of that replica's cluster issued",
-        )
+            if tls_error is not None and is_alert(tls_error):
+                raise client_refused(address, tls_error, self._tls) from error
+            raise broken(address, error, self._tls) from error
 
 
 def _answer(response: aiohttp.ClientResponse, body: bytes) -> Answer:
@@ -213,12 +142,7 @@ async def _read_bounded(response: aiohttp.ClientResponse, address: Address) -> b
         size_bytes += len(chunk)
         if size_bytes > ANSWER_BYTES_MAX:
             response.close()
-            raise AttemptFailed(
-                f"the answer of {address} has more than {ANSWER_BYTES_MAX} bytes",
-                code=ANSWER_TOO_LARGE,
-                may_have_arrived=True,
-                remedy="ask for less, for example with a limit",
-            )
+            raise too_large(address, ANSWER_BYTES_MAX)
         parts.append(chunk)
     return b"".join(parts)
 
@@ -234,7 +158,3 @@ def _tls_error(error: BaseException) -> ssl.SSLError | None:
             return inner
         seen = seen.__cause__ or seen.__context__
     return None
-
-
-def _is_alert(error: ssl.SSLError) -> bool:
-    return "ALERT" in (error.reason or "").upper() or "certificate required" in str(error).lower()

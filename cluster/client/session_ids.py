@@ -1,12 +1,16 @@
 """The ids of a program's commands, numbered in its session: which are answered, and up to where all are (law 6)."""
 
-import asyncio
+from __future__ import annotations
+
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cluster.client.calls import tells
 from cluster.system import Clock
 from replica.values import SESSION_IDLE_S_MAX, SESSION_WINDOW_MAX, numbered, session_command_id
+
+if TYPE_CHECKING:
+    import asyncio
 
 REST_S: Final = SESSION_IDLE_S_MAX / 2
 """Seconds without a command after which another session is opened: the cluster's clock may go at another speed."""
@@ -37,6 +41,9 @@ class SessionIds:
     async def next_id(self) -> str:
         """Return the id for one more command; opens a session where there is none that can be used."""
         while not self._is_usable(now_s := self._clock.monotonic_s()):
+            # A client without a loop has no session.
+            import asyncio
+
             if self._opening is None:
                 self._opening = asyncio.ensure_future(self._begin())
             # Not a lock, which lets one on a turn of the loop: whoever waited sends in the same one.

@@ -1,7 +1,23 @@
 """The configuration file of a site, and what a new site begins with."""
 
-from cluster.config.config import OPERATOR_NAME, AgentConfig, Config, ReplicaConfig
-from cluster.config.limits import DEFAULT_LIMITS, LimitsConfig
-from cluster.config.mail import MailConfig
-from cluster.config.new_site import FIRST_START_NAME, Founding, FoundingRefused, PoolSpec, found, replica_hosts
-from cluster.config.toml import ConfigError
+from typing import TYPE_CHECKING
+
+from replica.faces import shown
+
+if TYPE_CHECKING:
+    from cluster.config.config import OPERATOR_NAME, AgentConfig, Config, ReplicaConfig
+    from cluster.config.limits import DEFAULT_LIMITS, LimitsConfig
+    from cluster.config.mail import MailConfig
+    from cluster.config.new_site import FIRST_START_NAME, Founding, FoundingRefused, PoolSpec, found, replica_hosts
+    from cluster.config.toml import ConfigError
+else:
+    __getattr__ = shown(
+        __name__,
+        """
+        config: OPERATOR_NAME AgentConfig Config ReplicaConfig
+        limits: DEFAULT_LIMITS LimitsConfig
+        mail: MailConfig
+        new_site: FIRST_START_NAME Founding FoundingRefused PoolSpec found replica_hosts
+        toml: ConfigError
+        """,
+    )

@@ -8,15 +8,13 @@ directory server that does not answer; with an answer kept for a while; and for 
 from __future__ import annotations
 
 import asyncio
-import grp
 import logging
-import pwd
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from queue import SimpleQueue
 
-from cluster.system import Clock
+from cluster.system import Clock, uid_of
 
 LOGGER = logging.getLogger(__name__)
 
@@ -33,24 +31,6 @@ ASKED_MAX = 1_000
 """Names asked about for one answer, count."""
 
 Lookup = Callable[[str], int | None]
-
-
-def uid_of(name: str) -> int | None:
-    """Return the uid of an account of this machine, None if there is none; a number stands for itself."""
-    if name.isascii() and name.isdigit():
-        return int(name)
-    try:
-        return pwd.getpwnam(name).pw_uid
-    except (KeyError, ValueError, OSError):
-        return None
-
-
-def group_name(gid: int) -> str | None:
-    """Return the name of a group of this machine, None if there is none."""
-    try:
-        return grp.getgrgid(gid).gr_name
-    except (KeyError, ValueError, OSError, OverflowError):
-        return None
 
 
 class Identities:

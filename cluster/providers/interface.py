@@ -6,7 +6,6 @@ the leading replica started), blocks until the operation is over, and may be end
 
 from __future__ import annotations
 
-import logging
 import sys
 from typing import Final
 
@@ -220,6 +219,8 @@ def parse_pools(text: bytes, *, operation: str, bytes_by_default: bool) -> tuple
 def log_to_stderr(whose: str = "") -> None:
     """Have this process log to its standard error, which is that of whoever started it; `whose` begins each message."""
     shown = whose.replace("%", "%%")
+    import logging
+
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format=LOG_FORMAT.replace("%(message)s", f"{shown}%(message)s")
     )

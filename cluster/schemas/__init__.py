@@ -1,125 +1,157 @@
 """What is said over HTTP and over the channel: requests, answers, frames, command ids."""
 
-from cluster.schemas.base import Answer, Command, Json, made_of, shared_fields
-from cluster.schemas.burst import (
-    NO_VALUE,
-    BurstAnswer,
-    BurstBufferView,
-    BurstPoolView,
-    BurstUseView,
-    ProviderStatus,
-    Zone,
-    burst_lines,
-    burst_text,
-    local_time,
-    owner,
-)
-from cluster.schemas.channel_frames import (
-    ANSWER_BYTES_MAX,
-    CHANNEL_VERSION,
-    FRAME_BYTES_MAX,
-    NOT_LEADER,
-    OUTSTANDING_MAX,
-    Ask,
-    ChannelRefused,
-    Cutter,
-    Done,
-    Failed,
-    Hello,
-    check_hello,
-    decode_from_client,
-    decode_from_replica,
-    encode_body,
-    encode_frame,
-)
-from cluster.schemas.command_ids import bytes_of, instant_in, instant_of, new_command_id
-from cluster.schemas.configuration import (
-    CompareAnswer,
-    UnitWord,
-)
-from cluster.schemas.job_fields import (
-    JOB_FIELDS,
-    NO_DETAILS,
-    JobDetailsView,
-    JobField,
-    Reads,
-    SubmitRequest,
-    UpdateRequest,
-)
-from cluster.schemas.jobs import (
-    AdmittedAnswer,
-    BuffersAnswer,
-    BufferView,
-    BulkAnswer,
-    CommandResult,
-    DigestsAnswer,
-    ErrorAnswer,
-    ErrorView,
-    HistoryAnswer,
-    HistoryRow,
-    JobsAnswer,
-    JobView,
-    MembersAnswer,
-    MemberView,
-    NodesAnswer,
-    NodeView,
-    PollAnswer,
-    PoolsAnswer,
-    PoolView,
-    RegisterAnswer,
-    ReportResult,
-    ReportsAnswer,
-    StatusView,
-    TransferAnswer,
-    WhyView,
-)
-from cluster.schemas.ledger import (
-    ClockAnswer,
-    EventView,
-    FeatureLevelAnswer,
-    HandedAnswer,
-    HandedView,
-    LedgerAnswer,
-    LedgerEntryView,
-    MemberLevelView,
-    SnapshotPoolView,
-    SnapshotView,
-)
-from cluster.schemas.operations import OPERATIONS, PEOPLE, Operation, Parameter
-from cluster.schemas.requests import (
-    BULK_COMMANDS_MAX,
-    FEATURE_LEVEL_MAX,
-    PROGRESS_ROWS_MAX,
-    BulkCommand,
-    BulkRequest,
-    CancelCommand,
-    ContinueCommand,
-    FeatureLevelRequest,
-    HoldCommand,
-    OpenSessionCommand,
-    PersistentCleared,
-    PollRequest,
-    PoolRequest,
-    Progress,
-    RegisterRequest,
-    ReleaseCommand,
-    Report,
-    ReportsRequest,
-    RequeueCommand,
-    SetClockRequest,
-    StageWord,
-    SubmitCommand,
-    SuspendCommand,
-    UpdateCommand,
-)
-from cluster.schemas.transfers import (
-    CheckpointView,
-    JobTransfersView,
-    LeftOutView,
-    NotExportedView,
-    ReceiptsAnswer,
-    ReceiptView,
-    TransfersAnswer,
-    TransferState,
-    TransferView,
-)
+from typing import TYPE_CHECKING
+
+from replica.faces import shown
+
+if TYPE_CHECKING:
+    from cluster.schemas.base import Answer, Command, Json, made_of, shared_fields
+    from cluster.schemas.burst import (
+        NO_VALUE,
+        BurstAnswer,
+        BurstBufferView,
+        BurstPoolView,
+        BurstUseView,
+        ProviderStatus,
+        Zone,
+        burst_lines,
+        burst_text,
+        local_time,
+        owner,
+    )
+    from cluster.schemas.channel_frames import (
+        ANSWER_BYTES_MAX,
+        CHANNEL_VERSION,
+        FRAME_BYTES_MAX,
+        NOT_LEADER,
+        OUTSTANDING_MAX,
+        Ask,
+        ChannelRefused,
+        Cutter,
+        Done,
+        Failed,
+        Hello,
+        check_hello,
+        decode_from_client,
+        decode_from_replica,
+        encode_body,
+        encode_frame,
+    )
+    from cluster.schemas.command_ids import bytes_of, instant_in, instant_of, new_command_id
+    from cluster.schemas.configuration import (
+        CompareAnswer,
+        UnitWord,
+    )
+    from cluster.schemas.job_fields import (
+        JOB_FIELDS,
+        NO_DETAILS,
+        JobDetailsView,
+        JobField,
+        Reads,
+        SubmitRequest,
+        UpdateRequest,
+    )
+    from cluster.schemas.jobs import (
+        AdmittedAnswer,
+        BuffersAnswer,
+        BufferView,
+        BulkAnswer,
+        CommandResult,
+        DigestsAnswer,
+        ErrorAnswer,
+        ErrorView,
+        HistoryAnswer,
+        HistoryRow,
+        JobsAnswer,
+        JobView,
+        MembersAnswer,
+        MemberView,
+        NodesAnswer,
+        NodeView,
+        PollAnswer,
+        PoolsAnswer,
+        PoolView,
+        RegisterAnswer,
+        ReportResult,
+        ReportsAnswer,
+        StatusView,
+        TransferAnswer,
+        WhyView,
+    )
+    from cluster.schemas.ledger import (
+        ClockAnswer,
+        EventView,
+        FeatureLevelAnswer,
+        HandedAnswer,
+        HandedView,
+        LedgerAnswer,
+        LedgerEntryView,
+        MemberLevelView,
+        SnapshotPoolView,
+        SnapshotView,
+    )
+    from cluster.schemas.operations import OPERATIONS, PEOPLE, Operation, Parameter
+    from cluster.schemas.requests import (
+        BULK_COMMANDS_MAX,
+        FEATURE_LEVEL_MAX,
+        PROGRESS_ROWS_MAX,
+        BulkCommand,
+        BulkRequest,
+        CancelCommand,
+        ContinueCommand,
+        FeatureLevelRequest,
+        HoldCommand,
+        OpenSessionCommand,
+        PersistentCleared,
+        PollRequest,
+        PoolRequest,
+        Progress,
+        RegisterRequest,
+        ReleaseCommand,
+        Report,
+        ReportsRequest,
+        RequeueCommand,
+        SetClockRequest,
+        StageWord,
+        SubmitCommand,
+        SuspendCommand,
+        UpdateCommand,
+    )
+    from cluster.schemas.transfers import (
+        CheckpointView,
+        JobTransfersView,
+        LeftOutView,
+        NotExportedView,
+        ReceiptsAnswer,
+        ReceiptView,
+        TransfersAnswer,
+        TransferState,
+        TransferView,
+    )
+else:
+    __getattr__ = shown(
+        __name__,
+        """
+        base: Answer Command Json made_of shared_fields
+        burst: NO_VALUE BurstAnswer BurstBufferView BurstPoolView BurstUseView ProviderStatus Zone burst_lines
+        burst: burst_text local_time owner
+        channel_frames: ANSWER_BYTES_MAX CHANNEL_VERSION FRAME_BYTES_MAX NOT_LEADER OUTSTANDING_MAX Ask ChannelRefused
+        channel_frames: Cutter Done Failed Hello check_hello decode_from_client decode_from_replica encode_body
+        channel_frames: encode_frame
+        command_ids: bytes_of instant_in instant_of new_command_id
+        configuration: CompareAnswer UnitWord
+        job_fields: JOB_FIELDS NO_DETAILS JobDetailsView JobField Reads SubmitRequest UpdateRequest
+        jobs: AdmittedAnswer BuffersAnswer BufferView BulkAnswer CommandResult DigestsAnswer ErrorAnswer ErrorView
+        jobs: HistoryAnswer HistoryRow JobsAnswer JobView MembersAnswer MemberView NodesAnswer NodeView PollAnswer
+        jobs: PoolsAnswer PoolView RegisterAnswer ReportResult ReportsAnswer StatusView TransferAnswer WhyView
+        ledger: ClockAnswer EventView FeatureLevelAnswer HandedAnswer HandedView LedgerAnswer LedgerEntryView
+        ledger: MemberLevelView SnapshotPoolView SnapshotView
+        operations: OPERATIONS PEOPLE Operation Parameter
+        requests: BULK_COMMANDS_MAX FEATURE_LEVEL_MAX PROGRESS_ROWS_MAX BulkCommand BulkRequest CancelCommand
+        requests: ContinueCommand FeatureLevelRequest HoldCommand OpenSessionCommand PersistentCleared PollRequest
+        requests: PoolRequest Progress RegisterRequest ReleaseCommand Report ReportsRequest RequeueCommand
+        requests: SetClockRequest StageWord SubmitCommand SuspendCommand UpdateCommand
+        transfers: CheckpointView JobTransfersView LeftOutView NotExportedView ReceiptsAnswer ReceiptView
+        transfers: TransfersAnswer TransferState TransferView
+        """,
+    )

@@ -7,24 +7,32 @@ where the operation is one command to the state machine it is that command's nam
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import NoneType
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
 
-from cluster.schemas import accounts as a
-from cluster.schemas import certificates as s
-from cluster.schemas import configuration as c
-from cluster.schemas import jobs as j
-from cluster.schemas import ledger, sessions
-from cluster.schemas import requests as r
-from cluster.schemas import transfers as t
-from cluster.schemas.base import Command
-from cluster.schemas.burst import BurstAnswer, ProviderStatus
+from cluster.schemas.base import Command, Json
 from cluster.schemas.job_fields import SubmitRequest, UpdateRequest
 from cluster.security import Role
+from replica.faces import Later
+
+if TYPE_CHECKING:
+    from cluster.schemas import accounts as a
+    from cluster.schemas import burst as b
+    from cluster.schemas import certificates as s
+    from cluster.schemas import configuration as c
+    from cluster.schemas import jobs as j
+    from cluster.schemas import ledger, sessions
+    from cluster.schemas import requests as r
+    from cluster.schemas import transfers as t
+else:
+    # Shapes are made when somebody asks for them: a command that is typed uses two of these hundred.
+    a, b, c, j = map(Later, [f"cluster.schemas.{name}" for name in ("accounts", "burst", "configuration", "jobs")])
+    r, s, t = map(Later, [f"cluster.schemas.{name}" for name in ("requests", "certificates", "transfers")])
+    ledger, sessions = map(Later, [f"cluster.schemas.{name}" for name in ("ledger", "sessions")])
 
 Asked = TypeVar("Asked")
 Answered = TypeVar("Answered", covariant=True)
@@ -68,9 +76,8 @@ class Operation(msgspec.Struct, Generic[Asked, Answered], frozen=True):
     method: str
     path: str
     roles: frozenset[Role]
-    request: type[Asked]
-    """Type of the body; NoneType where there is none."""
-    answer: type[Answered]
+    asks: Callable[[], type[Asked]]
+    answers: Callable[[], type[Answered]]
     summary: str
     query: Mapping[str, str] = {}
     """Query parameters and what they mean."""
@@ -82,6 +89,16 @@ class Operation(msgspec.Struct, Generic[Asked, Answered], frozen=True):
     """Whether each replica answers for itself, so that no leader has to be found."""
     slow: bool = False
     """Whether one replica may take as long as the whole call to answer."""
+
+    @property
+    def request(self) -> type[Asked]:
+        """Type of the body; NoneType where there is none."""
+        return self.asks()
+
+    @property
+    def answer(self) -> type[Answered]:
+        """Type of what a success answers."""
+        return self.answers()
 
     @property
     def has_body(self) -> bool:
@@ -112,7 +129,7 @@ def _get(
     name: str,
     path: str,
     roles: frozenset[Role],
-    answer: type[Answered],
+    answer: Callable[[], type[Answered]],
     summary: str,
     query: Mapping[str, str] | None = None,
     *,
@@ -121,15 +138,15 @@ def _get(
 ) -> Operation[None, Answered]:
     """Return the row of a read; `stale`: whether any replica may be asked for what it knows."""
     known = {**(query or {}), **(_STALE if stale else {})}
-    return Operation(name, "GET", path, roles, NoneType, answer, summary, known, **more)
+    return Operation(name, "GET", path, roles, lambda: NoneType, answer, summary, known, **more)
 
 
 def _write(
     name: str,
     where: str,
     roles: frozenset[Role],
-    request: type[Asked],
-    answer: type[Answered],
+    request: Callable[[], type[Asked]],
+    answer: Callable[[], type[Answered]],
     summary: str,
     **more: Any,
 ) -> Operation[Asked, Answered]:
@@ -142,9 +159,9 @@ def _write(
 
 # Jobs
 
-SUBMIT_JOB = _write("submit_job", "POST /v1/jobs", PEOPLE, SubmitRequest, j.JobView,
+SUBMIT_JOB = _write("submit_job", "POST /v1/jobs", PEOPLE, lambda: SubmitRequest, lambda: j.JobView,
     "Submit a job.", status=201)
-LIST_JOBS = _get("list_jobs", "/v1/jobs", PEOPLE, j.JobsAnswer,
+LIST_JOBS = _get("list_jobs", "/v1/jobs", PEOPLE, lambda: j.JobsAnswer,
     "List jobs by id, the newest where there are more than `limit`; with `after` the next ones after that id.",
     {
         "state": "job states, separated by commas",
@@ -153,209 +170,221 @@ LIST_JOBS = _get("list_jobs", "/v1/jobs", PEOPLE, j.JobsAnswer,
         "after": "only jobs with a larger id, the smallest first: for reading all of them, page by page",
         "limit": f"at most so many jobs (default {JOBS_LISTED}, at most {JOBS_LISTED_MAX})",
     })
-SEND_COMMANDS = _write("send_commands", "POST /v1/commands", PEOPLE, r.BulkRequest, j.BulkAnswer,
+SEND_COMMANDS = _write("send_commands", "POST /v1/commands", PEOPLE, lambda: r.BulkRequest, lambda: j.BulkAnswer,
     "Carry out many commands, in order; a refusal of one stops none of the others.")
-SHOW_JOB = _get("show_job", "/v1/jobs/{id}", PEOPLE, j.JobView,
+SHOW_JOB = _get("show_job", "/v1/jobs/{id}", PEOPLE, lambda: j.JobView,
     "Show one job.")
-SHOW_JOB_HISTORY = _get("show_job_history", "/v1/jobs/{id}/history", PEOPLE, j.HistoryAnswer,
+SHOW_JOB_HISTORY = _get("show_job_history", "/v1/jobs/{id}/history", PEOPLE, lambda: j.HistoryAnswer,
     "Show what happened to a job, oldest first, with its state and reason after each event.")
-EXPLAIN_JOB = _get("explain_job", "/v1/jobs/{id}/why", PEOPLE, j.WhyView,
+EXPLAIN_JOB = _get("explain_job", "/v1/jobs/{id}/why", PEOPLE, lambda: j.WhyView,
     "Explain what holds a job back, now or at the revision `at`.",
     {"at": "the revision to explain; now if left out"})
-ESTIMATE_JOB = _get("estimate_job", "/v1/jobs/{id}/estimate", PEOPLE, a.EstimateView,
+ESTIMATE_JOB = _get("estimate_job", "/v1/jobs/{id}/estimate", PEOPLE, lambda: a.EstimateView,
     "Say when a job should start, computed from the queue, time limits and measured transfers, and why not sooner.")
-UPDATE_JOB = _write("update_job", "POST /v1/jobs/{id}/update", PEOPLE, UpdateRequest, j.JobView,
+UPDATE_JOB = _write("update_job", "POST /v1/jobs/{id}/update", PEOPLE, lambda: UpdateRequest, lambda: j.JobView,
     "Change a job that waits, or those that wait of an array or of some of its tasks.")
-CANCEL_JOB = _write("cancel_job", "POST /v1/jobs/{id}/cancel", PEOPLE, r.CancelRequest, j.JobView,
+CANCEL_JOB = _write("cancel_job", "POST /v1/jobs/{id}/cancel", PEOPLE, lambda: r.CancelRequest, lambda: j.JobView,
     "Cancel a job; with `hurry` nothing more is staged out.")
-HOLD_JOB = _write("hold_job", "POST /v1/jobs/{id}/hold", PEOPLE, Command, j.JobView,
+HOLD_JOB = _write("hold_job", "POST /v1/jobs/{id}/hold", PEOPLE, lambda: Command, lambda: j.JobView,
     "Hold a pending job back.")
-RELEASE_JOB = _write("release_job", "POST /v1/jobs/{id}/release", PEOPLE, r.ReleaseRequest, j.JobView,
+RELEASE_JOB = _write("release_job", "POST /v1/jobs/{id}/release", PEOPLE, lambda: r.ReleaseRequest, lambda: j.JobView,
     "Release a held job, or order again what had failed for good; `partial`: a stage-out without what is not there.")
-SUSPEND_JOB = _write("suspend_job", "POST /v1/jobs/{id}/suspend", PEOPLE, Command, j.JobView,
+SUSPEND_JOB = _write("suspend_job", "POST /v1/jobs/{id}/suspend", PEOPLE, lambda: Command, lambda: j.JobView,
     "Stop the script of a running job where it is; its time limit stands still.")
-RESUME_JOB = _write("resume_job", "POST /v1/jobs/{id}/resume", PEOPLE, Command, j.JobView,
+RESUME_JOB = _write("resume_job", "POST /v1/jobs/{id}/resume", PEOPLE, lambda: Command, lambda: j.JobView,
     "Let the script of a suspended job go on.")
-REQUEUE_JOB = _write("requeue_job", "POST /v1/jobs/{id}/requeue", PEOPLE, Command, j.JobView,
+REQUEUE_JOB = _write("requeue_job", "POST /v1/jobs/{id}/requeue", PEOPLE, lambda: Command, lambda: j.JobView,
     "End the present run of a job, or take back its buffer, and let it wait and stage in again.")
-CLEAR_BUFFER = _write("clear_buffer", "POST /v1/jobs/{id}/clear", _OPERATORS, r.ClearRequest, j.JobView,
+CLEAR_BUFFER = _write("clear_buffer", "POST /v1/jobs/{id}/clear", _OPERATORS, lambda: r.ClearRequest, lambda: j.JobView,
     "Forget the buffer of a job that could not be removed; with `discard` also results that were not staged out.")
 
 # Accounts, QOS, licences, reservations, scheduling, partitions, usage
 
-LIST_ACCOUNTS = _get("list_accounts", "/v1/accounts", PEOPLE, a.AccountsAnswer,
+LIST_ACCOUNTS = _get("list_accounts", "/v1/accounts", PEOPLE, lambda: a.AccountsAnswer,
     "List the accounts with their users and limits.", tag="accounting")
-SET_ACCOUNT = _write("set_account", "PUT /v1/accounts/{name}", _OPERATORS, a.AccountRequest, a.AccountsAnswer,
+SET_ACCOUNT = _write("set_account", "PUT /v1/accounts/{name}", _OPERATORS,
+    lambda: a.AccountRequest, lambda: a.AccountsAnswer,
     "Make an account, or change all of it.", tag="accounting")
-DELETE_ACCOUNT = _write("delete_account", "POST /v1/accounts/{name}/delete", _OPERATORS, Command, a.AccountsAnswer,
+DELETE_ACCOUNT = _write("delete_account", "POST /v1/accounts/{name}/delete", _OPERATORS,
+    lambda: Command, lambda: a.AccountsAnswer,
     "Take an account away; its jobs wait with InvalidAccount.", tag="accounting")
-LIST_QOS = _get("list_qos", "/v1/qos", PEOPLE, a.QosAnswer,
+LIST_QOS = _get("list_qos", "/v1/qos", PEOPLE, lambda: a.QosAnswer,
     "List the QOS with their limits.", tag="accounting")
-SET_QOS = _write("set_qos", "PUT /v1/qos/{name}", _OPERATORS, a.QosRequest, a.QosAnswer,
+SET_QOS = _write("set_qos", "PUT /v1/qos/{name}", _OPERATORS, lambda: a.QosRequest, lambda: a.QosAnswer,
     "Make a QOS, or change all of it.", tag="accounting")
-DELETE_QOS = _write("delete_qos", "POST /v1/qos/{name}/delete", _OPERATORS, Command, a.QosAnswer,
+DELETE_QOS = _write("delete_qos", "POST /v1/qos/{name}/delete", _OPERATORS, lambda: Command, lambda: a.QosAnswer,
     "Take a QOS away; its jobs wait with InvalidQOS.", tag="accounting")
-LIST_LICENSES = _get("list_licenses", "/v1/licenses", PEOPLE, a.LicensesAnswer,
+LIST_LICENSES = _get("list_licenses", "/v1/licenses", PEOPLE, lambda: a.LicensesAnswer,
     "List the licences and how many of each running jobs have.", tag="accounting")
-SET_LICENSE = _write("set_license", "PUT /v1/licenses/{name}", _OPERATORS, a.LicenseRequest, a.LicensesAnswer,
+SET_LICENSE = _write("set_license", "PUT /v1/licenses/{name}", _OPERATORS,
+    lambda: a.LicenseRequest, lambda: a.LicensesAnswer,
     "Say how many of a licence there are.", tag="accounting")
-DELETE_LICENSE = _write("delete_license", "POST /v1/licenses/{name}/delete", _OPERATORS, Command, a.LicensesAnswer,
+DELETE_LICENSE = _write("delete_license", "POST /v1/licenses/{name}/delete", _OPERATORS,
+    lambda: Command, lambda: a.LicensesAnswer,
     "Take a licence away.", tag="accounting")
-LIST_REVOCATIONS = _get("list_revocations", "/v1/revocations", _OPERATORS, s.RevocationsAnswer,
+LIST_REVOCATIONS = _get("list_revocations", "/v1/revocations", _OPERATORS, lambda: s.RevocationsAnswer,
     "List the certificates that are revoked.", tag="certificates")
 REVOKE_CERTIFICATE = _write("revoke_certificate", "PUT /v1/revocations/{certificate}", _OPERATORS,
-    s.RevocationRequest, s.RevocationsAnswer,
+    lambda: s.RevocationRequest, lambda: s.RevocationsAnswer,
     "Refuse a certificate, or all of one holder, and close their connections.", tag="certificates")
 UNREVOKE_CERTIFICATE = _write("unrevoke_certificate", "POST /v1/revocations/{certificate}/delete", _OPERATORS,
-    Command, s.RevocationsAnswer,
+    lambda: Command, lambda: s.RevocationsAnswer,
     "Take a certificate or a holder off the list of those that are refused.", tag="certificates")
-LIST_RESERVATIONS = _get("list_reservations", "/v1/reservations", PEOPLE, a.ReservationsAnswer,
+LIST_RESERVATIONS = _get("list_reservations", "/v1/reservations", PEOPLE, lambda: a.ReservationsAnswer,
     "List the reservations of burst-buffer space that have not ended.", tag="accounting")
 SET_RESERVATION = _write("set_reservation", "PUT /v1/reservations/{name}", _OPERATORS,
-    a.ReservationRequest, a.ReservationsAnswer,
+    lambda: a.ReservationRequest, lambda: a.ReservationsAnswer,
     "Make a reservation of burst-buffer space, or change all of it.", tag="accounting")
 DELETE_RESERVATION = _write("delete_reservation", "POST /v1/reservations/{name}/delete", _OPERATORS,
-    Command, a.ReservationsAnswer,
+    lambda: Command, lambda: a.ReservationsAnswer,
     "Take a reservation away; its jobs wait with ReservationDeleted.", tag="accounting")
-SHOW_SCHEDULING_RULES = _get("show_scheduling_rules", "/v1/scheduling", PEOPLE, a.SchedulingAnswer,
+SHOW_SCHEDULING_RULES = _get("show_scheduling_rules", "/v1/scheduling", PEOPLE, lambda: a.SchedulingAnswer,
     "Show the rules of scheduling, and what was measured of transfers.", tag="accounting")
 SET_SCHEDULING_RULES = _write("set_scheduling_rules", "PUT /v1/scheduling", _OPERATORS,
-    a.SchedulingRequest, a.SchedulingAnswer,
+    lambda: a.SchedulingRequest, lambda: a.SchedulingAnswer,
     "Change all of the rules of scheduling.", tag="accounting")
-LIST_PARTITIONS = _get("list_partitions", "/v1/partitions", PEOPLE, a.PartitionsAnswer,
+LIST_PARTITIONS = _get("list_partitions", "/v1/partitions", PEOPLE, lambda: a.PartitionsAnswer,
     "List the partitions.", tag="accounting")
-SET_PARTITION = _write("set_partition", "PUT /v1/partitions/{name}", _OPERATORS, a.PartitionRequest, a.PartitionsAnswer,
+SET_PARTITION = _write("set_partition", "PUT /v1/partitions/{name}", _OPERATORS,
+    lambda: a.PartitionRequest, lambda: a.PartitionsAnswer,
     "Make a partition, or change all of it.", tag="accounting")
 DELETE_PARTITION = _write("delete_partition", "POST /v1/partitions/{name}/delete", _OPERATORS,
-    Command, a.PartitionsAnswer,
+    lambda: Command, lambda: a.PartitionsAnswer,
     "Take a partition away; its jobs wait with PartitionConfig.", tag="accounting")
-LIST_USAGE = _get("list_usage", "/v1/usage", PEOPLE, a.UsageAnswer,
+LIST_USAGE = _get("list_usage", "/v1/usage", PEOPLE, lambda: a.UsageAnswer,
     "List what accounts, their users and QOS have used of burst buffers.", tag="accounting")
-RESET_USAGE = _write("reset_usage", "POST /v1/usage/reset", _OPERATORS, a.UsageResetRequest, a.UsageAnswer,
+RESET_USAGE = _write("reset_usage", "POST /v1/usage/reset", _OPERATORS,
+    lambda: a.UsageResetRequest, lambda: a.UsageAnswer,
     "Have what an account, or a QOS, has used count as nothing from here on.", tag="accounting")
 
 # Pools, buffers, the configuration
 
-LIST_POOLS = _get("list_pools", "/v1/pools", PEOPLE, j.PoolsAnswer,
+LIST_POOLS = _get("list_pools", "/v1/pools", PEOPLE, lambda: j.PoolsAnswer,
     "List pools with their derived free capacity.", tag="capacity")
-SET_POOL = _write("set_pool", "PUT /v1/pools/{name}", _OPERATORS, r.PoolRequest, j.PoolView,
+SET_POOL = _write("set_pool", "PUT /v1/pools/{name}", _OPERATORS, lambda: r.PoolRequest, lambda: j.PoolView,
     "Make or change a pool.", tag="capacity")
-ADD_POOL = _write("add_pool", "POST /v1/pools/{name}/add", _OPERATORS, c.PoolAddRequest, j.PoolView,
+ADD_POOL = _write("add_pool", "POST /v1/pools/{name}/add", _OPERATORS, lambda: c.PoolAddRequest, lambda: j.PoolView,
     "Make a pool that is not there.", tag="capacity")
-CHANGE_POOL = _write("change_pool", "POST /v1/pools/{name}/change", _OPERATORS, c.PoolChangeRequest, j.PoolView,
+CHANGE_POOL = _write("change_pool", "POST /v1/pools/{name}/change", _OPERATORS,
+    lambda: c.PoolChangeRequest, lambda: j.PoolView,
     "Change what is named of a pool, whoever uses it; nothing is taken from who holds a part of it.", tag="capacity")
-REMOVE_POOL = _write("remove_pool", "POST /v1/pools/{name}/remove", _OPERATORS, Command, c.PoolRemovedAnswer,
+REMOVE_POOL = _write("remove_pool", "POST /v1/pools/{name}/remove", _OPERATORS,
+    lambda: Command, lambda: c.PoolRemovedAnswer,
     "Remove a pool that nobody holds a part of or waits for; else refused with who does.", tag="capacity")
-LIST_BUFFERS = _get("list_buffers", "/v1/buffers", PEOPLE, j.BuffersAnswer,
+LIST_BUFFERS = _get("list_buffers", "/v1/buffers", PEOPLE, lambda: j.BuffersAnswer,
     "List buffers: the persistent ones, those that hold or wait for something, and the newest others unless `live`.",
     {"live": "`yes`: only buffers that hold or wait for something"}, tag="capacity")
 CLEAR_PERSISTENT_BUFFER = _write("clear_persistent_buffer", "POST /v1/persistent/{name}/clear", _OPERATORS,
-    r.ClearRequest, r.PersistentCleared,
+    lambda: r.ClearRequest, lambda: r.PersistentCleared,
     "Forget a persistent buffer that cannot be removed; with `discard` also one that is whole.", tag="capacity")
-SHOW_BURST = _get("show_burst", "/v1/burst", PEOPLE, BurstAnswer,
+SHOW_BURST = _get("show_burst", "/v1/burst", PEOPLE, lambda: b.BurstAnswer,
     "Show pools, settings, allocated buffers and their users, as `scontrol show burst` does.",
     {"format": "`json`, or `text`: what `scontrol show burst` prints; json if left out"}, tag="capacity")
-SHOW_PROVIDER_STATUS = _get("show_provider_status", "/v1/bbstat", PEOPLE, ProviderStatus,
+SHOW_PROVIDER_STATUS = _get("show_provider_status", "/v1/bbstat", PEOPLE, lambda: b.ProviderStatus,
     "Ask the site's burst-buffer provider for its status, as `scontrol show bbstat` does.",
     {"arguments": "what the provider is asked, a JSON list of texts; nothing if left out"},
     stale=False, tag="capacity", slow=True)
-SHOW_CONFIGURATION = _get("show_configuration", "/v1/configuration", _OPERATORS, c.ConfigurationAnswer,
+SHOW_CONFIGURATION = _get("show_configuration", "/v1/configuration", _OPERATORS, lambda: c.ConfigurationAnswer,
     "Show the configuration of the site, with what is as by default.", tag="configuration")
 CONFIGURE_SITE = _write("configure_site", "POST /v1/configuration", _OPERATORS,
-    c.ConfigureRequest, c.ConfigurationAnswer,
+    lambda: c.ConfigureRequest, lambda: c.ConfigurationAnswer,
     "Change the configuration: all of it in one entry, or nothing.", tag="configuration")
 COMPARE_CONFIGURATION = _write("compare_configuration", "POST /v1/configuration/diff", _OPERATORS,
-    c.CompareRequest, c.CompareAnswer,
+    lambda: c.CompareRequest, lambda: c.CompareAnswer,
     "Show what a change of the configuration would do, or why it would be refused; nothing is changed.",
     tag="configuration")
 
 # Nodes and their agents, transfers
 
-LIST_NODES = _get("list_nodes", "/v1/nodes", PEOPLE, j.NodesAnswer,
+LIST_NODES = _get("list_nodes", "/v1/nodes", PEOPLE, lambda: j.NodesAnswer,
     "List nodes with the jobs that have something there.", tag="nodes")
-ADMIT_NODE = _write("admit_node", "POST /v1/nodes/{name}/admit", _OPERATORS, Command, j.AdmittedAnswer,
+ADMIT_NODE = _write("admit_node", "POST /v1/nodes/{name}/admit", _OPERATORS, lambda: Command, lambda: j.AdmittedAnswer,
     "Let the agent of a node register that the cluster was not founded with.")
-DRAIN_NODE = _write("drain_node", "POST /v1/nodes/{name}/drain", _OPERATORS, r.DrainRequest, j.NodeView,
+DRAIN_NODE = _write("drain_node", "POST /v1/nodes/{name}/drain", _OPERATORS, lambda: r.DrainRequest, lambda: j.NodeView,
     "Keep new work from a node.", tag="nodes")
-RESUME_NODE = _write("resume_node", "POST /v1/nodes/{name}/resume", _OPERATORS, Command, j.NodeView,
+RESUME_NODE = _write("resume_node", "POST /v1/nodes/{name}/resume", _OPERATORS, lambda: Command, lambda: j.NodeView,
     "Give a drained node new work again.", tag="nodes")
-REGISTER_NODE = _write("register_node", "POST /v1/agents/{node}/register", _AGENTS, r.RegisterRequest, j.RegisterAnswer,
+REGISTER_NODE = _write("register_node", "POST /v1/agents/{node}/register", _AGENTS,
+    lambda: r.RegisterRequest, lambda: j.RegisterAnswer,
     "Announce an agent that has just started.", tag="agents")
-POLL_ORDERS = _write("poll_orders", "POST /v1/agents/{node}/poll", _AGENTS, r.PollRequest, j.PollAnswer,
+POLL_ORDERS = _write("poll_orders", "POST /v1/agents/{node}/poll", _AGENTS, lambda: r.PollRequest, lambda: j.PollAnswer,
     "Answer with all orders of the node, at once or as soon as they may differ from those at `seen_revision`.",
     tag="agents")
 REPORT_OPERATIONS = _write("report_operations", "POST /v1/agents/{node}/reports", _AGENTS,
-    r.ReportsRequest, j.ReportsAnswer,
+    lambda: r.ReportsRequest, lambda: j.ReportsAnswer,
     "Settle results of operations, in order; what is refused is acknowledged too.", tag="agents")
-LIST_TRANSFERS = _get("list_transfers", "/v1/transfers", PEOPLE, t.TransfersAnswer,
+LIST_TRANSFERS = _get("list_transfers", "/v1/transfers", PEOPLE, lambda: t.TransfersAnswer,
     "List what is moved, waits for its turn, or waits for somebody; with what agents told this leader last.",
     stale=False, tag="transfers")
-SHOW_JOB_TRANSFERS = _get("show_job_transfers", "/v1/transfers/{id}", PEOPLE, t.JobTransfersView,
+SHOW_JOB_TRANSFERS = _get("show_job_transfers", "/v1/transfers/{id}", PEOPLE, lambda: t.JobTransfersView,
     "Show what is moved for one job, what was, and what was not exported.", stale=False, tag="transfers")
-LIST_RECEIPTS = _get("list_receipts", "/v1/transfers/{id}/receipts", PEOPLE, t.ReceiptsAnswer,
+LIST_RECEIPTS = _get("list_receipts", "/v1/transfers/{id}/receipts", PEOPLE, lambda: t.ReceiptsAnswer,
     "Give every receipt of a job that the ledger has, oldest first; of one `stage` or `attempt` if that is asked.",
     {"stage": "only of `stage_in` or `stage_out`", "attempt": "only of this attempt"}, tag="transfers")
 
 # Replicas, the ledger
 
-LIST_MEMBERS = _get("list_members", "/v1/members", _EVERYBODY, j.MembersAnswer,
+LIST_MEMBERS = _get("list_members", "/v1/members", _EVERYBODY, lambda: j.MembersAnswer,
     "List the replicas as the one that answers sees them: the leader, unless `stale=ok`.", tag="cluster")
-ADD_MEMBER = _write("add_member", "POST /v1/members", _OPERATORS, r.AddMemberRequest, j.MembersAnswer,
+ADD_MEMBER = _write("add_member", "POST /v1/members", _OPERATORS, lambda: r.AddMemberRequest, lambda: j.MembersAnswer,
     "Add a replica: it learns, and votes once it has caught up.", tag="cluster")
-REMOVE_MEMBER = _write("remove_member", "POST /v1/members/{name}/remove", _OPERATORS, Command, j.MembersAnswer,
+REMOVE_MEMBER = _write("remove_member", "POST /v1/members/{name}/remove", _OPERATORS,
+    lambda: Command, lambda: j.MembersAnswer,
     "Remove a replica for good; if it leads, the leadership goes to another one first.", tag="cluster")
-REPLACE_MEMBER = _write("replace_member", "POST /v1/members/{name}/replace", _OPERATORS, Command, j.MembersAnswer,
+REPLACE_MEMBER = _write("replace_member", "POST /v1/members/{name}/replace", _OPERATORS,
+    lambda: Command, lambda: j.MembersAnswer,
     "Let a replica that lost its data come back under a new id: it counts for nothing until it has caught up.",
     tag="cluster")
 TRANSFER_LEADERSHIP = _write("transfer_leadership", "POST /v1/members/transfer", _OPERATORS,
-    r.TransferRequest, j.TransferAnswer,
+    lambda: r.TransferRequest, lambda: j.TransferAnswer,
     "Hand the leadership over to the replica named, or to the one that is furthest.", tag="cluster")
-SHOW_FEATURE_LEVEL = _get("show_feature_level", "/v1/feature-level", _OPERATORS, ledger.FeatureLevelAnswer,
+SHOW_FEATURE_LEVEL = _get("show_feature_level", "/v1/feature-level", _OPERATORS, lambda: ledger.FeatureLevelAnswer,
     "Show the feature level of the cluster, and the highest that each replica knows.", tag="cluster")
 RAISE_FEATURE_LEVEL = _write("raise_feature_level", "POST /v1/feature-level", _OPERATORS,
-    r.FeatureLevelRequest, ledger.FeatureLevelAnswer,
+    lambda: r.FeatureLevelRequest, lambda: ledger.FeatureLevelAnswer,
     "Raise the feature level by one; refused unless every replica says that it knows the next one.", tag="cluster")
-LIST_SESSIONS = _get("list_sessions", "/v1/sessions", PEOPLE, sessions.SessionsAnswer,
+LIST_SESSIONS = _get("list_sessions", "/v1/sessions", PEOPLE, lambda: sessions.SessionsAnswer,
     "List the caller's sessions of programs; all, for an operator.", tag="cluster")
-OPEN_SESSION = _write("open_session", "POST /v1/sessions", PEOPLE, Command, sessions.OpenedSession,
+OPEN_SESSION = _write("open_session", "POST /v1/sessions", PEOPLE, lambda: Command, lambda: sessions.OpenedSession,
     "Open a session for a program that sends many commands: it numbers them, and says which answers it has.",
     tag="cluster")
-CLOSE_SESSION = _write("close_session", "POST /v1/sessions/{session}/close", PEOPLE, Command, sessions.SessionsAnswer,
+CLOSE_SESSION = _write("close_session", "POST /v1/sessions/{session}/close", PEOPLE,
+    lambda: Command, lambda: sessions.SessionsAnswer,
     "Close a session: the answers that are kept for it are forgotten.", tag="cluster")
-SHOW_CLOCK = _get("show_clock", "/v1/clock", PEOPLE, ledger.ClockAnswer,
+SHOW_CLOCK = _get("show_clock", "/v1/clock", PEOPLE, lambda: ledger.ClockAnswer,
     "Show the cluster's time, and what the wall clocks of a majority of the replicas say.", tag="cluster")
-SET_CLOCK = _write("set_clock", "POST /v1/clock", _OPERATORS, r.SetClockRequest, ledger.ClockAnswer,
+SET_CLOCK = _write("set_clock", "POST /v1/clock", _OPERATORS, lambda: r.SetClockRequest, lambda: ledger.ClockAnswer,
     "Set the cluster's time back to what a majority's wall clocks say, where it is ahead of them.", tag="cluster")
-SHOW_STATUS = _get("show_status", "/v1/status", _EVERYBODY, j.StatusView,
+SHOW_STATUS = _get("show_status", "/v1/status", _EVERYBODY, lambda: j.StatusView,
     "Show the replica that was asked, as it is now.",
     {"digest": "`yes`: with the digest of the state"}, tag="cluster", own=True)
-LIST_DIGESTS = _get("list_digests", "/v1/digests", _AUDITORS, j.DigestsAnswer,
+LIST_DIGESTS = _get("list_digests", "/v1/digests", _AUDITORS, lambda: j.DigestsAnswer,
     "Show the digests of the last checkpoints of this replica, and of its ledger, which its peers compare with theirs.",
     {"ledger": "with that of the ledger up to this index; of the last applied entry if left out, or not applied yet"},
     tag="cluster", own=True)
-READ_LEDGER = _get("read_ledger", "/v1/ledger", _AUDITORS, ledger.LedgerAnswer,
+READ_LEDGER = _get("read_ledger", "/v1/ledger", _AUDITORS, lambda: ledger.LedgerAnswer,
     "Read entries of the ledger that this replica holds, with their digests.",
     {
         "from": "index of the first entry",
         "limit": f"at most so many entries (default {ENTRIES_READ}, at most {ENTRIES_READ_MAX})",
     }, tag="cluster", own=True)
-READ_STORED_ENTRIES = _get("read_stored_entries", "/v1/ledger/history", _REPLICAS, ledger.HandedAnswer,
+READ_STORED_ENTRIES = _get("read_stored_entries", "/v1/ledger/history", _REPLICAS, lambda: ledger.HandedAnswer,
     "Hand over entries as they are stored to a replica that was sent a snapshot instead of them.",
     {"last": "index of the last entry"}, tag="cluster", own=True)
-SAVE_SNAPSHOT = _write("save_snapshot", "POST /v1/snapshots", _OPERATORS, NoneType, ledger.SnapshotView,
+SAVE_SNAPSHOT = _write("save_snapshot", "POST /v1/snapshots", _OPERATORS, lambda: NoneType, lambda: ledger.SnapshotView,
     "Write a snapshot on the replica that was asked.", tag="cluster", own=True)
-STREAM_EVENTS = _get("stream_events", "/v1/events", PEOPLE, ledger.EventView,
+STREAM_EVENTS = _get("stream_events", "/v1/events", PEOPLE, lambda: ledger.EventView,
     "Send all events of revisions after `from` (or the header Last-Event-ID), and then those that come.",
     {"from": "send events of revisions after this one; from now on if left out"},
     stale=False, tag="cluster", content_type=EVENT_STREAM, own=True)
-SHOW_OPENAPI = _get("show_openapi", "/v1/openapi.json", _EVERYBODY, dict[str, Any],
+SHOW_OPENAPI = _get("show_openapi", "/v1/openapi.json", _EVERYBODY, lambda: Json,
     "Give the OpenAPI document.", tag="cluster", own=True)
-SHOW_HEALTH = _get("show_health", "/healthz", _EVERYBODY, str,
+SHOW_HEALTH = _get("show_health", "/healthz", _EVERYBODY, lambda: str,
     "Say that the process is alive.", stale=False, tag="cluster", content_type=TEXT, own=True)
-SHOW_READINESS = _get("show_readiness", "/readyz", _EVERYBODY, str,
+SHOW_READINESS = _get("show_readiness", "/readyz", _EVERYBODY, lambda: str,
     "Say whether a command sent here can be committed now: 200, or 503 with why not.",
     stale=False, tag="cluster", content_type=TEXT, own=True)
-SHOW_METRICS = _get("show_metrics", "/metrics", _EVERYBODY, str,
+SHOW_METRICS = _get("show_metrics", "/metrics", _EVERYBODY, lambda: str,
     "Give Prometheus what it scrapes.", stale=False, tag="cluster", content_type=TEXT, own=True)
 
 # fmt: on

@@ -13,6 +13,9 @@ import msgspec
 
 from replica.values import NAME_CHARACTERS_MAX
 
+AUTHORITY_NAME: Final = "ca"
+"""Stem of the authority's two files, ca.pem and ca.key; nobody else may have this name."""
+
 NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 """Names are also file names (`<name>.pem`) and X.509 common names (64 characters).
 

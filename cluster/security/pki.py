@@ -21,12 +21,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from cluster.security.identity import NAME_RULE, Role, is_name
+from cluster.security.identity import AUTHORITY_NAME, NAME_RULE, Role, is_name
 from cluster.security.tls import FORBIDDEN_KEY_BITS, TlsFiles, TlsRefused, check_key_file, read_pem
 from replica.values import MICROSECONDS_PER_SECOND, Instant
-
-AUTHORITY_NAME: Final = "ca"
-"""Stem of the authority's two files, ca.pem and ca.key; nobody else may have this name."""
 
 AUTHORITY_LIFETIME_DAYS: Final = 3650
 """Days that an authority is valid: replacing it means touching every machine, so it outlives the hardware."""

@@ -4,25 +4,27 @@ Replicas, agents, the API and the CLI all make their contexts here. Only the clu
 the system's. No session is ever resumed: a ticket would stand for a certificate after that has expired or is revoked.
 """
 
-import asyncio
+from __future__ import annotations
+
 import contextlib
 import datetime
-import logging
 import os
 import ssl
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
-from cryptography.x509.oid import NameOID
 
 from cluster.system import Clock, SystemClock
 from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
+
+if TYPE_CHECKING:
+    import asyncio
+
+    # Imported where a certificate is looked into: a command that is typed mostly looks at what is plain (`glance`).
+    from cryptography import x509
 
 FORBIDDEN_KEY_BITS: Final = stat.S_IRWXG | stat.S_IRWXO
 """Permission bits that a private key must not have: anybody but its owner could impersonate its holder."""
@@ -35,8 +37,6 @@ _CLOCK: Final = SystemClock()
 
 VALIDITY_LOOK_S: Final = 5.0
 """How often a process that waits for its certificate to be valid looks again, seconds: a time service needs some."""
-
-_log = logging.getLogger(__name__)
 
 
 class TlsRefused(Exception):
@@ -65,14 +65,18 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     # In TLS 1.3 the option alone makes tickets that name a session kept here; none at all needs both.
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
+    examine(files)
     return _prepared(context, files)
 
 
-def client_context(files: TlsFiles) -> ssl.SSLContext:
+def client_context(files: TlsFiles, *, examined: bool = False) -> ssl.SSLContext:
     """Return a context for a connection that is opened: TLS 1.3 only, the server's certificate and address verified.
 
-    TlsRefused if a file is missing, malformed or a key that others may read.
+    TlsRefused if a file is missing, malformed or a key that others may read. `examined`: the caller knows that the
+    authority issued the certificate.
     """
+    if not examined:
+        examine(files)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = True
     context.sslobject_class = _WhileValid
@@ -178,6 +182,8 @@ def describe_certificate(path: Path) -> str:
         certificate = _load_certificate(path)
     except TlsRefused:
         return f"the certificate in {path} (unreadable)"
+    from cryptography.x509.oid import NameOID
+
     units = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
     role = str(units[0].value) if units else "no role"
     name, issuer = _common_name(certificate.subject), _common_name(certificate.issuer)
@@ -206,7 +212,6 @@ def _prepared(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     check_key_file(files.key)
-    _check_issuer(files)
     authority = read_pem(files.authority, "the certificate authority")
     try:
         context.load_verify_locations(cadata=authority.decode("ascii"))
@@ -259,13 +264,16 @@ async def until_valid(path: Path, clock: Clock, stop: asyncio.Event) -> bool:
 
     At the start of a machine its clock is often wrong for a while, and a process that ends for it stays away.
     """
+    import asyncio
+    import logging
+
     said = ""
     while not stop.is_set():
         try:
             check_validity(path, clock.now())
         except NotValidNow as wait:
             if str(wait) != said:
-                _log.error("%s; looking again every %.0f s until then", wait, VALIDITY_LOOK_S)
+                logging.getLogger(__name__).error("%s; looking again every %.0f s until then", wait, VALIDITY_LOOK_S)
                 said = str(wait)
         else:
             return True
@@ -274,11 +282,14 @@ async def until_valid(path: Path, clock: Clock, stop: asyncio.Event) -> bool:
     return False
 
 
-def _check_issuer(files: TlsFiles) -> None:
-    """Refuse a certificate that the authority beside it did not sign.
+def examine(files: TlsFiles) -> None:
+    """Refuse a key that others may read, and a certificate that the authority beside it did not sign; TlsRefused.
 
     The other side trusts the same authority and would close the connection without a word.
     """
+    from cryptography.exceptions import InvalidSignature
+
+    check_key_file(files.key)
     chain = _load_certificates(files.certificate, "the certificate")
     authorities = _load_certificates(files.authority, "the certificate authority")
     for authority in authorities:
@@ -306,6 +317,8 @@ def _load_certificate(path: Path) -> x509.Certificate:
 
 
 def _load_certificates(path: Path, what: str) -> list[x509.Certificate]:
+    from cryptography import x509
+
     try:
         return x509.load_pem_x509_certificates(read_pem(path, what))
     except ValueError as error:
@@ -313,9 +326,13 @@ def _load_certificates(path: Path, what: str) -> list[x509.Certificate]:
 
 
 def _common_name(name: x509.Name) -> str:
+    from cryptography.x509.oid import NameOID
+
     values = name.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(values[0].value) if values else "nobody"
 
 
 def _fingerprint(certificate: x509.Certificate) -> str:
+    from cryptography.hazmat.primitives import hashes
+
     return certificate.fingerprint(hashes.SHA256()).hex()[:16]

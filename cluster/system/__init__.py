@@ -1,20 +1,39 @@
 """What the cluster asks of the machine it runs on: clock, addresses, descriptors, processes."""
 
-from cluster.system.address import Address, AddressError
-from cluster.system.clock import Clock, SystemClock, format_instant, parse_instant
-from cluster.system.descriptors import closing, names_in, open_directory, write_all
-from cluster.system.job_process import CAPABILITIES, LIMITS, UNLIMITED, JobProcess, forgo, limit, prepare, reset
-from cluster.system.processes import (
-    all_pids,
-    become_subreaper,
-    boot_id,
-    descendants,
-    die_with_parent,
-    environment_variables,
-    fields_of,
-    hold_termination,
-    leave_when_terminated,
-    send,
-    start_time,
-    sync_file_system,
-)
+from typing import TYPE_CHECKING
+
+from replica.faces import shown
+
+if TYPE_CHECKING:
+    from cluster.system.accounts import group_name, uid_of
+    from cluster.system.address import Address, AddressError
+    from cluster.system.clock import Clock, SystemClock, format_instant, parse_instant
+    from cluster.system.descriptors import closing, names_in, open_directory, write_all
+    from cluster.system.job_process import CAPABILITIES, LIMITS, UNLIMITED, JobProcess, forgo, limit, prepare, reset
+    from cluster.system.processes import (
+        all_pids,
+        become_subreaper,
+        boot_id,
+        descendants,
+        die_with_parent,
+        environment_variables,
+        fields_of,
+        hold_termination,
+        leave_when_terminated,
+        send,
+        start_time,
+        sync_file_system,
+    )
+else:
+    __getattr__ = shown(
+        __name__,
+        """
+        accounts: group_name uid_of
+        address: Address AddressError
+        clock: Clock SystemClock format_instant parse_instant
+        descriptors: closing names_in open_directory write_all
+        job_process: CAPABILITIES LIMITS UNLIMITED JobProcess forgo limit prepare reset
+        processes: all_pids become_subreaper boot_id descendants die_with_parent environment_variables fields_of
+        processes: hold_termination leave_when_terminated send start_time sync_file_system
+        """,
+    )

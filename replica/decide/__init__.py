@@ -1,6 +1,6 @@
 """What each command leads to, by noun; submit is one pipeline."""
 
-from replica.decide.arrays import Tasks, job_of_task, members, parse_reference, shown_reference
+from replica.decide.arrays import job_of_task, members
 from replica.decide.configuration import (
     configuration_events,
     differences,

@@ -5,7 +5,6 @@ Also what a submit says of arrays that are there: a dependency on an array is on
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import msgspec
@@ -16,13 +15,12 @@ from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import (
     AfterTask,
-    ArrayFault,
     ArrayTask,
     Dependency,
     DependencyKind,
     JobRequest,
+    Tasks,
     compressed,
-    parse_tasks,
 )
 from replica.state import Facts
 from replica.values import Refusal, RefusalCode, Steps, limits
@@ -150,29 +148,6 @@ def _unknown(word: str, job: str) -> Rejected:
 
 
 # ---- commands about a whole array or some of its tasks: `1`, `1_3`, `1_[2-4,7]` (Slurm)
-
-
-Tasks = tuple[int, ...] | None
-"""Tasks of an array, ascending; None: what the number alone says, an array as a whole or one job."""
-
-_REFERENCE = re.compile(r"(\d{1,18})(?:_(?:(\d{1,9})|\[([\d,:-]{1,4096})\]))?", re.ASCII)
-
-
-def parse_reference(text: str) -> tuple[int, Tasks]:
-    """Return the job and the tasks that `1`, `1_3` or `1_[2-4]` names; ArrayFault for anything else."""
-    found = _REFERENCE.fullmatch(text)
-    if found is None:
-        raise ArrayFault(f"{text!r} names no job; write for example 12, or 12_3 or 12_[1-4] for tasks of an array")
-    if found[2] is not None:
-        return int(found[1]), parse_tasks(found[2])
-    return int(found[1]), None if found[3] is None else parse_tasks(found[3])
-
-
-def shown_reference(job: int, tasks: Tasks) -> str:
-    """Return what `parse_reference` reads."""
-    if tasks is None:
-        return str(job)
-    return f"{job}_{tasks[0]}" if len(tasks) == 1 else f"{job}_[{compressed(tasks)}]"
 
 
 def members(state: Facts, job: int, tasks: Tasks) -> tuple[int, ...] | Refusal | None:

@@ -10,19 +10,36 @@ directives together and refuses what contradicts itself. `printing` writes a req
 users or job numbers: those are checked when the job is decided on.
 """
 
-from replica.grammar.account_limits import TextFault, format_limits, format_reserved, parse_limits, parse_reserved
-from replica.grammar.burst_buffer_conf import (
-    Fault,
-    Line,
-    Setting,
-    SettingFault,
-    include_of,
-    lines_of,
-    parse_lines,
-    place_in,
-    values_of,
-)
-from replica.grammar.directives import Reading, read_request
-from replica.grammar.lexer import DirectiveRefused
-from replica.grammar.paths import path_fault, split_inside
-from replica.grammar.settings import KEYS, Key, Kind, Owner, ValueFault, find_key, format_value
+from typing import TYPE_CHECKING
+
+from replica.faces import shown
+
+if TYPE_CHECKING:
+    from replica.grammar.account_limits import TextFault, format_limits, format_reserved, parse_limits, parse_reserved
+    from replica.grammar.burst_buffer_conf import (
+        Fault,
+        Line,
+        Setting,
+        SettingFault,
+        include_of,
+        lines_of,
+        parse_lines,
+        place_in,
+        values_of,
+    )
+    from replica.grammar.directives import Reading, read_request
+    from replica.grammar.lexer import DirectiveRefused
+    from replica.grammar.paths import path_fault, split_inside
+    from replica.grammar.settings import KEYS, Key, Kind, Owner, ValueFault, find_key, format_value
+else:
+    __getattr__ = shown(
+        __name__,
+        """
+        account_limits: TextFault format_limits format_reserved parse_limits parse_reserved
+        burst_buffer_conf: Fault Line Setting SettingFault include_of lines_of parse_lines place_in values_of
+        directives: Reading read_request
+        lexer: DirectiveRefused
+        paths: path_fault split_inside
+        settings: KEYS Key Kind Owner ValueFault find_key format_value
+        """,
+    )

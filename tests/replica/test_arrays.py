@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from replica.decide.arrays import job_of_task, parse_reference, shown_reference
+from replica.decide.arrays import job_of_task
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model.arrays import ArrayFault, compressed, parse_array
+from replica.model.arrays import ArrayFault, compressed, parse_array, parse_reference, shown_reference
 from replica.model.jobs import Hold, JobState
 from replica.model.requests import (
     AfterTask,

@@ -8,9 +8,9 @@ from cluster.cli.commands.options import JOB_ID, JSON_OPTION
 from cluster.cli.exits import bad_input
 from cluster.cli.session import session
 from cluster.cli.text import buffers_table, present
-from cluster.eventloop import uid_of
 from cluster.schemas import BurstAnswer, burst_text
 from cluster.schemas import operations as ops
+from cluster.system import uid_of
 
 buffer_group = click.Group("buffer", help="List buffers.")
 

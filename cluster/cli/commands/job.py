@@ -1,24 +1,25 @@
 """`forebay job …`: what there is, where it stands, what happened, why it waits; cancel, hold, release."""
 
-import asyncio
-import difflib
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
-from rich.live import Live
 
-from cluster.cli.commands.job_changes import CHANGES
+from cluster.cli import text
 from cluster.cli.commands.options import JOB_ID, JSON_OPTION, PAGE_JOBS, REVISION_MAX, WATCH_PERIOD_S
 from cluster.cli.exits import bad_input
+from cluster.cli.group import LazyCommands
 from cluster.cli.session import session
-from cluster.cli.text import job_block, jobs_table, note, present, show, show_json, stdout_console, timeline, why_text
-from cluster.client import Client
-from cluster.schemas import JobsAnswer, JobView
 from cluster.schemas import operations as ops
 from replica.model import ENDED, JobState
 from replica.values import plain
+
+if TYPE_CHECKING:
+    from cluster.client import Client
+    from cluster.schemas import JobsAnswer, JobView
 
 LIMIT: Final = 1_000
 """Jobs that are listed when nobody says otherwise, count."""
@@ -31,11 +32,13 @@ UNFINISHED: Final = tuple(state.name for state in JobState if state not in ENDED
 _BY_CODE: Final = {state.code: state.name for state in JobState}
 
 
-job_group = click.Group("job", help="List, explain and steer jobs.")
+_CHANGES: Final = ("cancel", "hold", "release", "requeue", "resume", "suspend", "update")
 
-
-for _command in CHANGES:
-    job_group.add_command(_command)
+job_group = click.Group(
+    "job",
+    help="List, explain and steer jobs.",
+    commands=LazyCommands({name: f"cluster.cli.commands.job_changes:{name}" for name in _CHANGES}),
+)
 
 
 def _states(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -45,14 +48,16 @@ def _states(context: click.Context, parameter: click.Parameter, value: str | Non
 def states_of(value: str | None, place: str = "--state") -> tuple[str, ...]:
     """Return job states from words or squeue's letters, separated by commas; Failure for what is none."""
     found = []
-    for text in [] if value is None else value.split(","):
-        word = text.strip().upper()
+    for part in [] if value is None else value.split(","):
+        word = part.strip().upper()
         word = _BY_CODE.get(word, word)
         if word not in JobState.__members__:
+            import difflib
+
             near = difflib.get_close_matches(word, JobState.__members__, n=1)
             remedy = f"did you mean {near[0]}? " if near else ""
             known = ", ".join(f"{state.name} ({state.code})" for state in JobState)
-            raise bad_input(f"{text!r} is not a job state", f"{remedy}known are {known}", place=place)
+            raise bad_input(f"{part!r} is not a job state", f"{remedy}known are {known}", place=place)
         found.append(word)
     return tuple(dict.fromkeys(found))
 
@@ -85,17 +90,17 @@ def list_jobs(
         return await listed(client, wanted, owner, limit, stale=current.stale)
 
     if watch:
-        current.ask(lambda client: _watch(lambda: ask(client)))
+        current.ask(lambda client: _watch(lambda: ask(client)), on_a_loop=True)
         return
     answer = current.ask(ask)
     if as_json:
-        show_json(answer)
+        text.show_json(answer)
         return
-    show(jobs_table(answer.jobs, current.clock.now()))
-    if not answer.jobs and not everything and stdout_console().is_terminal:
-        note("No unfinished jobs; --all shows those that have ended too.")
+    text.show(text.jobs_table(answer.jobs, current.clock.now()))
+    if not answer.jobs and not everything and text.is_terminal():
+        text.note("No unfinished jobs; --all shows those that have ended too.")
     if answer.truncated:
-        note(f"There are more than these {len(answer.jobs)} jobs: name a larger --limit, a --state or a --user.")
+        text.note(f"There are more than these {len(answer.jobs)} jobs: name a larger --limit, a --state or a --user.")
 
 
 async def listed(client: Client, states: tuple[str, ...], owner: str | None, limit: int, *, stale: bool) -> JobsAnswer:
@@ -107,6 +112,8 @@ async def listed(client: Client, states: tuple[str, ...], owner: str | None, lim
 
 async def _newest(client: Client, states: tuple[str, ...], owner: str | None, limit: int, *, stale: bool) -> JobsAnswer:
     """Read all jobs page by page and keep the newest. What is submitted meanwhile may or may not be among them."""
+    from cluster.schemas import JobsAnswer
+
     kept: deque[JobView] = deque(maxlen=limit)
     seen = last = 0
     while True:
@@ -121,14 +128,18 @@ async def _newest(client: Client, states: tuple[str, ...], owner: str | None, li
 
 
 async def _watch(ask: Callable[[], Awaitable[JobsAnswer]]) -> None:
-    console = stdout_console()
+    import asyncio
+
+    console = text.stdout_console()
     if not console.is_terminal:
         raise bad_input("--watch needs a terminal", "leave it out, or use GET /v1/events to follow with a program")
     clock = session().clock
+    from rich.live import Live
+
     with Live(console=console, auto_refresh=False, screen=True) as live:
         while True:
             answer = await ask()
-            live.update(jobs_table(answer.jobs, clock.now()), refresh=True)
+            live.update(text.jobs_table(answer.jobs, clock.now()), refresh=True)
             await asyncio.sleep(WATCH_PERIOD_S)
 
 
@@ -139,7 +150,7 @@ def show_job(job_id: str, as_json: bool) -> None:
     """Show one job as Key=Value, as `scontrol show job` does."""
     current = session()
     job = current.read(ops.SHOW_JOB, id=job_id)
-    present(job, as_json, lambda: job_block(job, current.clock.now()))
+    text.present(job, as_json, lambda: text.job_block(job, current.clock.now()))
 
 
 @job_group.command("history")
@@ -149,7 +160,7 @@ def history(job_id: str, as_json: bool) -> None:
     """Draw what happened to a job as a timeline, and where its time went."""
     current = session()
     answer = current.read(ops.SHOW_JOB_HISTORY, id=job_id)
-    present(answer, as_json, lambda: timeline(answer, current.clock.now()))
+    text.present(answer, as_json, lambda: text.timeline(answer, current.clock.now()))
 
 
 @job_group.command("why")
@@ -159,7 +170,7 @@ def history(job_id: str, as_json: bool) -> None:
 def why(job_id: str, at: int | None, as_json: bool) -> None:
     """Explain with figures why a job waits, now or at a revision."""
     view = session().read(ops.EXPLAIN_JOB, id=job_id, at=at)
-    present(view, as_json, lambda: why_text(view))
+    text.present(view, as_json, lambda: text.why_text(view))
 
 
 @job_group.command("estimate")
@@ -173,4 +184,4 @@ def estimate(job_id: int, as_json: bool) -> None:
         f"StartTime={plain(answer.start or 'Unknown')}",
         *(plain(f"   {step.what}: until {step.until or 'unknown'}: {step.sentence}") for step in answer.steps),
     ]
-    present(answer, as_json, lambda: "\n".join(lines))
+    text.present(answer, as_json, lambda: "\n".join(lines))

@@ -29,7 +29,7 @@ from cluster.schemas import (
     UpdateCommand,
 )
 from cluster.schemas import operations as ops
-from replica.decide import parse_reference, shown_reference
+from replica.model import parse_reference, shown_reference
 from replica.values import plain
 
 BULK_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -52,18 +52,16 @@ def _change(
     return change
 
 
-_PLAIN_CHANGES = (
-    _change("hold", "Hold pending jobs back until they are released.", ops.HOLD_JOB, HoldCommand),
-    _change(
-        "suspend", "Stop running jobs where they are; their time limits stand still.", ops.SUSPEND_JOB, SuspendCommand
-    ),
-    _change("resume", "Let suspended jobs go on where they were stopped.", ops.RESUME_JOB, ContinueCommand),
-    _change(
-        "requeue",
-        "End the present run of jobs, or take back their buffers; they wait and stage in again.",
-        ops.REQUEUE_JOB,
-        RequeueCommand,
-    ),
+hold = _change("hold", "Hold pending jobs back until they are released.", ops.HOLD_JOB, HoldCommand)
+suspend = _change(
+    "suspend", "Stop running jobs where they are; their time limits stand still.", ops.SUSPEND_JOB, SuspendCommand
+)
+resume = _change("resume", "Let suspended jobs go on where they were stopped.", ops.RESUME_JOB, ContinueCommand)
+requeue = _change(
+    "requeue",
+    "End the present run of jobs, or take back their buffers; they wait and stage in again.",
+    ops.REQUEUE_JOB,
+    RequeueCommand,
 )
 
 
@@ -208,6 +206,3 @@ def _standings(jobs: Iterable[JobView]) -> list[str]:
         f"JobId={shown_reference(job_id, tuple(sorted(tasks)) or None)} {words}"
         for (job_id, words), tasks in lines.items()
     ]
-
-
-CHANGES = (cancel, release, *_PLAIN_CHANGES, update)

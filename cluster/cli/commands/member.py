@@ -118,7 +118,7 @@ def list_members(as_json: bool) -> None:
         rows = await asyncio.gather(*(_completed(client, member) for member in answer.members))
         return msgspec.structs.replace(answer, members=tuple(rows))
 
-    answer = current.ask(ask)
+    answer = current.ask(ask, on_a_loop=True)
     present(answer, as_json, lambda: members_table(answer.members))
 
 
@@ -214,7 +214,7 @@ def status(name: str | None, digest: bool, as_json: bool) -> None:
     async def ask_all(client: Client) -> list[ReplicaStatus]:
         return await asyncio.gather(*(_ask(client, replica, digest) for replica in replicas))
 
-    answers = current.ask(ask_all)
+    answers = current.ask(ask_all, on_a_loop=True)
     comparison = compare(answers) if digest and len(answers) > 1 else None
     if as_json:
         show_json(StatusAnswer(replicas=tuple(answers), comparison=comparison))

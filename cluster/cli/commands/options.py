@@ -1,17 +1,17 @@
 """What several commands share: options and arguments, and how records that a site keeps are listed and deleted."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
-import msgspec
 
 from cluster.cli.exits import ExitCode, Failure
 from cluster.cli.session import session
-from cluster.cli.text import show_json
-from cluster.schemas import JOB_FIELDS, Command, Operation
-from replica.decide import parse_reference, shown_reference
-from replica.model import ArrayFault
+
+if TYPE_CHECKING:
+    from cluster.schemas import Command, Operation
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -34,6 +34,8 @@ class JobReference(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: str, parameter: click.Parameter | None, context: click.Context | None) -> str:
         """Return the reference without leading zeros."""
+        from replica.model import ArrayFault, parse_reference, shown_reference
+
         try:
             job_id, tasks = parse_reference(value)
         except ArrayFault as fault:
@@ -48,6 +50,8 @@ JOB_ID = JobReference()
 
 def job_options(*, change: bool = False) -> Callable[[Decorated], Decorated]:
     """Return what gives a command the options of JOB_FIELDS: of a submit, or (`change`) of those that may change."""
+
+    from cluster.schemas import JOB_FIELDS
 
     def decorate(function: Decorated) -> Decorated:
         for row in reversed(JOB_FIELDS):
@@ -86,6 +90,10 @@ def print_records(kind: Kind, answer: Any, as_json: bool, name: str | None = Non
     """Print the records of an answer, or of them the one that is named."""
     rows = tuple(row for row in getattr(answer, kind.field) if name in (None, row.name))
     if as_json:
+        import msgspec
+
+        from cluster.cli.text import show_json
+
         show_json(msgspec.structs.replace(answer, **{kind.field: rows}))
     else:
         kind.write(rows)

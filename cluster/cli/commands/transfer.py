@@ -1,17 +1,18 @@
 """`forebay transfer list|show|receipt`: what is moved, what was, and the receipts for it."""
 
-import asyncio
+from __future__ import annotations
+
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
-from rich.live import Live
 
 from cluster.cli.commands.options import JOB_ID, JSON_OPTION, WATCH_PERIOD_S
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import session
 from cluster.cli.text import (
     drawing,
+    is_terminal,
     job_transfers_text,
     note,
     present,
@@ -21,9 +22,11 @@ from cluster.cli.text import (
     stdout_console,
     transfers_table,
 )
-from cluster.client import Client
-from cluster.schemas import TransferView
 from cluster.schemas import operations as ops
+
+if TYPE_CHECKING:
+    from cluster.client import Client
+    from cluster.schemas import TransferView
 
 STAGES: Final = ("stage_in", "stage_out")
 
@@ -46,7 +49,7 @@ def list_transfers(owner: str | None, watch: bool, as_json: bool) -> None:
     current = session()
     if watch:
         _check_watch(as_json)
-        current.ask(lambda client: _draw(lambda: ask(client)))
+        current.ask(lambda client: _draw(lambda: ask(client)), on_a_loop=True)
     elif as_json:
         show_json(current.ask(lambda client: client.call(ops.LIST_TRANSFERS)) if owner is None else current.ask(ask))
     else:
@@ -67,7 +70,7 @@ def show_transfer(job_id: str, watch: bool, as_json: bool) -> None:
     current = session()
     if watch:
         _check_watch(as_json)
-        current.ask(lambda client: _draw(lambda: ask(client)))
+        current.ask(lambda client: _draw(lambda: ask(client)), on_a_loop=True)
         return
     answer = current.ask(lambda client: client.call(ops.SHOW_JOB_TRANSFERS, id=job_id))
     present(answer, as_json, lambda: job_transfers_text(answer))
@@ -101,12 +104,16 @@ def receipt(job_id: str, stage: str | None, attempt: int | None, as_json: bool) 
 def _check_watch(as_json: bool) -> None:
     if as_json:
         raise bad_input("--watch and --json contradict each other", "use GET /v1/transfers to follow with a program")
-    if not stdout_console().is_terminal:
+    if not is_terminal():
         raise bad_input("--watch needs a terminal", "leave it out, or use GET /v1/transfers to follow with a program")
 
 
 async def _draw(ask: Callable[[], Awaitable[Iterable[TransferView]]]) -> None:
     """Draw what is under way until nothing is: what has failed for good waits for somebody, not for us."""
+    import asyncio
+
+    from rich.live import Live
+
     with Live(console=stdout_console(), auto_refresh=False) as live:
         while True:
             rows = list(await ask())

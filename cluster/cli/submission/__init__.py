@@ -1,4 +1,17 @@
 """From a script and options to a submit: `#SBATCH` lines, values, places of mistakes."""
 
-from cluster.cli.submission.readers import Context, read_bounded, read_change, settings_of
-from cluster.cli.submission.request import Prepared, located, prepare
+from typing import TYPE_CHECKING
+
+from replica.faces import shown
+
+if TYPE_CHECKING:
+    from cluster.cli.submission.readers import Context, read_bounded, read_change, settings_of
+    from cluster.cli.submission.request import Prepared, located, prepare
+else:
+    __getattr__ = shown(
+        __name__,
+        """
+        readers: Context read_bounded read_change settings_of
+        request: Prepared located prepare
+        """,
+    )

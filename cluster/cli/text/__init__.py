@@ -1,30 +1,50 @@
 """What is printed: tables, drawings, blocks of Key=Value, squeue's formats."""
 
-from cluster.cli.text.job import job_block, timeline, why_text
-from cluster.cli.text.moments import format_duration, parse_begin, parse_duration
-from cluster.cli.text.output import (
-    Cell,
-    fields_table,
-    note,
-    present,
-    readable_size,
-    show,
-    show_json,
-    size,
-    stderr_console,
-    stdout_console,
-    table,
-)
-from cluster.cli.text.squeue import STANDARD, Field, details_of, in_order, line, read_format
-from cluster.cli.text.tables import (
-    buffers_table,
-    job_number,
-    jobs_table,
-    members_table,
-    moment,
-    nodes_table,
-    pools_table,
-    snapshot_fields,
-    unit_in,
-)
-from cluster.cli.text.transfer import drawing, job_transfers_text, receipt_text, transfers_table
+from typing import TYPE_CHECKING
+
+from replica.faces import shown
+
+if TYPE_CHECKING:
+    from cluster.cli.text.job import job_block, timeline, why_text
+    from cluster.cli.text.moments import format_duration, parse_begin, parse_duration
+    from cluster.cli.text.output import (
+        Cell,
+        fields_table,
+        is_terminal,
+        note,
+        present,
+        readable_size,
+        show,
+        show_json,
+        size,
+        stderr_console,
+        stdout_console,
+        table,
+    )
+    from cluster.cli.text.squeue import STANDARD, Field, details_of, in_order, line, read_format
+    from cluster.cli.text.tables import (
+        buffers_table,
+        job_number,
+        jobs_table,
+        members_table,
+        moment,
+        nodes_table,
+        pools_table,
+        snapshot_fields,
+        unit_in,
+    )
+    from cluster.cli.text.transfer import drawing, job_transfers_text, receipt_text, transfers_table
+else:
+    __getattr__ = shown(
+        __name__,
+        """
+        job: job_block timeline why_text
+        moments: format_duration parse_begin parse_duration
+        output: Cell fields_table is_terminal note present readable_size show show_json
+        output: size stderr_console stdout_console table
+        squeue: STANDARD Field details_of in_order line read_format
+        tables: buffers_table job_number jobs_table members_table moment nodes_table pools_table snapshot_fields
+        tables: unit_in
+        transfer: drawing job_transfers_text receipt_text transfers_table
+        """,
+    )

@@ -7,16 +7,12 @@ Source of the form: the transcripts of Slurm 22.05.8. A line or a pair that is a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
-
-from rich.console import Group, RenderableType
-from rich.text import Text
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cluster.cli.text.moments import format_duration, format_span
 from cluster.cli.text.output import size, table
 from cluster.cli.text.tables import moment, run_time_s
 from cluster.cli.text.transfer import transfer_lines
-from cluster.eventloop import group_name, uid_of
 from cluster.schemas import (
     JOB_FIELDS,
     NO_DETAILS,
@@ -30,9 +26,13 @@ from cluster.schemas import (
     local_time,
     owner,
 )
-from cluster.system import format_instant, parse_instant
+from cluster.system import format_instant, group_name, parse_instant, uid_of
 from replica.model import ENDED, JobState
 from replica.values import Instant, plain, seconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
 
 INDENT: Final = "\n   "
 
@@ -207,6 +207,9 @@ def _is_over(row: HistoryRow) -> bool:
 
 def timeline(history: HistoryAnswer, now: Instant) -> RenderableType:
     """Return the job's history as a timeline: each event with time, revision and actor, then where the time went."""
+    from rich.console import Group
+    from rich.text import Text
+
     rows, called = history.rows, plain(history.task or str(history.job_id))
     parts: list[RenderableType] = []
     if not rows:
@@ -246,6 +249,8 @@ def timeline(history: HistoryAnswer, now: Instant) -> RenderableType:
 
 
 def _event_rows(rows: tuple[HistoryRow, ...], first: Instant) -> Iterator[tuple[str | int | Text, ...]]:
+    from rich.text import Text
+
     for number, row in enumerate(rows):
         rail = "┌" if number == 0 else "└" if number == len(rows) - 1 else "├"
         state = row.state if row.burst_buffer_state is None else f"{row.state} {row.burst_buffer_state}"

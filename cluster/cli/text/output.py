@@ -4,20 +4,22 @@ Names, messages and scripts come from other users: they are shown as text, never
 terminal would obey are shown as escapes.
 """
 
-import io
+from __future__ import annotations
+
 import os
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import click
-import msgspec
-from rich.cells import cell_len
-from rich.console import Console, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from replica.values import format_size, plain
+
+if TYPE_CHECKING:
+    # A third of what a command costs: imported by what draws, for terminals and for what does not fit as it is.
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+    from rich.text import Text
 
 WIDTH_WITHOUT_TERMINAL: Final = 1_000
 """Characters in a line of a pipe or file: more than any table here, so that nothing is wrapped for a program."""
@@ -31,7 +33,25 @@ GAP: Final = 2
 ROWS_STYLED_MAX: Final = 1_000
 """Rows of a table for which colours and folding are worth waiting, count: about half a second."""
 
-Cell = str | int | None | Text
+_SGR: Final = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "magenta": 35, "cyan": 36}
+"""Words of a style -> what a terminal is told (ECMA-48, 8.3.117): those from 30 on are colours."""
+
+_FIRST_COLOUR: Final = 30
+
+_ASKING: Final = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+"""Environment variables by which somebody may ask rich for a terminal where none is."""
+
+_PLAIN_TERMINALS: Final = ("dumb", "unknown")
+
+
+class Styled(NamedTuple):
+    """A cell that a terminal shows in a style, words of `_SGR`; `text` has no characters that a terminal obeys."""
+
+    text: str
+    style: str
+
+
+Cell: TypeAlias = "str | int | None | Styled | Text"
 
 
 def stdout_console() -> Console:
@@ -45,6 +65,8 @@ def stderr_console() -> Console:
 
 
 def _console(file: Any) -> Console:
+    from rich.console import Console
+
     width = None if file.isatty() else _columns() or WIDTH_WITHOUT_TERMINAL
     return Console(file=file, width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
 
@@ -56,15 +78,22 @@ def _columns() -> int | None:
     )
 
 
-def show(*renderables: RenderableType) -> None:
+def is_terminal() -> bool:
+    """Say whether results go to a terminal, or are wanted as if they did."""
+    if any(name in os.environ for name in _ASKING):
+        return bool(stdout_console().is_terminal)
+    return sys.stdout.isatty()
+
+
+def show(*renderables: RenderableType | Listing) -> None:
     """Print to stdout, without blanks at the ends of lines where the output is not a terminal."""
+    if len(renderables) == 1 and isinstance(renderables[0], Listing) and renderables[0].print_as_it_is():
+        return
+    import io
+
+    from rich.console import Console
+
     console = stdout_console()
-    if len(renderables) == 1 and isinstance(renderables[0], Listing):
-        listing = renderables[0]
-        long = len(listing.rows) > ROWS_STYLED_MAX
-        if long or (not console.is_terminal and listing.width <= console.width):
-            click.echo(listing.text(), nl=False)
-            return
     if console.is_terminal:
         for renderable in renderables:
             console.print(renderable)
@@ -78,10 +107,12 @@ def show(*renderables: RenderableType) -> None:
 
 def show_json(value: Any) -> None:
     """Print one JSON value to stdout, indented, the fields in the order of its view."""
+    import msgspec
+
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
-def present(answer: Any, as_json: bool, text: Callable[[], RenderableType]) -> None:
+def present(answer: Any, as_json: bool, text: Callable[[], RenderableType | Listing]) -> None:
     """Print an answer: as JSON, or what `text` makes of it for people, a string as it is."""
     if as_json:
         show_json(answer)
@@ -97,7 +128,7 @@ def note(sentence: str) -> None:
 
 
 class Listing:
-    """A table that looks like squeue's. Rich draws it, folding and colours included, but takes 0.5 ms a row.
+    """A table that looks like squeue's. Rich draws it, folding included, but takes 0.5 ms a row and long to begin.
 
     So what fits as it is, or has very many rows, is written here: the same characters, a hundred times faster.
     """
@@ -105,7 +136,7 @@ class Listing:
     def __init__(
         self,
         columns: tuple[str, ...],
-        rows: list[tuple[str | Text, ...]],
+        rows: list[tuple[str | Styled | Text, ...]],
         right: frozenset[str],
         flexible: frozenset[str],
         header: bool,
@@ -115,29 +146,51 @@ class Listing:
         self._right = right
         self._flexible = flexible
         self._header = header
-        self._cells = [tuple(cell.plain if isinstance(cell, Text) else cell for cell in row) for row in rows]
+        self._cells = [tuple(map(_text_in, row)) for row in rows]
         heads = columns if header else ("",) * len(columns)
-        self._widths = [max(map(cell_len, cells)) for cells in zip(heads, *self._cells, strict=True)]
+        self._widths = [max(map(_width, cells)) for cells in zip(heads, *self._cells, strict=True)]
 
     @property
     def width(self) -> int:
         """Columns of a terminal that its longest line takes."""
         return sum(self._widths) + GAP * (len(self._widths) - 1)
 
-    def text(self) -> str:
-        """Return all lines, each as long as its text."""
-        lines = [self.columns, *self._cells] if self._header else self._cells
+    def print_as_it_is(self) -> bool:
+        """Print it where nobody has to fold a line of it; say whether that was so."""
+        long = len(self.rows) > ROWS_STYLED_MAX
+        on_terminal = is_terminal()
+        if not long and on_terminal and not (sys.stdout.isatty() and self._is_simple() and self.width <= _terminal()):
+            return False
+        if not long and not on_terminal and self.width > (_columns() or WIDTH_WITHOUT_TERMINAL):
+            return False
+        styled = on_terminal and not long and os.environ.get("TERM", "").lower() not in _PLAIN_TERMINALS
+        click.echo(self.text(styled=styled), nl=False, color=True if styled else None)
+        return True
+
+    def _is_simple(self) -> bool:
+        return all(isinstance(cell, str | Styled) for row in self.rows for cell in row)
+
+    def text(self, *, styled: bool = False) -> str:
+        """Return all lines, each as long as its text; `styled`: with what tells a terminal colours and weights."""
+        lines: list[tuple[Any, ...]] = [*self.rows]
+        if self._header:
+            lines.insert(0, tuple(Styled(column, "bold") for column in self.columns))
         right = [column in self._right for column in self.columns]
         made = []
-        for cells in lines:
-            padded = [
-                " " * (width - cell_len(cell)) + cell if on_the_right else cell + " " * (width - cell_len(cell))
-                for cell, width, on_the_right in zip(cells, self._widths, right, strict=True)
-            ]
+        for row in lines:
+            padded = []
+            for cell, width, on_the_right in zip(row, self._widths, right, strict=True):
+                text = _text_in(cell)
+                blanks = " " * (width - _width(text))
+                shown = _in_style(text, cell.style) if styled and isinstance(cell, Styled) else text
+                padded.append(blanks + shown if on_the_right else shown + blanks)
             made.append((" " * GAP).join(padded).rstrip() + "\n")
         return "".join(made)
 
     def __rich__(self) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
         made = Table(
             box=None, pad_edge=False, show_edge=False, padding=(0, GAP, 0, 0), header_style="bold",
             show_header=self._header,
@@ -150,8 +203,41 @@ class Listing:
                 overflow="fold",
             )
         for row in self.rows:
-            made.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+            made.add_row(
+                *(
+                    Text(cell) if isinstance(cell, str) else Text(*cell) if isinstance(cell, Styled) else cell
+                    for cell in row
+                )
+            )
         return made
+
+
+def _text_in(cell: str | Styled | Text) -> str:
+    return cell if isinstance(cell, str) else cell.text if isinstance(cell, Styled) else cell.plain
+
+
+def _width(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _in_style(text: str, style: str) -> str:
+    codes = [_SGR[word] for word in style.split()]
+    if os.environ.get("NO_COLOR"):
+        codes = [code for code in codes if code < _FIRST_COLOUR]
+    return f"\x1b[{';'.join(map(str, codes))}m{text}\x1b[0m" if codes else text
+
+
+def _terminal() -> int:
+    """Return the columns of the terminal; those of COLUMNS where it says."""
+    try:
+        return _columns() or os.get_terminal_size(sys.stdout.fileno()).columns
+    except OSError:
+        return 0
 
 
 def table(
@@ -164,7 +250,9 @@ def table(
 ) -> Listing:
     """Return a table that looks like squeue's: `right` columns hold numbers; `flexible` ones are folded if need be."""
     named = tuple(columns)
-    made = [tuple(cell if isinstance(cell, Text) else text_of(cell) for cell in row) for row in rows]
+    made = [
+        tuple(text_of(cell) if cell is None or isinstance(cell, str | int) else cell for cell in row) for row in rows
+    ]
     return Listing(named, made, right, flexible, header)
 
 

@@ -3,10 +3,8 @@
 from collections.abc import Iterable
 from typing import Final
 
-from rich.text import Text
-
 from cluster.cli.text.moments import format_elapsed
-from cluster.cli.text.output import NOTHING, Listing, readable_size, size, table, text_of
+from cluster.cli.text.output import NOTHING, Listing, Styled, readable_size, size, table, text_of
 from cluster.schemas import BufferView, JobView, MemberView, NodeView, PoolView, SnapshotView
 from cluster.system import parse_instant
 from replica.model import JobState, PoolUnit, format_amount, unit_of
@@ -79,8 +77,8 @@ def jobs_table(jobs: Iterable[JobView], now: Instant) -> Listing:
     )
 
 
-def _styled(code: str) -> Text:
-    return Text(plain(code), style=_STATE_STYLES.get(code, ""))
+def _styled(code: str) -> Styled:
+    return Styled(plain(code), _STATE_STYLES.get(code, ""))
 
 
 def unit_in(pool: PoolView) -> PoolUnit:
@@ -163,7 +161,7 @@ def members_table(members: Iterable[MemberView]) -> Listing:
         (
             (
                 member.name,
-                Text(plain(member.role), style="bold green" if member.role == "leader" else ""),
+                Styled(plain(member.role), "bold green" if member.role == "leader" else ""),
                 _reachable(member),
                 member.term,
                 member.commit_index,

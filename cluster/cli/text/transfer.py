@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
-
-from rich.console import Group, RenderableType
-from rich.text import Text
+from typing import TYPE_CHECKING, Final
 
 from cluster.cli.text.moments import DAY_S, format_elapsed, format_span
 from cluster.cli.text.output import NOTHING, Listing, readable_size, table
@@ -14,6 +11,9 @@ from cluster.cli.text.tables import moment
 from cluster.schemas import JobTransfersView, ReceiptView, TransferView
 from cluster.system import parse_instant
 from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 BAR_CELLS: Final = 24
 """Characters of a progress bar: with its figures it fits a line of 80."""
@@ -77,6 +77,9 @@ def _total_bytes(row: TransferView) -> str:
 
 def drawing(transfers: Iterable[TransferView]) -> RenderableType:
     """Return a bar for each transfer, with its figures and the file that is being moved."""
+    from rich.console import Group
+    from rich.text import Text
+
     lines: list[RenderableType] = []
     for row in transfers:
         style = {"failed": "red", "retrying": "yellow", "queued": "dim"}.get(row.state, "cyan")

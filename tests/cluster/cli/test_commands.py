@@ -675,7 +675,7 @@ def test_a_fault_of_forebay_is_a_sentence_too(double: Double, monkeypatch: pytes
     def fail(*_: object) -> None:
         raise ZeroDivisionError("by hand")
 
-    monkeypatch.setattr("cluster.cli.commands.job.job_block", fail)
+    monkeypatch.setattr("cluster.cli.text.job_block", fail)
     double.answer("GET", "/v1/jobs/42", PENDING)
     result = forebay(double.config, "job", "show", "42")
     assert result.exit_code == ExitCode.FAULT

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.client import ApiError, Client
+from cluster.client import blocking as blocking_module
 from cluster.client import exchange as exchange_module
 from cluster.client.calls import REDIRECTS_MAX
 from cluster.schemas import operations as ops
@@ -32,6 +33,8 @@ from tests.cluster.client.misbehaving import (
     redirecting,
     serving,
 )
+
+pytestmark = pytest.mark.usefixtures("either_way")
 
 
 def client_of(
@@ -349,7 +352,8 @@ def test_a_replica_refuses_a_client_of_another_authority_and_the_error_names_the
         certificate=foreign_pki.operator.certificate,
         key=foreign_pki.operator.key,
     )
-    monkeypatch.setattr("cluster.security.tls._check_issuer", lambda files: None)
+    for module in ("tls", "glance"):
+        monkeypatch.setattr(f"cluster.security.{module}.examine", lambda files: None)
 
     async def scenario() -> None:
         async with (
@@ -409,7 +413,8 @@ def test_one_untrusted_replica_does_not_hide_the_others(pki: Pki, foreign_pki: P
 
 
 def test_an_answer_that_is_too_large_is_not_read_to_its_end(pki: Pki, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange_module, "ANSWER_BYTES_MAX", 1000)
+    for module in (exchange_module, blocking_module):
+        monkeypatch.setattr(module, "ANSWER_BYTES_MAX", 1000)
 
     async def scenario() -> None:
         async with (
@@ -497,13 +502,18 @@ def test_a_long_poll_may_take_its_wait_besides_the_time_of_an_attempt(
     pki: Pki, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[float] = []
-    original = exchange_module.Exchange.send
 
-    async def recording(self: Any, *arguments: Any, timeout_s: float, connect_s: float) -> Any:
-        asked.append(timeout_s)
-        return await original(self, *arguments, timeout_s=timeout_s, connect_s=connect_s)
+    def record(kind: Any) -> None:
+        original = kind.send
 
-    monkeypatch.setattr(exchange_module.Exchange, "send", recording)
+        async def recording(self: Any, *arguments: Any, timeout_s: float, connect_s: float) -> Any:
+            asked.append(timeout_s)
+            return await original(self, *arguments, timeout_s=timeout_s, connect_s=connect_s)
+
+        monkeypatch.setattr(kind, "send", recording)
+
+    record(exchange_module.Exchange)
+    record(blocking_module.BlockingExchange)
 
     async def scenario() -> None:
         async with (

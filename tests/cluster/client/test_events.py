@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from cluster.client import ApiError, Client
 from cluster.client import sse as sse_module
+from cluster.client.attempt import Answer, AttemptFailed
 from cluster.client.calls import FIRST_WAIT_S, LONGEST_WAIT_S, Endpoints
 from cluster.client.errors import UNREACHABLE, UNTRUSTED
 from cluster.client.events import GIVE_UP_S, EventStream
-from cluster.client.exchange import Answer, AttemptFailed, Exchange
+from cluster.client.exchange import Exchange
 from cluster.client.sse import ServerSentEvent, SseParser, StreamBroken
 from cluster.schemas.ledger import EventView
 from cluster.system.address import Address

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.client.attempt import Answer, AttemptFailed
 from cluster.client.calls import CONNECT_S, REDIRECTS_MAX, Call, Caller, Endpoints
 from cluster.client.errors import UNREACHABLE, UNTRUSTED, ApiError
-from cluster.client.exchange import Answer, AttemptFailed, Exchange
+from cluster.client.exchange import Exchange
 from cluster.system.address import Address
 from tests.clocks import ManualClock
 

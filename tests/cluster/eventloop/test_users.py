@@ -6,7 +6,8 @@ import os
 import pwd
 import threading
 
-from cluster.eventloop.users import KEPT_S, Identities, group_name, uid_of
+from cluster.eventloop.users import KEPT_S, Identities
+from cluster.system.accounts import group_name, uid_of
 from tests.clocks import ManualClock
 from tests.cluster.harness import story
 

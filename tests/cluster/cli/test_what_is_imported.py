@@ -1,0 +1,128 @@
+"""What a command imports is most of what it costs: each leaves alone what it does not use."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from cluster.cli.app import SUMMARIES, cli
+from tests.cluster.cli.double import Double
+from tests.cluster.cli.views import PENDING
+
+HEAVY = frozenset(
+    """
+    aiohttp asyncio concurrent cryptography email http importlib.metadata logging lupa lmdb multidict pysyncobj rich
+    subprocess uvloop xml yarl
+    """.split()
+)
+"""What takes a command longer to import than a request to the cluster takes it, each or with what it brings."""
+
+UNUSED = frozenset(
+    """
+    cluster.agent cluster.api cluster.audit cluster.client.channel cluster.client.events cluster.client.exchange
+    cluster.consensus cluster.eventloop cluster.mail cluster.schemas.channel_frames cluster.security.pki cluster.server
+    replica.decide replica.fold replica.operations replica.scheduler replica.state replica.views snapshots wal
+    """.split()
+)
+"""Rooms and modules of Forebay that a plain request has no use for."""
+
+FOR_HELP = (
+    HEAVY | UNUSED | frozenset("cluster.client cluster.cli.commands cluster.cli.text msgspec replica ssl".split())
+)
+"""What the outermost help has no use for, either."""
+
+
+def commands(group: click.Group, *before: str) -> Iterator[tuple[str, ...]]:
+    for name in sorted(group.commands):
+        command = group.commands[name]
+        if isinstance(command, click.Group):
+            yield from commands(command, *before, name)
+        yield (*before, name)
+
+
+EVERY = tuple(commands(cli))
+
+
+def imported(words: list[str], **environment: str) -> frozenset[str]:
+    """Return the modules that are loaded when the command has ended."""
+    program = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print(*sorted(sys.modules), file=sys.stderr))\n"
+        f"sys.argv[1:] = {words!r}\n"
+        "from cluster.cli import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
+    last = found.stderr.splitlines()[-1].split()
+    assert "click" in last, found.stderr
+    return frozenset(last)
+
+
+def among(loaded: frozenset[str], unwanted: frozenset[str]) -> set[str]:
+    return {name for name in loaded if any(name == one or name.startswith(f"{one}.") for one in unwanted)}
+
+
+def test_the_outermost_help_imports_no_command() -> None:
+    assert among(imported(["--help"]), FOR_HELP) == set()
+
+
+@pytest.mark.parametrize("characters_max", [1, 20, 45, 60, 80, 1_000])
+def test_the_outermost_help_says_of_each_command_what_its_own_says_first(characters_max: int) -> None:
+    for name, command in cli.commands.items():
+        stub = click.Command(name, help=SUMMARIES.get(name, command.help))
+        assert stub.get_short_help_str(characters_max) == command.get_short_help_str(characters_max), name
+    assert SUMMARIES.keys() <= cli.commands.keys()
+
+
+REQUESTS = [
+    ("job", "list"),
+    ("job", "list", "--json"),
+    ("job", "show", "42"),
+    ("queue",),
+    ("submit", "job.sh"),
+    ("job", "hold", "42"),
+    ("job", "cancel", "42", "43"),
+    ("job", "why", "42"),
+    ("buffer", "list"),
+    ("pool", "list"),
+    ("node", "list"),
+    ("transfer", "list"),
+    ("account", "show"),
+    ("session", "list"),
+    ("cluster", "clock"),
+]
+
+
+@pytest.mark.parametrize("words", REQUESTS, ids=" ".join)
+def test_a_plain_request_imports_neither_a_loop_nor_a_renderer(
+    words: tuple[str, ...], double: Double, tmp_path: Path
+) -> None:
+    """Refusals too: the double knows no job, and a refusal is printed."""
+    (tmp_path / "job.sh").write_text("#!/bin/sh\n")
+    given = [str(tmp_path / word) if word == "job.sh" else word for word in words]
+    double.answer("GET", "/v1/jobs/42", PENDING)
+    loaded = imported(["--config", str(double.config.file), *given])
+    assert double.asked, "it asked nobody"
+    assert among(loaded, HEAVY | UNUSED) == set()
+
+
+def test_no_command_imports_a_client_on_a_loop_or_a_renderer_before_it_runs() -> None:
+    """What a command's module imports at its top is paid by its sisters, too."""
+    program = (
+        "import sys\n"
+        "from cluster.cli.app import cli\n"
+        "def walk(group, *before):\n"
+        "    for name in sorted(group.commands):\n"
+        "        command = group.commands[name]\n"
+        "        print(*before, name, *({'aiohttp', 'rich', 'uvloop'} & sys.modules.keys()), sep='|')\n"
+        "        if hasattr(command, 'commands'):\n"
+        "            walk(command, *before, name)\n"
+        "walk(cli)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines() == sorted("|".join(words) for words in EVERY)
