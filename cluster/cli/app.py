@@ -74,7 +74,7 @@ SUMMARIES: Final = {
     "serve": "Run one replica in the foreground, as a service manager would.",
     "session": "Show and close sessions of programs: the answers to their commands are kept until they have arrived.",
     "snapshot": "Save and inspect snapshots.",
-    "submit": "Submit a batch script, or - for standard input.",
+    "submit": "Submit batch scripts, or - for standard input.",
     "transfer": "Show what is moved, how far it is, and the receipts of what was moved.",
     "up": "Run a whole cluster of this machine in the foreground; Ctrl-C ends it.",
     "usage": "Show and reset what accounts and QOS have used of burst buffers, which GrpBBMinutes limits.",

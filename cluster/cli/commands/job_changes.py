@@ -1,20 +1,18 @@
 """`forebay job cancel|hold|release|suspend|resume|requeue|update`: one change of many jobs."""
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
-import msgspec
 
-from cluster.cli.commands.options import JOB_ID, PAGE_JOBS, job_options
+from cluster.cli.commands.options import JOB_ID, PAGE_JOBS, in_requests, job_options
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.group import exit_with, report
 from cluster.cli.session import exit_code_of, failure_of, session
 from cluster.cli.submission import Context, read_change, settings_of
 from cluster.client import ApiError, Client, error_of_view
 from cluster.schemas import (
-    BULK_COMMANDS_MAX,
     JOB_FIELDS,
     NO_DETAILS,
     BulkCommand,
@@ -31,10 +29,6 @@ from cluster.schemas import (
 from cluster.schemas import operations as ops
 from replica.model import parse_reference, shown_reference
 from replica.values import plain
-
-BULK_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Bytes of one request with many commands: half of what a replica takes."""
-
 
 JOBS = click.argument("job_ids", metavar="JOB…", type=JOB_ID, nargs=-1, required=True)
 
@@ -153,23 +147,19 @@ async def _bulk(
 ) -> AsyncIterator[tuple[str, JobView | ApiError]]:
     """Change all jobs with as few requests as it takes, until nobody answers one of them."""
     commands = [among(command_id=client.new_command_id(), job_id=job_id, **fields) for job_id in job_ids]
-    for first in range(0, len(commands), per_request := _per_request(commands)):
+    answered = 0
+    for part in in_requests(commands):
         try:
-            answer = await client.commands(commands[first : first + per_request])
+            answer = await client.commands(part)
         except ApiError as error:
-            yield job_ids[first], error
+            yield job_ids[answered], error
             return
-        for job_id, result in zip(job_ids[first:], answer.results, strict=False):
+        for job_id, result in zip(job_ids[answered:], answer.results, strict=False):
             if result.error is not None:
                 yield job_id, error_of_view(result.status, result.error, result.command_id)
             elif result.job is not None:
                 yield job_id, result.job
-
-
-def _per_request(commands: Sequence[BulkCommand]) -> int:
-    """Return how many of these commands fit into one request; they differ by their jobs only."""
-    longest = max(len(msgspec.json.encode(command)) for command in commands)
-    return max(1, min(BULK_COMMANDS_MAX, BULK_BYTES_MAX // longest))
+        answered += len(part)
 
 
 async def _changed(client: Client, job_id: str, first: JobView) -> tuple[JobView, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
@@ -11,7 +11,7 @@ from cluster.cli.exits import ExitCode, Failure
 from cluster.cli.session import session
 
 if TYPE_CHECKING:
-    from cluster.schemas import Command, Operation
+    from cluster.schemas import BulkCommand, Command, Operation
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -65,6 +65,27 @@ def job_options(*, change: bool = False) -> Callable[[Decorated], Decorated]:
 
 
 NAME = click.argument("name")
+
+
+BULK_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes of one request with many commands: half of what a replica takes."""
+
+
+def in_requests(commands: Sequence[BulkCommand]) -> Iterator[Sequence[BulkCommand]]:
+    """Yield the commands in their order, as many at a time as one request takes."""
+    import msgspec
+
+    from cluster.schemas import BULK_COMMANDS_MAX
+
+    first = size_bytes = 0
+    for at, command in enumerate(commands):
+        more_bytes = len(msgspec.json.encode(command)) + 1
+        if at > first and (at - first == BULK_COMMANDS_MAX or size_bytes + more_bytes > BULK_BYTES_MAX):
+            yield commands[first:at]
+            first, size_bytes = at, 0
+        size_bytes += more_bytes
+    if first < len(commands):
+        yield commands[first:]
 
 
 def names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:

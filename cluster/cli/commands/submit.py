@@ -1,21 +1,37 @@
-"""`forebay submit`: a batch script becomes a job."""
+"""`forebay submit`: batch scripts become jobs."""
+
+from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from cluster.cli.commands.options import JSON_OPTION, job_options
+from cluster.cli.commands.options import JSON_OPTION, in_requests, job_options
 from cluster.cli.exits import INVALID_REQUEST_LINE, NODE_COUNT_LINE, PERMISSION_LINE, ExitCode, Failure, bad_input
-from cluster.cli.session import exit_code_of, session
+from cluster.cli.group import exit_with, report
+from cluster.cli.session import Session, exit_code_of, session
 from cluster.cli.submission import Prepared, located, prepare, read_bounded
-from cluster.cli.text import note, present
-from cluster.client import ApiError, Client
-from cluster.schemas import JobView, SubmitRequest, instant_of
+from cluster.cli.text import note, present, show_json
+from cluster.client import ApiError, error_of_view
+from cluster.schemas import SubmitRequest, instant_of
 from cluster.schemas import operations as ops
 from replica.values import SCRIPT_BYTES_MAX
+
+if TYPE_CHECKING:
+    from cluster.client import Client
+    from cluster.schemas import CommandResult, JobView
+
+STANDARD_INPUT: Final = "-"
+
+SCRIPTS_MAX: Final = 10_000
+"""Scripts of one command, count: ten requests; all of them are in memory before the first is sent."""
+
+LIST_BYTES_MAX: Final = SCRIPT_BYTES_MAX
+"""A list of scripts on standard input, bytes: it is told from a script once all of it is here."""
 
 REQUEST_CODES: Final = frozenset(
     {
@@ -43,39 +59,67 @@ REQUEST_PLACES: Final = ("script", "--bb")
 """How places begin that lie in the request (`--bbf` too): any refusal there concerns it."""
 
 
+class _Script(NamedTuple):
+    """One script of the command, and what is sent for it."""
+
+    name: str
+    prepared: Prepared
+
+
 @click.command("submit", no_args_is_help=True)
-@click.argument("script", metavar="SCRIPT")
+@click.argument("scripts", metavar="SCRIPT…", nargs=-1, required=True)
 @job_options()
 @click.option("--export", metavar="NAME=VALUE", multiple=True, help="A variable for the job; NAME alone copies it.")
 @click.option("--uid", "owner", metavar="USER", help="On behalf of this user (operators only).")
 @click.option("--command-id", metavar="ID", help="Repeat a submit whose outcome was unknown: it happens once.")
 @JSON_OPTION
 def submit(
-    script: str, owner: str | None, command_id: str | None, as_json: bool, export: tuple[str, ...],
+    scripts: tuple[str, ...], owner: str | None, command_id: str | None, as_json: bool, export: tuple[str, ...],
     **given: str | bool | None,
 ) -> None:  # fmt: skip
-    """Submit a batch script, or - for standard input.
+    """Submit batch scripts, or - for standard input.
 
     #SBATCH lines at the top of the script are read for the same options by Slurm's names (--job-name, --time,
     --cpus-per-task, …), and --ntasks=1; an unknown one is refused. The command line wins. #DW and #BB lines (#BB_LUA
     where the site has a Lua script) are the burst-buffer request. Prints `Submitted batch job ID`. A refused request
     prints its place and cause, and last `Burst Buffer request invalid`.
+
+    Standard input is a script, which begins with #!, or a list of scripts, one a line. Several scripts are submitted
+    together, each as a job of its own with the same options; none is an argument of another. Nothing is sent where one
+    of them cannot be read or is no batch script. What the controller refuses is named and stops none of the others; the
+    exit code is that of the first refusal.
     """
     if command_id is not None:
         _check_command_id(command_id)
     current = session()
-    prepared = prepare(
-        _read_script(script),
-        script,
-        given,
-        export,
-        directory=Path.cwd(),
-        environment=os.environ,
-        now=current.clock.now(),
-    )
-    for warning in prepared.warnings:
-        note(f"forebay: warning: {warning}")
+    found = list(_texts(scripts))
+    if command_id is not None and len(found) > 1:
+        raise bad_input("an id is that of one script", "repeat each script with its own id", place="--command-id")
+    made = [
+        _Script(
+            name,
+            prepare(
+                data,
+                name,
+                given,
+                export,
+                directory=Path.cwd(),
+                environment=os.environ,
+                now=current.clock.now(),
+            ),
+        )
+        for name, data in found
+    ]
+    for script in made:
+        for warning in script.prepared.warnings:
+            note(f"forebay: warning: {warning}")
+    if len(made) == 1:
+        _submit_one(current, made[0].prepared, owner, command_id, as_json)
+    else:
+        _submit_all(current, made, owner, as_json)
 
+
+def _submit_one(current: Session, prepared: Prepared, owner: str | None, command_id: str | None, as_json: bool) -> None:
     async def send(client: Client) -> JobView:
         request = SubmitRequest(command_id=command_id or client.new_command_id(), user=owner, **prepared.fields)
         try:
@@ -89,6 +133,75 @@ def submit(
     present(job, as_json, lambda: f"Submitted batch job {job.job_id}")
 
 
+def _submit_all(current: Session, scripts: Sequence[_Script], owner: str | None, as_json: bool) -> None:
+    """Submit scripts in as few requests as it takes; print how each of them went, in their order."""
+    from cluster.schemas import JobsAnswer, SubmitCommand
+
+    async def send(client: Client) -> tuple[int, list[JobView | ApiError]]:
+        commands = [
+            SubmitCommand(command_id=client.new_command_id(), user=owner, **script.prepared.fields)
+            for script in scripts
+        ]
+        outcomes: list[JobView | ApiError] = []
+        revision = 0
+        for part in in_requests(commands):
+            try:
+                answer = await client.commands(part)
+            except ApiError as error:
+                outcomes += [_of_one(error, command.command_id) for command in part]
+                outcomes += [_not_sent(error) for _ in commands[len(outcomes) :]]
+                break
+            revision = answer.revision
+            outcomes += map(_outcome, answer.results)
+        return revision, outcomes
+
+    revision, outcomes = current.ask(send)
+    jobs = []
+    failures = []
+    for script, outcome in zip(scripts, outcomes, strict=True):
+        if isinstance(outcome, ApiError):
+            failures.append(_named(_failure(outcome, script.prepared), script.name))
+            report(failures[-1])
+            continue
+        jobs.append(outcome)
+        for warning in outcome.warnings:
+            note(f"forebay: warning: {script.name}: {warning}")
+        if not as_json:
+            click.echo(f"Submitted batch job {outcome.job_id}")
+    if as_json:
+        show_json(JobsAnswer(revision=revision, jobs=tuple(jobs)))
+    if failures:
+        exit_with(failures[0].code)
+
+
+def _outcome(result: CommandResult) -> JobView | ApiError:
+    if result.error is not None:
+        return error_of_view(result.status, result.error, result.command_id)
+    assert result.job is not None, "a submit that succeeded has a job"
+    return result.job
+
+
+def _of_one(error: ApiError, command_id: str) -> ApiError:
+    """Return what a request that failed as a whole comes to for one of its commands."""
+    return ApiError(
+        error.status, error.code, error.sentence, remedy=error.remedy, outcome=error.outcome, command_id=command_id
+    )
+
+
+def _not_sent(error: ApiError) -> ApiError:
+    """Return what becomes of those that would have been sent after a request that failed as a whole."""
+    sentence = "it was not sent, since the request before it failed"
+    return ApiError(error.status, error.code, sentence, remedy="submit it again")
+
+
+def _named(failure: Failure, name: str) -> Failure:
+    """Return a failure whose place names the script that it is about."""
+    if failure.place.startswith(name):
+        return failure
+    place = f"{name}, {failure.place}" if failure.place else name
+    return Failure(failure.code, failure.sentence, failure.remedy, place=place, last=failure.last)
+
+
 def _check_command_id(command_id: str) -> None:
     try:
         instant_of(command_id)
@@ -97,10 +210,37 @@ def _check_command_id(command_id: str) -> None:
         raise bad_input(sentence, remedy or "use the id that the error message named", place="--command-id") from None
 
 
-def _read_script(script: str) -> bytes:
-    if script != "-":
-        return read_bounded(Path(script), SCRIPT_BYTES_MAX, "the script", "")
-    return sys.stdin.buffer.read(SCRIPT_BYTES_MAX + 1)
+def _texts(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield each script with its name: those of a list in place of the `-` that stands for it."""
+    if names.count(STANDARD_INPUT) > 1:
+        raise bad_input("standard input can be read once", f"name {STANDARD_INPUT} once")
+    count = 0
+    for name in names:
+        listed: Sequence[str] = (name,)
+        if name == STANDARD_INPUT:
+            data = sys.stdin.buffer.read(SCRIPT_BYTES_MAX + 1)
+            listed = _listed(data)
+            if not listed:
+                count += 1
+                yield name, data
+        for one in listed:
+            count += 1
+            if count > SCRIPTS_MAX:
+                raise bad_input(f"there are more than {SCRIPTS_MAX} scripts", "submit them in several commands")
+            yield one, read_bounded(Path(one), SCRIPT_BYTES_MAX, "the script", "")
+
+
+def _listed(data: bytes) -> Sequence[str]:
+    """Return the scripts that standard input lists, one a line; none where it is a script, or nothing of the kind.
+
+    A script says in its first two characters what runs it. So what does not is a list, if the first line of it names
+    a file; else it is taken for a script that lacks them, and refused as one.
+    """
+    if data.startswith(b"#!") or len(data) > LIST_BYTES_MAX:
+        return ()
+    lines = [line.strip() for line in data.decode("utf-8", "surrogateescape").split("\n")]
+    names = [line for line in lines if line]
+    return names if names and "\0" not in names[0] and Path(names[0]).is_file() else ()
 
 
 def _failure(error: ApiError, prepared: Prepared) -> Failure:

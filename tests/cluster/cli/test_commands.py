@@ -538,7 +538,7 @@ def test_many_jobs_are_changed_by_one_request_that_goes_on_after_a_refusal_and_e
 def test_more_jobs_than_fit_into_one_request_are_changed_by_several(
     double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.cli.commands.job_changes.BULK_COMMANDS_MAX", 2)
+    monkeypatch.setattr("cluster.schemas.BULK_COMMANDS_MAX", 2)
     results = tuple(CommandResult(command_id="a" * 32, status=200, job=PENDING) for _ in range(2))
     double.answer("POST", "/v1/commands", BulkAnswer(revision=5, results=results))
     assert forebay(double.config, "job", "hold", "1", "2", "3", "4").exit_code == ExitCode.OK

@@ -85,6 +85,7 @@ REQUESTS = [
     ("job", "show", "42"),
     ("queue",),
     ("submit", "job.sh"),
+    ("submit", "--hold", "job.sh", "job.sh"),
     ("job", "hold", "42"),
     ("job", "cancel", "42", "43"),
     ("job", "why", "42"),

@@ -1,0 +1,180 @@
+"""`forebay submit` of several scripts: one request, a line for each, and none of them stands in another's way."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.cli.commands.options import BULK_BYTES_MAX, in_requests
+from cluster.cli.exits import ExitCode
+from cluster.schemas.jobs import BulkAnswer, CommandResult, ErrorView, JobsAnswer
+from cluster.schemas.requests import BULK_COMMANDS_MAX, SubmitCommand
+from tests.cluster.cli.double import Double, forebay
+from tests.cluster.cli.views import job
+
+SCRIPT = "#!/bin/sh\n"
+IDS = ("0" * 32, "1" * 32, "2" * 32, "3" * 32, "4" * 32)
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> list[str]:
+    """Three scripts: a.sh, b.sh, c.sh."""
+    paths = [tmp_path / f"{letter}.sh" for letter in "abc"]
+    for path in paths:
+        path.write_text(SCRIPT + f"# {path.stem}\n")
+    return [str(path) for path in paths]
+
+
+def submitted(number: int, **more: Any) -> CommandResult:
+    return CommandResult(command_id=IDS[number % 5], status=201, revision=5, job=job(job_id=40 + number, **more))
+
+
+def refused(status: int, code: str, sentence: str, **more: Any) -> CommandResult:
+    return CommandResult(command_id=IDS[0], status=status, error=ErrorView(code=code, sentence=sentence, **more))
+
+
+def answer(double: Double, *results: CommandResult) -> None:
+    double.answer("POST", "/v1/commands", BulkAnswer(revision=7, results=results))
+
+
+def names(double: Double) -> list[list[str]]:
+    """Return the names of the jobs in each request."""
+    return [[one["name"] for one in asked.body["commands"]] for asked in double.asked]
+
+
+def test_several_scripts_go_in_one_request_and_each_has_its_line_in_order(double: Double, scripts: list[str]) -> None:
+    answer(double, *map(submitted, (2, 1, 3)))
+    result = forebay(double.config, "submit", "--hold", *scripts)
+    lines = "Submitted batch job 42\nSubmitted batch job 41\nSubmitted batch job 43\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (0, lines, "")
+    [asked] = double.asked
+    commands = asked.body["commands"]
+    assert [one["name"] for one in commands] == ["a.sh", "b.sh", "c.sh"]
+    assert all(one["type"] == "submit_job" and one["hold"] is True for one in commands)
+    assert [one["script"] for one in commands] == [Path(script).read_text() for script in scripts]
+    assert len({one["command_id"] for one in commands}) == 3
+
+
+def test_a_list_of_scripts_may_come_from_standard_input_and_others_stand_beside_it(
+    double: Double, scripts: list[str]
+) -> None:
+    answer(double, *map(submitted, range(3)))
+    listed = f"{scripts[1]}\n\n  {scripts[2]}  ".encode()
+    result = forebay(double.config, "submit", scripts[0], "-", stdin=listed)
+    assert (result.exit_code, len(result.stdout.splitlines())) == (0, 3)
+    assert names(double) == [["a.sh", "b.sh", "c.sh"]]
+
+
+def test_a_list_of_one_script_is_that_script(double: Double, scripts: list[str]) -> None:
+    double.answer("POST", "/v1/jobs", job(job_id=42), 201)
+    result = forebay(double.config, "submit", "-", stdin=f"{scripts[0]}\n".encode())
+    assert (result.stdout, double.asked[0].body["name"]) == ("Submitted batch job 42\n", "a.sh")
+
+
+@pytest.mark.parametrize("text", [b"", b"\n\n", b"echo hello\n", b"\x7fELF\0\n", b"\xff\xfe\n", b"a\0b.sh\n", b"/\n"])
+def test_standard_input_that_is_neither_a_script_nor_names_one_is_refused_as_a_script(
+    double: Double, text: bytes
+) -> None:
+    result = forebay(double.config, "submit", "-", stdin=text)
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert result.stderr.startswith("forebay: script line 1")
+    assert double.asked == []
+
+
+def test_of_several_scripts_the_refused_one_is_named_and_the_others_are_submitted(
+    double: Double, scripts: list[str]
+) -> None:
+    fault = refused(400, "invalid_directive", "there is no such word", place="script line 2, column 5")
+    limit = refused(409, "limit_exceeded", "alice has too many jobs", remedy="wait")
+    answer(double, submitted(0), fault, limit)
+    result = forebay(double.config, "submit", *scripts)
+    assert (result.exit_code, result.stdout) == (ExitCode.BAD_INPUT, "Submitted batch job 40\n")
+    assert result.stderr.splitlines() == [
+        f"forebay: {scripts[1]} line 2, column 5: there is no such word",
+        "Burst Buffer request invalid",
+        f"forebay: {scripts[2]}: alice has too many jobs",
+        "  what to do: wait",
+    ]
+
+
+@pytest.mark.parametrize("fault", ["missing", "no interpreter", "unknown option"])
+def test_nothing_is_sent_where_one_of_several_is_no_batch_script(
+    double: Double, scripts: list[str], fault: str
+) -> None:
+    """`submit job.sh data.txt` is what somebody types to whom the second word is an argument of the first."""
+    path = Path(scripts[1])
+    if fault == "missing":
+        path.unlink()
+    else:
+        path.write_text("1 2 3\n" if fault == "no interpreter" else "#!/bin/sh\n#SBATCH --gpus=1\n")
+    result = forebay(double.config, "submit", *scripts)
+    assert (result.exit_code, result.stdout) == (ExitCode.BAD_INPUT, "")
+    assert scripts[1] in result.stderr
+    assert double.asked == []
+
+
+def test_with_json_several_scripts_are_one_object_and_refusals_go_to_stderr(double: Double, scripts: list[str]) -> None:
+    answer(double, submitted(0, warnings=("look at it",)), refused(403, "denied", "not yours"), submitted(2))
+    result = forebay(double.config, "submit", "--json", *scripts)
+    printed = msgspec.json.decode(result.stdout, type=JobsAnswer)
+    assert (printed.revision, [one.job_id for one in printed.jobs]) == (7, [40, 42])
+    assert result.exit_code == ExitCode.PERMISSION_DENIED
+    assert result.stderr.splitlines() == [
+        f"forebay: warning: {scripts[0]}: look at it",
+        f"forebay: {scripts[1]}: not yours",
+    ]
+
+
+def test_scripts_of_which_nobody_knows_what_became_are_each_named_with_an_id_of_their_own(
+    double: Double, scripts: list[str]
+) -> None:
+    double.refuse("POST", "/v1/commands", 503, "late", "nobody knows", outcome="unknown")
+    result = forebay(double.config, "submit", *scripts, deadline_s=0.5)
+    assert (result.exit_code, result.stdout) == (ExitCode.OUTCOME_UNKNOWN, "")
+    commands = double.asked[0].body["commands"]
+    for script, command in zip(scripts, commands, strict=True):
+        assert f"forebay: {script}: " in result.stderr
+        assert f"--command-id {command['command_id']}:" in result.stderr
+
+
+def test_more_scripts_than_a_request_takes_go_in_several_until_nobody_answers(
+    double: Double, scripts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.schemas.BULK_COMMANDS_MAX", 2)
+    double.refuse("POST", "/v1/commands", 403, "denied", "you may not")
+    result = forebay(double.config, "submit", *scripts)
+    assert names(double) == [["a.sh", "b.sh"]]
+    assert result.exit_code == ExitCode.PERMISSION_DENIED
+    assert [line for line in result.stderr.splitlines() if line.startswith("forebay")] == [
+        f"forebay: {scripts[0]}: you may not",
+        f"forebay: {scripts[1]}: you may not",
+        f"forebay: {scripts[2]}: it was not sent, since the request before it failed",
+    ]
+
+
+def test_an_id_to_repeat_belongs_to_one_script_and_standard_input_is_read_once(
+    double: Double, scripts: list[str]
+) -> None:
+    identified = forebay(double.config, "submit", *scripts, "--command-id", "017f22e279b07cc398c4dc0c0c07398f")
+    twice = forebay(double.config, "submit", "-", "-", stdin=SCRIPT.encode())
+    assert (identified.exit_code, twice.exit_code) == (ExitCode.BAD_INPUT, ExitCode.BAD_INPUT)
+    assert "--command-id: an id is that of one script" in identified.stderr
+    assert "read once" in twice.stderr
+    assert double.asked == []
+
+
+@given(st.lists(st.integers(0, BULK_BYTES_MAX // 3), max_size=12))
+def test_commands_are_cut_into_requests_in_order_and_none_is_larger_than_a_replica_takes(sizes: list[int]) -> None:
+    commands: Sequence[SubmitCommand] = [
+        SubmitCommand(command_id=IDS[0], script="x" * size, time_limit_s=at + 1, workdir="/")
+        for at, size in enumerate(sizes)
+    ]
+    parts = list(in_requests(commands))
+    assert [command for part in parts for command in part] == list(commands)
+    for part in parts:
+        assert 0 < len(part) <= BULK_COMMANDS_MAX
+        assert len(msgspec.json.encode(part)) <= BULK_BYTES_MAX + len(part) + 2
