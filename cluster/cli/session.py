@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cluster.client import ApiError, Client
-    from cluster.config import Config
+    from cluster.config import Access, Config
     from cluster.schemas import Operation
     from cluster.system import Clock
 
@@ -85,6 +85,14 @@ class Session:
 
         return Config.load(self.config_path or Path(CONFIG_DEFAULT))
 
+    def _access(self) -> Access:
+        """Return what of the configuration says where the cluster is; ConfigError as `config`."""
+        from pathlib import Path
+
+        from cluster.config import Access
+
+        return Access.read(self.config_path or Path(CONFIG_DEFAULT))
+
     def ask(self, call: Callable[[Client], Awaitable[_T]], *, on_a_loop: bool = False) -> _T:
         """Run a call with a client of the cluster and return its answer; Failure says why there is none.
 
@@ -94,7 +102,7 @@ class Session:
         from cluster.client import ApiError, Client, finish, run
         from cluster.security import TlsRefused
 
-        config = self.config()
+        config = self._access()
 
         async def perform() -> _T:
             async with Client.from_config(

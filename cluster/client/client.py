@@ -45,7 +45,7 @@ from cluster.system import Address, Clock, SystemClock
 
 if TYPE_CHECKING:
     from cluster.client.exchange import Exchange
-    from cluster.config import Config
+    from cluster.config import Access
     from cluster.schemas import (
         BulkAnswer,
         BulkCommand,
@@ -103,7 +103,7 @@ class Client:
     @classmethod
     def from_config(
         cls,
-        config: Config,
+        config: Access,
         identity: str,
         *,
         clock: Clock | None = None,

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from replica.faces import shown
 
 if TYPE_CHECKING:
-    from cluster.config.config import OPERATOR_NAME, AgentConfig, Config, ReplicaConfig
+    from cluster.config.access import OPERATOR_NAME, Access, ReplicaConfig
+    from cluster.config.config import AgentConfig, Config
     from cluster.config.limits import DEFAULT_LIMITS, LimitsConfig
     from cluster.config.mail import MailConfig
     from cluster.config.new_site import FIRST_START_NAME, Founding, FoundingRefused, PoolSpec, found, replica_hosts
@@ -14,7 +15,8 @@ else:
     __getattr__ = shown(
         __name__,
         """
-        config: OPERATOR_NAME AgentConfig Config ReplicaConfig
+        access: OPERATOR_NAME Access ReplicaConfig
+        config: AgentConfig Config
         limits: DEFAULT_LIMITS LimitsConfig
         mail: MailConfig
         new_site: FIRST_START_NAME Founding FoundingRefused PoolSpec found replica_hosts

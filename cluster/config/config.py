@@ -12,6 +12,16 @@ import msgspec
 from msgspec import Meta, field
 from msgspec.structs import force_setattr
 
+from cluster.config.access import (
+    CONFIG_BYTES_MAX,
+    OPERATOR_NAME,
+    REPLICAS_MAX,
+    Access,
+    ClusterConfig,
+    ReplicaConfig,
+    TlsConfig,
+    absolute,
+)
 from cluster.config.initial_state import PolicyTable, PoolTable, StagingTable, policy_of, pools_of
 from cluster.config.job_process import JobProcessTable
 from cluster.config.limits import DEFAULT_LIMITS, LimitsConfig
@@ -19,7 +29,7 @@ from cluster.config.mail import NO_MAIL, MailConfig
 from cluster.config.provider import ProviderTable
 from cluster.config.toml import Bytes, ConfigError, Document, InvalidValue, Name, Size, Text, Written, key_text, near
 from cluster.providers import NO_LOCAL, Local
-from cluster.security import AUTHORITY_NAME, NAME_RULE, TlsFiles, find_unsafe_keys, is_name, is_there
+from cluster.security import AUTHORITY_NAME, find_unsafe_keys
 from cluster.system import Address, JobProcess
 from replica.model import Pool, Site
 from replica.values import CPUS_MAX, NODES_MAX, POOLS_MAX
@@ -35,14 +45,8 @@ __all__ = [
     "TlsConfig",
 ]
 
-CONFIG_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Bytes of the file: 10,000 agents of about 100 bytes each fit several times."""
-
 REPLICA_COUNTS: Final = (1, 3, 5)
 """How many replicas a cluster may have: an even number tolerates no more failures than one fewer."""
-
-REPLICAS_MAX: Final = 16
-"""Replicas in the file: the founders, and those that were added since; only nine may be members at a time."""
 
 GIB: Final = 1024**3
 MAP_SIZE_BYTES_MIN: Final = 16 * 1024**2
@@ -66,44 +70,10 @@ election. Consensus refuses less (cluster.consensus.interface.Timing)."""
 
 ROOT_USER_ID: Final = 0
 
-OPERATOR_NAME: Final = "operator"
-"""Name of the certificate that `forebay init` makes for the operator."""
-
 _T = TypeVar("_T", str, Address, Path)
-_Table = TypeVar("_Table", bound=msgspec.Struct)
-
-CLUSTER_ID_DIGITS: Final = 32
 
 _BY_NAME: Final = Path("NAME")
 """Directory of an agent whose table does not say: it is called as the agent is."""
-
-_WITH_THE_OTHERS: Final = Path("CERTIFICATES", f"{AUTHORITY_NAME}.pem")
-"""The authority's certificate where [tls] does not say."""
-
-
-class ClusterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which cluster: its name for people and its id for frames, snapshots and certificates."""
-
-    name: Annotated[Written[Name], Meta(examples=["demo"])]
-    id: Annotated[Text, Meta(examples=["32 hexadecimal digits made by forebay init"])]
-
-    def __post_init__(self) -> None:
-        """Refuse an id that is none; InvalidValue."""
-        if len(self.id) != CLUSTER_ID_DIGITS or not set(self.id) <= set("0123456789abcdef"):
-            remedy = f"write the {CLUSTER_ID_DIGITS} hexadecimal digits that `forebay init` made"
-            raise InvalidValue(f"found {self.id!r:.60}", remedy, "id")
-
-
-class ReplicaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One replica: where its peers and where its clients reach it."""
-
-    name: Annotated[Written[Name], Meta(examples=["r1"])]
-    peer: Annotated[Written[Address], Meta(examples=["127.0.0.1:7401"])]
-    api: Annotated[Written[Address], Meta(examples=["127.0.0.1:7411"])]
-    channel: Annotated[Written[Address], Meta(examples=["127.0.0.1:7421"])] | None = None
-    """Where programs reach its pipelined channel; None: it offers none."""
-    joins: bool = False
-    """Whether it is not one of the founders, but was added to the cluster, or will be."""
 
 
 class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -140,18 +110,6 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def mode(self) -> Literal["own", "switch"]:
         """Whose account jobs run as: the agent's own, whichever that is, or their users'."""
         return "switch" if self.accounts == "switch" else "own"
-
-
-class TlsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the authority's certificate and everybody's `<name>.pem` and `<name>.key` are."""
-
-    authority: Path = _WITH_THE_OTHERS
-    certificates: Path = Path("tls")
-
-    def __post_init__(self) -> None:
-        """Look for the authority's certificate among the others where nothing is said of it."""
-        if self.authority is _WITH_THE_OTHERS:
-            force_setattr(self, "authority", self.certificates / self.authority.name)
 
 
 class StorageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -230,15 +188,11 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: LimitsConfig = DEFAULT_LIMITS
 
 
-class Config(msgspec.Struct, frozen=True):
+class Config(Access, frozen=True, kw_only=True):
     """A checked configuration; every path in it is absolute."""
 
-    file: Path
-    cluster: ClusterConfig
-    replicas: tuple[ReplicaConfig, ...]
     agents: tuple[AgentConfig, ...]
     pools: tuple[Pool, ...]
-    tls: TlsConfig
     storage: StorageConfig
     timing: TimingConfig
     policy: Site
@@ -308,33 +262,6 @@ class Config(msgspec.Struct, frozen=True):
         """The replicas with which the cluster begins."""
         return tuple(replica for replica in self.replicas if not replica.joins)
 
-    @property
-    def endpoints(self) -> tuple[Address, ...]:
-        """Where clients reach the replicas."""
-        return tuple(replica.api for replica in self.replicas)
-
-    def tls_files(self, name: str) -> TlsFiles:
-        """Return the files with which `name` (a replica, an agent, `operator` or a user) proves who it is.
-
-        ConfigError if there are none, TlsRefused if they may not be looked at; whether they are any good is for
-        `cluster.security.tls` to say.
-        """
-        if not is_name(name):
-            raise ConfigError(self.file, "tls.certificates", f"{name!r} is not a name", NAME_RULE)
-        files = TlsFiles(
-            authority=self.tls.authority,
-            certificate=self.tls.certificates / f"{name}.pem",
-            key=self.tls.certificates / f"{name}.key",
-        )
-        if not is_there(files.certificate):
-            raise ConfigError(
-                self.file,
-                "tls.certificates",
-                f"there is no certificate {files.certificate}",
-                f"issue one with `forebay certificate issue {name} --role ROLE`, or name somebody who has one",
-            )
-        return files
-
     def wal_directory(self, replica: str) -> Path:
         """Where this replica's LMDB environment is."""
         return self.storage.directory / replica / "wal"
@@ -360,10 +287,10 @@ def _read(file: Path, document: Document) -> Config:
         file=file,
         cluster=tables.cluster,
         replicas=tables.replica,
-        agents=tuple(_absolute(agent, base) for agent in tables.agent),
+        agents=tuple(absolute(agent, base) for agent in tables.agent),
         pools=pools_of(document, tables.pool),
-        tls=_absolute(tables.tls, base),
-        storage=_absolute(tables.storage, base),
+        tls=absolute(tables.tls, base),
+        storage=absolute(tables.storage, base),
         timing=tables.timing,
         policy=policy_of(document, tables.policy, tables.staging, base),
         mail=tables.mail,
@@ -376,13 +303,6 @@ def _read(file: Path, document: Document) -> Config:
     if found is not None:
         raise document.refuse(("tls", "certificates"), *found)
     return config
-
-
-def _absolute(table: _Table, base: Path) -> _Table:
-    """Return the table with its paths absolute; in the file they are relative to `base`."""
-    values = msgspec.structs.asdict(table)
-    paths = {key: Path(os.path.normpath(base / value)) for key, value in values.items() if isinstance(value, Path)}
-    return msgspec.structs.replace(table, **paths)
 
 
 def _refuse_shared(document: Document, config: Config) -> None:

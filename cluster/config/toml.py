@@ -4,7 +4,6 @@ msgspec decodes, and the structs forbid unknown keys: a key that is ignored is o
 (hazard H22). What stands here is what msgspec does not say: where in the text a key is, and what would be right.
 """
 
-import difflib
 import re
 import tomllib
 from collections.abc import Callable, Iterator
@@ -16,7 +15,6 @@ from msgspec import Meta, inspect
 
 from cluster.security import NAME_RULE, is_name
 from cluster.system import Address, AddressError
-from replica.grammar import place_in
 from replica.values import SizeError, parse_size
 
 TEXT_CHARACTERS_MAX: Final = 16 * 1024
@@ -91,6 +89,8 @@ class ConfigError(Exception):
     """
 
     def __init__(self, file: Path, key: str, sentence: str, remedy: str, line: int = 0, column: int = 0) -> None:
+        from replica.grammar import place_in
+
         self.place = place_in(str(file), line, column) if line else str(file)
         super().__init__(": ".join(part for part in (self.place, key, f"{sentence}; {remedy}") if part))
         self.file = file
@@ -151,6 +151,13 @@ class Document:
         except msgspec.ValidationError as error:
             raise self._explain(error, kind) from error
 
+    def taken(self, kind: type[_T]) -> _T | None:
+        """Return the values as the struct `kind`; None where it does not take them."""
+        try:
+            return msgspec.convert(self._values, kind, dec_hook=_decode)
+        except msgspec.ValidationError:
+            return None
+
     def refuse(self, path: KeyPath, sentence: str, remedy: str, *, at: KeyPath | None = None) -> ConfigError:
         """Return the error for the value at `path`, to be raised; `at`: where the text is, if that is elsewhere."""
         place = _line_and_column(self._text, _find(self._text, path if at is None else at))
@@ -207,6 +214,8 @@ class Document:
     def _explain_keys(
         self, path: KeyPath, table: inspect.StructType, values: dict[str, Any], root: inspect.StructType
     ) -> ConfigError | None:
+        import difflib
+
         known = {field.encode_name: field for field in table.fields}
         missing = [name for name, field in known.items() if field.required and name not in values]
         for key in (key for key in values if key not in known):
@@ -283,6 +292,8 @@ class _Form:
 
 def near(word: str, known: tuple[str, ...]) -> str:
     """Return ` (did you mean …?)` where one of `known` resembles `word`, else nothing."""
+    import difflib
+
     found = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
     return f" (did you mean {found[0]!r}?)" if found else ""
 

@@ -55,7 +55,7 @@ def _is_plainly_usable(files: TlsFiles, at: Instant) -> bool:
     """Say whether the certificate is one of the authority beside it by name and key, and valid; False: unclear."""
     try:
         mine, authority = _read(files.certificate), _read(files.authority)
-    except (_Unclear, TlsRefused, ValueError, IndexError):
+    except (_Unclear, TlsRefused, ValueError, IndexError, StopIteration):
         return False
     now = datetime.datetime.fromtimestamp(at / MICROSECONDS_PER_SECOND, tz=datetime.UTC).strftime("%Y%m%d%H%M%S")
     is_issuer = mine.issuer == authority.subject and mine.issuer_key_id == authority.key_id != b""

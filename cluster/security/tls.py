@@ -171,23 +171,24 @@ def describe_authority(path: Path) -> str:
     """Return a phrase that names the authority in `path`: its name, fingerprint and file; never raises."""
     try:
         certificate = _load_certificate(path)
-    except TlsRefused:
+        return f"the authority {_common_name(certificate.subject)!r} (SHA-256 {_fingerprint(certificate)}) in {path}"
+    except (TlsRefused, ValueError):
+        # A part of a certificate that cannot be read is found when it is asked for.
         return f"the authority in {path} (unreadable)"
-    return f"the authority {_common_name(certificate.subject)!r} (SHA-256 {_fingerprint(certificate)}) in {path}"
 
 
 def describe_certificate(path: Path) -> str:
     """Return a phrase that names the certificate in `path`: holder, role, issuer and file; never raises."""
-    try:
-        certificate = _load_certificate(path)
-    except TlsRefused:
-        return f"the certificate in {path} (unreadable)"
     from cryptography.x509.oid import NameOID
 
-    units = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
-    role = str(units[0].value) if units else "no role"
-    name, issuer = _common_name(certificate.subject), _common_name(certificate.issuer)
-    until = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
+    try:
+        certificate = _load_certificate(path)
+        units = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
+        role = str(units[0].value) if units else "no role"
+        name, issuer = _common_name(certificate.subject), _common_name(certificate.issuer)
+        until = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
+    except (TlsRefused, ValueError):
+        return f"the certificate in {path} (unreadable)"
     return f"the certificate of {role} {name!r} in {path} (issued by {issuer!r}, valid until {until})"
 
 

@@ -1,0 +1,58 @@
+"""What a client reads of forebay.toml is what everybody else reads of it, and a mistake there is the same sentence."""
+
+from pathlib import Path
+
+import pytest
+
+from cluster.config import access, config
+from cluster.config.access import Access
+from cluster.config.config import Config
+from cluster.config.new_site import Founding, found
+from cluster.config.toml import ConfigError
+from cluster.system.clock import SystemClock
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Config:
+    return found(tmp_path, Founding(name="demo", replicas=3, agents=2), clock=SystemClock())
+
+
+def test_a_client_knows_every_table_that_a_replica_does() -> None:
+    assert set(access._File.__struct_fields__) == set(config._File.__struct_fields__)
+
+
+def test_a_client_reads_the_same_as_a_replica(site: Config) -> None:
+    read = Access.read(site.file)
+    assert type(read) is Access
+    for field in Access.__struct_fields__:
+        assert getattr(read, field) == getattr(site, field)
+    assert (read.endpoints, read.tls_files("operator")) == (site.endpoints, site.tls_files("operator"))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("[tls]", "[tls]\nkeys = 1"),
+        ("[tls]", "[tsl]"),
+        ('api = "', 'api = "nowhere at all '),
+        ("[[replica]]", "[[replica]]\nrole = 1"),
+        ("[cluster]", "[cluster"),
+        ("[[replica]]", "[[agent]]"),
+        ("[cluster]", "[cluster]\nid = 'short'"),
+    ],
+)
+def test_a_mistake_in_what_a_client_reads_is_the_sentence_that_a_replica_says(
+    site: Config, before: str, after: str
+) -> None:
+    site.file.write_text(site.file.read_text().replace(before, after))
+    with pytest.raises(ConfigError) as replica:
+        Config.load(site.file)
+    with pytest.raises(ConfigError) as client:
+        Access.read(site.file)
+    assert str(client.value) == str(replica.value)
+
+
+def test_a_client_refuses_keys_that_others_may_read(site: Config) -> None:
+    (site.tls.certificates / "operator.key").chmod(0o644)
+    with pytest.raises(ConfigError, match="operator.key has mode 0644"):
+        Access.read(site.file)

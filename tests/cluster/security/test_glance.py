@@ -1,0 +1,76 @@
+"""A certificate that is plainly sound is one that the library which reads everything finds sound, too."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cluster.security import glance
+from cluster.security.identity import Role
+from cluster.security.pki import CERTIFICATE_LIFETIME_DAYS, create_authority, issue
+from cluster.security.tls import NotValidNow, TlsFiles, TlsRefused, check_validity, examine
+from cluster.system.clock import SystemClock
+from replica.values.units import Instant
+
+NOW = SystemClock().now()
+DAY_US = 86_400 * 1_000_000
+
+
+def pki(directory: Path, cluster_id: str) -> TlsFiles:
+    authority = create_authority(directory, cluster_name="demo", cluster_id=cluster_id, at=NOW)
+    return issue(authority, directory, role=Role.USER, name="alice", at=NOW)
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    return pki(tmp_path_factory.mktemp("mine"), "a" * 32)
+
+
+@pytest.fixture(scope="module")
+def twin(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    """The files of an authority that is called the same and has another key."""
+    return pki(tmp_path_factory.mktemp("twin"), "a" * 32)
+
+
+def test_what_an_authority_issued_is_plainly_sound_as_long_as_it_is_valid(mine: TlsFiles) -> None:
+    assert glance._is_plainly_usable(mine, NOW)
+    for days in (-400, -2, CERTIFICATE_LIFETIME_DAYS + 1, 40_000):
+        at = Instant(NOW + days * DAY_US)
+        assert not glance._is_plainly_usable(mine, at)
+        with pytest.raises(NotValidNow):
+            glance.context_of(mine, at)
+
+
+def test_what_another_authority_of_the_same_name_issued_is_not_and_is_refused(mine: TlsFiles, twin: TlsFiles) -> None:
+    mixed = TlsFiles(authority=mine.authority, certificate=twin.certificate, key=twin.key)
+    assert not glance._is_plainly_usable(mixed, NOW)
+    with pytest.raises(TlsRefused, match="is not signed by"):
+        glance.context_of(mixed, NOW)
+
+
+def test_a_key_that_others_may_read_is_refused_however_sound_its_certificate_is(tmp_path: Path) -> None:
+    files = pki(tmp_path, "b" * 32)
+    files.key.chmod(0o640)
+    assert glance._is_plainly_usable(files, NOW)
+    with pytest.raises(TlsRefused, match="mode 0640"):
+        glance.context_of(files, NOW)
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 3_000), st.integers(0, 255), st.booleans())
+def test_no_text_is_a_fault_and_what_is_plainly_sound_has_sound_dates(
+    mine: TlsFiles, tmp_path: Path, at: int, byte: int, cut: bool
+) -> None:
+    data = bytearray(mine.certificate.read_bytes())
+    place = at % len(data)
+    broken = data[:place] if cut else data[:place] + bytes([byte]) + data[place + 1 :]
+    (tmp_path / "broken.pem").write_bytes(broken)
+    files = TlsFiles(authority=mine.authority, certificate=tmp_path / "broken.pem", key=mine.key)
+    if glance._is_plainly_usable(files, NOW):
+        try:
+            check_validity(files.certificate, NOW)
+            examine(files)
+        except TlsRefused as refused:
+            # A byte of the signature or of a key was changed, or of what a glance does not read: replicas refuse it.
+            assert "expired" not in str(refused) and "valid from" not in str(refused)
