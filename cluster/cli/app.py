@@ -14,7 +14,7 @@ import click
 
 from cluster.cli.exits import bad_input
 from cluster.cli.group import SETTINGS, ForebayGroup, LazyCommands
-from cluster.cli.session import CONFIG_VARIABLE, DEADLINE_S, DEADLINE_S_MAX, Session
+from cluster.cli.session import CONFIG_VARIABLE, DEADLINE_S, DEADLINE_S_MAX, IDENTITY_DEFAULT, Session
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,6 +121,7 @@ def _version() -> str:
     "--identity",
     "--user",
     "identity",
+    default=IDENTITY_DEFAULT,
     envvar="FOREBAY_IDENTITY",
     metavar="NAME",
     help="Whose certificate of the tls directory to use.  [default: $FOREBAY_IDENTITY or operator]",

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 CONFIG_VARIABLE: Final = "FOREBAY_CONFIG"
 CONFIG_DEFAULT: Final = "forebay.toml"
 
+IDENTITY_DEFAULT: Final = "operator"
+"""`cluster.config.OPERATOR_NAME`, written again for the help, which imports no configuration."""
+
 DEADLINE_S: Final = 10.0
 """Seconds that a command waits for an answer: a take-over ends within two; a person waits no longer."""
 
@@ -66,9 +69,7 @@ class Session:
     @property
     def identity(self) -> str:
         """Whose certificate is shown."""
-        from cluster.config import OPERATOR_NAME
-
-        return self._identity or OPERATOR_NAME
+        return self._identity or IDENTITY_DEFAULT
 
     @property
     def clock(self) -> Clock:
