@@ -91,7 +91,7 @@ def check_buffer_user(state: Facts, user: str) -> None:
 
 def persistent_fault(buffer: BufferRequest | None) -> Refusal | None:
     """Return why the persistent buffers that a job names cannot be: too many, no names, or at odds with each other."""
-    if buffer is None:
+    if buffer is None or not (buffer.creates or buffer.destroys or buffer.uses):
         return None
     kinds = {
         "create_persistent": [(one.name, one.place) for one in buffer.creates],
@@ -299,7 +299,10 @@ def _expanded(state: Facts, request: JobRequest, asked: BufferRequest, job_id: i
             check_beneath(roots, request.user, outside, key, place)
             inside = expand(transfer.inside, request, job_id, place)
             check_inside(inside, place)
-            transfers.append(Transfer(transfer.kind, outside, inside))
+            if outside is transfer.outside and inside is transfer.inside:
+                transfers.append(transfer)  # as most are: no symbol was in it
+            else:
+                transfers.append(Transfer(transfer.kind, outside, inside))
         moved[stage] = tuple(transfers)
     return replace(asked, stage_in=moved["stage_in"], stage_out=moved["stage_out"])
 

@@ -170,12 +170,14 @@ def expand(text: str, request: JobRequest, job_id: int, place: str) -> str:
         ) from None
 
 
-def _parts(path: str) -> tuple[str, ...]:
-    return tuple(part for part in path.split("/") if part not in ("", "."))
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part and part != "."]
 
 
-_parts_of_root = lru_cache(maxsize=1024)(_parts)
-"""Of a site's few directories, for each user: they are asked about at every submit."""
+@lru_cache(maxsize=1024)
+def _parts_of_roots(roots: tuple[str, ...], user: str) -> tuple[list[str], ...]:
+    """Return the parts of a site's few directories for a user: they are asked about at every submit."""
+    return tuple(_parts(root) for root in expand_roots(roots, user))
 
 
 def check_beneath(roots: tuple[str, ...], user: str, path: str, key: str, place: str) -> None:
@@ -185,12 +187,11 @@ def check_beneath(roots: tuple[str, ...], user: str, path: str, key: str, place:
     fault = path_fault(path)
     if fault is not None:
         raise Rejected(RefusalCode.INVALID_FIELD, f"the path {fault}", "write an absolute path without ..", place)
-    expanded = expand_roots(roots, user)
     parts = _parts(path)
-    for root in expanded:
-        root_parts = _parts_of_root(root)
-        if parts[: len(root_parts)] == root_parts:
+    for root in _parts_of_roots(roots, user):
+        if parts[: len(root)] == root:
             return
+    expanded = expand_roots(roots, user)
     listed = ", ".join(expanded) if expanded else f"none: the site has set no {key}"
     raise Rejected(
         RefusalCode.PATH_NOT_ALLOWED,
@@ -200,9 +201,15 @@ def check_beneath(roots: tuple[str, ...], user: str, path: str, key: str, place:
     )
 
 
+@lru_cache(maxsize=1024)
+def _inside_fault(path: str) -> str | None:
+    """Return what is wrong with a path in a buffer: all jobs have the same few, asked about at each submit."""
+    return path_fault("/" + split_inside(path)[1])
+
+
 def check_inside(path: str, place: str) -> None:
     """Raise Rejected for a path in a buffer that leads out of it."""
-    fault = path_fault("/" + split_inside(path)[1])
+    fault = _inside_fault(path)
     if fault is not None:
         raise Rejected(
             RefusalCode.PATH_NOT_ALLOWED, f"the path {fault}", "write a path below the variable, without ..", place

@@ -168,7 +168,7 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
             "start its first line with #!, for example #!/bin/bash",
             "script line 1, column 1",
         )
-    if len(request.script.encode("utf-8", "surrogatepass")) > limits.SCRIPT_BYTES_MAX:
+    if _bytes_of(request.script) > limits.SCRIPT_BYTES_MAX:
         raise Rejected(
             RefusalCode.LIMIT_EXCEEDED,
             f"the script is longer than {limits.SCRIPT_BYTES_MAX} bytes",
@@ -206,8 +206,8 @@ def _check_environment(request: JobRequest) -> None:
         )
     size = 0
     for name, value in request.environment:
-        size += len(name.encode("utf-8", "surrogatepass")) + len(value.encode("utf-8", "surrogatepass"))
-        if not name or "=" in name or "\0" in name + value:
+        size += _bytes_of(name) + _bytes_of(value)
+        if not name or "=" in name or "\0" in name or "\0" in value:
             raise Rejected(RefusalCode.INVALID_FIELD, f"{name!r} cannot be a variable", "use NAME=VALUE", "environment")
     if size > limits.ENVIRONMENT_BYTES_MAX:
         raise Rejected(
@@ -216,3 +216,7 @@ def _check_environment(request: JobRequest) -> None:
             "export less",
             "environment",
         )
+
+
+def _bytes_of(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

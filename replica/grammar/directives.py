@@ -8,6 +8,8 @@ on.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import msgspec
 from msgspec.structs import replace
 
@@ -48,6 +50,13 @@ DIRECTIVE_DEFAULT = "BB_LUA"
 """The word after `#` of a Lua script's directives, where the site does not say."""
 
 
+REQUESTS_REMEMBERED = 256
+"""Requests that were read lately and need not be read again, count: those who submit in a loop submit the same one."""
+
+REMEMBERED_CHARACTERS_MAX = 8_192
+"""Characters of a request that is remembered: all of them take some 8 MiB at most, with what was read."""
+
+
 class Reading(msgspec.Struct, frozen=True):
     """What a job asks for; `request` None: nothing."""
 
@@ -62,6 +71,12 @@ def read_request(
 
     `provider` and `directive` are the site's. Raises DirectiveRefused with the place and the remedy.
     """
+    if len(script) + len(bb) + len(bbf) > REMEMBERED_CHARACTERS_MAX:
+        return _read_request(script, bb, bbf, provider, directive)
+    return _remembered(script, bb, bbf, provider, directive)
+
+
+def _read_request(script: str, bb: str, bbf: str, provider: str, directive: str) -> Reading:
     warnings = Warnings()
     kinds = _kinds(provider, directive)
     asked = Asked(provider, warnings)
@@ -83,6 +98,9 @@ def read_request(
     if not asked.kind:
         return Reading(None, tuple(warnings.lines))
     return Reading(asked.finish(), tuple(warnings.lines))
+
+
+_remembered = lru_cache(REQUESTS_REMEMBERED)(_read_request)
 
 
 def parse_request(script: str, bb: str = "", bbf: str = "") -> BufferRequest | None:

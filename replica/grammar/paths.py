@@ -16,6 +16,9 @@ INSIDE_VARIABLES = {
 }
 """Variables that a path on the buffer may start with, and the access mode that each needs."""
 
+PATH_CHARACTERS_ANY = PATH_BYTES_MAX // 4
+"""So many characters are no more than PATH_BYTES_MAX bytes, whatever they are."""
+
 PERSISTENT_PREFIX = "DW_PERSISTENT_STRIPED_"
 """How the variable of a persistent buffer starts; the buffer's name follows."""
 
@@ -42,11 +45,11 @@ def path_fault(path: str) -> str | None:
     """Return what is wrong with an absolute path, in words that follow `the path `, or None."""
     if not path.startswith("/"):
         return f"{shown(path)} is not absolute"
-    if len(path.encode("utf-8", "surrogatepass")) > PATH_BYTES_MAX:
+    if len(path) > PATH_CHARACTERS_ANY and len(path.encode("utf-8", "surrogatepass")) > PATH_BYTES_MAX:
         return f"is longer than {PATH_BYTES_MAX} bytes"
     if has_control_character(path):
         return f"{shown(path)} has a control character"
-    if ".." in path.split("/"):
+    if ".." in path and ".." in path.split("/"):
         return f"{shown(path)} goes up with .."
     return None
 

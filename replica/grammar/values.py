@@ -68,7 +68,6 @@ def read_options(
     """
     found: dict[str, Value] = {}
     others: list[Word] = []
-    listed = " ".join(name + "=" for name in known)
     literal = False
     for word in words:
         key, equals, text = word.text.partition("=")
@@ -82,10 +81,10 @@ def read_options(
             others.append(word)
             continue
         if not equals or not key:
-            raise word.refuse(f"{shown(word.text)} is not an option", f"write {listed}")
+            raise word.refuse(f"{shown(word.text)} is not an option", _written(known))
         if key not in known:
             if not keep_others:
-                raise word.refuse(f"unknown option {shown(key)}", f"write {listed}")
+                raise word.refuse(f"unknown option {shown(key)}", _written(known))
             others.append(word)
         elif key in found:
             raise word.refuse(f"{key}= is written twice", "write it once")
@@ -95,6 +94,10 @@ def read_options(
             found[key] = Value(word, text, len(key) + 1, literal)
         literal = literal or STOP in word.text
     return Options(found, tuple(others))
+
+
+def _written(known: tuple[str, ...]) -> str:
+    return "write " + " ".join(name + "=" for name in known)
 
 
 def read_capacity(value: Value, bare: int = 1) -> Quantity:

@@ -202,7 +202,16 @@ def destinations_of(request: JobRequest) -> tuple[str, ...]:
         return ()
     listed = (transfer.destination for transfer in asked.lists if transfer.outgoing)
     paths = (*(transfer.outside for transfer in asked.stage_out), *listed)
-    return tuple(dict.fromkeys("/" + "/".join(part for part in path.split("/") if part) for path in paths))
+    if len(paths) == 1:
+        return (_plain(paths[0]),)
+    return tuple(dict.fromkeys(map(_plain, paths)))
+
+
+def _plain(path: str) -> str:
+    """Return an absolute path without what means nothing in it."""
+    if path.startswith("/") and "//" not in path and not path.endswith("/"):
+        return path
+    return "/" + "/".join(part for part in path.split("/") if part)
 
 
 # ---- what may change of a job while it waits

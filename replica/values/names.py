@@ -54,6 +54,8 @@ def expand_symbols(
     `array_job` 0: the job is no task of an array, `%a` means nothing and `%A` the job. Raises UnknownSymbol. Source:
     the burst buffer guide, Symbol Replacement.
     """
+    if "%" not in text and "\\\\" not in text:
+        return text
     values = {"%": "%", "A": str(array_job or job), "d": workdir, "j": str(job), "u": user, "x": name}
     if array_job:
         values["a"] = str(array_task)
@@ -72,7 +74,8 @@ def expand_symbols(
 
 def has_control_character(text: str) -> bool:
     """Whether a text has an ASCII control character: a line break, an escape, a zero byte."""
-    return _CONTROL.search(text) is not None
+    # Most texts are printable, which is asked in a fraction of the time.
+    return not text.isprintable() and _CONTROL.search(text) is not None
 
 
 def plain(text: str) -> str:

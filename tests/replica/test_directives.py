@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.grammar.directives import parse_request, read_request
+from replica.grammar import directives
+from replica.grammar.directives import REMEMBERED_CHARACTERS_MAX, REQUESTS_REMEMBERED, parse_request, read_request
 from replica.grammar.lexer import DirectiveRefused
 from replica.model.buffers import Access, TransferKind
 from replica.values.errors import RefusalCode
@@ -232,3 +233,18 @@ def test_options_of_access_modes_and_comments_are_read_by_the_provider_native_to
     reading = read_request(f"#!/bin/sh\n#DW jobdw capacity=1GB {words}\ntrue\n")
     assert reading.request is not None and reading.request.capacity_bytes == 10**9
     assert ["have no effect with the provider native" in line for line in reading.warnings] == [True] * ("(" in words)
+
+
+def test_a_request_that_was_read_lately_is_not_read_again_and_what_is_remembered_is_bounded() -> None:
+    directives._remembered.cache_clear()
+    first = read_request(FULL)
+    assert read_request("".join(FULL)) == first and directives._remembered.cache_info().hits == 1
+    for number in range(2 * REQUESTS_REMEMBERED):
+        read_request(FULL + f"# {number}\n")
+    read_request(FULL + "#" * REMEMBERED_CHARACTERS_MAX)
+    info = directives._remembered.cache_info()
+    assert info.currsize == REQUESTS_REMEMBERED and info.misses == 1 + 2 * REQUESTS_REMEMBERED
+    # The site's grammar is part of the question.
+    with pytest.raises(DirectiveRefused, match="#BB_LUA is not read"):
+        read_request("#!/bin/sh\n#BB_LUA pool=fast capacity=1GB\n")
+    assert read_request("#!/bin/sh\n#BB_LUA pool=fast capacity=1GB\n", provider="lua").request is not None
