@@ -183,6 +183,11 @@ class Ledger:
         return ledger
 
     @property
+    def cluster_id(self) -> str:
+        """The cluster whose history it is."""
+        return self._env.identity.cluster_id
+
+    @property
     def first_index(self) -> int:
         """First entry held; the one after `applied_index` if none is."""
         scan = self._scan()
@@ -257,14 +262,23 @@ class Ledger:
             except Damaged as error:
                 raise LedgerBroken(marks.applied_index, f"the row of revision {revision}: {error}") from error
 
-    def verify(self, *, progress: Callable[[int, int], None] | None = None) -> Verified:
-        """Check every entry held up to the present `applied_index`: checksums, order, chain, and the last digest.
+    def verify(
+        self,
+        *,
+        revision_after: Callable[[bytes, int], int] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Verified:
+        """Check every entry held up to the present `applied_index`, and what is stored beside it and follows from it.
 
-        `progress(done index, last index)` is called now and then. LedgerBroken at the first damage.
+        Of each entry checksum, order and digest; what is recorded of revisions, gaps and marks; the last digest.
+        `revision_after` says to what revision the data of an entry leads from the one before (`wal.codec`): without it
+        the revisions of entries are believed. `progress(done index, last index)` is called now and then. LedgerBroken
+        at the first damage.
         """
         scan = self._scan()
         view, gaps = scan
         marks = view.marks
+        self._check_gaps(scan)
         count, following, digest, first = 0, 1, records.GENESIS, 0
         while following <= marks.applied_index:
             step = self._step(scan, following, STEP_MAX_ENTRIES)
@@ -272,6 +286,7 @@ class Ledger:
                 break
             first = first or step[0].index
             count += len(step)
+            self._check_derived(scan, step, revision_after)
             following, digest = step[-1].index + 1, step[-1].digest
             if progress is not None:
                 progress(step[-1].index, marks.applied_index)
@@ -283,7 +298,86 @@ class Ledger:
             raise LedgerBroken(following, f"it is missing; {marks.applied_index} is applied")
         if digest != marks.applied_digest:
             raise LedgerBroken(marks.applied_index, "its digest is not the one that was recorded as applied")
+        with self._env.read() as transaction:
+            recorded = self._chain_row(view, transaction, marks.applied_index).revision
+        if recorded != marks.applied_revision:
+            raise LedgerBroken(
+                marks.applied_index, f"it leads to revision {recorded}; {marks.applied_revision} is recorded as applied"
+            )
         return Verified(count, first or marks.applied_index + 1, marks.applied_index, digest, gaps)
+
+    def _check_derived(
+        self, scan: _Scan, step: Sequence[LedgerEntry], revision_after: Callable[[bytes, int], int] | None
+    ) -> None:
+        """Check what is stored beside entries that were read and proven: it follows from them."""
+        marks = scan.view.marks
+        expected: list[tuple[int, int]] = []
+        for entry in step:
+            if entry.revision < entry.base:
+                raise LedgerBroken(entry.index, f"revision {entry.revision} is recorded for it, after {entry.base}")
+            if revision_after is not None and (found := revision_after(entry.data, entry.base)) != entry.revision:
+                raise LedgerBroken(entry.index, f"it leads to revision {found}; {entry.revision} is recorded for it")
+            if entry.index == marks.base_index and entry.term != marks.base_term:
+                raise LedgerBroken(
+                    entry.index, f"it is of term {entry.term}; {marks.base_term} is recorded as its term"
+                )
+            if entry.base < entry.revision <= scan.view.stored_revision:
+                expected.append((entry.revision, entry.index))
+        # Between two entries of a step there may be a gap, in which others may be filling in history now.
+        for after, last, rows in _runs(step, expected):
+            stored = self._revision_rows(after, min(last, scan.view.stored_revision))
+            if stored != rows:
+                odd = min(set(stored) ^ set(rows))
+                raise LedgerBroken(
+                    step[-1].index,
+                    f"revision {odd[0]} is not recorded for the entry that settled it: {_rows_said(odd, stored)}",
+                )
+
+    def _revision_rows(self, after: int, last: int) -> list[tuple[int, int]]:
+        """The stored rows of the revisions behind `after` up to `last`: revision and index."""
+        found: list[tuple[int, int]] = []
+        with self._env.read() as transaction:
+            cursor = transaction.cursor(self._env.table(records.REVISIONS))
+            more = cursor.set_range(records.index_key(after + 1))
+            while more:
+                key, value = cursor.item()
+                try:
+                    revision = records.key_index(key)
+                    if revision > last:
+                        break
+                    found.append((revision, records.unpack_number(key, value)))
+                except Damaged as error:
+                    raise LedgerBroken(0, f"the row of revision {key.hex()}: {error}") from error
+                more = cursor.next()
+        return found
+
+    def _check_gaps(self, scan: _Scan) -> None:
+        """Check that each gap lies between what is held, and holds nothing itself."""
+        behind = 0
+        for gap in scan.gaps:
+            if not behind < gap.first_index <= gap.last_index:
+                raise LedgerBroken(
+                    gap.first_index, f"a gap is recorded from there to {gap.last_index}, which none can be"
+                )
+            behind = gap.last_index
+            with self._env.read() as transaction:
+                # As it is now: whoever fills it in makes it shorter with the same transaction.
+                held = next((now for now in self._gaps(transaction) if now.first_index == gap.first_index), None)
+                if held is None:
+                    continue
+                before = self._chain_row(scan.view, transaction, held.first_index - 1).revision
+                after = self._chain_row(scan.view, transaction, held.last_index).revision
+                if (before, after) != (held.revision_before, held.revision_after):
+                    raise LedgerBroken(
+                        held.first_index,
+                        f"the gap from there is recorded with revisions {held.revision_before} to "
+                        f"{held.revision_after}; what is held beside it says {before} to {after}",
+                    )
+                cursor = transaction.cursor(self._env.table(records.ENTRIES))
+                if cursor.set_range(records.index_key(held.first_index)):
+                    index = records.key_index(cursor.key())
+                    if index <= held.last_index:
+                        raise LedgerBroken(index, "it is held, and recorded as missing")
 
     def rows_before(self, first: int, last: int) -> list[ChainRow]:
         """Digest and revision before each of the held entries `first` to `last`. LedgerBroken if one is missing."""
@@ -359,6 +453,29 @@ class Ledger:
             return tuple(records.unpack_gap(key, value) for key, value in rows)
         except Damaged as error:
             raise LedgerBroken(0, f"the table of gaps: {error}") from error
+
+
+def _runs(
+    step: Sequence[LedgerEntry], expected: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
+    """The stretches of a step without a gap: the revisions before and after each, and the rows expected of it."""
+    rows = iter(expected)
+    row = next(rows, None)
+    start = 0
+    for position, entry in enumerate(step):
+        is_last = position + 1 == len(step) or step[position + 1].index != entry.index + 1
+        if not is_last:
+            continue
+        found = []
+        while row is not None and row[1] <= entry.index:
+            found.append(row)
+            row = next(rows, None)
+        yield step[start].base, entry.revision, found
+        start = position + 1
+
+
+def _rows_said(odd: tuple[int, int], stored: Sequence[tuple[int, int]]) -> str:
+    return f"entry {odd[1]} is named" if odd in stored else "none is named"
 
 
 def _held(scan: _Scan) -> str:

@@ -37,6 +37,7 @@ from wal import (
     decode_batch,
     decode_configuration,
     kind_of,
+    revision_after,
 )
 
 OTHER_REPLICA = "do not start this replica on it; compare with the other replicas, and replace what is broken from them"
@@ -113,12 +114,29 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def verify(options: dict[str, Any]) -> None:
-    """Recompute the chain and say what is held."""
+    """Recompute the chain, hold it against what is known from elsewhere, and say what is held."""
+    expected = _expected(options["expect"])
     with _ledger(options) as running:
         ledger = running.as_of_now()
+        cluster = running.cluster_id
+        if options["cluster"] is not None and cluster != options["cluster"]:
+            raise Failure(
+                ExitCode.VERIFICATION_FAILED,
+                f"the ledger is of the cluster {cluster!r}, not of {options['cluster']!r}",
+                "look at the directory that --data names",
+            )
         with _progress("verifying") as progress:
-            verified = ledger.verify(progress=progress)
+            verified = ledger.verify(revision_after=revision_after, progress=progress)
         revision = ledger.applied_revision
+        if expected is not None:
+            _check_expected(ledger, *expected)
+    if options["complete"] and verified.gaps:
+        listed = ", ".join(f"{gap.first_index} to {gap.last_index}" for gap in verified.gaps)
+        raise Failure(
+            ExitCode.VERIFICATION_FAILED,
+            f"what is held is sound, and not complete: entries {listed} are missing",
+            "a replica that runs fetches them from the others; verify one that holds them",
+        )
     found = {
         "verified": True,
         "entries": verified.entries,
@@ -145,6 +163,38 @@ def verify(options: dict[str, Any]) -> None:
             ]
         )
     )
+
+
+def _expected(text: str | None) -> tuple[int, str] | None:
+    """Return index and digits of `--expect DIGEST@INDEX`."""
+    if text is None:
+        return None
+    digest, at, index = text.lower().partition("@")
+    is_digest = 8 <= len(digest) <= 64 and all(digit in "0123456789abcdef" for digit in digest)
+    if not is_digest or not at or not index.isdecimal() or not 0 < len(index) < 20:
+        raise bad_input(
+            f"{text!r} is no digest and index",
+            "give DIGEST@INDEX with 8 to 64 hexadecimal digits, as `forebay member status --digest --json` shows them",
+            place="--expect",
+        )
+    return int(index), digest
+
+
+def _check_expected(ledger: Ledger, index: int, digest: str) -> None:
+    """Raise Failure unless the ledger up to an entry has this digest."""
+    held = next(iter(ledger.read(index, limit=1)), None)
+    if held is None or held.index != index:
+        raise Failure(
+            ExitCode.NOT_FOUND,
+            f"entry {index} is not held here: {ledger.applied_index} is the last one applied",
+            "see `forebay ledger verify` for what is",
+        )
+    if not held.digest.hex().startswith(digest):
+        raise Failure(
+            ExitCode.VERIFICATION_FAILED,
+            f"the ledger up to entry {index} has digest {held.digest.hex()}, not {digest}",
+            OTHER_REPLICA,
+        )
 
 
 def verified_words(verified: Verified) -> str:

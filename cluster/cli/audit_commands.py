@@ -30,11 +30,20 @@ def audit_commands(perform: Perform) -> tuple[list[click.Command], click.Command
     @click.command("verify")
     @_DATA
     @_NAME
+    @click.option("--cluster", metavar="ID", help="Fail unless it is the ledger of this cluster.")
+    @click.option(
+        "--expect",
+        metavar="DIGEST@INDEX",
+        help="Fail unless the ledger up to this entry has this digest, or begins so.",
+    )
+    @click.option("--complete", is_flag=True, help="Fail if an entry from the first one on is not held.")
     @_JSON
     def verify(**options: Any) -> None:
         """Recompute the hash chain of a replica's ledger.
 
-        Every checksum, digest, index and term is checked, from the first entry held to the last one applied.
+        Every checksum, digest, index and term is checked, from the first entry held to the last one applied, and what
+        is recorded of revisions and gaps is derived again. A digest from elsewhere (--expect: of another replica, of a
+        note that was kept) shows what no ledger can show of itself: that it was not written anew.
         """
         perform(("ledger", "verify"), options)
 

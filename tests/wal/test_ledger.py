@@ -2,6 +2,7 @@
 
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -10,7 +11,7 @@ from tests.wal.support import apply, edit, entry, fill, open_env
 from wal import Environment, Journal, RecoveryRefused, records
 from wal.ledger import Gap, Ledger, LedgerBroken, Verified, hand_over
 from wal.ledger import fill as fill_gap
-from wal.records import CHAIN, ENTRIES, GENESIS, REVISIONS, ChainRow, Entry, chained
+from wal.records import CHAIN, ENTRIES, GAPS, GENESIS, REVISIONS, STATE, ChainRow, Entry, chained
 
 
 def _made(directory: Path, last: int = 600, applied: int = 590) -> bytes:
@@ -203,6 +204,107 @@ def test_any_damage_to_any_entry_is_found_and_named(tmp_path: Path, index: int, 
             with pytest.raises(LedgerBroken) as broken:
                 check()
             assert broken.value.index == index and broken.value.sentence in str(broken.value)
+
+
+PLACES = (1, 2, 255, 256, 257, 589, 590)
+"""Entries at the ends of the ledger, and of what is read at once."""
+
+
+def _altered(tables: dict[bytes, Any], what: str, index: int) -> dict[bytes, dict[bytes, bytes | None]]:
+    """Return what to store instead, by table and key; None: nothing. Every checksum is right."""
+    revision = records.index_key(2 * index)
+    key = records.index_key(index)
+    match what:
+        case "revision redirected":
+            return {REVISIONS: {revision: records.pack_number(revision, index - 1 or 2)}}
+        case "revision deleted":
+            return {REVISIONS: {revision: None}}
+        case "revision added":
+            odd = records.index_key(2 * index - 1)
+            return {REVISIONS: {odd: records.pack_number(odd, index)}}
+        case "chain revision raised" | "chain revision lowered":
+            digest = records.unpack_chain(key, tables[CHAIN][key]).digest
+            other = 2 * index + (1 if what.endswith("raised") else -1)
+            return {CHAIN: {key: records.pack_chain(key, ChainRow(digest, other))}}
+        case "gap over what is held":
+            return {GAPS: {key: records.pack_gap(key, Gap(index, index, 2 * index - 2, 2 * index))}}
+    raise AssertionError(what)
+
+
+ALTERATIONS = (
+    "revision redirected",
+    "revision deleted",
+    "revision added",
+    "chain revision raised",
+    "chain revision lowered",
+    "gap over what is held",
+)
+
+
+@pytest.mark.parametrize("what", ALTERATIONS)
+def test_whatever_is_recorded_beside_the_entries_is_derived_again_though_its_checksum_is_right(
+    tmp_path: Path, what: str
+) -> None:
+    for index in PLACES:
+        directory = tmp_path / str(index)
+        directory.mkdir()
+        _made(directory)
+
+        def change(transaction, tables, index=index) -> None:  # type: ignore[no-untyped-def]
+            stored = {name: dict(transaction.cursor(tables[name])) for name in (CHAIN, REVISIONS)}
+            for name, rows in _altered(stored, what, index).items():
+                for key, value in rows.items():
+                    if value is None:
+                        assert transaction.delete(key, db=tables[name])
+                    else:
+                        transaction.put(key, value, db=tables[name])
+
+        edit(directory, change)
+        with Environment.open_readonly(directory) as env, pytest.raises(LedgerBroken):
+            Ledger(env).verify(revision_after=lambda data, before: before + 2)
+
+
+def test_a_gap_that_does_not_fit_what_is_held_beside_it_is_named(tmp_path: Path) -> None:
+    def with_gap(name: str, *gaps: Gap) -> Path:
+        directory = tmp_path / name
+        directory.mkdir()
+        _made(directory, 30, 30)
+
+        def change(transaction, tables) -> None:  # type: ignore[no-untyped-def]
+            for gap in gaps:
+                for index in range(gap.first_index, gap.last_index + 1):
+                    transaction.delete(records.index_key(index), db=tables[ENTRIES])
+                    transaction.delete(records.index_key(2 * index), db=tables[REVISIONS])
+                key = records.index_key(gap.first_index)
+                transaction.put(key, records.pack_gap(key, gap), db=tables[GAPS])
+
+        edit(directory, change)
+        return directory
+
+    with Environment.open_readonly(with_gap("true", Gap(5, 9, 8, 18))) as env:
+        # Nothing here can show that this was held once: that is what `--complete` and `--expect` are for.
+        assert Ledger(env).verify(revision_after=lambda data, before: before + 2).gaps == (Gap(5, 9, 8, 18),)
+    for number, gaps in enumerate([(Gap(5, 9, 7, 18),), (Gap(5, 9, 8, 17),), (Gap(5, 9, 8, 18), Gap(8, 12, 14, 24))]):
+        with Environment.open_readonly(with_gap(str(number), *gaps)) as env, pytest.raises(LedgerBroken, match="gap"):
+            Ledger(env).verify()
+
+
+def test_the_revision_and_the_term_that_are_recorded_as_applied_are_those_of_the_last_entries(tmp_path: Path) -> None:
+    for field, value in (("applied_revision", 59), ("base_term", 2)):
+        directory = tmp_path / field
+        directory.mkdir()
+        with open_env(directory) as env:
+            fill(journal := Journal(env), 30, applied=30)
+            journal.compact_to(20)
+            journal.flush_hints()
+
+        def change(transaction, tables, field=field, value=value) -> None:  # type: ignore[no-untyped-def]
+            marks = records.unpack_marks(transaction.get(records.MARKS_KEY, db=tables[STATE]))
+            transaction.put(records.MARKS_KEY, records.pack_marks(marks._replace(**{field: value})), db=tables[STATE])
+
+        edit(directory, change)
+        with Environment.open_readonly(directory) as env, pytest.raises(LedgerBroken, match="recorded"):
+            Ledger(env).verify()
 
 
 def test_a_damaged_row_of_a_revision_is_named(tmp_path: Path) -> None:

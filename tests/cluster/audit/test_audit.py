@@ -18,7 +18,19 @@ from tests.wal.support import edit
 from wal.codec import encode_batch
 from wal.environment import Environment
 from wal.journal import Entry, Journal
-from wal.records import ENTRIES, index_key
+from wal.records import (
+    CHAIN,
+    ENTRIES,
+    MARKS_KEY,
+    REVISIONS,
+    STATE,
+    index_key,
+    pack_chain,
+    pack_marks,
+    pack_number,
+    unpack_chain,
+    unpack_marks,
+)
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +123,61 @@ def test_verifying_recomputes_the_chain(made: Made) -> None:
     }
 
 
+def test_a_history_that_was_written_anew_is_told_from_the_one_of_which_a_digest_was_kept(made: Made) -> None:
+    """A ledger that is sound in itself: only what is known from elsewhere shows that it is another one."""
+
+    def verified(*words: str) -> tuple[int, str]:
+        result = typed("ledger", "verify", "--data", made.directory, *words)
+        return result.exit_code, result.stderr
+
+    last = len(made.entries)
+    for index, digits in ((last, 64), (4, 64), (4, 8)):
+        kept = made.digests[index - 1].hex()[:digits]
+        assert verified("--expect", f"{kept.upper()}@{index}", "--cluster", CLUSTER, "--complete") == (0, "")
+        other = ("0" if kept[0] != "0" else "1") + kept[1:]
+        code, said = verified("--expect", f"{other}@{index}")
+        assert (
+            code == ExitCode.VERIFICATION_FAILED
+            and f"up to entry {index} has digest {made.digests[index - 1].hex()}" in said
+        )
+    assert verified("--expect", f"{made.applied_digest}@{last + 1}")[0] == ExitCode.NOT_FOUND
+    code, said = verified("--cluster", "another")
+    assert code == ExitCode.VERIFICATION_FAILED and f"of the cluster '{CLUSTER}'" in said
+    for wrong in (
+        "",
+        "@4",
+        "abc@4",
+        made.applied_digest,
+        f"{made.applied_digest}@",
+        f"{made.applied_digest}@x",
+        "zz" * 32 + "@4",
+    ):
+        code, said = verified("--expect", wrong)
+        assert code == ExitCode.BAD_INPUT and "DIGEST@INDEX" in said
+
+
+def test_a_revision_that_an_entry_does_not_lead_to_is_found_by_what_the_entry_holds(tmp_path: Path) -> None:
+    made = make(tmp_path)
+
+    def alter(transaction: lmdb.Transaction, tables: dict[bytes, lmdb._Database]) -> None:
+        # Of entries that settle nothing: no row of a revision speaks against it.
+        last = len(made.entries)
+        key = index_key(last)
+        row = unpack_chain(key, transaction.get(key, db=tables[CHAIN]) or b"")
+        transaction.put(key, pack_chain(key, row._replace(revision=row.revision + 1)), db=tables[CHAIN])
+        transaction.put(
+            index_key(row.revision + 1), pack_number(index_key(row.revision + 1), last), db=tables[REVISIONS]
+        )
+        transaction.delete(index_key(row.revision), db=tables[REVISIONS])
+        marks = unpack_marks(transaction.get(MARKS_KEY, db=tables[STATE]) or b"")
+        transaction.put(MARKS_KEY, pack_marks(marks._replace(applied_revision=row.revision + 1)), db=tables[STATE])
+
+    edit(tmp_path / "wal", alter)
+    result = typed("ledger", "verify", "--data", made.directory)
+    assert result.exit_code == ExitCode.VERIFICATION_FAILED
+    assert "it leads to revision" in result.stderr
+
+
 @pytest.mark.parametrize("command", [["verify"], ["replay"], ["dump"]])
 def test_one_flipped_bit_is_found_by_every_command(tmp_path: Path, command: list[str]) -> None:
     made = make(tmp_path)
@@ -198,6 +265,11 @@ def test_history_that_is_not_held_here_is_named_and_can_be_bridged_by_a_snapshot
     assert "--from-snapshot" in refused.stderr
     verified = typed("ledger", "verify", "--data", tmp_path, "--json")
     assert msgspec.json.decode(verified.stdout)["missing"][0]["last_index"] == index
+    incomplete = typed("ledger", "verify", "--data", tmp_path, "--complete")
+    assert (
+        incomplete.exit_code == ExitCode.VERIFICATION_FAILED
+        and f"entries 1 to {index} are missing" in incomplete.stderr
+    )
     (tmp_path / "snapshots").mkdir()
     snapshot = write_snapshot(tmp_path / "snapshots", image)
     bridged = typed("ledger", "replay", "--data", tmp_path, "--from-snapshot", snapshot, "--expect", made.state_digest)
