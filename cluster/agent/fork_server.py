@@ -25,63 +25,33 @@ from typing import Final, NoReturn
 import msgspec
 
 from cluster.agent.limits import FORK_DESCRIPTORS_MAX, FORK_REQUEST_BYTES_MAX
-from cluster.agent.processes import BEGIN, OPERATION_VARIABLE, READY, CgroupName, ForkAnswer, ForkRequest
+from cluster.agent.processes import (
+    BEGIN,
+    OPERATION_VARIABLE,
+    READY,
+    CgroupName,
+    ForkAnswer,
+    ForkRequest,
+    enter,
+    fork,
+    load_accounts,
+)
 from cluster.agent.scripts import ProcessName, ScriptOrder, supervisor
 from cluster.agent.worker import usage_counter, worker
 from cluster.system import die_with_parent
 from replica.messages import ScriptEnded
 
 MAINS: Final[dict[str, Callable[[Sequence[str]], int]]] = {
-    "cluster.agent.worker.worker": lambda _: worker.main(),
+    "cluster.agent.worker.worker": lambda arguments: worker.main(list(arguments)),
     "cluster.agent.scripts.supervisor": lambda arguments: supervisor.main(list(arguments)),
     "cluster.agent.worker.usage_counter": lambda arguments: usage_counter.main(int(arguments[0])),
 }
 """What may be asked for, by the module that would be started."""
 
-_CLONE3: Final = 435
-"""Number of clone3(2), which all machines have in common."""
-
-_CLONE_PARENT: Final = 0x0000_8000
-_CLONE_CHILD_CLEARTID: Final = 0x0020_0000
-_CLONE_CHILD_SETTID: Final = 0x0100_0000
-_PR_GET_TID_ADDRESS: Final = 40
-
 _ARGUMENTS_FIELD: Final = 45
 _ENVIRONMENT_FIELD: Final = 47
 """Where the arguments and the environment begin in memory, each with its end behind it: fields of /proc/PID/stat from
 the state on."""
-
-
-class _CloneArguments(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_uint64)
-        for name in ("flags", "pidfd", "child_tid", "parent_tid", "exit_signal", "stack", "stack_size", "tls")
-    ]
-
-
-_libc = ctypes.PyDLL(None, use_errno=True)
-"""The C library, called with the interpreter's lock held: no other thread, and no signal handler, runs in between."""
-
-
-def fork_sibling() -> int:
-    """Fork as os.fork does, but the child's parent is this process's: return its id, and 0 in the child. OSError."""
-    address = ctypes.c_uint64()
-    arguments = _CloneArguments(flags=_CLONE_PARENT)
-    # The C library keeps the id of its thread where the kernel is told to write it. Where that cannot be found it has a
-    # stale one in the child, which only matters to mutexes that processes share: there are none.
-    if _libc.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(address), 0, 0, 0) == 0 and address.value:
-        arguments.flags |= _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID
-        arguments.child_tid = address.value
-    ctypes.pythonapi.PyOS_BeforeFork()
-    pid = int(_libc.syscall(ctypes.c_long(_CLONE3), ctypes.byref(arguments), ctypes.sizeof(arguments)))
-    if pid == 0:
-        ctypes.pythonapi.PyOS_AfterFork_Child()
-        return 0
-    number = ctypes.get_errno()
-    ctypes.pythonapi.PyOS_AfterFork_Parent()
-    if pid < 0:
-        raise OSError(number, os.strerror(number))
-    return pid
 
 
 class Shown:
@@ -130,6 +100,7 @@ def load() -> None:
 def serve(channel: socket.socket, shown: Shown) -> None:
     """Fork for every request, until the agent is gone."""
     load()
+    load_accounts()
     # What is loaded is not looked through by anybody's garbage collection: that would copy it.
     gc.collect()
     gc.freeze()
@@ -140,28 +111,34 @@ def serve(channel: socket.socket, shown: Shown) -> None:
         )
         if not data or not received:
             return
-        answer = ForkAnswer()
+        cgroup = -1
         try:
-            pid = fork_sibling()
+            request = msgspec.msgpack.decode(data, type=ForkRequest)
+            cgroup = received.pop() if request.into_cgroup else -1
+            pid, is_within = fork(cgroup, sibling=True)
             if pid == 0:
                 channel.close()
-                _be_child(data, received, shown)
+                _be_child(request, received, shown, -1 if is_within else cgroup)
             answer = ForkAnswer(pid=pid)
         except OSError as error:
             answer = ForkAnswer(error=error.errno or errno.EIO)
         # Before the last descriptor is closed: who finds that nobody is left looks here.
         channel.send(msgspec.msgpack.encode(answer))
-        for descriptor in received:
+        for descriptor in (*received, *([] if cgroup < 0 else [cgroup])):
             os.close(descriptor)
 
 
-def _be_child(data: bytes, received: Sequence[int], shown: Shown) -> NoReturn:
-    """Become what is wanted, once the agent says so; never returns into what the fork server was doing."""
+def _be_child(request: ForkRequest, received: Sequence[int], shown: Shown, cgroup: int) -> NoReturn:
+    """Become what is wanted, once the agent says so; never returns into what the fork server was doing.
+
+    `cgroup` is the directory of one that this process has still to enter.
+    """
     code = 1
     try:
         agent = received[0]
         try:
-            request = msgspec.msgpack.decode(data, type=ForkRequest)
+            if cgroup >= 0:
+                enter(cgroup)
             main = MAINS[request.module]
             agent = _place(received, request.targets)
             if request.new_session:

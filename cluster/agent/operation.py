@@ -344,7 +344,6 @@ class Operation:
         counters = self._counters = SharedCounters(progress)
         control = self._control = Control()
         cgroup: Cgroup | None = None
-        entrance = -1
         if self._stands_until_s is not None:
             control.stands_until_s = self._stands_until_s
         try:
@@ -354,7 +353,6 @@ class Operation:
             if self._home.cgroups is not None and order.provision is None:
                 # What a site's provider leaves running on purpose is nobody's job.
                 cgroup = self._home.cgroups.operation(order.job, order.attempt, next(_numbers))
-                entrance = cgroup.open_entrance()
             work = Work(
                 order=order,
                 home=str(self._home.path),
@@ -362,7 +360,6 @@ class Operation:
                 accounts=self._settings.accounts,
                 progress=progress,
                 control=control.descriptor,
-                cgroup=entrance,
                 process=self._settings.process,
                 capacity_control=self._home.capacity_control.word,
                 cluster=self._settings.cluster,
@@ -381,13 +378,14 @@ class Operation:
                 worker = self._home.fork_server.spawn(
                     "cluster.agent.worker.worker",
                     (),
-                    descriptors=(progress, control.descriptor, lock, *([] if cgroup is None else [entrance])),
+                    descriptors=(progress, control.descriptor, lock),
                     stdin=request,
                     stdout=answer,
                     stderr=None,
                     new_session=False,
                     new_group=True,
                     variables={OPERATION_VARIABLE: self._marker(order.attempt)} if _runs_programs(order) else {},
+                    cgroup=cgroup,
                 )
                 end = await see_through(
                     worker,
@@ -416,8 +414,6 @@ class Operation:
             counters.close()
             control.close()
             os.close(progress)
-            if entrance >= 0:
-                os.close(entrance)
             if cgroup is not None:
                 await self._end_cgroup(cgroup)
 

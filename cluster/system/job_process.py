@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import platform
 import resource
@@ -67,6 +68,15 @@ def _kernel_processes() -> int:
     return max(1, int(Path("/proc/sys/kernel/threads-max").read_text()) // 2)
 
 
+@functools.cache
+def _capabilities() -> int:
+    """Return how many capabilities this kernel has, or may have."""
+    try:
+        return int(Path("/proc/sys/kernel/cap_last_cap").read_text()) + 1
+    except OSError:
+        return _CAPABILITIES_MAX
+
+
 Limit = tuple[int, int]
 """Soft and hard."""
 
@@ -96,6 +106,9 @@ _PR_SET_SECUREBITS: Final = 28
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _PR_CAP_AMBIENT: Final = 47
 _PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
+
+_CAPABILITIES_MAX: Final = 64
+"""How many the kernel's sets have room for."""
 
 _CAPABILITY_VERSION_3: Final = 0x20080522
 _KEYCTL_JOIN_SESSION_KEYRING: Final = 1
@@ -138,7 +151,7 @@ def prepare(wanted: JobProcess) -> None:
         kept = set()
     with contextlib.suppress(PermissionError):
         _prctl(_PR_SET_SECUREBITS, 0)
-    for number in range(64):
+    for number in range(_capabilities()):
         if number in kept or _libc.prctl(_PR_CAPBSET_READ, ctypes.c_ulong(number), 0, 0, 0) != 1:
             continue
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 from collections.abc import Callable
@@ -60,6 +61,7 @@ def start_time(pid: int) -> int | None:
     return None if fields is None or fields[0] in (b"Z", b"X") else int(fields[19])
 
 
+@functools.cache
 def boot_id() -> str:
     """Return what tells one boot of this machine from another: start times only mean something within one."""
     with open("/proc/sys/kernel/random/boot_id") as file:

@@ -34,6 +34,8 @@ TEMPORARY_SUFFIX: Final = ".new"
 RESERVE_SUFFIX: Final = ".room"
 """Ends the name of the room that is reserved for a file."""
 
+_PAGE_BYTES: Final = 4096
+
 _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_ROOM: Final = _DISK_FULL | {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
@@ -112,8 +114,12 @@ def read_bounded(directory: int, name: str) -> bytes | None:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     except FileNotFoundError:
         return None
-    with os.fdopen(descriptor, "rb") as file:
-        data = file.read(FILE_BYTES_MAX + 1)
+    with closing(descriptor):
+        # Many are read for each job: a page at once, and what else there is.
+        data = os.read(descriptor, _PAGE_BYTES)
+        if len(data) == _PAGE_BYTES:
+            while len(data) <= FILE_BYTES_MAX and (more := os.read(descriptor, FILE_BYTES_MAX + 1 - len(data))):
+                data += more
     if len(data) > FILE_BYTES_MAX:
         raise FileRefused(f"{name} is longer than {FILE_BYTES_MAX} bytes: the agent did not write it; move it away")
     return data

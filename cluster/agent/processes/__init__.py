@@ -13,8 +13,10 @@ from cluster.agent.processes.cgroups import (
     CgroupTree,
     cgroup_of_script,
     enter,
+    join,
     open_tree,
 )
+from cluster.agent.processes.cloning import fork
 from cluster.agent.processes.environment import (
     BASE_LANG,
     BASE_PATH,
@@ -28,6 +30,7 @@ from cluster.agent.processes.environment import (
     become,
     become_script,
     environment_of,
+    load_accounts,
     persistent_variables,
 )
 from cluster.agent.processes.forking import BEGIN, READY, ForkAnswer, ForkRequest, ForkServer, Process

@@ -74,7 +74,8 @@ class Cgroup:
     def __init__(self, path: str, directory: int) -> None:
         """Take over the open directory."""
         self.path = path
-        self._directory = directory
+        self.directory = directory
+        """Open."""
 
     @classmethod
     def find(cls, name: CgroupName | None) -> Cgroup | None:
@@ -93,19 +94,15 @@ class Cgroup:
     @property
     def name(self) -> CgroupName:
         """What finds it again."""
-        return CgroupName(path=self.path, inode=os.fstat(self._directory).st_ino, boot=boot_id())
+        return CgroupName(path=self.path, inode=os.fstat(self.directory).st_ino, boot=boot_id())
 
     def close(self) -> None:
         """Let go of it; it stays."""
-        os.close(self._directory)
-
-    def join(self) -> None:
-        """Have this process, and all that it will start, live in it. OSError."""
-        self._write("cgroup.procs", "0")
+        os.close(self.directory)
 
     def open_entrance(self) -> int:
-        """Return a descriptor through which a child joins (`enter`), if it is passed on to it. OSError."""
-        return os.open("cgroup.procs", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory)
+        """Return a descriptor through which a child joins (`join`), if it is passed on to it. OSError."""
+        return os.open("cgroup.procs", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.directory)
 
     def pids(self) -> list[int]:
         """Return the ids of the processes in it and below it; those of another PID namespace are left out."""
@@ -163,7 +160,7 @@ class Cgroup:
     def remove(self) -> bool:
         """Remove it with what is below it; False if a process is left in it, or if it may not be removed."""
         try:
-            _remove_below(self._directory)
+            _remove_below(self.directory)
             os.rmdir(self.path)
         except FileNotFoundError:
             return True
@@ -173,12 +170,12 @@ class Cgroup:
 
     def _each(self) -> Iterator[int]:
         """Give descriptors of it and of all below it: only who has the agent's own account can make any there."""
-        for _, _, _, directory in os.fwalk(".", dir_fd=self._directory, follow_symlinks=False):
+        for _, _, _, directory in os.fwalk(".", dir_fd=self.directory, follow_symlinks=False):
             yield directory
 
     def _event(self, key: str) -> str:
         with contextlib.suppress(OSError):
-            for line in _read_at(self._directory, "cgroup.events").splitlines():
+            for line in _read_at(self.directory, "cgroup.events").splitlines():
                 name, _, value = line.partition(" ")
                 if name == key:
                     return value
@@ -189,7 +186,7 @@ class Cgroup:
         clock = SystemClock()
         until_s = clock.monotonic_s() + wait_s
         try:
-            events = os.open("cgroup.events", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory)
+            events = os.open("cgroup.events", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.directory)
         except OSError:
             return True
         with closing(events):
@@ -209,14 +206,20 @@ class Cgroup:
                 poller.poll(1000 * left_s)
 
     def _write(self, file: str, text: str) -> None:
-        with closing(os.open(file, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory)) as descriptor:
+        with closing(os.open(file, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.directory)) as descriptor:
             write_all(descriptor, text.encode())
 
 
-def enter(entrance: int) -> None:
+def join(entrance: int) -> None:
     """Have this process live in the cgroup that the descriptor is an entrance of, which is closed. OSError."""
     with closing(entrance):
         write_all(entrance, b"0")
+
+
+def enter(directory: int) -> None:
+    """Have this process live in the cgroup of an open directory, which is closed. OSError."""
+    with closing(directory):
+        join(os.open("cgroup.procs", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory))
 
 
 class CgroupTree:

@@ -68,6 +68,16 @@ def account_for(mode: Mode, user: str) -> Account:
     return Account(found.pw_name, found.pw_uid, found.pw_gid, found.pw_dir, found.pw_shell or DEFAULT_SHELL, True)
 
 
+def load_accounts() -> None:
+    """Have the C library load whatever looks up accounts and groups on this machine, as /etc/nsswitch.conf says.
+
+    A process that is forked afterwards finds it loaded: that is most of what becoming a user costs.
+    """
+    with contextlib.suppress(KeyError, OSError):
+        own = pwd.getpwuid(os.geteuid())
+        os.getgrouplist(own.pw_name, own.pw_gid)
+
+
 def become(account: Account, wanted: JobProcess) -> None:
     """Become the account for good, if it is another one; OSError or AccountRefused if that does not hold.
 

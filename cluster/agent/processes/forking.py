@@ -29,8 +29,9 @@ from typing import Final, Protocol
 import msgspec
 
 from cluster.agent.limits import FORK_AGAIN_S, FORK_DESCRIPTORS_MAX, FORK_REQUEST_BYTES_MAX, FORK_WAIT_S
+from cluster.agent.processes.cgroups import Cgroup
 from cluster.agent.processes.job_processes import OPERATION_VARIABLE, spawn
-from cluster.system import Clock, SystemClock
+from cluster.system import Clock, SystemClock, closing
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,8 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What each descriptor that comes with the request, but the first, is to be in the child."""
     new_session: bool
     new_group: bool
+    into_cgroup: bool = False
+    """Whether the last descriptor is the directory of the cgroup that the child is to live in."""
 
 
 class ForkAnswer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -162,9 +165,13 @@ class ForkServer:
         new_session: bool,
         variables: Mapping[str, str] = MappingProxyType({}),
         new_group: bool = False,
+        cgroup: Cgroup | None = None,
     ) -> Process:
         """Return a new process that runs `main` of a module; as `job_processes.spawn`, which is what happens while no
         fork server is ready. OSError if it cannot be started.
+
+        It lives in `cgroup` from its first moment on; where it is started, it is given one more argument, the number of
+        a descriptor through which it is to `join` that before it does anything.
         """
         streams = ((0, stdin), (1, stdout)) + (() if stderr is None else ((2, stderr),))
         given = (*streams, *((descriptor, descriptor) for descriptor in descriptors))
@@ -175,21 +182,27 @@ class ForkServer:
             targets=tuple(target for target, _ in given),
             new_session=new_session,
             new_group=new_group,
+            into_cgroup=cgroup is not None,
         )
-        forked = self._fork(request, [descriptor for _, descriptor in given])
+        directories = [] if cgroup is None else [cgroup.directory]
+        forked = self._fork(request, [*(descriptor for _, descriptor in given), *directories])
         if forked is not None:
             return forked
-        return spawn(
-            module,
-            arguments,
-            descriptors=descriptors,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            new_session=new_session,
-            variables=variables,
-            new_group=new_group,
-        )
+        with contextlib.ExitStack() as held:
+            entrances: list[int] = []
+            if cgroup is not None:
+                entrances.append(held.enter_context(closing(cgroup.open_entrance())))
+            return spawn(
+                module,
+                (*arguments, *map(str, entrances)),
+                descriptors=(*descriptors, *entrances),
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                new_session=new_session,
+                variables=variables,
+                new_group=new_group,
+            )
 
     def _fork(self, request: ForkRequest, descriptors: Sequence[int]) -> ForkedProcess | None:
         """Return the process that was forked; None if there is none, and none will be. OSError if it is refused."""

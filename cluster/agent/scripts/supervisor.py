@@ -28,7 +28,9 @@ from cluster.agent.processes import (
     ScriptRefused,
     account_for,
     become_script,
+    enter,
     environment_of,
+    fork,
 )
 from cluster.agent.scripts.record import OVERRUN, RESUME, SUSPEND, ProcessName, ScriptOrder, ScriptRecord
 from cluster.system import (
@@ -94,11 +96,12 @@ class Supervisor:
         go_read, go_write = os.pipe2(os.O_CLOEXEC)
         refusal_read, refusal_write = os.pipe2(os.O_CLOEXEC)
         me = os.getpid()
-        self._script = os.fork()
+        self._script, is_within = fork(-1 if self._cgroup is None else self._cgroup.directory)
         if self._script == 0:
             os.close(go_write)
             os.close(refusal_read)
-            _child(self._wanted, go_read, refusal_write, self._lock, me, self._cgroup)
+            cgroup = None if self._cgroup is None or is_within else self._cgroup
+            _child(self._wanted, go_read, refusal_write, self._lock, me, cgroup)
         os.close(go_read)
         os.close(refusal_write)
         script = ProcessName(pid=self._script, started=start_time(self._script) or 0, boot=boot_id())
@@ -201,11 +204,10 @@ class Supervisor:
 
 
 def _child(wanted: ScriptOrder, go: int, refusal: int, lock: int, supervisor: int, cgroup: Cgroup | None) -> None:
-    """The child: wait for the word, then become the script; never returns."""
+    """The child: wait for the word, then become the script; never returns. `cgroup` is one that it has yet to enter."""
     try:
         if cgroup is not None:
-            cgroup.join()
-            cgroup.close()
+            enter(cgroup.directory)
         os.setsid()
         die_with_parent(supervisor)
         os.close(lock)

@@ -25,8 +25,6 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Descriptor of the shared counters."""
     control: int = -1
     """Descriptor of what the transfer may do now (transfer/rate_limit); -1: it does not move data."""
-    cgroup: int = -1
-    """Descriptor through which the worker enters its cgroup before it does anything; -1: it has none."""
     process: JobProcess = JobProcess()
     """What every process of a job gets."""
     capacity_control: str = capacity.WATCH

@@ -16,7 +16,7 @@ import signal
 import sys
 import traceback
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Final
 
@@ -47,8 +47,8 @@ from cluster.agent.processes import (
     acting_as,
     become,
     cgroup_of_script,
-    enter,
     environment_of,
+    join,
     kill_job,
     persistent_variables,
 )
@@ -484,16 +484,19 @@ _WORKS: Final = msgspec.json.Decoder(Work)
 """Made when this is loaded, as the fork server does once: msgspec looks through types for 10 ms."""
 
 
-def main() -> int:
-    """Read the work, do it, write the result; return the exit code."""
+def main(arguments: Sequence[str]) -> int:
+    """Read the work, do it, write the result; return the exit code.
+
+    An argument is the number of a descriptor through which this process enters its cgroup before it does anything.
+    """
     try:
         signal.signal(signal.SIGTERM, _end)
         # Ctrl-C in a terminal is for the agent, which ends its workers itself.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for entrance in arguments:
+            join(int(entrance))
         work = _WORKS.decode(sys.stdin.buffer.read(2 * FILE_BYTES_MAX))
         die_with_parent(work.agent)
-        if work.cgroup >= 0:
-            enter(work.cgroup)
         global _pace
         _pace = Pace(work.control, SharedCounters(work.progress), SystemClock())
         os.umask(0o022)
@@ -507,4 +510,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -16,7 +16,18 @@ from typing import Final
 import pytest
 
 from cluster.agent.home import Home
-from cluster.agent.processes import AUTO, Cgroup, CgroupName, CgroupRefused, CgroupTree, open_tree
+from cluster.agent.processes import (
+    AUTO,
+    Cgroup,
+    CgroupName,
+    CgroupRefused,
+    CgroupTree,
+    ForkServer,
+    cloning,
+    enter,
+    fork,
+    open_tree,
+)
 from cluster.agent.service import NOT_PROMISED
 from cluster.system import boot_id
 from replica.messages.commands import OperationDone, ScriptEnded
@@ -272,14 +283,14 @@ def tree() -> Iterator[CgroupTree]:
 @pytest.mark.parametrize("kind", [Cgroup, OldCgroup])
 def test_a_cgroup_is_ended_whole_by_any_kernel(tree: CgroupTree, tmp_path: Path, kind: type[Cgroup]) -> None:
     made = tree.script(7, 1)
-    with closing(kind(made.path, made._directory)) as cgroup:
+    with closing(kind(made.path, made.directory)) as cgroup:
         locks, fifo = tmp_path / "locks", tmp_path / "up"
         locks.mkdir()
         os.mkfifo(fifo)
         child = os.fork()
         if child == 0:
             try:
-                cgroup.join()
+                enter(os.dup(cgroup.directory))
                 escape.main(locks, fifo, tuple(escape.WAYS), stays=False)
             finally:
                 os._exit(0)
@@ -288,6 +299,83 @@ def test_a_cgroup_is_ended_whole_by_any_kernel(tree: CgroupTree, tmp_path: Path,
         assert set(escape.survivors(locks)) == set(escape.WAYS) and not cgroup.is_empty
         assert cgroup.kill(30) == [] and escape.survivors(locks) == [] and cgroup.is_empty
         assert cgroup.remove() and not os.path.exists(made.path)
+
+
+def where_is(pid: int) -> str:
+    """Return the cgroup of a process."""
+    return next(line[3:] for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines() if line.startswith("0::"))
+
+
+@pytest.mark.parametrize("sibling", [False, True], ids=["child", "sibling"])
+@pytest.mark.parametrize("old", [False, True], ids=["now", "before 5.7"])
+def test_what_is_forked_for_a_cgroup_is_in_it_or_knows_that_it_has_to_enter(
+    tree: CgroupTree, monkeypatch: pytest.MonkeyPatch, old: bool, sibling: bool
+) -> None:
+    clone = cloning._clone
+
+    def of_old_kernel(cgroup: int, *, sibling: bool) -> int:
+        if cgroup >= 0:
+            raise OSError(7, os.strerror(7))
+        return clone(cgroup, sibling=sibling)
+
+    if old:
+        monkeypatch.setattr(cloning, "_clone", of_old_kernel)
+    answers, answered = os.pipe()
+    with closing(tree.script(7, 1)) as cgroup:
+        # A sibling's parent is this test's own, who does not wait for it: so it is made by a child.
+        middle = os.fork() if sibling else 0
+        if middle == 0:
+            pid, is_within = fork(cgroup.directory, sibling=sibling)
+            if pid == 0:
+                before = where_is(os.getpid())
+                if not is_within:
+                    enter(os.dup(cgroup.directory))
+                os.write(answered, f"{is_within} {before} {where_is(os.getpid())}".encode())
+                os._exit(0)
+            if sibling:
+                os._exit(0)
+            middle = pid
+        os.waitpid(middle, 0)
+        is_within, before, after = os.read(answers, 4096).decode().split()
+        assert after.endswith("/job-7-1")
+        assert (is_within == "True") == (before == after) == (not old)
+        if sibling:
+            os.wait()
+        assert cgroup.is_empty and cgroup.remove()
+    os.close(answers)
+    os.close(answered)
+
+
+@pytest.mark.parametrize("is_forked", [True, False], ids=["forked", "started"])
+def test_a_worker_is_in_its_cgroup_before_it_does_anything(tree: CgroupTree, site: Site, is_forked: bool) -> None:
+    server = ForkServer()
+    if is_forked:
+        server.start()
+        server.await_ready()
+    asks, asked = os.pipe()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.write(asked, b"no work\n")
+    with closing(tree.script(7, 1)) as cgroup:
+        worker = server.spawn(
+            "cluster.agent.worker.worker",
+            (),
+            descriptors=(),
+            stdin=asks,
+            stdout=nothing,
+            stderr=nothing,
+            new_session=False,
+            new_group=True,
+            cgroup=cgroup,
+        )
+        while worker.pid not in cgroup.pids():
+            assert worker.poll() is None, "it ended without having been there"
+        # It reads to the end before it does anything.
+        os.close(asked)
+        assert worker.wait() == 1
+        assert cgroup.is_empty
+    for descriptor in (asks, nothing):
+        os.close(descriptor)
+    server.close()
 
 
 def test_a_cgroup_is_found_again_by_its_name_and_another_one_at_its_path_is_not(tree: CgroupTree) -> None:
