@@ -29,10 +29,10 @@ class RemovalFailed(Exception):
     """Something could not be removed; the message names it."""
 
 
-def remove_tree(parent: int, name: str, *, shown: str) -> None:
+def remove_tree(parent: int, name: str, *, shown: str, lasting: bool = True) -> None:
     """Remove the directory `name` in the open directory `parent` with everything in it.
 
-    Nothing to do if it is not there.
+    Nothing to do if it is not there. One that is not removed as `lasting` may come back in a power cut.
 
     RemovalFailed names what could not be removed; calling again goes on from there.
     """
@@ -40,18 +40,23 @@ def remove_tree(parent: int, name: str, *, shown: str) -> None:
         with _entered(parent, name) as top:
             _empty(top, shown)
         os.rmdir(name, dir_fd=parent)
-        os.fsync(parent)
+        if lasting:
+            os.fsync(parent)
     except FileNotFoundError:
         return
     except OSError as error:
         raise RemovalFailed(f"{shown} cannot be removed: {error.strerror}") from error
 
 
-def empty_directory(directory: int, *, shown: str) -> None:
-    """Remove everything in the open directory; RemovalFailed names what could not be removed."""
+def empty_directory(directory: int, *, shown: str, lasting: bool = True) -> None:
+    """Remove everything in the open directory; RemovalFailed names what could not be removed.
+
+    What is not removed as `lasting` may come back in a power cut.
+    """
     try:
         _empty(directory, shown)
-        os.fsync(directory)
+        if lasting:
+            os.fsync(directory)
     except OSError as error:
         raise RemovalFailed(f"{shown} cannot be emptied: {error.strerror}") from error
 

@@ -158,9 +158,10 @@ def sweep(directory: int, shown: str, claimant: Claimant) -> int:
     with closing(home):
         for attempt, owner in _present(home):
             if owner == claimant.owner and attempt <= claimant.attempt:
-                removed += _remove(home, f"{attempt}.{owner}", shown)
-    _remove_empty(directory, claimant.home)
-    # Or a power cut brings it back when nobody looks for it any more.
+                removed += _remove(home, f"{attempt}.{owner}", shown, lasting=False)
+        # Or a power cut brings it back when nobody looks for it any more.
+        if not _remove_empty(directory, claimant.home):
+            os.fsync(home)
     os.fsync(directory)
     return removed
 
@@ -206,16 +207,21 @@ def _give_way(present: list[tuple[int, str]], claimant: Claimant, shown: str) ->
             raise Fenced(f"another agent carries out the same attempt {attempt} and writes to {shown}; this one stops")
 
 
-def _remove(home: int, place: str, shown: str) -> int:
-    """Remove a staging directory, whoever still makes files in it; return how many files there were."""
+def _remove(home: int, place: str, shown: str, *, lasting: bool = True) -> int:
+    """Remove a staging directory, whoever still makes files in it; return how many files there were.
+
+    A removal that is not `lasting` is for the caller to sync.
+    """
     removed = 0
     for _ in range(REMOVALS_MAX):
         try:
             with closing(open_directory(place, dir_fd=home)) as descriptor:
                 removed += _take_names(descriptor)
-                empty_directory(descriptor, shown=f"{shown}/{place}")
+                # What was in it is gone with it.
+                empty_directory(descriptor, shown=f"{shown}/{place}", lasting=False)
             os.rmdir(place, dir_fd=home)
-            os.fsync(home)
+            if lasting:
+                os.fsync(home)
         except FileNotFoundError:
             return removed
         except RemovalFailed as error:
@@ -256,12 +262,17 @@ def tidy(directory: int, claimant: Claimant) -> None:
     _remove_empty(directory, claimant.home)
 
 
-def _remove_empty(directory: int, name: str) -> None:
+def _remove_empty(directory: int, name: str) -> bool:
+    """Remove a directory that is empty; return whether it is gone."""
     try:
         os.rmdir(name, dir_fd=directory)
+    except FileNotFoundError:
+        return True
     except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
+        return False
+    return True
 
 
 def _lost(shown: str) -> str:

@@ -378,6 +378,7 @@ class _Planning:
         self._context = context
         self._old_chunks = -1 if old is None else old.chunks
         self._boot = boot_id()
+        self._old_header = old_header
         self._same_boot = old_header is not None and old_header.boot == self._boot
         self._new = new
         self._sequence = sequence
@@ -429,7 +430,9 @@ class _Planning:
         with _own_disk():
             totals = writer.seal()
             reserve(self._new.control, totals.records, self._new.chunks, totals.chunks)
-            self._table.sync()
+            if self._old_header is not None:
+                # Of a transfer that nobody has begun, rows that are lost say what they said.
+                self._table.sync()
             header = Header(
                 sequence=self._sequence,
                 items=_named(self._items),

@@ -1,9 +1,9 @@
 """Where a transfer keeps its records: on the agent's disk, opened before the worker becomes the job's user.
 
 `transfers/JOB.STAGE.{control,manifest,chunks}.{0,1}` are two generations: a new attempt writes the one while it reads
-the other, so that a crash at any point leaves one that is whole. `JOB.STAGE.made` names the directories at the top of
-trees that the transfer makes, before it does. `receipts/JOB.ATTEMPT.STAGE` is what it did to every
-file. They belong to the agent: the job's user, whom the worker becomes, can neither open nor change them by name.
+the other, so that a crash at any point leaves one that is whole; a first attempt has one. `JOB.STAGE.made` names the
+directories at the top of trees that the transfer makes, before it does. `receipts/JOB.ATTEMPT.STAGE` is what it did to
+every file. They belong to the agent: the job's user, whom the worker becomes, can neither open nor change them by name.
 
 Where the agent's disk is full, the records are in memory: the transfer is as safe, but cannot go on where it was."""
 
@@ -59,10 +59,13 @@ class Workspace:
             try:
                 transfers = _subdirectory(home, TRANSFERS, opened)
                 receipts = _subdirectory(home, RECEIPTS, opened)
-                generations = tuple(
-                    Files(*(_open(transfers, _name(job, stage, kind, number), opened) for kind in _KINDS))
-                    for number in (0, 1)
-                )
+                begun = _is_there(transfers, _name(job, stage, _KINDS[0], 0))
+                first = Files(*(_open(transfers, _name(job, stage, kind, 0), opened) for kind in _KINDS))
+                if begun:
+                    second = Files(*(_open(transfers, _name(job, stage, kind, 1), opened) for kind in _KINDS))
+                else:
+                    # Nobody goes on from anything, so nothing is read while something else is written.
+                    second = Files(*(_held(_memory(kind), opened) for kind in _KINDS))
                 made = _open(transfers, _made_name(job, stage), opened)
                 lines = _open(receipts, f"{job}.{attempt}.{stage}", opened)
                 os.fsync(transfers)
@@ -70,7 +73,7 @@ class Workspace:
                 opened.pop_all()
                 os.close(transfers)
                 os.close(receipts)
-                return cls((generations[0], generations[1]), lines, made, in_memory=False)
+                return cls((first, second), lines, made, in_memory=False)
             except OSError as error:
                 if not is_disk_full(error):
                     raise
@@ -170,8 +173,19 @@ def _subdirectory(home: int, name: str, opened: contextlib.ExitStack) -> int:
     return descriptor
 
 
+def _is_there(directory: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def _open(directory: int, name: str, opened: contextlib.ExitStack) -> int:
-    descriptor = os.open(name, _FLAGS, 0o600, dir_fd=directory)
+    return _held(os.open(name, _FLAGS, 0o600, dir_fd=directory), opened)
+
+
+def _held(descriptor: int, opened: contextlib.ExitStack) -> int:
     opened.callback(os.close, descriptor)
     return descriptor
 

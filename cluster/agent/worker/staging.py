@@ -301,7 +301,7 @@ def stage_in(order: Order, buffer: int, run: TransferRun) -> OperationDone:
     options = _options(order, run.local)
     # What a command did cannot be told from what it did not.
     if commands is not None or not _goes_on(order, buffer, run, options):
-        empty_directory(buffer, shown="the buffer")
+        empty_directory(buffer, shown="the buffer", lasting=False)
     for name in ACCESS_DIRECTORIES:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=buffer)

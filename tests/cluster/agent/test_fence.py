@@ -52,6 +52,30 @@ def destination(tmp_path: Path) -> Iterator[Path]:
     yield place
 
 
+@pytest.mark.parametrize("other", [False, True], ids=["alone", "beside another agent's"])
+def test_what_is_swept_does_not_come_back_in_a_power_cut(
+    destination: Path, monkeypatch: pytest.MonkeyPatch, other: bool
+) -> None:
+    attempt = Attempt(destination, 3, A)
+    attempt.write("half", "x")
+    home = destination / attempt.who.home
+    if other:
+        (home / f"2.{B}").mkdir()
+    real, synced = os.fsync, list[tuple[int, bool, bool]]()
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        synced.append((os.fstat(descriptor).st_ino, (home / attempt.who.place).exists(), home.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    kept = home.stat().st_ino
+    assert sweep(attempt.directory, str(destination), attempt.who) == 1
+    assert (destination.stat().st_ino, False, other) in synced
+    # What stays is what the removal has to be durable in.
+    assert ((kept, False, True) in synced) is other
+    attempt.close()
+
+
 def test_a_late_agent_can_neither_write_nor_put_in_place_what_it_wrote(destination: Path) -> None:
     late = Attempt(destination, 3, A)
     late.write("half", "old")
