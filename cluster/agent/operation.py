@@ -367,6 +367,7 @@ class Operation:
                 agent=os.getpid(),
                 local=self._settings.local,
                 node=self._settings.node,
+                cgroups=self._home.cgroups_of(order.job) if self._settings.accounts == "switch" else "",
             )
             # In files and not pipes: nobody has to read while the other writes.
             with (

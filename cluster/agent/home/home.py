@@ -63,7 +63,16 @@ from cluster.agent.limits import (
     REPORTS_PER_REQUEST_MAX,
     START_GATHER_S,
 )
-from cluster.agent.processes import Cgroup, CgroupName, CgroupRefused, CgroupTree, ForkServer, Mode, open_tree
+from cluster.agent.processes import (
+    Cgroup,
+    CgroupName,
+    CgroupRefused,
+    CgroupTree,
+    ForkServer,
+    Mode,
+    cgroup_of_script,
+    open_tree,
+)
 from cluster.schemas import Report, instant_of, new_command_id
 from cluster.system import Clock, SystemClock, names_in, open_directory
 from replica.messages import ScriptStarted
@@ -169,6 +178,8 @@ class Home:
             self.hung = Hung()
             self.cgroups: CgroupTree | None = None
             """Where processes of jobs are held; None: they are found by listing alone."""
+            self._loose: frozenset[int] = frozenset()
+            """Jobs of which something may live elsewhere: an earlier agent had other cgroups, or none."""
             self.disk_full = DiskFullRetry(str(self.path), clock or SystemClock())
             self.reserve_files = ReserveFiles(self._subdirectory(SPARE, _PRIVATE))
         except OSError as error:
@@ -196,6 +207,7 @@ class Home:
             self.cgroups = open_tree(where, self.storage_id)
         except CgroupRefused as error:
             refused = str(error)
+        earlier: CgroupName | None = None
         data = read_bounded(self.descriptor, _CGROUP)
         with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
             earlier = None if data is None else msgspec.json.decode(data, type=CgroupName)
@@ -204,8 +216,15 @@ class Home:
                 CgroupTree(earlier.path).sweep(scripts)
         if self.cgroups is not None:
             self.cgroups.sweep(scripts)
+            known = () if earlier is not None and earlier.path == self.cgroups.path else names_in(self.buffers)
+            free = (str(job) for job in scripts if cgroup_of_script(str(self.path), job) is None)
+            self._loose = frozenset(int(name) for name in (*known, *free) if name.isdecimal())
             write_durably(self.descriptor, _CGROUP, msgspec.json.encode(self.cgroups.name))
         return refused
+
+    def cgroups_of(self, job: int) -> str:
+        """Return the tree of cgroups that all of a job's scripts live in; empty if something may live elsewhere."""
+        return "" if self.cgroups is None or job in self._loose else self.cgroups.path
 
     def marker(self, job: int) -> str:
         """Return what marks the processes of a job of this agent."""

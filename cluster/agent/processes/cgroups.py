@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from cluster.agent.files import STEPS, read_record, type_of
-from cluster.agent.limits import CGROUP_BYTES_MAX, FREEZE_WAIT_S, KILL_PAUSE_S
+from cluster.agent.limits import CGROUP_BYTES_MAX, FREEZE_WAIT_S, KILL_PAUSE_S, KILL_ROUNDS_MAX
 from cluster.system import SystemClock, boot_id, closing, open_directory, send, write_all
 
 AUTO: Final = "auto"
@@ -246,6 +246,23 @@ class CgroupTree:
     def operation(self, job: int, attempt: int, number: int) -> Cgroup:
         """Return a new and empty cgroup for a worker; `number` differs for all workers of this agent. OSError."""
         return self._make(f"operation-{job}-{attempt}-{number}")
+
+    def end_scripts(self, job: int) -> list[int]:
+        """End whatever lives of a job's scripts; return the ids of what cannot be killed. OSError."""
+        try:
+            names = [name for name in os.listdir(self.path) if name.startswith(f"job-{job}-")]
+        except FileNotFoundError:
+            return []
+        left: list[int] = []
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                cgroup = self._open(name)
+                try:
+                    left += cgroup.kill(KILL_PAUSE_S * KILL_ROUNDS_MAX)
+                    cgroup.remove()
+                finally:
+                    cgroup.close()
+        return sorted(left)
 
     def sweep(self, scripts: Iterable[int]) -> None:
         """End what an earlier agent left below it but for these jobs' scripts: a worker does not outlive its agent."""

@@ -33,6 +33,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The cluster's id: part of the names of staging directories in destinations that clusters share."""
     local: Local = NO_LOCAL
     """What this machine's configuration says of the site's provider."""
+    cgroups: str = ""
+    """The tree of cgroups that everything of the job's scripts lives in and cannot leave; empty: there may be more."""
     node: str = ""
     """The node's name, as its jobs know it."""
     left: Orphans | None = None

@@ -43,6 +43,7 @@ from cluster.agent.processes import (
     OPERATION_VARIABLE,
     Account,
     AccountRefused,
+    CgroupTree,
     account_for,
     acting_as,
     become,
@@ -382,7 +383,7 @@ def _carrier(work: Work, home: int) -> TransferRun:
 
 def _post_run(work: Work) -> Outcome:
     account = account_for(work.accounts, work.order.user)
-    left = kill_job(_marker(work), account.uid, cgroup=cgroup_of_script(work.home, work.order.job))
+    left = _end_scripts(work, account.uid)
     if left:
         return failure(f"processes of job {work.order.job} cannot be killed: {', '.join(map(str, left[:20]))}")
     buffers = open_directory(os.path.join(work.home, BUFFERS))
@@ -399,7 +400,7 @@ def _teardown(work: Work) -> Outcome:
     buffers = open_directory(os.path.join(work.home, BUFFERS))
     name = str(work.order.job)
     uid = _owner(work, buffers, name)
-    left = [] if uid is None else kill_job(_marker(work), uid, cgroup=cgroup_of_script(work.home, work.order.job))
+    left = [] if uid is None else _end_scripts(work, uid)
     if left:
         return failure(f"processes of job {work.order.job} cannot be killed: {', '.join(map(str, left[:20]))}")
     shown = f"the buffer of job {work.order.job}"
@@ -412,6 +413,16 @@ def _teardown(work: Work) -> Outcome:
     workspace.prune_receipts(home)
     os.close(home)
     return OperationDone()
+
+
+def _end_scripts(work: Work, uid: int) -> list[int]:
+    """End whatever lives of the job's scripts; return the ids of what cannot be killed.
+
+    All processes of the machine are looked at only where something of the job's may be outside of its cgroups.
+    """
+    if work.cgroups:
+        return CgroupTree(work.cgroups).end_scripts(work.order.job)
+    return kill_job(_marker(work), uid, cgroup=cgroup_of_script(work.home, work.order.job))
 
 
 def _owner(work: Work, buffers: int, name: str) -> int | None:

@@ -83,7 +83,7 @@ class Bench:
                     os.dup2(said.fileno(), 2)
                     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")
                     sys.settrace(tracer(traced))
-                    code = worker.main()
+                    code = worker.main([])
                 finally:
                     sys.settrace(None)
                     os._exit(code)

@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import pytest
 
 from cluster.agent.home import Home
@@ -29,7 +30,7 @@ from cluster.agent.processes import (
     open_tree,
 )
 from cluster.agent.service import NOT_PROMISED
-from cluster.system import boot_id
+from cluster.system import boot_id, open_directory
 from replica.messages.commands import OperationDone, ScriptEnded
 from replica.model.jobs import JobState
 from replica.model.orders import SpecialTransfers
@@ -395,6 +396,59 @@ def test_what_is_no_cgroup_is_never_found(tmp_path: Path) -> None:
     assert Cgroup.find(None) is None
     name = CgroupName(path=str(tmp_path), inode=tmp_path.stat().st_ino, boot=boot_id())
     assert Cgroup.find(name) is None
+
+
+@pytest.mark.parametrize("kind", [Cgroup, OldCgroup])
+def test_the_end_of_a_jobs_scripts_is_the_end_of_no_other_jobs(
+    tree: CgroupTree, monkeypatch: pytest.MonkeyPatch, kind: type[Cgroup]
+) -> None:
+    monkeypatch.setattr(
+        CgroupTree, "_open", lambda self, name: kind(path := f"{self.path}/{name}", open_directory(path))
+    )
+    living = {}
+    for job, attempt in ((7, 1), (7, 2), (77, 1)):
+        with closing(tree.script(job, attempt)) as cgroup:
+            pid, is_within = fork(cgroup.directory)
+            if pid == 0:
+                if not is_within:
+                    enter(cgroup.directory)
+                signal.pause()
+            living[job, attempt] = pid
+            while pid not in cgroup.pids():
+                pass
+    assert tree.end_scripts(7) == []
+    for attempt in (1, 2):
+        assert os.waitpid(living[7, attempt], 0)[1] == signal.SIGKILL
+    assert os.waitpid(living[77, 1], os.WNOHANG) == (0, 0)
+    tree.sweep(())
+    os.waitpid(living[77, 1], 0)
+    assert tree.end_scripts(7) == []
+    tree.remove()
+    assert tree.end_scripts(7) == []
+
+
+@pytest.mark.parametrize("earlier", ["none", "other", "same"])
+@pytest.mark.parametrize("held", [True, False], ids=["held", "not held"])
+@pytest.mark.skipif(bool(NO_CGROUP), reason=NO_CGROUP or "-")
+def test_all_processes_are_looked_at_for_each_job_that_may_have_some_outside_of_its_cgroups(
+    tmp_path: Path, earlier: str, held: bool
+) -> None:
+    with closing(Home(tmp_path / "n1", "own")) as home:
+        (home.path / "buffers" / "7").mkdir()
+        (home.path / "steps" / "8").mkdir()
+        if held:
+            name = CgroupName(path="/sys/fs/cgroup/x", inode=1, boot=boot_id())
+            (home.path / "steps" / "8" / "cgroup.json").write_bytes(msgspec.json.encode(name))
+        if earlier != "none":
+            path = open_tree(AUTO, home.storage_id).path if earlier == "same" else "/sys/fs/cgroup/other"
+            name = CgroupName(path=path, inode=1, boot="another")
+            (home.path / "cgroup").write_bytes(msgspec.json.encode(name))
+        assert home.cgroups_of(7) == ""
+        assert home.hold_processes(AUTO) == "" and home.cgroups is not None
+        everywhere = {job for job in (7, 8, 9) if not home.cgroups_of(job)}
+        assert everywhere == ({7} if earlier != "same" else set()) | (set() if held else {8})
+        assert home.cgroups_of(9) == home.cgroups.path
+        home.cgroups.remove()
 
 
 def test_a_home_without_cgroups_says_why(tmp_path: Path) -> None:
