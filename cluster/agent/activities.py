@@ -207,8 +207,8 @@ class Activities:
     def acknowledged(self, report: Report, *, accepted: bool) -> None:
         """Take note that the controller has a report."""
         if accepted and isinstance(report.result, ScriptEnded):
-            # The job can only run again in a new life, as another attempt.
-            self._remove_record(report.job)
+            # The job can only run again in a new life, as another attempt. The teardown sees that it stays away.
+            self._remove_record(report.job, lasting=False)
 
     async def stop(self) -> None:
         """End the workers and let go of the scripts, which run on."""
@@ -242,7 +242,7 @@ class Activities:
         work: Operation | ScriptRun
         if order.stage == RUN:
             run = ScriptRun if order.provision is None else ProviderScriptRun
-            started = partial(self._outbox.add, order.job, order.attempt, RUN, ScriptStarted())
+            started = partial(self._outbox.add, order.job, order.attempt, RUN, ScriptStarted(), lasting=False)
             work = run(self._home, order, self._settings, started)
         else:
             changed = partial(self._outbox.add, order.job, order.attempt, order.stage)
@@ -292,7 +292,9 @@ class Activities:
             # Until it is durable it is not sent: an agent that forgot what it had said would do it again.
             await self._home.disk_full.keep_trying(
                 f"the result of {order_named(order)}",
-                lambda: self._outbox.add(order.job, order.attempt, order.stage, kept),
+                lambda: self._outbox.add(
+                    order.job, order.attempt, order.stage, kept, lasting=not _is_found_again(order, kept)
+                ),
                 activity.unwanted,
             )
         except GivenUp:
@@ -346,9 +348,9 @@ class Activities:
         if self._by_job.get(order.job) is activity:
             del self._by_job[order.job]
 
-    def _remove_record(self, job: int) -> None:
+    def _remove_record(self, job: int, *, lasting: bool = True) -> None:
         try:
-            remove_record(self._home.steps, job)
+            remove_record(self._home.steps, job, lasting=lasting)
         except RemovalFailed as error:
             logger.error("job %s: %s", job, error)
 
@@ -396,6 +398,15 @@ class Activities:
             except OSError as error:
                 logger.warning("job %s: what a transfer left is not removed: %s", job, error.strerror)
             self._forget_records(job)
+
+
+def _is_found_again(order: Order, result: OperationDone | OperationFailed | ScriptEnded) -> bool:
+    """Whether a result that a power cut takes away is found again, or had again for nothing.
+
+    How a script ended is in its record, durably. Post-run leaves nothing behind but a buffer that is synced, and what a
+    site's program does instead is done once.
+    """
+    return isinstance(result, ScriptEnded) or (order.stage == "post_run" and order.provision is None)
 
 
 def _order_of(report: Report) -> Order:

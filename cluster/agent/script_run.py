@@ -17,7 +17,16 @@ from cluster.agent.home import GivenUp, Handle, Home
 from cluster.agent.limits import DISK_FULL_RETRY_S, DISK_FULL_RETRY_S_MAX, SUPERVISOR_LAUNCHES_MAX, SUPERVISOR_POLL_S
 from cluster.agent.messages import failure
 from cluster.agent.operation import Operation, Settings
-from cluster.agent.processes import CANNOT_EXECUTE, CGROUP_FILE, AccountRefused, Cgroup, Process, account_for, kill_job
+from cluster.agent.processes import (
+    CANNOT_EXECUTE,
+    CGROUP_FILE,
+    AccountRefused,
+    Cgroup,
+    CgroupName,
+    Process,
+    account_for,
+    kill_job,
+)
 from cluster.agent.scripts import (
     OVERRUN,
     RESUME,
@@ -133,6 +142,7 @@ class ScriptRun:
     def _create(self) -> None:
         self._see_mounted()
         self._hold_inodes()
+        account = account_for(self._settings.accounts, self._order.user)
         create_record(
             self._home.steps,
             ScriptOrder(
@@ -145,8 +155,16 @@ class ScriptRun:
                 process=self._settings.process,
                 paths=self._paths,
             ),
-            account_for(self._settings.accounts, self._order.user),
+            account,
+            self._new_cgroup(),
         ).close()
+
+    def _new_cgroup(self) -> CgroupName | None:
+        """Return a cgroup for the script, where this agent has any. OSError."""
+        if self._home.cgroups is None:
+            return None
+        with contextlib.closing(self._home.cgroups.script(self._order.job, self._order.attempt)) as cgroup:
+            return cgroup.name
 
     def _see_mounted(self) -> None:
         """See that what the script will write to is mounted, where buffers are images. ImageRefused."""
@@ -256,13 +274,12 @@ class ScriptRun:
     def _hold_in_cgroup(self, record: ScriptRecord) -> None:
         """See that there is a cgroup for the script, where this agent has any, and that its record names it."""
         cgroup = Cgroup.find(record.cgroup())
-        if cgroup is None:
-            if self._home.cgroups is None:
-                record.forget_cgroup()
-                return
-            cgroup = self._home.cgroups.script(self._order.job, self._order.attempt)
-            record.write(CGROUP_FILE, cgroup.name)
-        cgroup.close()
+        if cgroup is not None:
+            cgroup.close()
+        elif (name := self._new_cgroup()) is not None:
+            record.write(CGROUP_FILE, name)
+        else:
+            record.forget_cgroup()
 
     async def _watch(self, record: ScriptRecord) -> None:
         """Wait until the supervisor has ended."""
@@ -334,7 +351,7 @@ class ScriptRun:
                 self._on_started()
             self._start_reported = True
             # For the next agent, which would report it once more: that is refused, and does no harm.
-            record.write("reported", self._order.attempt)
+            record.note_reported(self._order.attempt)
         except OSError as error:
             if not is_no_room(error):
                 raise

@@ -21,6 +21,8 @@ from cluster.agent.files.durable import (
     read_record,
     reserve,
     write_durably,
+    write_new,
+    write_reserved,
 )
 from cluster.agent.files.images import ImageRefused
 from cluster.agent.files.kernel import READ_FLAGS, XATTR_CLASS, allocate, clone, is_local, open_direct, type_of

@@ -54,17 +54,16 @@ def is_no_room(error: OSError) -> bool:
     return error.errno in _NO_ROOM
 
 
-def write_durably(
-    directory: int, name: str, data: bytes, *, mode: int = 0o600, owner: tuple[int, int] | None = None
-) -> None:
+def write_durably(directory: int, name: str, data: bytes, *, lasting: bool = True) -> None:
     """Write `name` in the open directory so that a crash leaves the old file or the new one; durable on return.
 
-    `owner` is a user and group id to give it to. Where the disk is full, room that was reserved for `name` is used;
-    the file then ends in spaces. OSError if the disk does not take it.
+    What is not written as `lasting` outlives this process, but after a power cut it may be damaged, or not there. Where
+    the disk is full, room that was reserved for `name` is used; the file then ends in spaces. OSError if the disk does
+    not take it.
     """
     temporary = name + TEMPORARY_SUFFIX
     try:
-        _fill(directory, temporary, os.O_CREAT | os.O_TRUNC, data, mode, owner)
+        _fill(directory, temporary, os.O_CREAT | os.O_TRUNC, data, lasting=lasting)
         os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
     except OSError as error:
         # A part of it would keep room that others need.
@@ -72,16 +71,48 @@ def write_durably(
             os.unlink(temporary, dir_fd=directory)
         if not is_disk_full(error) or len(data) > RESERVE_BYTES:
             raise
-        room = name + RESERVE_SUFFIX
-        try:
-            _fill(directory, room, 0, data.ljust(RESERVE_BYTES), mode, owner)
-            os.rename(room, name, src_dir_fd=directory, dst_dir_fd=directory)
-        except FileNotFoundError:
+        if not write_reserved(directory, name, data, lasting=lasting):
             raise error from None
-    os.fsync(directory)
+        return
+    if lasting:
+        os.fsync(directory)
 
 
-def _fill(directory: int, name: str, how: int, data: bytes, mode: int, owner: tuple[int, int] | None) -> None:
+def write_reserved(directory: int, name: str, data: bytes, *, lasting: bool = True) -> bool:
+    """Write `name` as `write_durably` does, in the room that was reserved for it; False if there is none. OSError."""
+    if len(data) > RESERVE_BYTES:
+        return False
+    room = name + RESERVE_SUFFIX
+    try:
+        _fill(directory, room, 0, data.ljust(RESERVE_BYTES), lasting=lasting)
+    except FileNotFoundError:
+        return False
+    os.rename(room, name, src_dir_fd=directory, dst_dir_fd=directory)
+    if lasting:
+        os.fsync(directory)
+    return True
+
+
+def write_new(
+    directory: int, name: str, data: bytes, *, mode: int = 0o600, owner: tuple[int, int] | None = None
+) -> None:
+    """Write a file of a directory that nobody looks into yet; what is in it, and not its name, is durable on return.
+
+    `owner` is a user and group id to give it to. OSError if the disk does not take it.
+    """
+    _fill(directory, name, os.O_CREAT | os.O_EXCL, data, mode, owner)
+
+
+def _fill(
+    directory: int,
+    name: str,
+    how: int,
+    data: bytes,
+    mode: int = 0o600,
+    owner: tuple[int, int] | None = None,
+    *,
+    lasting: bool = True,
+) -> None:
     with closing(
         os.open(name, os.O_WRONLY | how | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
     ) as descriptor:
@@ -89,7 +120,8 @@ def _fill(directory: int, name: str, how: int, data: bytes, mode: int, owner: tu
         if owner is not None:
             os.fchown(descriptor, *owner)
         os.fchmod(descriptor, mode)
-        os.fsync(descriptor)
+        if lasting:
+            os.fsync(descriptor)
 
 
 def reserve(directory: int, name: str) -> None:
@@ -170,14 +202,14 @@ class ReserveFiles:
         self._free.pop()
         return True
 
-    def write(self, directory: int, name: str, data: bytes) -> None:
+    def write(self, directory: int, name: str, data: bytes, *, lasting: bool = True) -> None:
         """Write a file as `write_durably` does, into a reserve file if the disk is full. OSError if none is left."""
         try:
-            write_durably(directory, name, data)
+            write_durably(directory, name, data, lasting=lasting)
         except OSError as error:
             if not is_disk_full(error) or not self.lend(directory, name + RESERVE_SUFFIX):
                 raise
-            write_durably(directory, name, data)
+            write_durably(directory, name, data, lasting=lasting)
 
     def drop(self, directory: int, name: str) -> None:
         """Remove the file `name` of an open directory: a reserve file that was lent comes back as one."""

@@ -293,7 +293,12 @@ class Home:
         return text
 
 
-_REPORT_NAME: Final = re.compile(r"([0-9]{20})\.json", re.ASCII)
+_SYNCED: Final = "json"
+_UNSYNCED: Final = "unsynced"
+"""How the names of reports end: of those that are durable before they are sent, and of those that are found again after
+a power cut."""
+
+_REPORT_NAME: Final = re.compile(rf"([0-9]{{20}})\.({_SYNCED}|{_UNSYNCED})", re.ASCII)
 
 
 class Outbox:
@@ -305,6 +310,7 @@ class Outbox:
         self._spares = reserve_files
         self._clock = clock
         self._reports: dict[int, Report] = {}
+        self._names: dict[int, str] = {}
         self.changed = asyncio.Event()
         """Set while there may be something to send."""
         for name in sorted(names_in(directory)):
@@ -319,10 +325,14 @@ class Outbox:
                     read_bounded(directory, name) or b"", type=Report
                 )
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                if found.group(2) == _UNSYNCED:
+                    reserve_files.drop(directory, name)
+                    continue
                 raise AgentFailed(
                     f"outbox/{name} is damaged ({error}); the disk may be failing: "
                     "move the file away, and its operation is ordered again"
                 ) from error
+            self._names[int(found.group(1))] = name
         self._next = max(self._reports, default=0) + 1
         if self._reports:
             self.changed.set()
@@ -334,8 +344,10 @@ class Outbox:
         """Return everything that is not acknowledged, oldest first."""
         return list(self._reports.values())
 
-    def add(self, job: int, attempt: int, stage: str, result: object) -> None:
-        """Keep a result until it is acknowledged; durable on return.
+    def add(self, job: int, attempt: int, stage: str, result: object, *, lasting: bool = True) -> None:
+        """Keep a result until it is acknowledged; durable on return, if it is to be `lasting`.
+
+        One that is not outlives this agent, and a power cut perhaps: what it says has to be found again then.
 
         OSError if the disk does not take it: nothing is kept then, and the same may be added again.
         """
@@ -350,10 +362,12 @@ class Outbox:
             type=Report,
         )
         number = self._next
-        self._spares.write(self._directory, f"{number:020}.json", msgspec.json.encode(report))
+        name = f"{number:020}.{_SYNCED if lasting else _UNSYNCED}"
+        self._spares.write(self._directory, name, msgspec.json.encode(report), lasting=lasting)
         self._next += 1
         self._spares.fill()
         self._reports[number] = report
+        self._names[number] = name
         if isinstance(report.result, ScriptStarted):
             # The next one takes it along, if it comes soon.
             with contextlib.suppress(RuntimeError):
@@ -380,7 +394,7 @@ class Outbox:
         for number, report in self._reports.items():
             if report.command_id == command_id:
                 # Not synced: a report that comes back after a crash is refused as stale.
-                self._spares.drop(self._directory, f"{number:020}.json")
+                self._spares.drop(self._directory, self._names.pop(number))
                 del self._reports[number]
                 return report
         return None

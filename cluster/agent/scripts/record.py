@@ -4,7 +4,10 @@
     script         the script, executable by its user
     lock           held without a gap by whoever is responsible: first the agent, then the supervisor
     cgroup.json    the cgroup that the script lives in, where there is one: written before a supervisor is launched
-    launches       how often a supervisor was launched
+    launches       a byte for each supervisor that was launched; not synced, it only keeps one that dies from being
+                   launched for ever
+    reported       for which attempt the start of the script is in the outbox; not synced: without it, it is reported
+                   once more, which is refused
     supervisor.json  who the supervisor is
     started.json   written before the script can run: without it, it never has
     overrun        why it is ended at once: its buffer holds too much
@@ -32,9 +35,11 @@ from cluster.agent.files import (
     remove_tree,
     reserve,
     write_durably,
+    write_new,
+    write_reserved,
 )
 from cluster.agent.processes import CGROUP_FILE, Account, CgroupName, Mode
-from cluster.system import JobProcess, closing, names_in, open_directory
+from cluster.system import JobProcess, closing, names_in, open_directory, write_all
 from replica.messages import ScriptEnded
 from replica.model import Order
 
@@ -48,15 +53,8 @@ PREPARED_PREFIX: Final = ".new-"
 """A record that is being written has this before its name; one that is found at a start was never launched."""
 
 
-_WRITTEN_LATER: Final = (
-    "launches",
-    CGROUP_FILE,
-    "supervisor.json",
-    "started.json",
-    "overrun",
-    "status.json",
-    "reported",
-)
+_WRITTEN_LATER: Final = ("supervisor.json", "started.json", "overrun", "status.json")
+"""What is written when the script may run: it may have filled the disk."""
 
 
 class ScriptOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,11 +115,13 @@ class ScriptRecord:
         """Return how the script ended, None if that is not known."""
         return self._read("status.json", ScriptEnded)
 
-    def write(self, name: str, what: ProcessName | ScriptEnded | CgroupName | int | str) -> None:
+    def write(self, name: str, what: ProcessName | ScriptEnded | CgroupName | str) -> None:
         """Record something, durably: `cgroup.json` and `started.json` before the script may run, `supervisor.json`,
-        `status.json` at its end, and with `reported` the attempt whose start is in the outbox.
+        and `status.json` at its end.
         """
-        write_durably(self.directory, name, msgspec.json.encode(what))
+        data = msgspec.json.encode(what)
+        if not write_reserved(self.directory, name, data):
+            write_durably(self.directory, name, data)
 
     def overrun(self) -> str:
         """Return why the script is ended at once; empty if it is not."""
@@ -134,14 +134,20 @@ class ScriptRecord:
             os.fsync(self.directory)
 
     def count_launch(self) -> int:
-        """Count one more launch, durably, and return the count."""
-        count = (self._read("launches", int) or 0) + 1
-        self.write("launches", count)
-        return count
+        """Count one more launch, and return the count."""
+        how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with closing(os.open("launches", how, 0o600, dir_fd=self.directory)) as launches:
+            write_all(launches, b".")
+            return os.fstat(launches).st_size
+
+    def note_reported(self, attempt: int) -> None:
+        """Keep that the start of the script was reported for an attempt, for as long as the machine is up."""
+        write_durably(self.directory, "reported", str(attempt).encode(), lasting=False)
 
     def reported_attempt(self) -> int:
         """Return the attempt for which the start of the script was reported, 0 if it was not."""
-        return self._read("reported", int) or 0
+        text = (read_bounded(self.directory, "reported") or b"").strip()
+        return int(text) if text.isdigit() else 0
 
     def try_lock(self) -> int | None:
         """Return a descriptor that holds the lock, or None while somebody else does."""
@@ -175,18 +181,20 @@ class ScriptRecord:
         return read_record(self.directory, name, kind, shown=f"steps/{self.job}/{name}")
 
 
-def create_record(steps: int, wanted: ScriptOrder, account: Account) -> ScriptRecord:
-    """Make the record of a script that is to be run: whole or not at all.
+def create_record(steps: int, wanted: ScriptOrder, account: Account, cgroup: CgroupName | None = None) -> ScriptRecord:
+    """Make the record of a script that is to be run, in a cgroup if one is given: whole or not at all.
 
     FileExistsError or OSError if it cannot be made.
     """
     job = wanted.order.job
     prepared, name = f"{PREPARED_PREFIX}{job}", str(job)
-    remove_tree(steps, prepared, shown=f"steps/{prepared}")
+    remove_tree(steps, prepared, shown=f"steps/{prepared}", lasting=False)
     os.mkdir(prepared, 0o700, dir_fd=steps)
     with closing(open_directory(prepared, dir_fd=steps)) as directory:
-        write_durably(directory, "order.json", msgspec.json.encode(wanted))
-        write_durably(
+        write_new(directory, "order.json", msgspec.json.encode(wanted))
+        if cgroup is not None:
+            write_new(directory, CGROUP_FILE, msgspec.json.encode(cgroup))
+        write_new(
             directory,
             "script",
             wanted.order.script.encode(),
@@ -200,6 +208,7 @@ def create_record(steps: int, wanted: ScriptOrder, account: Account) -> ScriptRe
             os.close(os.open(empty, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory))
         # The user passes through to his script; everything else in here stays the agent's.
         os.fchmod(directory, 0o711 if account.switch else 0o700)
+        os.fsync(directory)
     if name in names_in(steps):
         raise FileExistsError(17, os.strerror(17), f"steps/{name}")
     os.rename(prepared, name, src_dir_fd=steps, dst_dir_fd=steps)
@@ -207,9 +216,11 @@ def create_record(steps: int, wanted: ScriptOrder, account: Account) -> ScriptRe
     return ScriptRecord(steps, job)
 
 
-def remove_record(steps: int, job: int) -> None:
-    """Remove the record of a job, if there is one."""
-    remove_tree(steps, str(job), shown=f"steps/{job}")
+def remove_record(steps: int, job: int, *, lasting: bool = True) -> None:
+    """Remove the record of a job, if there is one; so that it does not come back, if the removal is `lasting`."""
+    remove_tree(steps, str(job), shown=f"steps/{job}", lasting=False)
+    if lasting:
+        os.fsync(steps)
 
 
 def recorded_jobs(steps: int) -> list[int]:

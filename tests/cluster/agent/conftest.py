@@ -86,6 +86,10 @@ class Site:
         """Wait for a process to end and return its code."""
         return await asyncio.get_running_loop().run_in_executor(None, process.wait, 30)
 
+    def unsynced(self) -> list[Path]:
+        """Return the reports that a power cut may damage."""
+        return [path for path in (self.home / "outbox").iterdir() if path.suffix == ".unsynced"]
+
     async def kill_agent(self, process: subprocess.Popen[bytes]) -> None:
         """SIGKILL the agent."""
         process.kill()

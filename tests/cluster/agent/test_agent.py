@@ -250,6 +250,26 @@ def test_what_is_done_while_nobody_answers_is_reported_when_somebody_does(site: 
     asyncio.run(story())
 
 
+def test_a_power_cut_that_takes_the_report_of_a_scripts_end_takes_no_result(site: Site) -> None:
+    async def story() -> None:
+        async with site.running() as (controller, agent):
+            await controller.order(site.order(7, 2, "run", script=GATED))
+            await controller.result(7, 2, ScriptStarted)
+            controller.silent = True
+            (site.destinations / "gate").touch()
+            await until(lambda: any(site.unsynced()))
+            await site.kill_agent(agent)
+            for report in site.unsynced():
+                report.write_bytes(b"")
+            controller.silent = False
+            site.start_agent()
+            assert await controller.result(7, 2) == ScriptEnded(JobState.COMPLETED, 0, 0)
+            assert count_lines(site.destinations / "begun") == count_lines(site.destinations / "over") == 1
+            await until(lambda: not any((site.home / "outbox").iterdir()))
+
+    asyncio.run(story())
+
+
 def test_a_report_whose_answer_is_lost_is_sent_again_with_the_same_id_and_counts_once(site: Site) -> None:
     async def story() -> None:
         async with site.serving() as controller:

@@ -49,10 +49,10 @@ class Disk:
         self.refused = 0
         fill = durable._fill
 
-        def filling(directory: int, name: str, how: int, *rest: object) -> None:
+        def filling(directory: int, name: str, how: int, *rest: object, **more: object) -> None:
             if how & os.O_CREAT:
                 self.check()
-            fill(directory, name, how, *rest)  # type: ignore[arg-type]
+            fill(directory, name, how, *rest, **more)  # type: ignore[arg-type]
 
         def reserving(directory: int, name: str) -> None:
             self.check()

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -18,20 +19,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.agent.activities import _is_found_again
 from cluster.agent.files.durable import FileRefused, ReserveFiles, read_bounded, write_durably
 from cluster.agent.files.removal import RemovalFailed, remove_tree
 from cluster.agent.home import home as outbox_module
 from cluster.agent.home.home import AgentFailed, Home, Outbox
 from cluster.agent.limits import FILE_BYTES_MAX
 from cluster.agent.messages import failure
+from cluster.agent.processes.cgroups import CgroupName
 from cluster.agent.processes.environment import Account, AccountRefused, account_for, environment_of, output_path
 from cluster.agent.reconcile import Cancel, End, Forget, Known, Start, plan
+from cluster.agent.scripts.record import ScriptOrder, create_record
 from cluster.agent.transfer.progress import Rate
 from cluster.schemas.command_ids import instant_of
 from cluster.system.clock import SystemClock
 from cluster.system.descriptors import open_directory
-from replica.messages.commands import OperationDone, OperationFailed, ScriptStarted
+from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
+from replica.model.jobs import JobState
 from replica.model.orders import Order
+from replica.model.provider import Provision
 from replica.model.requests import ArrayTask, JobOptions
 from replica.values.limits import MESSAGE_CHARACTERS_MAX
 from tests.clocks import ManualClock
@@ -148,6 +154,91 @@ def test_a_damaged_report_stops_the_agent_by_name_and_an_unfinished_one_is_nothi
     asyncio.run(story())
 
 
+def test_a_damaged_report_that_is_found_again_is_nothing(tmp_path: Path) -> None:
+    async def story() -> None:
+        for number, damaged in enumerate((b"", b"{", bytes(100))):
+            (tmp_path / f"{number:020}.unsynced").write_bytes(damaged)
+        assert len(outbox_in(tmp_path, ManualClock())) == 0 and os.listdir(tmp_path) == []
+
+    asyncio.run(story())
+
+
+class Synced:
+    """What has been synced since it was last written to, by inode."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.inodes: set[int] = set()
+        real, write = os.fsync, os.write
+
+        def fsync(descriptor: int) -> None:
+            real(descriptor)
+            self.inodes.add(os.fstat(descriptor).st_ino)
+
+        def written(descriptor: int, data: bytes) -> int:
+            self.inodes.discard(os.fstat(descriptor).st_ino)
+            return write(descriptor, data)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr(os, "write", written)
+
+
+@pytest.mark.parametrize("stage", ["stage_in", "run", "post_run", "stage_out", "teardown"])
+@pytest.mark.parametrize("provision", [None, Provision(provider="generic")], ids=["native", "generic"])
+@pytest.mark.parametrize(
+    "result",
+    [OperationDone(), OperationFailed("no"), ScriptEnded(JobState.COMPLETED)],
+    ids=lambda one: type(one).__name__,
+)
+def test_a_result_is_durable_before_it_is_sent_unless_a_power_cut_that_takes_it_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, provision: Provision | None, result: object
+) -> None:
+    again = isinstance(result, ScriptEnded) or (stage == "post_run" and provision is None)
+    told = msgspec.structs.replace(order(stage=stage), provision=provision)
+    synced = Synced(monkeypatch)
+
+    async def story() -> None:
+        outbox = outbox_in(tmp_path, ManualClock(SystemClock().now()))
+        outbox.add(7, 1, stage, result, lasting=not _is_found_again(told, result))  # type: ignore[arg-type]
+
+    asyncio.run(story())
+    (name,) = os.listdir(tmp_path)
+    kept = {(tmp_path / name).stat().st_ino, tmp_path.stat().st_ino}
+    assert (kept <= synced.inodes) is not again and kept.isdisjoint(synced.inodes) is again
+
+
+def test_all_of_a_record_is_durable_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, rename = Synced(monkeypatch), os.rename
+    named: list[set[str]] = []
+
+    def seen(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        record = tmp_path / source
+        assert record.stat().st_ino in synced.inodes
+        named.append({path.name for path in record.iterdir() if path.stat().st_ino in synced.inodes})
+        rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+    monkeypatch.setattr(os, "rename", seen)
+    wanted = ScriptOrder(
+        order=order(stage="run"), node="n1", home="/h", storage_id="ab", accounts="own", kill_wait_s=1.0
+    )
+    directory = open_directory(tmp_path)
+    account = account_for("own", "alice")
+    cgroup = CgroupName(path="/sys/fs/cgroup/x", inode=1, boot="b")
+    record = create_record(directory, wanted, account, cgroup)
+    monkeypatch.setattr(os, "rename", rename)
+    with closing(record):
+        assert record.cgroup() == cgroup and record.order() == wanted
+        assert (record.count_launch(), record.count_launch()) == (1, 2)
+        assert record.reported_attempt() == 0
+        record.note_reported(4)
+        assert record.reported_attempt() == 4
+        # What a power cut may leave of it.
+        (tmp_path / "1" / "reported").write_bytes(b"")
+        assert record.reported_attempt() == 0
+    assert named == [{"order.json", "script", "cgroup.json"}]
+    assert tmp_path.stat().st_ino in synced.inodes
+    os.close(directory)
+
+
 def test_a_home_has_one_agent_and_one_storage_id_for_ever(tmp_path: Path) -> None:
     home = Home(tmp_path / "n1", "own")
     for removed in ((), ("lock",)):
@@ -173,7 +264,7 @@ def test_a_home_has_one_agent_and_one_storage_id_for_ever(tmp_path: Path) -> Non
 def test_a_file_is_written_whole_and_a_huge_one_is_not_read(tmp_path: Path) -> None:
     directory = open_directory(tmp_path)
     write_durably(directory, "f", b"one")
-    write_durably(directory, "f", b"two", mode=0o500)
+    write_durably(directory, "f", b"two")
     assert read_bounded(directory, "f") == b"two" and os.listdir(tmp_path) == ["f"]
     assert read_bounded(directory, "g") is None
     with (tmp_path / "huge").open("wb") as file:
