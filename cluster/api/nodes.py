@@ -7,7 +7,7 @@ from typing import Any
 from cluster.api import wire
 from cluster.api.render import node_view
 from cluster.api.service import AskedCommand, Call, Reply, encoded, handles
-from cluster.api.web import Problem, permit_node
+from cluster.api.web import Problem, no_leader, permit_node
 from cluster.schemas import (
     AdmittedAnswer,
     Command,
@@ -17,11 +17,19 @@ from cluster.schemas import (
     RegisterAnswer,
     ReportResult,
     ReportsAnswer,
-    made_of,
 )
 from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
-from cluster.server import POLLS_MAX, Answer, Liveness, Transfer
+from cluster.server import (
+    POLLS_MAX,
+    SPREAD_S_MAX,
+    SPREAD_S_PER_POLL,
+    Answer,
+    Liveness,
+    NotLeading,
+    Said,
+    Unavailable,
+)
 from replica.messages import commands as c
 from replica.state import State
 from replica.views import orders_for
@@ -100,29 +108,45 @@ async def poll_orders(call: Call[r.PollRequest]) -> Reply[PollAnswer]:
     node = call.params["node"]
     permit_node(call.identity, node)
     body = call.body
-    controller = call.service.controller
-    # Orders must come from whoever leads: an order of a deposed leader could start what another has given up.
-    state = await _checked(call, node, body)
-    now = controller.agreed.now()
-    controller.liveness.progressed(
-        node,
-        (made_of(row, Transfer, node=node, updated_at=now) for row in body.progress),
-        state,
-    )
-    wait_s = min(body.wait_s, controller.liveness.poll_wait_s_max)
-    if wait_s > 0 and not controller.orders.changed_since(node, body.seen_revision):
-        if controller.orders.waiting >= POLLS_MAX:
+    service, controller = call.service, call.service.controller
+    orders = controller.orders
+    wait_s = min(body.wait_s, controller.liveness.poll_wait_s_max(orders.waiting))
+    said = Said(node, body.instance, body.progress)
+    known = controller.state.nodes.get(node)
+    is_known = known is not None and known.instance == body.instance
+    # What makes it wait need not be proven: only what it is answered with.
+    if is_known and wait_s > 0 and not orders.changed_since(node, body.seen_revision) and not service.stopping.is_set():
+        if orders.waiting >= POLLS_MAX:
             raise Problem(
                 429, "too_many_polls", "too many agents wait already", "poll again later", headers={"Retry-After": "1"}
             )
-        if not call.service.stopping.is_set():
-            await controller.orders.wait(node, wait_s)
-            state = await _checked(call, node, body)
-    return Reply(state.revision, PollAnswer(revision=state.revision, orders=orders_for(state, node)))
+        if _is_there(call):
+            controller.polls.note(said)
+        await orders.wait(node, wait_s)
+    # Orders must be those of whoever leads: one of a deposed leader could start what another has given up. So any
+    # replica may answer, but none from a state that is not proven to be no older than the question.
+    try:
+        await controller.polls.prove(node, said if _is_there(call) else None)
+    except (NotLeading, Unavailable) as error:
+        raise no_leader("this replica could not prove in time that it knows the newest orders") from error
+    state = _checked(call, node, body)
+    answer = PollAnswer(
+        revision=state.revision,
+        orders=orders_for(state, node),
+        wait_s=controller.liveness.poll_wait_s_max(orders.waiting),
+        spread_s=min(SPREAD_S_MAX, SPREAD_S_PER_POLL * orders.waiting),
+    )
+    return Reply(state.revision, answer)
 
 
-async def _checked(call: Call[r.PollRequest], node: str, body: r.PollRequest) -> State:
-    state = await call.service.current()
+def _is_there(call: Call[r.PollRequest]) -> bool:
+    """Whether who polls is at the other end still: else this is no sign of life."""
+    transport = call.request.transport
+    return transport is not None and not transport.is_closing()
+
+
+def _checked(call: Call[r.PollRequest], node: str, body: r.PollRequest) -> State:
+    state = call.service.controller.state
     known = state.nodes.get(node)
     if known is None:
         raise Problem(
@@ -136,9 +160,6 @@ async def _checked(call: Call[r.PollRequest], node: str, body: r.PollRequest) ->
             "only one agent may serve a node; stop one of them",
             "instance",
         )
-    transport = call.request.transport
-    if transport is not None and not transport.is_closing():
-        call.service.controller.node_watch.heard(node)
     return state
 
 

@@ -215,6 +215,30 @@ class Consensus:
             raise NotLeader(self.leader, sentence="this replica lost its leadership before a majority confirmed it")
         return index
 
+    async def read_index(self, news: bytes) -> int:
+        """Return the index up to which this follower must be applied for a read of its own to be linearizable.
+
+        The leader, asked from now on and told `news`, gave it after a majority has confirmed it. NotLeader if nobody is
+        known to lead, or no answer comes within the longest election timeout.
+        """
+        answer: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+
+        def resolve(index: int | None) -> None:
+            if not answer.done():
+                answer.set_result(index)
+
+        if self._running:
+            with self._guard():
+                self._engine.ask_leader(news, resolve)
+        else:
+            resolve(None)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._timing.election_max_s):
+                index = await answer
+                if index is not None:
+                    return index
+        raise NotLeader(self.leader, sentence="the leader is not known, or did not answer in time")
+
     def peers(self) -> list[PeerStatus]:
         """Return what is known of each peer, by name, sorted."""
         found = []

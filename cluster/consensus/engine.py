@@ -21,6 +21,8 @@ from cluster.consensus.frames import (
     AppendReply,
     AppendRequest,
     Heartbeat,
+    ReadReply,
+    ReadRequest,
     Removed,
     SnapshotChunk,
     SnapshotReply,
@@ -226,6 +228,15 @@ class Engine:
         else:
             waiter(None)
 
+    def ask_leader(self, news: bytes, waiter: ReadWaiter) -> None:
+        """Call `waiter` with the index up to which this replica's own state must be applied for a read to be
+        linearizable, once whoever leads, asked from now on, has been confirmed; the leader is told `news`.
+
+        With None where nobody is known to lead; never where question or answer is lost, or the leader loses the lead.
+        """
+        self.raft.require_running()
+        log_replication.ask_leader(self.raft, news, waiter)
+
     # ---- what happens to it ----
 
     def next_due_s(self) -> float:
@@ -345,6 +356,7 @@ class Engine:
         raft_log.apply_committed(raft)
         if raft.reads.under_way and raft.has_begun:  # once the entries before them are known (section 8)
             raft.reads.answer(log_replication.quorum_seq(raft), raft.commit_index)
+            raft.outbox.flush()  # the followers among those who asked
         if now_s >= raft.hints_due_s:
             raft.hints_due_s = NEVER
             raft.journal.flush_hints()
@@ -374,6 +386,10 @@ class Engine:
                 log_replication.on_reply(raft, peer, message)
             case VoteReply():
                 leader_election.on_vote_reply(raft, peer, message)
+            case ReadRequest():
+                log_replication.on_read_request(raft, peer, message)
+            case ReadReply():
+                log_replication.on_read_reply(raft, peer, message)
             case StateLost():
                 log_replication.on_state_lost(raft, peer, message)
             case TimeoutNow():

@@ -27,6 +27,9 @@ APPEND_ENTRIES: Final = 512
 CHUNK_BYTES: Final = 256 << 10
 """Bytes of a snapshot in one frame: about 2 ms of a 1 Gbit/s link, so that a heartbeat never waits long behind it."""
 
+NEWS_MAX_BYTES: Final = 128 << 10
+"""Bytes of what a follower's machine says in one frame: reading it takes a leader a few milliseconds."""
+
 FRAME_OVERHEAD_BYTES: Final = 64 << 10
 """Room in a frame for everything but entry data: APPEND_ENTRIES headers of at most 16 bytes, names, numbers."""
 
@@ -163,6 +166,21 @@ class ClockReply(Message, frozen=True, array_like=True, forbid_unknown_fields=Tr
     wall_us: Number
 
 
+class ReadRequest(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=13):
+    """Question of a follower: up to where has it to apply before a read of its own is linearizable (thesis 6.4)?
+
+    `news` is what the follower's machine has to tell the leader's; consensus does not look into it.
+    """
+
+    news: Annotated[bytes, Meta(max_length=NEWS_MAX_BYTES)] = b""
+
+
+class ReadReply(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=14):
+    """Answer of a leader that a majority has confirmed since it was asked: up to `index`."""
+
+    index: Number
+
+
 AnyMessage = (
     AppendRequest
     | Heartbeat
@@ -176,6 +194,8 @@ AnyMessage = (
     | StateLost
     | ClockRequest
     | ClockReply
+    | ReadRequest
+    | ReadReply
 )
 
 PROMISES: Final = (AppendReply, VoteRequest, VoteReply, SnapshotReply)

@@ -205,6 +205,10 @@ class Machine(Protocol):
         """
         ...
 
+    def hear(self, peer: str, news: bytes) -> None:
+        """Take what the machine of a follower says, by its replica's name. It may be anything, and stops nobody."""
+        ...
+
     def newest_snapshot(self) -> SnapshotRef | None:
         """Return the newest sealed snapshot, to send to a peer that needs entries that are compacted.
 

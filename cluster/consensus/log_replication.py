@@ -10,6 +10,8 @@ from cluster.consensus.frames import (
     AppendReply,
     AppendRequest,
     Heartbeat,
+    ReadReply,
+    ReadRequest,
     SnapshotChunk,
     SnapshotReply,
     StateLost,
@@ -18,10 +20,15 @@ from cluster.consensus.interface import EntryTooLarge, LostDurableState, Role
 from cluster.consensus.leader_election import become_follower, has_passed, postpone_election
 from cluster.consensus.progress import Phase, Progress
 from cluster.consensus.raft_log import append, commit, last_index_not_above_term, truncate_from
+from cluster.consensus.read_index import ReadWaiter
 from cluster.consensus.state import NEVER, RaftState
 from wal import BrokenInvariant, Entry, is_configuration, name_of
 
 _log = logging.getLogger(__name__)
+
+ASKED_MAX = 16
+"""Questions of a follower without an answer yet, count; for a further one the oldest is given up. One at a time is
+asked, and again once an election timeout has passed."""
 
 
 # ---- the leader: proposals and requests ----
@@ -282,3 +289,46 @@ def append_what_is_missing(raft: RaftState, peer: str, entries: list[Entry]) -> 
             truncate_from(raft, entry.index)
         append(raft, entries[at:])
         return
+
+
+# ---- reads of followers (ReadIndex, thesis 6.4): the leader gives the index, once a majority has confirmed it ----
+
+
+def ask_leader(raft: RaftState, news: bytes, waiter: ReadWaiter) -> None:
+    """Ask whoever leads for the index to wait for, and tell it the news; with None at once where nobody is known to.
+
+    No answer comes where question, answer or leadership is lost: ask again.
+    """
+    leader = raft.leader
+    if leader is None or leader == raft.me or leader not in raft.connected:
+        waiter(None)
+        return
+    asked = raft.asked_reads
+    while len(asked) >= ASKED_MAX:
+        asked.pop(next(iter(asked)))(None)
+    seq = raft.next_seq()
+    asked[seq] = waiter
+    raft.outbox.send(leader, ReadRequest(raft.term, seq, news))
+    raft.outbox.flush()
+
+
+def on_read_request(raft: RaftState, peer: str, request: ReadRequest) -> None:
+    """A follower asks. Only a round that begins from now on says that nobody else leads; then the answer goes."""
+    if not raft.leads or request.term != raft.term or peer not in raft.progress:
+        return
+    if request.news:
+        raft.machine.hear(name_of(peer), request.news)
+
+    def answer(index: int | None) -> None:
+        if index is not None and raft.leads and raft.term == request.term:
+            raft.outbox.send(peer, ReadReply(raft.term, request.seq, index))
+
+    raft.reads.add(answer)
+
+
+def on_read_reply(raft: RaftState, peer: str, reply: ReadReply) -> None:
+    """The leader of this term, if it is who answers, was confirmed after it was asked."""
+    if reply.term == raft.term and peer == raft.leader:
+        waiter = raft.asked_reads.pop(reply.seq, None)
+        if waiter is not None:
+            waiter(reply.index)

@@ -1,4 +1,8 @@
-"""Linearizable reads (ReadIndex, thesis 6.4): one round of heartbeats confirms leadership to many waiters."""
+"""Linearizable reads (ReadIndex, thesis 6.4): one round of heartbeats confirms leadership to many waiters.
+
+A follower asks its leader for the index, which the leader gives once a round that began after the question has
+confirmed it; the follower applies up to there, and its own state answers.
+"""
 
 from collections.abc import Callable
 

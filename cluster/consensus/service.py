@@ -69,6 +69,13 @@ class Engine(Protocol):
         """Return a commit index after a majority has answered a heartbeat sent after the call; NotLeader otherwise."""
         ...
 
+    async def read_index(self, news: bytes) -> int:
+        """Return a commit index that the leader gave, confirmed after the call; NotLeader if none answers in time.
+
+        For a follower, whose state answers a linearizable read once it is applied that far; `news` goes with it.
+        """
+        ...
+
     def peers(self) -> Sequence[Peer]: ...
 
     def change(self, wanted: Wanted) -> tuple[int, int]:

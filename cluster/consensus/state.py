@@ -13,7 +13,7 @@ from cluster.consensus.frames import PROMISES, AnyMessage
 from cluster.consensus.interface import JournalLike, Links, Machine, NotLeader, Role, Timing, Uniform
 from cluster.consensus.log_rate_limiter import LogRateLimiter
 from cluster.consensus.progress import Progress
-from cluster.consensus.read_index import ReadRounds
+from cluster.consensus.read_index import ReadRounds, ReadWaiter
 from cluster.consensus.snapshots import SnapshotReceiver, SnapshotSender
 from cluster.system import Clock
 from wal import Configuration, incarnation_of, name_of
@@ -177,6 +177,9 @@ class RaftState:
     """Whether the leader has applied its own first entry."""
     leader_commit: int = 0
     """Highest commit index that a leader of this term has named; may be above `checked_index`."""
+
+    asked_reads: dict[int, ReadWaiter] = field(default_factory=dict)
+    """Reads whose index a leader was asked for, by the number of the question."""
 
     # ---- of a leader: nothing of an earlier leadership counts ----
 

@@ -389,6 +389,10 @@ class PollAnswer(Answer, frozen=True, kw_only=True):
     """Answer of POST /v1/agents/{node}/poll: all that the node has to do at `revision`, not what is new."""
 
     orders: tuple[Order, ...]
+    wait_s: float = 0.0
+    """How long the replica lets a poll wait now, seconds: the longer, the more agents ask it. 0: it does not say."""
+    spread_s: float = 0.0
+    """Within how long agents look for another replica when this one is away, each at a moment of its own, seconds."""
 
 
 class ReportResult(View, frozen=True, kw_only=True):

@@ -20,13 +20,25 @@ from typing import NoReturn
 
 from cluster.config import Config
 from cluster.consensus import HELD_BACK_ENTRIES, Engine, Machine, NotLeader, Role, SnapshotRef, SnapshotSink
+from cluster.schemas import made_of
 from cluster.server.agreed_time import AgreedTime, ClockWatch
 from cluster.server.applied_log import Applied, AppliedLog, read_batch, read_configuration
 from cluster.server.bootstrap import Bootstrap
 from cluster.server.divergence import Checkpoints
 from cluster.server.duties import AnswerExpiry, Duties, Duty
 from cluster.server.feature_levels import Ask, FeatureLevels, unasked
-from cluster.server.liveness import NODE_DOWN_S, Liveness, NodeWatch, OrderWatch, TransferTotals
+from cluster.server.liveness import (
+    LEADERLESS_S,
+    NODE_DOWN_S,
+    Liveness,
+    NodeWatch,
+    OrderWatch,
+    PollRounds,
+    Said,
+    Transfer,
+    TransferTotals,
+    read_news,
+)
 from cluster.server.membership import Membership
 from cluster.server.operation_restart import OperationRestart
 from cluster.server.pending import (
@@ -117,6 +129,11 @@ class Controller:
         self.orders = OrderWatch(storage.state.revision)
         self.transfer_totals = TransferTotals()
         self.engine = make_engine(self, self._on_change, fail)
+        self.polls = PollRounds(
+            engine=self.engine, current=self.current, wait_applied=self.wait_applied, hear=self._heard
+        )
+        self._led_s = clock.monotonic_s()
+        """When somebody was known to lead last."""
         self.levels = FeatureLevels(name, self.engine, ask=ask, version=version)
         self.membership = Membership(config, self.engine, leads=lambda: self.leads, wait_applied=self.wait_applied)
         self.agreed = AgreedTime(clock, bounds=lambda: self.engine.clock_bounds, at=storage.state.at)
@@ -151,7 +168,9 @@ class Controller:
             submit=submit,
             raises=raises_level,
         )
-        self.node_watch = NodeWatch(self.liveness, state=state, leads=leads, submit=submit)
+        self.node_watch = NodeWatch(
+            self.liveness, state=state, leads=leads, submit=submit, peers=lambda: self.engine.peers()
+        )
         expiry = AnswerExpiry(state=state, now=self.agreed.now, submit=submit)
         self.register(restart, on_change=restart.poll)
         self.register(expiry)
@@ -200,6 +219,7 @@ class Controller:
             await self.checkpoints.stop()
         self._duties.stop()
         self.proposer.stop()
+        self.polls.stop()
         self.orders.wake_all()
         await self.engine.stop()
         self.applied_log.close()
@@ -338,6 +358,27 @@ class Controller:
             self._folding = batch, InSteps(applying(before, batch))
         return not self._folding[1].advance(STEPS_PER_TURN)
 
+    def hear(self, peer: str, news: bytes) -> None:
+        """Take what agents said to a follower. It may say what it likes: nodes that are not known are passed over."""
+        try:
+            said = read_news(news)
+        except ValueError as error:
+            LOGGER.warning("replica %s tells of its agents what cannot be read: %s", peer, error)
+            return
+        for one in said:
+            self._heard(one, peer)
+
+    def _heard(self, said: Said, through: str = "") -> None:
+        """Note what an agent said, to this replica or through a follower; of another instance nothing is believed."""
+        known = self._state.nodes.get(said.node)
+        if known is None or known.instance != said.instance:
+            return
+        self.node_watch.heard(said.node, through)
+        now = self.agreed.now()
+        self.liveness.progressed(
+            said.node, (made_of(row, Transfer, node=said.node, updated_at=now) for row in said.progress), self._state
+        )
+
     def newest_snapshot(self) -> SnapshotRef | None:
         """Return the newest snapshot that may be sent to a peer; have one made if that does not reach the journal.
 
@@ -385,7 +426,6 @@ class Controller:
         if leading_term != self._leading_term:
             self._leading_term = leading_term
             self.liveness.lead()
-            self.orders.wake_all()
             LOGGER.info("%s in term %d, leader %s", self.engine.role, self.engine.term, self.engine.leader or "unknown")
         self.proposer.leadership_changed()
         self._duties.leadership_changed()
@@ -399,6 +439,12 @@ class Controller:
         except StorageFailed as error:
             self._fail(error)
         self.clock_watch.check()
+        # Who is cut off hears of no orders: the agents that wait here ask somebody else.
+        now_s = self.clock.monotonic_s()
+        if self.engine.leader is not None:
+            self._led_s = now_s
+        elif now_s - self._led_s > LEADERLESS_S:
+            self.orders.wake_all()
 
     def _release_appliers(self) -> None:
         if not self._appliers:

@@ -106,6 +106,10 @@ class SingleEngine:
         """Whether this replica's own wall clock is off from a majority's."""
         self.bounds: ClockBounds | None = None
         """What a majority's wall clocks say; None: what this replica's own does."""
+        self.questions: list[bytes] = []
+        """What this replica, while it follows, asked its leader, with the news."""
+        self.answers_reads: int | None = None
+        """What the leader answers; None: it does not."""
         self.confirms = True
         """Whether a majority answers; False: confirm_leadership waits for ever."""
 
@@ -195,6 +199,12 @@ class SingleEngine:
         if not self.confirms:
             await asyncio.Event().wait()
         return self.commit_index
+
+    async def read_index(self, news: bytes) -> int:
+        self.questions.append(news)
+        if self.answers_reads is None:
+            raise NotLeader(self.leader)
+        return self.answers_reads
 
     def peers(self) -> list[Any]:
         return []

@@ -22,10 +22,11 @@ from cluster.config.limits import DEFAULT_LIMITS
 from cluster.consensus import Role as RaftRole
 from cluster.eventloop.slices import Work
 from cluster.providers.interface import NO_LOCAL
+from cluster.schemas.base import made_of
 from cluster.schemas.command_ids import new_command_id
 from cluster.security.identity import Identity, Role
 from cluster.server.applied_log import Applied, AppliedLog
-from cluster.server.liveness import Liveness, OrderWatch, TransferTotals
+from cluster.server.liveness import Liveness, OrderWatch, Said, Transfer, TransferTotals
 from cluster.server.pending import Asker, Settled, resolve
 from cluster.server.time_travel import Step
 from replica.fold.answers import answer_to, receipt_for
@@ -212,10 +213,15 @@ class InMemory(World):
             current=self._current,
             queue=self._queue,
             node_watch=SimpleNamespace(heard=self.liveness.heard),
+            polls=SimpleNamespace(prove=self._prove),
         )
 
     async def _current(self) -> State:
         return self.state
+
+    async def _prove(self, node: str, said: Said) -> None:
+        rows = (made_of(row, Transfer, node=node, updated_at=self.at) for row in said.progress)
+        self.liveness.progressed(node, rows, self.state)
 
     def _queue(self, request: c.Request, asker: Asker) -> None:
         known = receipt_for(self.state, request) if request.id else None
@@ -256,7 +262,8 @@ class InMemory(World):
             sent = None
             if operation.has_body:
                 sent = decode(msgspec.json.encode({} if body is None else body), operation.request)
-            request: Any = SimpleNamespace(transport=None, headers={}, content_length=0)
+            transport = SimpleNamespace(is_closing=lambda: False)
+            request: Any = SimpleNamespace(transport=transport, headers={}, content_length=0)
             call = Call(self.service, operation, request, identity, params, query, sent)
             reply = await route.handler(call)
         except Problem as problem:

@@ -3,12 +3,25 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from cluster.config.config import Config
+from cluster.consensus.interface import PeerStatus
+from cluster.schemas.requests import Progress
 from cluster.security.identity import Role
 from cluster.security.pki import issue, load_authority
-from cluster.server.liveness import INATTENTION_S, NODE_DOWN_S, Liveness, Transfer
+from cluster.server import liveness as liveness_module
+from cluster.server.liveness import (
+    INATTENTION_S,
+    LEADERLESS_S,
+    NODE_DOWN_S,
+    Liveness,
+    NodeWatch,
+    Said,
+    Transfer,
+    read_news,
+)
 from cluster.system.clock import SystemClock
 from replica.model.nodes import Node
 from replica.state.state import EMPTY
@@ -138,14 +151,120 @@ async def test_a_poll_waits_no_longer_than_it_says_and_a_newer_one_replaces_it(c
 
 
 @story
-async def test_a_waiting_poll_is_sent_to_the_new_leader_when_leadership_is_lost(config: Config) -> None:
+async def test_a_poll_waits_on_while_the_leadership_changes_and_is_answered_with_a_new_proof(config: Config) -> None:
     async with Harness(config) as harness:
         await register(harness)
         seen = (await poll(harness)).body["revision"]
         waiting = asyncio.create_task(poll(harness, seen_revision=seen, wait_s=30))
         await until(lambda: harness.controller.orders.waiting == 1)
         harness.engine.depose(None)
+        harness.engine.lead()
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await harness.submit()
+        answer = await asyncio.wait_for(waiting, 5)
+        assert (answer.status, len(answer.body["orders"])) == (200, 1)
+
+
+@story
+async def test_a_follower_answers_a_poll_once_the_leader_has_said_how_far_it_must_be_and_heard_the_agent(
+    config: Config,
+) -> None:
+    async with Harness(config) as harness:
+        await register(harness)
+        await harness.submit()
+        engine = harness.engine
+        engine.depose("r2")
+        asked = asyncio.create_task(poll(harness))
+        await until(lambda: len(engine.questions) > 1)
+        assert not asked.done()
+        engine.answers_reads = harness.controller.applied_index + 1
+        await until(lambda: len(engine.questions) > 2)
+        await asyncio.sleep(0.05)
+        assert not asked.done(), "it has not applied what the leader had committed when it was asked"
+        engine.answers_reads = harness.controller.applied_index
+        harness.controller._index += 1
+        harness.controller._release_appliers()
+        answer = await asyncio.wait_for(asked, 5)
+        harness.controller._index -= 1
+        assert (answer.status, [order["stage"] for order in answer.body["orders"]]) == (200, ["stage_in"])
+        assert read_news(engine.questions[-1]) == [Said("n1", "i")]
+
+
+@story
+async def test_a_follower_without_a_leader_answers_no_poll_and_wakes_those_that_wait(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness_module, "PROVE_S_MAX", 0.2)
+    clock = ManualClock(Instant(1_750_000_000_000_000))
+    async with Harness(config, clock=clock) as harness:
+        await register(harness)
+        seen = (await poll(harness)).body["revision"]
+        waiting = asyncio.create_task(poll(harness, seen_revision=seen, wait_s=30))
+        await until(lambda: harness.controller.orders.waiting == 1)
+        harness.engine.depose(None)
+        assert (await poll(harness)).status == 503
+        harness.controller._duties.poll()
+        clock.advance(LEADERLESS_S + 1)
+        harness.controller._duties.poll()
         assert (await asyncio.wait_for(waiting, 5)).status == 503
+
+
+@story
+async def test_one_proof_serves_all_polls_that_came_meanwhile(config: Config) -> None:
+    async with Harness(config) as harness:
+        await register(harness)
+        before = harness.controller.polls.rounds
+        answers = await asyncio.gather(*(poll(harness) for _ in range(200)))
+        assert {answer.status for answer in answers} == {200}
+        assert harness.controller.polls.rounds - before < 100
+
+
+@story
+async def test_what_a_follower_says_of_agents_counts_for_known_instances_and_their_own_jobs_alone(
+    config: Config,
+) -> None:
+    async with Harness(config) as harness:
+        await register(harness)
+        await harness.submit()
+        controller = harness.controller
+        attempt = controller.state.jobs[1].attempt
+        row = Progress(job=1, attempt=attempt, stage="stage_in", bytes_done=5)
+        controller.liveness.lead()
+        for news in (b"", b"\xc1", b"\x93", msgspec.msgpack.encode([[1, 2, 3]])):
+            controller.hear("r2", news)
+        said = [Said("n9", "i"), Said("n1", "other", (row,)), Said("n2", "i", (row,))]
+        controller.hear("r2", msgspec.msgpack.encode(said))
+        assert controller.liveness.last_contact_s("n1") is None
+        assert controller.liveness.transfers(controller.state) == []
+        controller.hear("r2", msgspec.msgpack.encode([Said("n1", "i", (row,))]))
+        assert controller.liveness.last_contact_s("n1") is not None
+        assert [one.bytes_done for one in controller.liveness.transfers(controller.state)] == [5]
+
+
+def test_silence_counts_from_when_the_replica_went_away_that_told_of_a_node() -> None:
+    clock = ManualClock(Instant(1))
+    liveness = Liveness(clock)
+    nodes = EMPTY.nodes.set("n1", Node("n1", 1, "i", "s")).set("n2", Node("n2", 1, "i", "s"))
+    state = type(EMPTY)(nodes=nodes)
+    peers = [PeerStatus("r2", True, 0, 0, 0.0, 0, False)]
+    unused: Any = None
+    watch = NodeWatch(liveness, state=lambda: state, leads=lambda: False, submit=unused, peers=lambda: peers)
+    marked: list[str] = []
+    watch._command = lambda command: marked.append(command.node)  # type: ignore[method-assign]
+    liveness.heard("n1", "r2")
+    liveness.heard("n2")
+    for second in range(int(NODE_DOWN_S) + 1):
+        watch.poll()
+        clock.advance(1)
+        if second == 20:
+            peers[0] = msgspec.structs.replace(peers[0], last_contact_s=5.0)
+    watch.poll()
+    assert marked == ["n2"]
+    for _ in range(25):
+        clock.advance(1)
+        watch.poll()
+    assert "n1" in marked
 
 
 @story

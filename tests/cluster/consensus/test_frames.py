@@ -20,6 +20,8 @@ from cluster.consensus.frames import (
     FrameReader,
     FrameRefused,
     Heartbeat,
+    ReadReply,
+    ReadRequest,
     Removed,
     SnapshotChunk,
     SnapshotReply,
@@ -51,6 +53,8 @@ messages: st.SearchStrategy[AnyMessage] = st.one_of(
     st.builds(VoteReply, numbers, numbers, st.booleans(), st.booleans()),
     st.builds(SnapshotChunk, numbers, numbers, numbers, numbers, numbers, numbers, st.binary(max_size=40)),
     st.builds(SnapshotReply, numbers, numbers, numbers, numbers, st.integers(0, 3), numbers, numbers),
+    st.builds(ReadRequest, numbers, numbers, st.binary(max_size=40)),
+    st.builds(ReadReply, numbers, numbers, numbers),
 )
 
 
@@ -159,6 +163,8 @@ def test_the_wire_form_of_every_message_stays_as_it_was_released() -> None:
         (SnapshotReply(7, 5, 9, 6, 2, 3, 9), "980707050906020309"),
         (Removed(7, 4, 3), "9408070403"),
         (TimeoutNow(7, 6), "93090706"),
+        (ReadRequest(7, 8, b"ab"), "940d0708c4026162"),
+        (ReadReply(7, 8, 9), "940e070809"),
     ]
     for message, form in said:
         body = bytes.fromhex("9401a163a16e" + form)

@@ -1,0 +1,140 @@
+"""Reads at followers (ReadIndex, thesis 6.4): never older than the question, and not for ever without a majority."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from cluster.consensus import log_replication
+from cluster.consensus.frames import Heartbeat, ReadReply, ReadRequest
+from cluster.consensus.interface import Role
+from cluster.consensus.state import RaftState
+from tests.cluster.consensus.harness import Harness
+from tests.cluster.consensus.simulator import Replica, Simulation, Violation
+from tests.cluster.consensus.test_simulation import fault
+
+WORLDS = 40
+FAULTY_S = 6.0
+
+
+class Reads:
+    """Reads at followers, each held against what anybody had committed when it was asked for."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self.answers = 0
+
+    def ask(self, replica: Replica) -> None:
+        engine = replica.engine
+        assert engine is not None
+        floor = max(self.sim.committed, default=0)
+
+        def answered(index: int | None) -> None:
+            if index is not None:
+                self.answers += 1
+                if index < floor:
+                    raise Violation(f"stale read: {replica.name} may answer from {index}; {floor} was committed before")
+
+        engine.ask_leader(b"", answered)
+        self.sim.schedule_tick(replica)
+
+
+def world(seed: int) -> int:
+    """Have followers read while everything fails; return how many reads were answered."""
+    with Simulation(seed, replicas=5 if seed % 5 == 4 else 3, latency_s=0.004) as sim:
+        rng, chance = sim.random, random.Random(seed)
+        sim.duplicates, sim.losses = chance.choice([0.0, 0.1]), chance.choice([0.0, 0.02])
+        reads, number, next_fault_s = Reads(sim), 0, 0.5
+        while sim.clock.now_s < FAULTY_S:
+            sim.run(0.02)
+            for replica in sim.replicas.values():
+                if replica.engine is None:
+                    continue
+                if chance.random() < 0.5:
+                    reads.ask(replica)
+                if replica.engine.role is Role.LEADER and replica.propose(b"\x01%d" % number):
+                    number += 1
+                    sim.tick(replica)
+            if sim.clock.now_s >= next_fault_s:
+                fault(sim, rng)
+                next_fault_s = sim.clock.now_s + chance.expovariate(4.0)
+        return reads.answers
+
+
+def test_a_read_at_a_follower_is_never_older_than_its_question_whatever_fails() -> None:
+    assert sum(world(seed) for seed in range(WORLDS)) > 20 * WORLDS
+
+
+def cut_off() -> list[int]:
+    """Return what a follower learns that is cut off, with a leader whom the others depose."""
+    with Simulation(3, replicas=5) as sim:
+        leader = sim.elect()
+        beside, *majority = sim.others(leader)
+        for one in (leader, beside):
+            for other in majority:
+                sim.black |= {(one.name, other.name), (other.name, one.name)}
+        heard: list[int | None] = []
+        assert beside.engine is not None
+        # While the old leader does not know yet, and after.
+        for _ in range(40):
+            beside.engine.ask_leader(b"", heard.append)
+            sim.run(0.05)
+        assert sim.leader() in majority
+        return [index for index in heard if index is not None]
+
+
+def test_a_follower_that_is_cut_off_with_a_deposed_leader_gets_no_answer() -> None:
+    assert cut_off() == []
+
+
+def test_a_leader_that_answers_without_asking_a_majority_is_found_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hasty(raft: RaftState, peer: str, request: ReadRequest) -> None:
+        if raft.leads:
+            raft.outbox.send(peer, ReadReply(raft.term, request.seq, raft.commit_index))
+
+    monkeypatch.setattr(log_replication, "on_read_request", hasty)
+    assert cut_off() != []
+
+
+def followed() -> Harness:
+    """An engine that follows r2."""
+    bench = Harness()
+    bench.give("r2", Heartbeat(1, 1, 0, True))
+    bench.take(Heartbeat)
+    return bench
+
+
+def test_an_answer_of_another_term_or_of_somebody_else_counts_for_nothing() -> None:
+    bench = followed()
+    heard: list[int | None] = []
+    bench.engine.ask_leader(b"", heard.append)
+    (asked,) = bench.take(ReadRequest, "r2")
+    bench.give("r3", ReadReply(1, asked.seq, 9))
+    bench.give("r2", ReadReply(1, asked.seq + 1, 9))
+    bench.give("r2", ReadReply(0, asked.seq, 9))
+    assert heard == []
+    bench.give("r2", ReadReply(1, asked.seq, 5))
+    bench.give("r2", ReadReply(1, asked.seq, 7))
+    assert heard == [5]
+
+
+def test_questions_without_an_answer_do_not_grow_without_a_bound() -> None:
+    bench = followed()
+    heard: list[int | None] = []
+    for _ in range(10 * log_replication.ASKED_MAX):
+        bench.engine.ask_leader(b"", heard.append)
+    assert len(bench.engine.raft.asked_reads) == log_replication.ASKED_MAX
+    assert heard == [None] * (9 * log_replication.ASKED_MAX)
+
+
+def test_a_leader_hears_the_news_of_members_in_its_own_term_and_of_nobody_else() -> None:
+    bench = Harness()
+    bench.lead()
+    told: list[tuple[str, bytes]] = []
+    bench.hear = lambda peer, news: told.append((peer, news))  # type: ignore[attr-defined]
+    term = bench.engine.term
+    bench.give("r2", ReadRequest(term, 900, b"news"))
+    bench.give("r2", ReadRequest(term - 1, 901, b"old"))
+    bench.give("r9", ReadRequest(term, 902, b"strange"))
+    assert told == [("r2", b"news")]
