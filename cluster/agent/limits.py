@@ -128,7 +128,10 @@ LOCK_RETRY_S: Final = 0.05
 
 POLL_WAIT_S: Final = 10.0
 """Seconds that a poll waits while nothing is moved: well inside the 30 s after which a silent node is marked down, even
-if the leader hangs."""
+if the replica that is asked hangs."""
+
+POLL_WAIT_S_MAX: Final = 20.0
+"""The same, where the replica says that many agents ask it: then silence counts anew when that one hangs."""
 
 POLL_WHILE_MOVING_S: Final = 0.5
 """Seconds that a poll waits while data is moved, so that progress is seen."""

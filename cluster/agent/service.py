@@ -24,11 +24,13 @@ from cluster.agent.limits import (
     ORDER_AGE_S_MAX,
     ORDER_AGE_S_MIN,
     POLL_WAIT_S,
+    POLL_WAIT_S_MAX,
     POLL_WHILE_MOVING_S,
 )
 from cluster.agent.messages import named
 from cluster.agent.operation import Settings
 from cluster.agent.processes import AUTO, NONE
+from cluster.agent.replica_choice import STALE_INSTANCE, UNKNOWN_NODE, AgentClient, ReplicaChoice
 from cluster.client import ApiError, Client
 from cluster.config import Config, ConfigError
 from cluster.schemas import (
@@ -75,10 +77,6 @@ NOT_PROMISED: Final = (
 REFUSED: Final = frozenset({400, 401, 403, 409})
 """Statuses after which registering again cannot help until somebody changes something."""
 
-STALE_INSTANCE: Final = "stale_instance"
-UNKNOWN_NODE: Final = "unknown_node"
-"""Codes with which a poll is refused (cluster.api): another agent of this name registered since; none ever has."""
-
 CLOCK_OFF: Final = "command_too_old"
 """Code with which a registration is refused if its id is too far from the leader's clock: a clock can be set."""
 
@@ -86,7 +84,7 @@ CLOCK_OFF: Final = "command_too_old"
 class Agent:
     """Agent in its directory."""
 
-    def __init__(self, home: Home, settings: Settings, cpus: int, controller: Client, clock: Clock) -> None:
+    def __init__(self, home: Home, settings: Settings, cpus: int, controller: AgentClient, clock: Clock) -> None:
         """Prepare; AgentFailed or FileRefused if what an earlier agent left cannot be read."""
         self._home = home
         self._node = settings.node
@@ -96,6 +94,7 @@ class Agent:
         self._instance = uuid.uuid4().hex
         self._outbox = Outbox(home.outbox, clock, home.reserve_files)
         self._activities = Activities(home, self._outbox, settings, clock)
+        self._wait_s = POLL_WAIT_S
         self._seen_revision = 0
         """The revision of the orders that are known; 0 until there are some, so that the first poll is answered at
         once."""
@@ -153,6 +152,7 @@ class Agent:
                 continue
             behind = 0
             back_off.over()
+            self._wait_s = min(answer.wait_s or POLL_WAIT_S, POLL_WAIT_S_MAX)
             self._seen_revision = self._least_revision = answer.revision
             self._activities.reconcile(answer.orders)
             self._activities.confirmed(asked_s)
@@ -169,7 +169,7 @@ class Agent:
         request = PollRequest(
             instance=self._instance,
             seen_revision=self._seen_revision,
-            wait_s=POLL_WHILE_MOVING_S if moving else POLL_WAIT_S,
+            wait_s=POLL_WHILE_MOVING_S if moving else self._wait_s,
             progress=self._activities.progress(),
         )
         if moving:
@@ -381,8 +381,9 @@ async def _serve(config: Config, name: str) -> None:
             _hold_processes(home, own.cgroup)
             _say_capacity_control(home)
             try:
-                async with Client.from_config(config, name, deadline_s=CALL_DEADLINE_S) as controller:
+                async with Client.from_config(config, name, deadline_s=CALL_DEADLINE_S) as client:
                     home.fork_server.await_ready()
+                    controller = AgentClient(client, ReplicaChoice(name, config.endpoints, clock), clock)
                     await Agent(home, settings, own.cpus, controller, clock).run(stop)
             finally:
                 if home.cgroups is not None:

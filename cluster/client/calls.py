@@ -121,6 +121,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float = DEADLINE_S
     attempt_s: float = ATTEMPT_S
     """Seconds for one request; a long poll adds its own wait."""
+    once: bool = False
+    """Whether nobody is asked twice: the caller knows better whom to ask next."""
 
 
 def draw() -> float:
@@ -254,6 +256,8 @@ class _Run:
             answer = await self._round()
             if answer is not None:
                 return answer
+            if self._call.once:
+                raise self._last or self._gave_up()
             self._connect_s *= 2
             wait_s = self._back_off.wait_s(self._retry_after_s)
             if wait_s >= self._left_s():

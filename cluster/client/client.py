@@ -259,18 +259,28 @@ class Client:
         """Announce an agent that has just started."""
         return await self.call(operations.REGISTER_NODE, request, node=node)
 
-    async def poll(self, node: str, request: PollRequest) -> PollAnswer:
+    async def poll(self, node: str, request: PollRequest, replica: Address) -> PollAnswer:
         """Wait at most `wait_s` for the node's orders to differ from those at `seen_revision`; return all of them.
 
-        The deadline starts after `wait_s`.
+        One replica is asked, once: any can answer, and the agent says which. The deadline starts after `wait_s`.
         """
-        return await self.call(
-            operations.POLL_ORDERS,
-            request,
-            node=node,
+        row = operations.POLL_ORDERS
+        call = Call(
+            method=row.method,
+            target=row.target({"node": node}),
+            body=_JSON.encode(request),
+            leader_only=False,
             deadline_s=self._deadline_s + request.wait_s,
             attempt_s=ATTEMPT_S + request.wait_s,
+            once=True,
         )
+        answer, _ = await self._perform(call, row.answer, replica)
+        return answer
+
+    async def members(self, replica: Address) -> list[Address]:
+        """Return where the replicas that vote answer, as the one that is asked knows them."""
+        rows = (await self.call(operations.LIST_MEMBERS, replica=replica)).members
+        return [Address.parse(row.api) for row in rows if row.votes and row.api]
 
     async def report(self, node: str, request: ReportsRequest) -> ReportsAnswer:
         """Report results; whatever is in the answer, accepted or refused, is acknowledged."""

@@ -16,6 +16,7 @@ import pytest
 
 from cluster.agent.home.home import Home
 from cluster.agent.operation import Settings
+from cluster.agent.replica_choice import AgentClient, ReplicaChoice
 from cluster.agent.service import Agent
 from cluster.client import Client
 from cluster.config.config import Config
@@ -169,7 +170,8 @@ class Site:
             home.fork_server.start()
             home.fork_server.await_ready()
             async with Client.from_config(self.config, "n1", deadline_s=5) as client:
-                agent = asyncio.create_task(Agent(home, settings, own.cpus, client, clock).run(stop))
+                controlled = AgentClient(client, ReplicaChoice("n1", self.config.endpoints, clock), clock)
+                agent = asyncio.create_task(Agent(home, settings, own.cpus, controlled, clock).run(stop))
                 try:
                     await controller.wait(lambda: bool(controller.registrations))
                     yield controller

@@ -520,7 +520,7 @@ def test_a_long_poll_may_take_its_wait_besides_the_time_of_an_attempt(
             serving(pki.replica, answering({"revision": 4, "orders": []})) as server,
             client_of(pki.agent, [server]) as client,
         ):
-            answer = await client.poll("n1", PollRequest(instance="i", wait_s=30))
+            answer = await client.poll("n1", PollRequest(instance="i", wait_s=30), server.address)
             assert (answer.revision, answer.orders) == (4, ())
             assert asked == [35.0]
             assert server.requests[0][1] == "/v1/agents/n1/poll"
