@@ -102,24 +102,35 @@ class Cutter:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._buffer = b""
+        self._parts: list[bytes] = []
+        """What has come of the frame that is not complete."""
+        self._size = 0
+        self._needed = 0
+        """Bytes without which nothing more is complete: those of its length, or all of it."""
 
     @property
     def is_between(self) -> bool:
         """Whether no frame has begun that is not complete."""
-        return not self._buffer
+        return not self._size
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield the body of each frame that is complete with `data`; ChannelRefused for one that is too long."""
-        buffer = self._buffer + data if self._buffer else data
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size < self._needed:
+            return
+        buffer = data if len(self._parts) == 1 else b"".join(self._parts)
         start, size = 0, len(buffer)
+        self._needed = LENGTH.size
         while size - start >= LENGTH.size:
             (length,) = LENGTH.unpack_from(buffer, start)
             if length > self._bytes_max:
                 raise ChannelRefused(f"a frame of {length} bytes is announced; the bound is {self._bytes_max}")
             end = start + LENGTH.size + length
             if end > size:
+                self._needed = end - start
                 break
             yield buffer[start + LENGTH.size : end]
             start = end
-        self._buffer = buffer[start:]
+        self._parts = [buffer[start:]] if start < size else []
+        self._size = size - start
