@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TypeVar
 
 import uvloop
 
-from cluster.api import ChannelServer, Server, Service
+from cluster.api import ChannelServer, Doors, LocalCore, Server, Service
 from cluster.client import Client
 from cluster.config import Config, ConfigError
 from cluster.consensus import Consensus, Engine, LostDurableState, Machine, RemovedFromCluster, Timing
@@ -241,12 +241,18 @@ class Replica:
                 clock=clock,
             )
         )
-        self.server = Server(self.service, address=me.api, tls=credentials.server_context)
-        self.channel = (
-            None
-            if me.channel is None
-            else ChannelServer(self.service, address=me.channel, tls=credentials.server_context)
-        )
+        core = LocalCore(self.service)
+        self.fronts: list[Doors | Server | ChannelServer] = []
+        """What serves clients, in the order in which it starts: doors in processes of their own, or this process."""
+        if me.doors:
+            files = config.tls_files(name)
+            doors = Doors(core, count=me.doors, api=me.api, channel=me.channel, files=files)
+            credentials.on_renewed.append(doors.refresh)
+            self.fronts.append(doors)
+        else:
+            self.fronts.append(Server(core, address=me.api, tls=credentials.server_context))
+            if me.channel is not None:
+                self.fronts.append(ChannelServer(core, address=me.channel, tls=credentials.server_context))
         self.collector = Collector(
             leads=lambda: self.controller.leads, election_min_s=timing.election_min_s, clock=clock
         )
@@ -258,9 +264,8 @@ class Replica:
         self.collector.start()
         self.peers.start()
         try:
-            await self.server.start()
-            if self.channel is not None:
-                await self.channel.start()
+            for front in self.fronts:
+                await front.start()
             await self.controller.start()
             self.backfill.start()
         except OSError as error:
@@ -277,9 +282,9 @@ class Replica:
         self.collector.stop()
         self.peers.stop()
         await self.backfill.stop()
-        if self.channel is not None:
-            await self.channel.stop()
-        await self.server.stop()
+        self.service.wake()
+        for front in reversed(self.fronts):
+            await front.stop()
         await self.service.providing.close()
         await self.controller.stop()
         await self._client.close()

@@ -8,16 +8,14 @@ does not empty it in time is cut, with a comment that tells where to resume.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import msgspec
-from aiohttp import web
 
 from cluster.api.privacy import may_see
 from cluster.api.render import event_view
 from cluster.api.service import Call, handles
-from cluster.api.web import Connection, Problem, bad, too_busy, too_many
+from cluster.api.web import Part, Problem, Stream, bad, too_busy, too_many
 from cluster.eventloop import Work
 from cluster.schemas import EventView
 from cluster.schemas import operations as ops
@@ -36,12 +34,6 @@ every second needs some fifteen.
 KEEP_ALIVE_S = 15.0
 """A comment is sent after this long without an event, seconds: it shows both sides that the other is there."""
 
-WRITE_S_MAX = 10.0
-"""How long the connection's buffer may stay full, seconds; then the subscriber is too slow and is cut."""
-
-BUFFER_BYTES_MAX = 256 * 1024
-"""What is held for one subscriber, bytes, besides one entry's events being written."""
-
 SEND_BYTES = 64 * 1024
 """Events that are written at once, bytes: more only where one event alone is larger."""
 
@@ -50,16 +42,29 @@ RETRY_AFTER_S = 5
 
 REVISION_MAX = 2**63 - 1
 
+CONTENT_TYPE = f"{ops.EVENT_STREAM}; charset=utf-8"
+
 
 @handles(ops.STREAM_EVENTS)
-async def stream_events(call: Call[None]) -> web.StreamResponse:
-    with _place(call):
-        return await _stream(call)
+async def stream_events(call: Call[None]) -> Stream:
+    service = call.service
+    release = _place(call)
+    try:
+        after = _position(call)
+        index = _index_after(call, after)
+    except LookupError as error:
+        release()
+        raise Problem(
+            410, "history_not_held", f"events after revision {after} cannot be sent: {error}", "ask another replica"
+        ) from error
+    except Problem:
+        release()
+        raise
+    return Stream(service.controller.state.revision, CONTENT_TYPE, _follow(call, index, after), release)
 
 
-@contextmanager
-def _place(call: Call[None]) -> Iterator[None]:
-    """Hold one place among the streams until the block ends, however it ends; Problem 429 or 503 where none is free."""
+def _place(call: Call[None]) -> Callable[[], None]:
+    """Take one place among the streams, and return what gives it back; Problem 429 or 503 where none is free."""
     service, who = call.service, call.identity
     streams_of = service.event_streams_of
     if streams_of[who] >= STREAMS_PER_IDENTITY_MAX:
@@ -68,45 +73,19 @@ def _place(call: Call[None]) -> Iterator[None]:
     if service.event_streams >= STREAMS_MAX:
         raise too_busy(f"{STREAMS_MAX} event streams are open", "try another replica", RETRY_AFTER_S)
     streams_of[who] += 1
-    try:
-        yield
-    finally:
+
+    def release() -> None:
         streams_of[who] -= 1
         if not streams_of[who]:
             del streams_of[who]
 
-
-async def _stream(call: Call[None]) -> web.StreamResponse:
-    service = call.service
-    after = _position(call)
-    try:
-        index = _index_after(call, after)
-    except LookupError as error:
-        raise Problem(
-            410, "history_not_held", f"events after revision {after} cannot be sent: {error}", "ask another replica"
-        ) from error
-    response = web.StreamResponse(
-        headers={
-            "Content-Type": "text/event-stream; charset=utf-8",
-            "Cache-Control": "no-store",
-            "Forebay-Revision": str(service.controller.state.revision),
-        }
-    )
-    try:
-        await response.prepare(call.request)
-        transport = call.request.transport
-        if transport is not None:
-            transport.set_write_buffer_limits(high=BUFFER_BYTES_MAX)
-        await _follow(call, response, index, after)
-    except (ConnectionResetError, ConnectionError):
-        pass
-    return response
+    return release
 
 
 def _position(call: Call[None]) -> int:
     if "from" in call.query:
         return call.integer("from", 0, least=0, most=REVISION_MAX)
-    last = call.request.headers.get("Last-Event-ID")
+    last = call.asked.last_event_id
     if last is None:
         return call.service.controller.state.revision
     if not last.isascii() or not last.isdigit() or len(last) > 18:
@@ -122,31 +101,34 @@ def _index_after(call: Call[None], revision: int) -> int:
     return controller.applied_log.last_index + 1
 
 
-async def _follow(call: Call[None], response: web.StreamResponse, index: int, after: int) -> None:
+async def _follow(call: Call[None], index: int, after: int) -> AsyncGenerator[Part, None]:
     applied_log, stopping, work = call.service.controller.applied_log, call.service.stopping, call.work
     complete = after
+
+    def part(payload: bytes) -> Part:
+        return Part(payload, f": too slow; resume with from={complete}\n\n".encode())
+
     while not stopping.is_set():
         first = index
-        parts: list[bytes] = []
+        frames: list[bytes] = []
         async for applied in applied_log.walk(index, applied_log.last_index, work):
             if applied.index > index and applied.base > complete:
                 # Entries in between came with a snapshot: this replica cannot send what happened there.
-                await _send(call, response, b"".join([*parts, _gap(complete)]), complete)
+                yield part(b"".join([*frames, _gap(complete)]))
                 return
-            size_bytes = sum(map(len, parts))
+            size_bytes = sum(map(len, frames))
             async for revision, frame in _rendered(call, applied, after, work):
-                parts.append(frame)
+                frames.append(frame)
                 size_bytes += len(frame)
                 if size_bytes > SEND_BYTES:
-                    if not await _send(call, response, b"".join(parts), complete):
-                        return
-                    parts, size_bytes = [], 0
+                    yield part(b"".join(frames))
+                    frames, size_bytes = [], 0
                 complete = max(complete, revision)
             index, complete = applied.index + 1, max(complete, applied.revision)
             if stopping.is_set():
                 break
-        if parts and not await _send(call, response, b"".join(parts), complete):
-            return
+        if frames:
+            yield part(b"".join(frames))
         if applied_log.last_index >= index:
             if index > first:
                 continue
@@ -155,14 +137,11 @@ async def _follow(call: Call[None], response: web.StreamResponse, index: int, af
             try:
                 index = _index_after(call, complete)
             except LookupError:
-                await _send(call, response, _gap(complete), complete)
+                yield part(_gap(complete))
                 return
         if not await _more(call, index - 1):
-            sign_of_life = f": revision {complete}\n\n"
-            if not await _send(call, response, sign_of_life.encode(), complete):
-                return
-    goodbye = f": this replica is stopping; resume with from={complete} at another one\n\n"
-    await _send(call, response, goodbye.encode(), complete)
+            yield part(f": revision {complete}\n\n".encode())
+    yield part(f": this replica is stopping; resume with from={complete} at another one\n\n".encode())
 
 
 def _gap(complete: int) -> bytes:
@@ -174,10 +153,8 @@ async def _more(call: Call[None], index: int) -> bool:
 
     ConnectionResetError as soon as the subscriber has gone.
     """
-    connection = call.request.protocol
-    gone = connection.gone if isinstance(connection, Connection) else asyncio.Event()
     stop = asyncio.ensure_future(call.service.stopping.wait())
-    over = asyncio.ensure_future(gone.wait())
+    over = asyncio.ensure_future(call.asked.gone.wait())
     more = asyncio.ensure_future(call.service.controller.applied_log.more(index, KEEP_ALIVE_S))
     try:
         done, _ = await asyncio.wait({stop, over, more}, return_when=asyncio.FIRST_COMPLETED)
@@ -187,29 +164,6 @@ async def _more(call: Call[None], index: int) -> bool:
     finally:
         for waiting in (stop, over, more):
             waiting.cancel()
-
-
-async def _send(call: Call[None], response: web.StreamResponse, payload: bytes, complete: int) -> bool:
-    """Write, and cut who does not read; False if that happened."""
-    try:
-        async with asyncio.timeout(WRITE_S_MAX):
-            await response.write(payload)
-    except TimeoutError:
-        _cut(call, complete)
-        return False
-    return True
-
-
-def _cut(call: Call[None], complete: int) -> None:
-    """End a connection whose reader is too slow: the comment is the last thing it finds, if it ever reads on."""
-    transport = call.request.transport
-    if transport is not None:
-        comment = f": too slow; resume with from={complete}\n\n".encode()
-        # The response is chunked: the comment and the end are written as its last chunks.
-        transport.write(f"{len(comment):x}\r\n".encode() + comment + b"\r\n0\r\n\r\n")
-        transport.close()
-        # Closing waits for the buffer, which waits for a reader that may never come.
-        asyncio.get_running_loop().call_later(WRITE_S_MAX, transport.abort)
 
 
 async def _rendered(call: Call[None], applied: Applied, after: int, work: Work) -> AsyncIterator[tuple[int, bytes]]:

@@ -59,9 +59,8 @@ Change = (
 async def submit_job(call: Call[SubmitRequest]) -> Reply[JobView]:
     # First of all: what a request may say is for the leader's state to tell, not for one that lags behind.
     await call.service.lead()
-    site = call.service.controller.state.site
-    command, warnings = await call.service.reading(call.body, wire.submission, call.body, call.identity, site)
-    await call.service.validate(call.identity, call.body.command_id, command)
+    command, warnings = await call.submission()
+    await call.service.validate(call.identity, call.command_id, command)
     settled = await call.service.settle(call, command)
     shared = _shared(call, settled.state, settled.job) if settled.job in settled.state.jobs else ()
     warned = tuple(f"other jobs stage out to the same place, so the last one's files stay: {one}" for one in shared)
@@ -238,7 +237,7 @@ def _begin(
         return prepared
     answer: Answer = asyncio.get_running_loop().create_future()
     # What they take together is known.
-    share = (call.request.content_length or 0) // len(call.body.commands)
+    share = call.asked.size_bytes // len(call.body.commands)
     try:
         return call.service.admit(call.identity, request, answer, size_bytes=share, prepared=prepared), answer
     except (Problem, Redirect) as error:

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter as Count
 from collections.abc import Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -54,6 +54,14 @@ class Metrics:
             "Time of each API request by route and status class; long polls wait on purpose.",
             ["route", "status"],
             buckets=LATENCY_BUCKETS_S,
+            registry=self._registry,
+        )
+        self.doors = Gauge(
+            "forebay_doors", "Doors that serve clients in front of this replica.", registry=self._registry
+        )
+        self.doors_started = Counter(
+            "forebay_doors_started_total",
+            "Doors started: more than there are to be where one has ended.",
             registry=self._registry,
         )
         self.problems = Counter(

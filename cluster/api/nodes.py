@@ -141,8 +141,7 @@ async def poll_orders(call: Call[r.PollRequest]) -> Reply[PollAnswer]:
 
 def _is_there(call: Call[r.PollRequest]) -> bool:
     """Whether who polls is at the other end still: else this is no sign of life."""
-    transport = call.request.transport
-    return transport is not None and not transport.is_closing()
+    return not call.asked.gone.is_set()
 
 
 def _checked(call: Call[r.PollRequest], node: str, body: r.PollRequest) -> State:

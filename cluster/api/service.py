@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 import msgspec
-from aiohttp import web
 
-from cluster.api import wire
+from cluster.api import web, wire
 from cluster.api.metrics import Metrics
 from cluster.api.providing import Providing
 from cluster.api.render import Verdicts
 from cluster.api.web import (
     COMMAND_TOO_OLD,
+    COMMIT_WAIT_S,
+    LONG_CHARACTERS,
     Problem,
     Redirect,
+    Stream,
     UserLimits,
     actor_of,
     bad,
@@ -26,6 +29,7 @@ from cluster.api.web import (
     permit,
     queue_full,
     refused,
+    too_busy,
     too_many_answers,
     unknown_job,
 )
@@ -65,13 +69,7 @@ LEADER_LATE_S_MAX = 60
 """How far a leader that caught up late is believed to be behind the truth, seconds, where a majority's clocks leave it
 open: with one replica down, one clock that is an hour ahead must not let an id of then come in."""
 
-COMMIT_WAIT_S = 4.0
-"""How long an answer may wait for its commit, seconds: less than a client waits for one replica."""
-
 NO_ID = b""
-
-LONG_CHARACTERS = 8 * 1024
-"""Text of a request that is read on the loop, characters: its directives take a few milliseconds at most."""
 
 _Read = TypeVar("_Read")
 
@@ -82,15 +80,51 @@ AskedCommand = TypeVar("AskedCommand", bound=requests.Command)
 
 
 class Call(msgspec.Struct, Generic[Asked]):
-    """One request, authenticated and decoded."""
+    """One request, authenticated and decoded, and the replica that answers it."""
 
     service: Service
-    operation: Operation[Asked, Any]
-    request: web.BaseRequest
-    identity: Identity
-    params: dict[str, str]
-    query: dict[str, str]
-    body: Asked
+    asked: web.Asked
+
+    @property
+    def operation(self) -> Operation[Asked, Any]:
+        """What is asked for."""
+        return self.asked.operation
+
+    @property
+    def identity(self) -> Identity:
+        """Who asks."""
+        return self.asked.identity
+
+    @property
+    def params(self) -> dict[str, str]:
+        """The parameters in its path."""
+        return self.asked.params
+
+    @property
+    def query(self) -> dict[str, str]:
+        """Its query."""
+        return self.asked.query
+
+    @property
+    def body(self) -> Asked:
+        """Its body; of a submit that was read by the site's grammar, only `submission` knows."""
+        body: Asked = self.asked.body
+        return body
+
+    @property
+    def command_id(self) -> str:
+        """The id of a command."""
+        prepared = self.asked.prepared
+        return prepared.command_id if prepared is not None else str(self.asked.body.command_id)
+
+    async def submission(self) -> tuple[SubmitJob, tuple[str, ...]]:
+        """Return the command of a submit, and what its submitter should look at; Problem."""
+        site, prepared = self.service.controller.state.site, self.asked.prepared
+        if prepared is not None and prepared.fits(site):
+            return prepared.result()
+        if self.asked.body is None:
+            raise too_busy("the configuration of the site has changed just now")
+        return await self.service.reading(self.asked.body, wire.submission, self.asked.body, self.identity, site)
 
     @property
     def stale(self) -> bool:
@@ -153,12 +187,12 @@ class Route(NamedTuple):
     """An operation and who carries it out."""
 
     operation: Operation[Any, Any]
-    handler: Callable[[Call[Any]], Awaitable[Reply[Any] | web.StreamResponse]]
+    handler: Callable[[Call[Any]], Awaitable[Reply[Any] | Stream]]
 
 
 def handles(
     operation: Operation[Asked, Answered],
-) -> Callable[[Callable[[Call[Asked]], Awaitable[Reply[Answered] | web.StreamResponse]]], Route]:
+) -> Callable[[Callable[[Call[Asked]], Awaitable[Reply[Answered] | Stream]]], Route]:
     """Return what makes a route of a handler: one that takes the operation's request and gives its answer."""
     return lambda handler: Route(operation, handler)
 
@@ -196,8 +230,13 @@ class Service:
         self.digests = asyncio.Semaphore(1)
         self._readers = asyncio.Semaphore(1)
         self.stopping = asyncio.Event()
-        self.document: Callable[[], bytes] = bytes
-        """Gives the OpenAPI document; set by the server, which knows the table of routes."""
+        self.document = functools.lru_cache(maxsize=1)(lambda: msgspec.json.encode(web.document(version)))
+        """Gives the OpenAPI document."""
+
+    def wake(self) -> None:
+        """Let those who wait for something answer: this replica is stopping."""
+        self.stopping.set()
+        self.controller.orders.wake_all()
 
     @property
     def event_streams(self) -> int:
@@ -398,7 +437,7 @@ class Service:
     async def settle(self, call: Call[AskedCommand], command: Command) -> Settled:
         """Have one command settled for the caller under the id that its request has."""
         await self.lead()
-        command_id = self.check_age(call.identity, call.body.command_id)
+        command_id = self.check_age(call.identity, call.command_id)
         if answer_to(self.controller.state, command_id) is None:
-            self.limits.charge(call.identity, command, call.request.content_length or 0)
+            self.limits.charge(call.identity, command, call.asked.size_bytes)
         return await self.finish(self.begin(call.identity, command_id, command))

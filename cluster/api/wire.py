@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from cluster.api.web import Problem, bad, denied
+from cluster.api.web import LONG_CHARACTERS, Prepared, Problem, bad, denied
 from cluster.schemas import SubmitRequest, UpdateRequest, made_of, shared_fields
 from cluster.schemas import requests as r
 from cluster.security import Identity, Role
@@ -337,3 +338,31 @@ def _read_alone(request: UpdateRequest, site: Site) -> Reading | None:
     if reading.request is None:
         raise bad("nothing is asked of burst buffers", "write for example capacity=10GiB", "--bb", "invalid_directive")
     return reading
+
+
+# ---- scripts read in front of the core: what a submit asks for depends on the site's grammar and on nothing else of it
+
+
+class Reader:
+    """Reads scripts: at once where they are short, one after the other in a thread where they are long."""
+
+    def __init__(self) -> None:
+        self._turns = asyncio.Semaphore(1)
+
+    async def read(self, request: Any, identity: Identity, site: Site) -> Prepared | None:
+        """Return a submit as it was read; None for everything else."""
+        if not isinstance(request, SubmitRequest):
+            return None
+        if text_characters(request) <= LONG_CHARACTERS:
+            return prepared(request, identity, site)
+        async with self._turns:
+            return await asyncio.to_thread(prepared, request, identity, site)
+
+
+def prepared(request: SubmitRequest, identity: Identity, site: Site) -> Prepared:
+    """Return a submit as it is read by the grammar of `site`, with its command or why it is refused."""
+    try:
+        command, warnings = submission(request, identity, site)
+    except Problem as problem:
+        return Prepared(request.command_id, site.provider, site.directive, None, (), problem.status, problem.view)
+    return Prepared(request.command_id, site.provider, site.directive, command, warnings)

@@ -24,6 +24,9 @@ CONFIG_BYTES_MAX: Final = 4 * 1024 * 1024
 REPLICAS_MAX: Final = 16
 """Replicas in the file: the founders, and those that were added since; only nine may be members at a time."""
 
+DOORS_MAX: Final = 16
+"""Doors of a replica, count: more than there is work for in front of one core."""
+
 OPERATOR_NAME: Final = "operator"
 """Name of the certificate that `forebay init` makes for the operator."""
 
@@ -56,6 +59,8 @@ class ReplicaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     api: Annotated[Written[Address], Meta(examples=["127.0.0.1:7411"])]
     channel: Annotated[Written[Address], Meta(examples=["127.0.0.1:7421"])] | None = None
     """Where programs reach its pipelined channel; None: it offers none."""
+    doors: Annotated[int, Meta(ge=0, le=DOORS_MAX)] = 0
+    """How many processes of their own serve API and channel in front of the one that decides; 0: it does so itself."""
     joins: bool = False
     """Whether it is not one of the founders, but was added to the cluster, or will be."""
 

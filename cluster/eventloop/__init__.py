@@ -6,7 +6,7 @@ from replica.faces import shown
 
 if TYPE_CHECKING:
     from cluster.eventloop.background import Background
-    from cluster.eventloop.listener import Acceptor, ReadingProtocol, read_buffer
+    from cluster.eventloop.listener import Acceptor, ReadingProtocol, listen, read_buffer
     from cluster.eventloop.slices import BYTES_PER_SLICE, RECORDS_PER_SLICE, Slices, Work, paced
     from cluster.eventloop.users import Identities
 else:
@@ -14,7 +14,7 @@ else:
         __name__,
         """
         background: Background
-        listener: Acceptor ReadingProtocol read_buffer
+        listener: Acceptor ReadingProtocol listen read_buffer
         slices: BYTES_PER_SLICE RECORDS_PER_SLICE Slices Work paced
         users: Identities
         """,

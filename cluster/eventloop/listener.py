@@ -114,6 +114,24 @@ class _UnderWay(NamedTuple):
     since_s: float
 
 
+async def listen(address: Address) -> socket.socket:
+    """Return a socket that listens; OSError if the address cannot be used."""
+    infos = await asyncio.get_running_loop().getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    family, _, _, _, place = infos[0]
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setblocking(False)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(place)
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise OSError(error.errno, f"{address}: {os.strerror(error.errno or 0)}") from error
+    return listening
+
+
 class Acceptor:
     """Listens at one address and hands each connection that has shown its certificate to a protocol."""
 
@@ -143,23 +161,10 @@ class Acceptor:
             raise RuntimeError("the server does not listen")
         return int(self._socket.getsockname()[1])
 
-    async def start(self) -> None:
-        """Listen; OSError if the address cannot be used."""
+    async def start(self, listening: socket.socket | None = None) -> None:
+        """Listen, at `listening` where that is given; OSError if the address cannot be used."""
         loop = asyncio.get_running_loop()
-        infos = await loop.getaddrinfo(
-            self._address.host, self._address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        family, _, _, _, address = infos[0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listening.setblocking(False)
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(address)
-            listening.listen(BACKLOG)
-        except OSError as error:
-            listening.close()
-            raise OSError(error.errno, f"{self._address}: {os.strerror(error.errno or 0)}") from error
-        self._socket = listening
+        self._socket = listening = listening or await listen(self._address)
         self._pumps = [loop.create_task(self._accept(listening)), loop.create_task(self._begin())]
 
     async def stop(self) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ANSWER_BYTES_MAX,
         CHANNEL_VERSION,
         FRAME_BYTES_MAX,
+        LENGTH,
         NOT_LEADER,
         OUTSTANDING_MAX,
         Ask,
@@ -137,7 +138,7 @@ else:
         burst: burst_text local_time owner
         channel_frames: ANSWER_BYTES_MAX CHANNEL_VERSION FRAME_BYTES_MAX NOT_LEADER OUTSTANDING_MAX Ask ChannelRefused
         channel_frames: Cutter Done Failed Hello check_hello decode_from_client decode_from_replica encode_body
-        channel_frames: encode_frame
+        channel_frames: encode_frame LENGTH
         command_ids: bytes_of instant_in instant_of new_command_id
         configuration: CompareAnswer UnitWord
         job_fields: JOB_FIELDS NO_DETAILS JobDetailsView JobField Reads SubmitRequest UpdateRequest

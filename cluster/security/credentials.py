@@ -46,6 +46,8 @@ class Credentials:
         self._read_s = self._clock.monotonic_s()
         self.generation = 0
         """How often the files were read again: contexts of an earlier one are for connections that are open."""
+        self.on_renewed: list[Callable[[], None]] = []
+        """Whom to call when the files were read again."""
         self.on_authorities: list[Callable[[], None]] = []
         """Whom to call when the authorities changed: who was let in by one that is gone has to come again."""
 
@@ -78,6 +80,8 @@ class Credentials:
         self._client, self._server = client, server
         self.generation += 1
         LOGGER.info("from now on %s is used", describe_certificate(self.files.certificate))
+        for call in self.on_renewed:
+            call()
         if authorities != self._authorities:
             self._authorities = authorities
             for call in self.on_authorities:

@@ -87,6 +87,10 @@ class Peers:
         self._open[transport] = shown
         return shown.identity
 
+    def shown(self, transport: asyncio.BaseTransport) -> PeerCertificate:
+        """Return what the other end of a connection that is watched showed; KeyError for others."""
+        return self._open[transport]
+
     def forget(self, transport: asyncio.BaseTransport | None) -> None:
         """Watch a connection no more: it has ended."""
         if transport is not None:

@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 import uvloop
 
-from cluster.api import Server, Service
+from cluster.api import Doors, LocalCore, Server, Service
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, PoolSpec, found
 from cluster.consensus import NO_OP, ChangeRefused, ClockBounds, Machine, NotLeader, Role, Wanted
@@ -243,6 +243,9 @@ class Answer(NamedTuple):
 class Harness:
     """The replica and whoever asks it."""
 
+    doors = 0
+    """Processes that serve clients in front of it; 0: it does so itself."""
+
     def __init__(
         self, config: Config, *, automatic: bool = True, clock: Clock | None = None, raises: bool = True
     ) -> None:
@@ -301,7 +304,12 @@ class Harness:
         self.service = Service(self.controller, version="test", fail=self.fail, peers=peers)
         self.service.identities = Identities(self.controller.clock, lookup=self.accounts.get)
         replica = self.config.replica("r1")
-        self.server = Server(self.service, address=replica.api, tls=lambda: server_context(self.config.tls_files("r1")))
+        core, files = LocalCore(self.service), self.config.tls_files("r1")
+        self.server: Server | Doors = (
+            Doors(core, count=self.doors, api=replica.api, channel=replica.channel, files=files)
+            if self.doors
+            else Server(core, address=replica.api, tls=lambda: server_context(files))
+        )
         await self.server.start()
         self.service.peers.start()
         await self.controller.start()
@@ -319,6 +327,7 @@ class Harness:
             await session.close()
         self._sessions.clear()
         self.service.peers.stop()
+        self.service.wake()
         await self.server.stop()
         await self.service.providing.close()
         await self.controller.stop()

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cluster.api.routes import find_route
 from cluster.api.web.problems import Problem
+from cluster.api.web.routing import find_operation
 from replica.grammar import Setting
 from replica.messages import commands as c
 from replica.model.pools import Pool
@@ -348,10 +348,9 @@ def said(line: Line) -> Iterator[str]:
         return
     method, target = line["ask"].split(" ", 1)
     try:
-        route, _ = find_route(method, target.partition("?")[0])
+        operation, _ = find_operation(method, target.partition("?")[0])
     except Problem:
         return
-    operation = route.operation
     yield f"{operation.method} {operation.path}"
     body = line.get("body") or {}
     yield from (f"{operation.request.__name__}.{field}" for field in body if operation.has_body)

@@ -7,17 +7,20 @@ at once, each command as a batch of its own, each pass behind it likewise.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
-from cluster.api.routes import check_query, find_route
+from cluster.api.core import ROUTES
 from cluster.api.service import Call, Reply, Service
 from cluster.api.web.authentication import permit
 from cluster.api.web.bodies import decode
+from cluster.api.web.exchange import Asked
 from cluster.api.web.problems import Problem
+from cluster.api.web.routing import check_query, find_operation
 from cluster.config.limits import DEFAULT_LIMITS
 from cluster.consensus import Role as RaftRole
 from cluster.eventloop.slices import Work
@@ -25,6 +28,7 @@ from cluster.providers.interface import NO_LOCAL
 from cluster.schemas.base import made_of
 from cluster.schemas.command_ids import new_command_id
 from cluster.security.identity import Identity, Role
+from cluster.security.peers import PeerCertificate
 from cluster.server.applied_log import Applied, AppliedLog
 from cluster.server.liveness import Liveness, OrderWatch, Said, Transfer, TransferTotals
 from cluster.server.pending import Asker, Settled, resolve
@@ -255,17 +259,15 @@ class InMemory(World):
         path, _, query_text = target.partition("?")
         query = dict(pair.partition("=")[::2] for pair in query_text.split("&") if pair)
         try:
-            route, params = find_route(method, path)
-            operation = route.operation
+            operation, params = find_operation(method, path)
             permit(identity, operation.roles, f"{operation.method} {operation.path}")
             check_query(operation, query, list(query))
             sent = None
             if operation.has_body:
                 sent = decode(msgspec.json.encode({} if body is None else body), operation.request)
-            transport = SimpleNamespace(is_closing=lambda: False)
-            request: Any = SimpleNamespace(transport=transport, headers={}, content_length=0)
-            call = Call(self.service, operation, request, identity, params, query, sent)
-            reply = await route.handler(call)
+            shown = PeerCertificate(identity, "", Instant(0))
+            asked = Asked(operation, shown, params, query, sent, b"", None, None, asyncio.Event())
+            reply = await ROUTES[operation.name].handler(Call(self.service, asked))
         except Problem as problem:
             return Answer(problem.status, msgspec.to_builtins(problem.body))
         assert isinstance(reply, Reply), reply

@@ -361,14 +361,14 @@ class SimReplica:
         self._end()
 
     def guarded(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Do what a request asks for, as `cluster.api.server` does: what says that the storage is broken stops all."""
+        """Do what a request asks for, as `cluster.api.core` does: what says that the storage is broken stops all."""
         try:
             call(*arguments)
         except (StorageFailed, BrokenInvariant) as error:
             self._fail(error)
 
     def stop_for(self, error: BaseException) -> NoReturn:
-        """Stop the replica, as `cluster.api.server` does for an error that says that its storage is broken."""
+        """Stop the replica, as `cluster.api.core` does for an error that says that its storage is broken."""
         self._fail(error)
 
     def _fault(self, error: BaseException) -> None:

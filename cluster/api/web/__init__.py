@@ -1,7 +1,7 @@
 """HTTP over mutual TLS: connections, bodies, who asks, problems, the OpenAPI document."""
 
 from cluster.api.web.authentication import actor_of, not_identified, permit, permit_node
-from cluster.api.web.bodies import QUERY_CHARACTERS_MAX, BodyBudget, bad_body, decode, read_body
+from cluster.api.web.bodies import LONG_CHARACTERS, QUERY_CHARACTERS_MAX, BodyBudget, bad_body, decode, read_body
 from cluster.api.web.connections import (
     FIXED_HEADERS,
     HEADERS_MAX,
@@ -10,6 +10,17 @@ from cluster.api.web.connections import (
     SWEEP_PERIOD_S,
     Connection,
     GuardedServer,
+)
+from cluster.api.web.exchange import (
+    COMMIT_WAIT_S,
+    Asked,
+    CommandAsker,
+    Core,
+    Part,
+    Prepared,
+    Program,
+    Response,
+    Stream,
 )
 from cluster.api.web.limits import UserLimits
 from cluster.api.web.openapi import document
@@ -29,3 +40,4 @@ from cluster.api.web.problems import (
     unforeseen,
     unknown_job,
 )
+from cluster.api.web.routing import check_query, find_operation

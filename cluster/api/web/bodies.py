@@ -28,6 +28,9 @@ BODY_READ_S = 5.0
 BODY_BYTES_S = 512 * 1024
 """The least rate of a body, bytes a second: the largest one may take 21 seconds, and an ordinary one five."""
 
+LONG_CHARACTERS = 8 * 1024
+"""Text of a request that is read on the loop, characters: its directives take a few milliseconds at most."""
+
 QUERY_CHARACTERS_MAX = 4096
 """Path and query together, characters."""
 

@@ -26,7 +26,7 @@ from aiohttp.http_exceptions import (
 from aiohttp.web_protocol import RequestHandler
 
 from cluster.api.web.problems import Problem
-from cluster.security import Identity, NotIdentified, Peers, Role
+from cluster.security import NotIdentified, PeerCertificate, Peers, Role
 
 LOGGER = logging.getLogger(__name__)
 
@@ -79,13 +79,13 @@ _KINDS: Mapping[type[HttpProcessingError], str] = {
 class Connection(RequestHandler):
     """One connection: aiohttp's, with the time at which it last came to rest, and at which its present head began."""
 
-    __slots__ = ("busy", "gone", "head_since_s", "holder", "identity", "rest_since_s", "stranger")
+    __slots__ = ("busy", "certificate", "gone", "head_since_s", "holder", "rest_since_s", "stranger")
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.busy = 0
-        self.identity: Identity | None = None
-        """Who is at the other end."""
+        self.certificate: PeerCertificate | None = None
+        """Who is at the other end, and by which certificate."""
         self.stranger: NotIdentified | None = None
         """Why it is not known who is."""
         self.holder: str | None = None
@@ -104,10 +104,11 @@ class Connection(RequestHandler):
             return
         transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         try:
-            self.identity = manager.peers.admit(transport)
+            manager.peers.admit(transport)
+            self.certificate = manager.peers.shown(transport)
         except NotIdentified as error:
             self.stranger = error
-        self.holder = NOBODY if self.identity is None else str(self.identity)
+        self.holder = NOBODY if self.certificate is None else str(self.certificate.identity)
         manager.held[self.holder] += 1
         users = sum(count for holder, count in manager.held.items() if holder.startswith(USERS))
         if (

@@ -51,7 +51,7 @@ async def close(writer: asyncio.StreamWriter) -> None:
 @story
 async def test_a_head_that_trickles_in_is_cut(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster.api.web.connections, "HEADERS_S_MAX", 0.2)
-    monkeypatch.setattr("cluster.api.server.SWEEP_PERIOD_S", 0.02)
+    monkeypatch.setattr("cluster.api.door.server.SWEEP_PERIOD_S", 0.02)
     async with Harness(config):
         reader, writer = await connect(config)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
@@ -68,7 +68,7 @@ async def test_a_head_that_trickles_in_is_cut(config: Config, monkeypatch: pytes
 @story
 async def test_a_connection_that_says_nothing_is_cut(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster.api.web.connections, "IDLE_S_MAX", 0.1)
-    monkeypatch.setattr("cluster.api.server.SWEEP_PERIOD_S", 0.02)
+    monkeypatch.setattr("cluster.api.door.server.SWEEP_PERIOD_S", 0.02)
     async with Harness(config):
         reader, writer = await connect(config)
         assert await ended(reader) == b""
@@ -94,7 +94,7 @@ async def test_a_body_that_trickles_in_is_cut_however_long_its_sender_goes_on(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster.api.web.bodies, "BODY_READ_S", 0.1)
-    monkeypatch.setattr("cluster.api.server.LINGER_S", 0.1)
+    monkeypatch.setattr("cluster.api.door.server.LINGER_S", 0.1)
     async with Harness(config) as harness:
         for path in ("/v1/jobs", "/v1/jobs/1/clear", "/v1/nothing", "/healthz"):  # read, forbidden, unknown, unwanted
             reader, writer = await connect(config)

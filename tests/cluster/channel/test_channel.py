@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-import cluster.api.channel as server_module
-from cluster.api.channel import ChannelServer
+import cluster.api.door.channel as server_module
+from cluster.api.core import LocalCore
+from cluster.api.door.channel import ChannelServer
 from cluster.client.channel import Channel, ChannelError, Connection
 from cluster.client.errors import ApiError
 from cluster.config.config import Config
@@ -26,7 +27,7 @@ from tests.ports import free_port
 @contextlib.asynccontextmanager
 async def channel_of(harness: Harness) -> AsyncIterator[ChannelServer]:
     tls = server_context(harness.config.tls_files("r1"))
-    server = ChannelServer(harness.service, address=Address("127.0.0.1", 0), tls=lambda: tls)
+    server = ChannelServer(LocalCore(harness.service), address=Address("127.0.0.1", 0), tls=lambda: tls)
     await server.start()
     try:
         yield server

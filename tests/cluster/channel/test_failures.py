@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.api.channel import WORDS_CHARACTERS_MAX, failed
+from cluster.api.core import Heard, LocalProgram
+from cluster.api.door.channel import WORDS_CHARACTERS_MAX, failed
 from cluster.api.service import Service
 from cluster.api.web.problems import Problem
 from cluster.client.channel import ChannelError
@@ -71,7 +72,8 @@ async def test_an_error_of_the_proposer_that_nobody_foresaw_is_answered_as_unkno
         await until(lambda: harness.engine.uncommitted > 0)
         (other_end,) = server.connections
         (asker,) = other_end._waiting.values()
-        asker.set_exception(Surprise("something"))
+        assert isinstance(other_end._program, LocalProgram)
+        Heard(other_end._program, asker).set_exception(Surprise("something"))
         with pytest.raises(ChannelError) as told:
             await answer
         assert (told.value.status, told.value.outcome) == (500, "unknown")

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-import cluster.api.channel as server_module
+import cluster.api.door.channel as server_module
 from cluster.client.channel import Connection
 from cluster.client.errors import ApiError
 from cluster.config.config import Config

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import cluster.api.channel as channel_module
+import cluster.api.door.channel as channel_module
 import cluster.providers.calls as calls_module
-from cluster.api.channel import ChannelServer
+from cluster.api.door.channel import ChannelServer
 from cluster.client.channel import ChannelError, Connection
 from cluster.client.errors import ApiError
 from cluster.config.config import Config

@@ -1,4 +1,4 @@
-"""Routes: from the method and path of a request to the operation that is meant and its handler."""
+"""Which operation a request means: its route, the parameters in its path, and its query."""
 
 from __future__ import annotations
 
@@ -6,56 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from cluster.api import (
-    accounts,
-    burst,
-    clients,
-    configuration,
-    events,
-    history,
-    jobs,
-    ledger,
-    members,
-    nodes,
-    pools,
-    transfers,
-)
-from cluster.api.service import Route
-from cluster.api.web import Problem, bad
+from cluster.api.web.problems import Problem, bad
 from cluster.schemas import OPERATIONS, Operation
 
 SEGMENT_CHARACTERS_MAX = 256
 """One part of a path, characters: names have at most 64."""
 
-_HANDLING = (
-    accounts,
-    burst,
-    clients,
-    configuration,
-    events,
-    history,
-    jobs,
-    ledger,
-    members,
-    nodes,
-    pools,
-    transfers,
-)
 
-ROUTES = {
-    route.operation.name: route
-    for module in _HANDLING
-    for route in vars(module).values()
-    if isinstance(route, Route)
-}  # fmt: skip
-"""Routes by the name of their operation: each operation has one."""
-
-if ROUTES.keys() != OPERATIONS.keys():
-    raise AssertionError(f"operations without a handler, or the reverse: {ROUTES.keys() ^ OPERATIONS.keys()}")
-
-
-def _tables() -> dict[int, list[tuple[tuple[str, ...], dict[str, Route]]]]:
-    found: dict[int, list[tuple[tuple[str, ...], dict[str, Route]]]] = {}
+def _tables() -> dict[int, list[tuple[tuple[str, ...], dict[str, Operation[Any, Any]]]]]:
+    found: dict[int, list[tuple[tuple[str, ...], dict[str, Operation[Any, Any]]]]] = {}
     for operation in OPERATIONS.values():
         parts = tuple(operation.path.strip("/").split("/"))
         rows = found.setdefault(len(parts), [])
@@ -63,23 +22,23 @@ def _tables() -> dict[int, list[tuple[tuple[str, ...], dict[str, Route]]]]:
         if methods is None:
             methods = {}
             rows.append((parts, methods))
-        methods[operation.method] = ROUTES[operation.name]
+        methods[operation.method] = operation
     return found
 
 
 _TABLES = _tables()
 
 
-def find_route(method: str, raw_path: str) -> tuple[Route, dict[str, str]]:
-    """Return the route and the parameters in the path, decoded; Problem 404 or 405."""
+def find_operation(method: str, raw_path: str) -> tuple[Operation[Any, Any], dict[str, str]]:
+    """Return the operation and the parameters in the path, decoded; Problem 404 or 405."""
     parts = raw_path.strip("/").split("/")
     for known, methods in _TABLES.get(len(parts), ()):
         if all(wanted == part or wanted[0] == "{" for wanted, part in zip(known, parts, strict=True)):
             params = {
                 wanted[1:-1]: _segment(part) for wanted, part in zip(known, parts, strict=True) if wanted[0] == "{"
             }
-            route = methods.get(method)
-            if route is None:
+            operation = methods.get(method)
+            if operation is None:
                 allowed = ", ".join(sorted(methods))
                 raise Problem(
                     405,
@@ -88,7 +47,7 @@ def find_route(method: str, raw_path: str) -> tuple[Route, dict[str, str]]:
                     f"use {allowed}",
                     headers={"Allow": allowed},
                 )
-            return route, params
+            return operation, params
     raise Problem(
         404, "unknown_route", f"there is nothing at {raw_path[:SEGMENT_CHARACTERS_MAX]}", "see /v1/openapi.json"
     )

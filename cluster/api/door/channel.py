@@ -1,4 +1,4 @@
-"""The replica's end of the channel: reads commands, has them settled, and answers each when its entry is applied.
+"""The replica's end of the channel: reads commands, has the core settle them, and answers each at once.
 
 Who may send what is decided where the API decides it (`cluster.api.service.Service.admit`), and refusals carry the
 same codes and sentences. What differs is the cost: no HTTP, no task for a command, and whatever is answered in one turn
@@ -9,27 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import cast
 
 import msgspec
 
-from cluster.api.service import COMMIT_WAIT_S, Service, is_long
+from cluster.api import wire
 from cluster.api.web import (
+    COMMIT_WAIT_S,
+    LONG_CHARACTERS,
+    Core,
     Problem,
+    Program,
     Redirect,
     bad_body,
-    no_leader,
     outcome_unknown,
     permit,
-    refused,
     unforeseen,
 )
 from cluster.eventloop import Acceptor, ReadingProtocol, read_buffer
-from cluster.providers import CALLS_MAX
 from cluster.schemas import (
     CHANNEL_VERSION,
     FRAME_BYTES_MAX,
@@ -49,9 +50,7 @@ from cluster.schemas import (
     encode_frame,
 )
 from cluster.security import Identity, NotIdentified
-from cluster.server import Settled
 from cluster.system import Address
-from wal import BrokenInvariant, StorageFailed
 
 LOGGER = logging.getLogger(__name__)
 
@@ -79,9 +78,19 @@ _command_decoder = msgspec.msgpack.Decoder(BulkCommand)
 class ChannelServer:
     """Listens at a replica's channel address."""
 
-    def __init__(self, service: Service, *, address: Address, tls: Callable[[], ssl.SSLContext]) -> None:
-        """`tls` returns a context that asks for client certificates of the cluster's authority."""
-        self.service = service
+    def __init__(
+        self,
+        core: Core,
+        *,
+        address: Address,
+        tls: Callable[[], ssl.SSLContext],
+        listening: socket.socket | None = None,
+    ) -> None:
+        """`tls` returns a context that asks for client certificates of the cluster's authority; `listening`: the socket
+        to accept from, where another process has it too."""
+        self.core = core
+        self.reader = wire.Reader()
+        self._listening = listening
         self.connections: set[_Connection] = set()
         self.held: Counter[Identity] = Counter()
         """Open connections by who is at the other end."""
@@ -96,7 +105,7 @@ class ChannelServer:
 
     async def start(self) -> None:
         """Listen; OSError if the address cannot be used."""
-        await self._acceptor.start()
+        await self._acceptor.start(self._listening)
         self._sweep()
 
     async def stop(self) -> None:
@@ -124,14 +133,6 @@ class ChannelServer:
         if not self.held[identity]:
             del self.held[identity]
 
-    def leader_address(self) -> str:
-        """Return where the channel of the replica that leads is, or the empty string."""
-        leader = self.service.controller.engine.leader
-        for replica in self.service.config.replicas:
-            if replica.name == leader and replica.channel is not None:
-                return str(replica.channel)
-        return ""
-
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
         self._sweeper = loop.call_later(SWEEP_PERIOD_S, self._sweep)
@@ -154,14 +155,11 @@ class _Asker:
     def done(self) -> bool:
         return not self._connection.has_waiting(self)
 
-    def cancelled(self) -> bool:
-        return False  # a program that goes away does not take its commands back
+    def settled(self, revision: int, job: int) -> None:
+        self._connection.answer(self, Done(self.number, revision, job))
 
-    def set_result(self, result: Settled) -> None:
-        self._connection.answer(self, result)
-
-    def set_exception(self, exception: Exception) -> None:
-        self._connection.answer(self, exception)
+    def failed(self, error: Problem | Redirect) -> None:
+        self._connection.answer(self, error)
 
 
 class _Connection(ReadingProtocol):
@@ -170,20 +168,20 @@ class _Connection(ReadingProtocol):
     def __init__(self, server: ChannelServer) -> None:
         super().__init__(server.buffer)
         self._server = server
-        self._service = server.service
+        self._core = server.core
+        self._program: Program | None = None
+        """What takes its commands, while the connection is open."""
         self._loop = asyncio.get_running_loop()
         self._cutter = Cutter(FRAME_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
         self._identity: Identity | None = None
         """Who holds a place here, while the connection is open."""
-        self._leads = False
-        """Whether this replica leads, as of the portion of commands that is being taken."""
+        self._elsewhere: Redirect | Problem | None = None
+        """Where to go instead of this replica, as of the portion of commands that is being taken."""
         self._greeted = False
         self._waiting: dict[int, _Asker] = {}
         """Who waits, by number, oldest first."""
-        self._validating: set[asyncio.Task[None]] = set()
-        self._turns = asyncio.Semaphore(CALLS_MAX)
-        """One program's submits take turns before the provider: what waits for it is bounded for all together."""
+        self._reading: set[asyncio.Task[None]] = set()
         self._out: list[bytes] = []
         self._flush_soon = False
         self._bodies: deque[bytes] = deque()
@@ -198,7 +196,7 @@ class _Connection(ReadingProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
         try:
-            identity = self._service.peers.admit(transport)
+            identity = self._core.peers.admit(transport)
             permit(identity, PEOPLE, "use the channel")
         except (NotIdentified, Problem) as problem:
             LOGGER.warning("a connection from %s is refused: %s", transport.get_extra_info("peername"), problem)
@@ -209,7 +207,8 @@ class _Connection(ReadingProtocol):
             transport.abort()
             return
         self._identity = identity
-        self._send(Hello(CHANNEL_VERSION, self._service.config.cluster.id))
+        self._program = self._core.program(self._core.peers.shown(transport))
+        self._send(Hello(CHANNEL_VERSION, self._core.cluster_id))
 
     def data_received(self, data: bytes) -> None:
         if self._identity is None or self._transport is None or self._transport.is_closing():
@@ -229,9 +228,11 @@ class _Connection(ReadingProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         # Its commands stand: whoever sends them again is answered from the receipts.
-        self._service.peers.forget(self._transport)
+        self._core.peers.forget(self._transport)
         if self._identity is not None:
             self._server.give_back(self, self._identity)
+        if self._program is not None:
+            self._program.leave()
         self._waiting.clear()
         self._bodies.clear()
         self._identity = None
@@ -241,7 +242,7 @@ class _Connection(ReadingProtocol):
     def _work(self) -> None:
         """Take what was read while there is room; read no further while there is none."""
         assert self._transport is not None
-        self._leads = self._service.controller.leads  # once for all of them: no turn of the loop comes in between
+        self._elsewhere = self._core.elsewhere()  # once for all of them: no turn of the loop comes in between
         while self._bodies and len(self._waiting) < OUTSTANDING_MAX:
             self._take(self._bodies.popleft())
         full = bool(self._bodies)
@@ -256,7 +257,7 @@ class _Connection(ReadingProtocol):
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ChannelRefused(f"not a frame of version {CHANNEL_VERSION}: {error}") from error
         if isinstance(message, Hello):
-            check_hello(message, self._service.config.cluster.id)
+            check_hello(message, self._core.cluster_id)
             self._greeted = True
             return
         if not self._greeted:
@@ -268,89 +269,74 @@ class _Connection(ReadingProtocol):
         try:
             self._begin(message, self._identity, asker)
             return
-        except Problem as problem:
-            self._fail(number, problem)
-        except Redirect:
-            self._redirect(number)
-        except (StorageFailed, BrokenInvariant) as error:
-            self._service.fail(error)
+        except (Problem, Redirect) as error:
+            found: Problem | Redirect = error
         except Exception as error:
-            self._failed(number, error)
-        self._waiting.pop(number, None)
+            LOGGER.error("a command of %s failed", self._identity, exc_info=error)
+            found = unforeseen(FAULT_REMEDY, "unknown")
+        if self._waiting.pop(number, None) is not None:
+            self._failed(number, found)
 
     def _begin(self, ask: Ask, identity: Identity, asker: _Asker) -> None:
-        if not self._leads:
+        if self._elsewhere is not None:
             # Before anything of it is looked at: what a command may say, how old its id may be, and what the site's
             # provider thinks of it are for the leader to tell, not for a state that may be stale.
-            raise self._elsewhere()
+            raise self._elsewhere
         try:
             command = _command_decoder.decode(ask.command)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise bad_body(error) from error
-        if not self._service.controller.state.revision:
-            raise no_leader("the cluster is being founded")
-        if is_long(command) or self._service.providing.wanted(self._service.controller.state):
-            task = self._loop.create_task(self._prepare(identity, command, asker, len(ask.command)))
-            self._validating.add(task)
-            task.add_done_callback(self._validating.discard)
-            return
-        self._service.admit(identity, command, asker, size_bytes=len(ask.command))
+        assert self._program is not None
+        content = bytes(ask.command)
+        if not isinstance(command, SubmitCommand):
+            self._program.take(command, content, None, asker)
+        elif wire.text_characters(command) <= LONG_CHARACTERS:
+            self._program.take(command, content, wire.prepared(command, identity, self._core.site), asker)
+        else:
+            task = self._loop.create_task(self._take_long(self._program, command, content, identity, asker))
+            self._reading.add(task)
+            task.add_done_callback(self._reading.discard)
 
-    def _elsewhere(self) -> Redirect | Problem:
-        return self._service.elsewhere(self._service.controller.engine.leader)
-
-    async def _prepare(self, identity: Identity, command: BulkCommand, asker: _Asker, size_bytes: int) -> None:
-        """Have a command that is long read beside the loop, and the site's provider validate it, before it is taken."""
-        controller = self._service.controller
+    async def _take_long(
+        self, program: Program, command: BulkCommand, content: bytes, identity: Identity, asker: _Asker
+    ) -> None:
+        """Have a command that is long read beside the loop before it is taken."""
         try:
-            async with self._turns if isinstance(command, SubmitCommand) else nullcontext():
-                if not controller.leads:  # no longer: it may have waited for its turn
-                    raise self._elsewhere()
-                prepared = await self._service.prepare(identity, command)
-            if not controller.leads:
-                raise self._elsewhere()
-            self._service.admit(identity, command, asker, size_bytes=size_bytes, prepared=prepared)
-        except (StorageFailed, BrokenInvariant) as error:
-            self._service.fail(error)
-        except Exception as error:
+            found = await self._server.reader.read(command, identity, self._core.site)
+            if (elsewhere := self._core.elsewhere()) is not None:
+                raise elsewhere
+            program.take(command, content, found, asker)
+        except (Problem, Redirect) as error:
             if not asker.done():
-                self.answer(asker, error)
+                asker.failed(error)
+        except Exception as error:
+            LOGGER.error("a command of %s failed", identity, exc_info=error)
+            if not asker.done():
+                asker.failed(unforeseen(FAULT_REMEDY, "unknown"))
 
     def has_waiting(self, asker: _Asker) -> bool:
         """Whether a command is to be answered: not once the program has gone, or was told that nobody knows."""
         return self._waiting.get(asker.number) is asker
 
-    def answer(self, asker: _Asker, outcome: Settled | Exception) -> None:
-        """Tell the program; called by the proposer as the command's entry is applied."""
+    def answer(self, asker: _Asker, outcome: Done | Problem | Redirect) -> None:
+        """Tell the program; called by the core as the command's entry is applied."""
         number = asker.number
         del self._waiting[number]
-        if isinstance(outcome, Settled):
-            self._settled(number, outcome)
+        if isinstance(outcome, Done):
+            self._send(outcome)
         else:
             self._failed(number, outcome)
         if self._paused and len(self._waiting) == OUTSTANDING_MAX // 2:
             self._loop.call_soon(self._resume)
 
-    def _settled(self, number: int, settled: Settled) -> None:
-        if settled.refusal is not None:
-            self._fail(number, refused(settled.refusal))
-        else:
-            self._send(Done(number, settled.revision, settled.job))
-
-    def _failed(self, number: int, error: Exception) -> None:
-        """Tell the program why there is no answer, whatever the reason: one that is never told waits for ever."""
-        try:
-            found = error if isinstance(error, Problem | Redirect) else self._service.problem_of(error)
-        except Exception:
-            LOGGER.error("a command of %s failed", self._identity, exc_info=error)
-            found = unforeseen(FAULT_REMEDY, "unknown")
+    def _failed(self, number: int, found: Problem | Redirect) -> None:
         if isinstance(found, Redirect):
             self._redirect(number)
         else:
             self._fail(number, found)
 
     def _fail(self, number: int, problem: Problem) -> None:
-        leader = self._server.leader_address() if problem.status == 503 else ""
+        leader = self._core.leader_channel if problem.status == 503 else ""
         try:
             self._send(failed(number, problem, leader))
         except ValueError as error:  # text that is none, such as half a surrogate pair
@@ -358,7 +344,7 @@ class _Connection(ReadingProtocol):
             self._send(failed(number, unforeseen(FAULT_REMEDY, "unknown"), leader))
 
     def _redirect(self, number: int) -> None:
-        leader = self._server.leader_address()
+        leader = self._core.leader_channel
         sentence = "this replica does not lead; nothing has happened"
         remedy = f"send it to {leader}" if leader else "ask another replica"
         self._send(Failed(number, 307, NOT_LEADER, sentence, remedy, "", "refused", leader))

@@ -1,19 +1,19 @@
-"""The HTTP server: from a connection to a handler and back, with every way to fail turned into an answer."""
+"""The HTTP front door: from a connection to the core and back, with every way to fail turned into an answer."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
+import socket
 import ssl
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from cluster.api.routes import check_query, find_route
-from cluster.api.service import Call, Reply, Route, Service
+from cluster.api import wire
 from cluster.api.web import (
     FIXED_HEADERS,
     HEADERS_MAX,
@@ -21,22 +21,26 @@ from cluster.api.web import (
     LINE_CHARACTERS_MAX,
     QUERY_CHARACTERS_MAX,
     SWEEP_PERIOD_S,
+    Asked,
     BodyBudget,
     Connection,
+    Core,
     GuardedServer,
     Problem,
     Redirect,
+    Stream,
+    check_query,
     decode,
-    document,
+    find_operation,
     not_identified,
     permit,
     read_body,
     unforeseen,
 )
 from cluster.eventloop import BYTES_PER_SLICE, Acceptor
-from cluster.security import Identity, NotIdentified
+from cluster.schemas import Operation
+from cluster.security import NotIdentified, PeerCertificate
 from cluster.system import Address
-from wal import BrokenInvariant, StorageFailed
 
 LOGGER = logging.getLogger(__name__)
 
@@ -52,20 +56,35 @@ LINGER_S = 2.0
 SHUTDOWN_S = 3.0
 """How long requests under way may take to end when the replica stops, seconds."""
 
+PART_WRITE_S_MAX = 10.0
+"""How long the buffer of a stream's connection may stay full, seconds; then its reader is too slow and is cut."""
+
+STREAM_BUFFER_BYTES_MAX = 256 * 1024
+"""What is held for the reader of a stream, bytes, besides the part that is being written."""
+
 
 class Server:
     """Listens on a replica's api address and answers."""
 
-    def __init__(self, service: Service, *, address: Address, tls: Callable[[], ssl.SSLContext]) -> None:
-        """`tls` returns a context that asks for client certificates of the cluster's authority."""
-        self._service = service
+    def __init__(
+        self,
+        core: Core,
+        *,
+        address: Address,
+        tls: Callable[[], ssl.SSLContext],
+        listening: socket.socket | None = None,
+    ) -> None:
+        """`tls` returns a context that asks for client certificates of the cluster's authority; `listening`: the socket
+        to accept from, where another process has it too."""
+        self._core = core
         self._address = address
         self._tls = tls
+        self._listening = listening
         self._budget = BodyBudget()
+        self._reader = wire.Reader()
         self._guarded: GuardedServer | None = None
         self._acceptor: Acceptor | None = None
         self._sweeper: asyncio.TimerHandle | None = None
-        service.document = functools.lru_cache(maxsize=1)(self._document)
 
     @property
     def port(self) -> int:
@@ -74,11 +93,15 @@ class Server:
             raise RuntimeError("the server does not listen")
         return self._acceptor.port
 
+    @property
+    def connections(self) -> int:
+        """Open connections, count."""
+        return 0 if self._guarded is None else len(self._guarded.connections)
+
     async def start(self) -> None:
         """Listen; OSError if the address cannot be used."""
-        self._service.document()  # made now, since it takes longer than others should wait
         self._guarded = GuardedServer(
-            self._service.peers,
+            self._core.peers,
             self._handle,
             access_log=None,
             keepalive_timeout=IDLE_S_MAX,
@@ -90,13 +113,11 @@ class Server:
             logger=LOGGER,
         )
         self._acceptor = Acceptor(self._guarded, self._address, self._tls)
-        await self._acceptor.start()
+        await self._acceptor.start(self._listening)
         self._sweep()
 
     async def stop(self) -> None:
         """Stop accepting, let what is under way end for SHUTDOWN_S, and close."""
-        self._service.stopping.set()
-        self._service.controller.orders.wake_all()
         if self._sweeper is not None:
             self._sweeper.cancel()
         if self._acceptor is not None:
@@ -110,83 +131,80 @@ class Server:
         if self._guarded is not None:
             self._guarded.sweep()
 
-    def _document(self) -> bytes:
-        return msgspec.json.encode(document(self._service.version))
-
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = request.protocol
-        if isinstance(connection, Connection):
-            connection.begin()
+        assert isinstance(connection, Connection)  # the server makes no other
+        connection.begin()
         loop = asyncio.get_running_loop()
         started_s = loop.time()
-        name = "none"
+        name, code = "none", ""
         try:
-            route: Route | None = None
             try:
-                route, call = await self._call(request)
-                name = route.operation.name
-                outcome = await route.handler(call)
-                response = outcome if isinstance(outcome, web.StreamResponse) else self._response(route, outcome)
+                certificate = self._certificate(connection)
+                operation, params = self._operation(request)
+                name = operation.name
+                asked = await self._asked(request, connection, certificate, operation, params)
+                outcome = await self._core.respond(asked)
+                if isinstance(outcome, Stream):
+                    response = await self._stream(request, connection, outcome)
+                    self._core.observe(name, response.status, loop.time() - started_s, "")
+                    return response
+                response = self._answer(outcome.status, outcome.content, outcome.content_type, outcome.revision, {})
             except Redirect as redirect:
-                response = self._redirect(request, redirect)
+                headers = {"Location": redirect.base + request.raw_path}
+                response = self._answer(307, b"", "application/json", self._core.revision, headers)
             except Problem as problem:
-                response = self._problem(problem)
-            except (StorageFailed, BrokenInvariant) as error:
-                self._service.fail(error)
+                code, response = problem.view.code, self._problem(problem)
             except Exception:
                 LOGGER.exception("%s %s failed", request.method, name)
                 remedy = "report it with the replica's log; if it was a write, send it again with the same command_id"
-                response = self._problem(unforeseen(remedy, "unknown" if request.method != "GET" else "refused"))
+                fault = unforeseen(remedy, "unknown" if request.method != "GET" else "refused")
+                code, response = fault.view.code, self._problem(fault)
             await self._send(request, response)
-            self._service.metrics.requests.labels(name, f"{response.status // 100}xx").observe(loop.time() - started_s)
+            self._core.observe(name, response.status, loop.time() - started_s, code)
             return response
         finally:
-            if isinstance(connection, Connection):
-                connection.end()
+            connection.end()
 
-    async def _call(self, request: web.BaseRequest) -> tuple[Route, Call[Any]]:
-        identity = self._identity(request)
+    def _certificate(self, connection: Connection) -> PeerCertificate:
+        if connection.certificate is None:
+            raise not_identified(connection.stranger or NotIdentified("the connection has ended"))
+        return connection.certificate
+
+    def _operation(self, request: web.BaseRequest) -> tuple[Operation[Any, Any], dict[str, str]]:
         if len(request.raw_path) > QUERY_CHARACTERS_MAX:
             raise Problem(
                 414, "limit_exceeded", f"the target has more than {QUERY_CHARACTERS_MAX} characters", "ask for less"
             )
-        route, params = find_route(request.method, request.raw_path.partition("?")[0])
-        operation = route.operation
+        return find_operation(request.method, request.raw_path.partition("?")[0])
+
+    async def _asked(
+        self,
+        request: web.BaseRequest,
+        connection: Connection,
+        certificate: PeerCertificate,
+        operation: Operation[Any, Any],
+        params: dict[str, str],
+    ) -> Asked:
+        identity = certificate.identity
         permit(identity, operation.roles, f"{operation.method} {operation.path}")
         query = request.query
         check_query(operation, dict(query), [name for name, _ in query.items()])
-        body = None
+        body, content, prepared = None, b"", None
         if operation.has_body:
             if request.content_type not in ("application/json", "application/octet-stream"):
                 raise Problem(415, "unsupported_type", f"the body is {request.content_type}", "send application/json")
-            body = decode(await read_body(request, self._budget, identity), operation.request)
+            content = await read_body(request, self._budget, identity)
+            body = decode(content, operation.request)
+            prepared = await self._reader.read(body, identity, self._core.site)
         elif request.can_read_body:
             await read_body(request, self._budget, identity, bytes_max=0)
-        return route, Call(self._service, operation, request, identity, params, dict(query), body)
-
-    def _identity(self, request: web.BaseRequest) -> Identity:
-        connection = request.protocol
-        assert isinstance(connection, Connection)  # the server makes no other
-        if connection.identity is None:
-            raise not_identified(connection.stranger or NotIdentified("the connection has ended"))
-        return connection.identity
-
-    def _response(self, route: Route, reply: Reply[Any]) -> web.Response:
-        content = reply.content if reply.content is not None else msgspec.json.encode(reply.view)
-        return self._answer(route.operation.status, content, reply.content_type, reply.revision, {})
+        last = request.headers.get("Last-Event-ID")
+        return Asked(operation, certificate, params, dict(query), body, content, prepared, last, connection.gone)
 
     def _problem(self, problem: Problem) -> web.Response:
-        self._service.metrics.problems.labels(problem.view.code).inc()
         content = msgspec.json.encode(problem.body)
-        return self._answer(problem.status, content, "application/json", self._revision, problem.headers)
-
-    def _redirect(self, request: web.BaseRequest, redirect: Redirect) -> web.Response:
-        headers = {"Location": redirect.base + request.raw_path}
-        return self._answer(307, b"", "application/json", self._revision, headers)
-
-    @property
-    def _revision(self) -> int:
-        return self._service.controller.state.revision
+        return self._answer(problem.status, content, "application/json", self._core.revision, problem.headers)
 
     def _answer(
         self, status: int, content: bytes, content_type: str, revision: int, headers: dict[str, str]
@@ -209,7 +227,7 @@ class Server:
             parts = web.StreamResponse(status=response.status, headers=response.headers)
             parts.content_length = len(body)
             await parts.prepare(request)
-            work = self._service.slices.work(request.protocol)
+            work = self._core.slices.work(request.protocol)
             for first in range(0, len(body), BYTES_PER_SLICE):
                 await work.take(0, size_bytes=BYTES_PER_SLICE)
                 await parts.write(body[first : first + BYTES_PER_SLICE])
@@ -235,3 +253,42 @@ class Server:
                 request.transport.abort()
         except ConnectionError:
             pass
+
+    async def _stream(self, request: web.BaseRequest, connection: Connection, stream: Stream) -> web.StreamResponse:
+        """Write a stream until it ends, its client goes, or does not read."""
+        response = web.StreamResponse(
+            headers={
+                "Content-Type": stream.content_type,
+                "Cache-Control": "no-store",
+                "Forebay-Revision": str(stream.revision),
+            }
+        )
+        try:
+            async with aclosing(stream.parts) as parts:
+                await response.prepare(request)
+                if request.transport is not None:
+                    request.transport.set_write_buffer_limits(high=STREAM_BUFFER_BYTES_MAX)
+                async for part in parts:
+                    try:
+                        async with asyncio.timeout(PART_WRITE_S_MAX):
+                            await response.write(part.payload)
+                    except TimeoutError:
+                        _cut(request, part.farewell)
+                        return response
+                await response.write_eof()
+        except ConnectionError:
+            pass
+        finally:
+            stream.release()
+        return response
+
+
+def _cut(request: web.BaseRequest, comment: bytes) -> None:
+    """End a connection whose reader is too slow: the comment is the last thing it finds, if it ever reads on."""
+    transport = request.transport
+    if transport is not None:
+        # The response is chunked: the comment and the end are written as its last chunks.
+        transport.write(f"{len(comment):x}\r\n".encode() + comment + b"\r\n0\r\n\r\n")
+        transport.close()
+        # Closing waits for the buffer, which waits for a reader that may never come.
+        asyncio.get_running_loop().call_later(PART_WRITE_S_MAX, transport.abort)
