@@ -52,6 +52,9 @@ class ForebayCluster(Members):
     channels = False
     """Whether the replicas offer their channels too."""
 
+    doors: int | None = None
+    """Processes that serve clients in front of each replica; None: what is standard."""
+
     user = USER
     """Who submits the jobs."""
 
@@ -124,6 +127,8 @@ class ForebayCluster(Members):
             if self.channels and key == "api":
                 lines.append(f'channel = "127.0.0.1:{base_port + CHANNEL_PORT_OFFSET + number}"')
                 number += 1
+            if self.doors is not None and key == "api":
+                lines.append(f"doors = {self.doors}")
             if key == "cpus":
                 lines += self.agent_keys
             if line.strip() == "[timing]":
