@@ -20,6 +20,7 @@ from cluster.server import controller as controller_module
 from cluster.server import storage as storage_module
 from cluster.server.applied_log import read_batch
 from cluster.server.controller import Controller
+from cluster.server.liveness import PollRounds
 from cluster.server.pending import NotLeading, Settled
 from cluster.server.proposer import Proposer
 from replica.fold.apply import apply_batch
@@ -225,6 +226,15 @@ def stale_read() -> list[Any]:
     return [patch.object(Controller, "current", current)]
 
 
+def minority_polls() -> list[Any]:
+    """A replica answers polls for ever, without asking whoever leads whether its state is the newest."""
+
+    async def prove(self: Any, node: str, said: Any) -> None:
+        return None
+
+    return [patch.object(PollRounds, "prove", prove)]
+
+
 def receipts_dropped_at_snapshot() -> list[Any]:
     """A state that comes from a snapshot has no receipts (law 6)."""
     usable, installed = storage_module._usable_image, Controller.installed
@@ -368,6 +378,7 @@ PLANTS: Final[dict[str, Plant]] = {
         starts_from_an_empty_state,
         applied_twice,
         stale_read,
+        minority_polls,
         receipts_dropped_at_snapshot,
         failed_sync_ignored,
         capacity_leaked_on_failover,

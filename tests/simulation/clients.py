@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from cluster.api.web import Problem
+from cluster.server.liveness import Said
 from cluster.server.pending import NotLeading, QueueFull, Settled
 from replica.messages import commands as c
 from replica.model.buffers import Access, Transfer, TransferKind
@@ -348,6 +349,8 @@ class SimAgent(Caller):
         """Scripts that are to stand still, by job and attempt."""
         self._epoch = 0
         self._busy = False
+        self.polls_anywhere = world.profile == "all"
+        """Whether it polls followers too, as real agents do; else mostly leaders, which takes no messages."""
 
     def start(self) -> None:
         """Start the agent's process: it registers, and begins to poll."""
@@ -367,17 +370,37 @@ class SimAgent(Caller):
             return
         replica = world.replicas[self.rng.choice(world.names)]
         leaders = [name for name in world.names if world.replicas[name].leads]
-        if leaders and self.rng.random() < 0.9:
+        if leaders and self.rng.random() < 0.9 and not self.polls_anywhere:
             replica = world.replicas[self.rng.choice(leaders)]
         if replica.up:
             replica.loop.call_soon(self._ask, replica, epoch)
 
+    def ask(self, replica: SimReplica) -> None:
+        """Poll this replica, whoever it is."""
+        replica.loop.call_soon(self._ask, replica, self._epoch)
+
     def _ask(self, replica: SimReplica, epoch: int) -> None:
         controller = replica.controller
+        if controller is not None and replica.serves and self.polls_anywhere:
+            said = Said(self.node, f"i{self.instance}")
+            proof = asyncio.get_running_loop().create_task(controller.polls.prove(self.node, said))
+            floor = self.world.oracle.floor
+            proof.add_done_callback(lambda done: self._proven(replica, epoch, floor, done))
+            return
         if controller is None or not replica.serves or not controller.leads:
             return
         replica.guarded(controller.node_watch.heard, self.node)
         orders = orders_for(controller.state, self.node)
+        self.world.timeline.after(self._latency_s(), self._take, epoch, orders)
+
+    def _proven(self, replica: SimReplica, epoch: int, floor: int, done: asyncio.Task[None]) -> None:
+        """What a replica answers is no older than the question, whether it leads or follows."""
+        if done.cancelled() or done.exception() is not None or replica.disk.dead or replica.controller is None:
+            return
+        self.world.counts["polls_proven"] += 1
+        self.world.counts["polls_of_followers"] += not replica.leads
+        self.world.oracle.read(replica.name, floor, replica.controller.state)
+        orders = orders_for(replica.controller.state, self.node)
         self.world.timeline.after(self._latency_s(), self._take, epoch, orders)
 
     def _take(self, epoch: int, orders: tuple[Order, ...]) -> None:

@@ -4,7 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.simulation import scenarios, scenarios_of_members, scenarios_of_pauses, scenarios_of_sync
+from tests.simulation import (
+    scenarios,
+    scenarios_of_members,
+    scenarios_of_pauses,
+    scenarios_of_polls,
+    scenarios_of_sync,
+)
 from tests.simulation.bugs import PLANTS, planted
 from tests.simulation.world import World, simulate
 
@@ -54,6 +60,8 @@ STORIES: dict[str, tuple[Callable[[World], None], int, str]] = {
     "a_second_vote": (scenarios.a_second_vote, 3, "vote_not_stored"),
     "a_vote_that_outruns_the_disk": (scenarios.a_vote_that_outruns_the_disk, 3, "promised_before_sync"),
     "a_deposed_reader": (scenarios.a_deposed_reader, 3, "stale_read"),
+    "a_poll_in_a_minority": (scenarios_of_polls.a_poll_in_a_minority, 3, "minority_polls"),
+    "a_poll_beside_a_deposed_leader": (scenarios_of_polls.a_poll_beside_a_deposed_leader, 5, "minority_polls"),
     "a_copy_that_was_put_off": (scenarios_of_sync.a_copy_that_was_put_off, 3, "own_copy_counted_before_sync"),
     "a_late_leader_of_a_minority": (scenarios_of_pauses.a_late_leader_of_a_minority, 5, "grace_renewed"),
     "three_changes_in_one_breath": (scenarios_of_members.three_changes_in_one_breath, 5, "two_changes_at_once"),
