@@ -12,6 +12,7 @@ import asyncio
 import faulthandler
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -69,6 +70,10 @@ SWITCH_S = 0.001
 
 PEER_ANSWER_S = 2.0
 """How long a peer may take to tell its digests, seconds; it is asked again later."""
+
+OPEN_FILES = 16_384
+"""Files that a replica may have open, count, if the machine lets it: its connections, those to its channel, and its
+own. What a process gets by default is 1,024."""
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -376,6 +381,14 @@ def _unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> N
     LOGGER.error("%s", message, exc_info=error if isinstance(error, BaseException) else None)
 
 
+def _raise_open_files() -> None:
+    """Let this process have as many connections as it takes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _say(sentence: str) -> None:
     print(sentence, file=sys.stderr, flush=True)
 
@@ -401,6 +414,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=options.log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
     faulthandler.enable()
     os.umask(0o077)
+    _raise_open_files()
     sys.setswitchinterval(SWITCH_S)
     try:
         config = Config.load(options.config)

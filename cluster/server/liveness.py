@@ -53,8 +53,8 @@ WAIT_PARTS_MAX = 2
 wait: waiting must not be silence."""
 
 POLLS_PER_S = 150
-"""Polls that end and begin again in a second by time alone, count, from which on each waits longer: some 0.7 ms of
-processor each, so a tenth of a core."""
+"""Polls that end and begin again in a second by time alone, count, from which on each waits longer: some 0.9 ms of
+processor each, so an eighth of a core."""
 
 SPREAD_S_PER_POLL = 0.0015
 SPREAD_S_MAX = 6.0
@@ -62,8 +62,7 @@ SPREAD_S_MAX = 6.0
 a handshake takes a replica 1 ms and more. With few nodes it is nothing."""
 
 POLLS_MAX = 8192
-"""Polls that wait at once, count: one per node. 10,000 nodes on two replicas, while the third is away, are 5,000 each,
-and 8 KiB of memory each."""
+"""Polls that wait at once, count: one per node. 10,000 nodes on two of three replicas are 5,000 each."""
 
 ROUND_S = 0.02
 """From one proof for polls to the next, seconds: each serves all that came meanwhile, so there are fifty a second at

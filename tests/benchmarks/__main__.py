@@ -5,9 +5,10 @@ Sections of what users do: `jobs` (real jobs through agents, beside a real Slurm
 sbatch), `storm` (new connections on busy cores, beside etcd); their rows are printed last, as docs/measurements.md has
 them. Sections of parts: `api` (HTTP/JSON, both), `channel` (Forebay's MessagePack channel, etcd's native gRPC),
 `inside` (clients in the leader's process, etcd's native gRPC), `failover` (the leader killed or hung), `idle`;
-`scheduling` (Forebay's scheduler by itself, with up to 100,000 jobs waiting); and `transfer` (Forebay's data mover
-beside cp and rsync). Clusters of three are started fresh on loopback, with mutual TLS and their data on the same disk.
-The systems alternate, and the one that goes first alternates too; the figure shown is the median of the rounds.
+`scheduling` (Forebay's scheduler by itself, with up to 100,000 jobs waiting); `transfer` (Forebay's data mover
+beside cp and rsync); and `nodes` (thousands of simulated agents: at rest, at work, without a leader). Clusters of three
+are started fresh on loopback, with mutual TLS and their data on the same disk. The systems alternate, and the one that
+goes first alternates too; the figure shown is the median of the rounds.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.benchmarks import etcd, machine, report, scheduling, transfer
+from tests.benchmarks import etcd, machine, nodes, report, scheduling, transfer
 from tests.benchmarks.forebay import ForebayCluster
 from tests.benchmarks.load import VerificationFailed
 from tests.benchmarks.processes import ServerFailed
@@ -38,7 +39,7 @@ CONNECTIONS_MAX = 64
 USERS = ("jobs", "commands", "submits", "storm")
 """Sections of what users do."""
 
-SECTIONS = (*USERS, "api", "channel", "inside", "failover", "idle", "scheduling", "transfer")
+SECTIONS = (*USERS, "api", "channel", "inside", "failover", "idle", "scheduling", "transfer", "nodes")
 BESIDE_ETCD = ("commands", "storm", "api", "channel", "inside", "failover", "idle")
 """Sections that etcd takes part in."""
 
@@ -51,6 +52,7 @@ IDLE_SECONDS_MAX = 3600.0
 TRANSFER_GIB_MAX = 1024.0
 TRANSFER_FILES_MAX = 10_000_000
 
+NODES_MAX = 10_000
 JOBS_MAX = 10_000
 CALLS_MAX = 1000
 STORMS_MAX = 100
@@ -101,6 +103,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--calls", type=int, default=commands.CALLS, help="calls of each command (default: 15)")
     parser.add_argument("--storms", type=int, default=10, help="storms of new connections (default: 10)")
     parser.add_argument("--storm-connections", type=int, default=1000, help="connections of each (default: 1,000)")
+    parser.add_argument("--nodes", type=int, default=9000, help="simulated agents of `nodes` (default: 9,000)")
     parser.add_argument("--directory", type=Path, help="where the data goes (default: a temporary directory)")
     parser.add_argument("--json", action="store_true", help="print nothing but the last line, which is always JSON")
     options = parser.parse_args()
@@ -120,6 +123,8 @@ def arguments() -> argparse.Namespace:
         parser.error(f"--transfer-gib must be from 0.1 to {TRANSFER_GIB_MAX:g}")
     if not 1 <= options.jobs <= JOBS_MAX:
         parser.error(f"--jobs must be from 1 to {JOBS_MAX}")
+    if not 1 <= options.nodes <= NODES_MAX:
+        parser.error(f"--nodes must be from 1 to {NODES_MAX}")
     if not 1 <= options.calls <= CALLS_MAX:
         parser.error(f"--calls must be from 1 to {CALLS_MAX}")
     if not (1 <= options.storms <= STORMS_MAX and 1 <= options.storm_connections <= CONNECTIONS_NEW_MAX):
@@ -190,6 +195,10 @@ def run(options: argparse.Namespace, directory: Path) -> int:
             options.memory_files,
             say,
         )
+    if "nodes" in options.sections and options.only != "etcd":
+        one = nodes.report(directory, options.nodes, say)
+        found["nodes"] = one.figures
+        rows, whole = [*rows, *one.rows], whole and one.whole
     found["machine"] = {**facts, "load_after": round(os.getloadavg()[0], 2)}
     if rows:
         say("\n" + markdown(rows))

@@ -30,8 +30,9 @@ from cluster.security import NotIdentified, PeerCertificate, Peers, Role
 
 LOGGER = logging.getLogger(__name__)
 
-CONNECTIONS_MAX = 4096
-"""Open connections, count: every agent of a large site, and as many clients as the benchmark's largest crowd."""
+CONNECTIONS_MAX = 12_288
+"""Open connections, count: the polls of 10,000 nodes on two replicas, as many connections again of agents that report
+to this one, and a benchmark's largest crowd. One with a poll that waits takes some 66 KiB, TLS included."""
 
 CONNECTIONS_PER_IDENTITY_MAX = 2048
 """Open connections of one certificate's holder, count: the benchmark's largest crowd twice over, and never so many that
@@ -110,11 +111,11 @@ class Connection(RequestHandler):
             self.stranger = error
         self.holder = NOBODY if self.certificate is None else str(self.certificate.identity)
         manager.held[self.holder] += 1
-        users = sum(count for holder, count in manager.held.items() if holder.startswith(USERS))
+        manager.users += self.holder.startswith(USERS)
         if (
             len(manager.connections) > CONNECTIONS_MAX
             or manager.held[self.holder] > CONNECTIONS_PER_IDENTITY_MAX
-            or (users > CONNECTIONS_OF_USERS_MAX and self.holder.startswith(USERS))
+            or (manager.users > CONNECTIONS_OF_USERS_MAX and self.holder.startswith(USERS))
         ):
             transport.abort()
 
@@ -126,6 +127,7 @@ class Connection(RequestHandler):
             self.holder = None
             manager.peers.forget(self.transport)
             manager.held[holder] -= 1
+            manager.users -= holder.startswith(USERS)
             if not manager.held[holder]:
                 del manager.held[holder]
         super().connection_lost(exc)
@@ -191,6 +193,8 @@ class GuardedServer(web.Server):
         self.peers = peers
         self.held: Counter[str] = Counter()
         """Open connections by who is at the other end."""
+        self.users = 0
+        """Those of users among them."""
 
     def __call__(self) -> RequestHandler:
         """Make the protocol of a new connection."""
