@@ -7,6 +7,7 @@ PARENT is the core's process, with which it dies. What it serves and as whom, th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import faulthandler
 import logging
 import os
@@ -71,7 +72,8 @@ def main(arguments: Sequence[str]) -> int:
     die_with_parent(parent)
     # A door that wakes takes no processor from whoever runs, its core above all; one that waits gets its share. With a
     # lower priority instead, whatever else keeps the machine busy would come before the site's users.
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    with contextlib.suppress(OSError):  # where that is not allowed, it is as before
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     os.umask(0o077)
     logging.basicConfig(level=os.environ.get("FOREBAY_LOG_LEVEL", "INFO"), format=LOG_FORMAT, stream=sys.stderr)
     faulthandler.enable()
