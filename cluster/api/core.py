@@ -84,6 +84,7 @@ class LocalCore:
         self.peers = service.peers
         self.slices = service.slices
         self.cluster_id = service.config.cluster.id
+        service.document()  # made now, since it takes longer than others should wait
 
     @property
     def revision(self) -> int:
