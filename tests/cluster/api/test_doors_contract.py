@@ -1,16 +1,12 @@
-"""What the API answers, it answers behind a door as well: the tests of its contract, once more."""
+"""What the API answers, it answers behind a door as well: tests of its contract, once more.
+
+Those in which the two processes differ: what passes between them, who may do what, streams, what outlives a session.
+How a body is read is the same code in both modes.
+"""
 
 import pytest
 
-from tests.cluster.api import (
-    test_bad_input,
-    test_bulk,
-    test_commands,
-    test_events,
-    test_permissions,
-    test_reads,
-    test_sessions,
-)
+from tests.cluster.api import test_bulk, test_events, test_permissions, test_sessions
 from tests.cluster.harness import Harness
 
 INSIDE = {
@@ -20,7 +16,7 @@ INSIDE = {
 }
 """Tests of what happens inside of a door, by name."""
 
-for module in (test_bad_input, test_bulk, test_commands, test_events, test_permissions, test_reads, test_sessions):
+for module in (test_bulk, test_events, test_permissions, test_sessions):
     for name, story in vars(module).items():
         if name.startswith("test_") and name not in INSIDE:
             globals()[name] = story
