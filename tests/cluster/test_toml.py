@@ -27,6 +27,7 @@ TABLES: dict[str, dict[str, str]] = {
         "api": '"127.0.0.1:7411"',
         "channel": '"127.0.0.1:7421"',
         "joins": "false",
+        "doors": "1",
     },
     "[[agent]]": {
         "name": '"n1"',
@@ -159,10 +160,10 @@ def test_a_table_with_one_letter_wrong_is_refused_in_its_line_with_the_right_one
     ("old", "new", "at", "key", "sentence", "remedy"),
     [
         # a key twice, in each way to write one
-        ("cpus = 2", "cpus = 2\ncpus = 3", "cpus = 3", "agent[1].cpus", "twice, first in line 14", "one of the two"),
+        ("cpus = 2", "cpus = 2\ncpus = 3", "cpus = 3", "agent[1].cpus", "twice, first in line 15", "one of the two"),
         ("[timing]", "[cluster]\n[timing]", "cluster]", "cluster", "twice, first in line 1", "one of the two"),
         ("{ A = 'b' }", "{ A = 1, A = 2 }", "A = 2", "provider.environment.A", "twice", "leave one"),
-        ('"n1"\ncpus', "'''n\n1'''\nname = 3\ncpus", "name = 3", "agent[1].name", "twice, first in line 13", "leave"),
+        ('"n1"\ncpus', "'''n\n1'''\nname = 3\ncpus", "name = 3", "agent[1].name", "twice, first in line 14", "leave"),
         # what is TOML, and no value that is asked for
         ("[cluster]", "x = 1\n[cluster]", "x = 1", "x", "unknown key", "remove it; known keys here: cluster, rep"),
         ("[cluster]", "heartbeat_ms = 1\n[cluster]", "heart", "heartbeat_ms", "not belong", "write it in [timing]"),

@@ -27,7 +27,7 @@ async def test_every_method_of_the_client_gets_its_answer(config: Config) -> Non
             )
             job = await alice.call(ops.SUBMIT_JOB, submission)
             assert job.job_id == 1
-            polled = await agent.poll("n1", r.PollRequest(instance="i", wait_s=0))
+            polled = await agent.poll("n1", r.PollRequest(instance="i", wait_s=0), config.endpoints[0])
             assert [order.stage for order in polled.orders] == ["stage_in"]
             report = r.Report(
                 command_id=agent.new_command_id(), job=1, attempt=1, stage="stage_in", result=OperationDone()

@@ -169,7 +169,7 @@ async def test_each_identity_gets_the_same_answer_to_each_command_as_in_bulk_ove
                 assert {key: value for key, value in found.items() if key != "sentence"} == {
                     key: view[key] for key in found if key != "sentence"
                 }
-                assert error.sentence == view["sentence"] or "ago by the leader's clock" in error.sentence
+                assert error.sentence == view["sentence"] or "ago by the cluster's time" in error.sentence
             else:
                 assert expected["status"] in (200, 201), expected
             await harness.ask("POST", "/v1/jobs/1/hold", {"command_id": harness.new_id()}, who="bob")

@@ -278,12 +278,12 @@ def test_a_shelf_that_is_being_removed_cannot_take_a_place_with_what_is_left_of_
         for name in "abc":
             os.close(os.open(name, os.O_CREAT | os.O_WRONLY, dir_fd=batch_directory.opened()))
 
-        def half_way(directory: int, *, shown: str) -> None:
+        def half_way(directory: int, *, shown: str, lasting: bool) -> None:
             os.unlink("b", dir_fd=batch_directory.opened())
             with pytest.raises(FileNotFoundError):
                 batch_directory.takes_place(above, b"d", replaced)
             tried.append(shown)
-            really(directory, shown=shown)
+            really(directory, shown=shown, lasting=lasting)
 
         monkeypatch.setattr("cluster.agent.transfer.fence.empty_directory", half_way)
         with claimed(harness, 4):
