@@ -10,5 +10,6 @@ from replica.decide.configuration import (
     written_value,
 )
 from replica.decide.decide import decide, deciding, is_by_key, jobs_of_command
+from replica.decide.persistent import job_about
 from replica.decide.pools import overcommitted_bytes
 from replica.decide.sessions import is_expiry_due

@@ -260,8 +260,14 @@ def _denied(place: str, sentence: str) -> Refusal:
 def check_limits(state: Facts, request: JobRequest, pool: str, granted_bytes: int) -> None:
     """Raise Rejected where a QOS with deny_on_limit refuses a job that one of its limits forbids by itself."""
     qos = state.qos.get(request.asked.qos) if request.asked.qos else None
+    if qos is not None and qos.deny_on_limit:
+        check_limits_alone(state, request, pool, granted_bytes, "ask for less, or use another QOS")
+
+
+def check_limits_alone(state: Facts, request: JobRequest, pool: str, granted_bytes: int, remedy: str) -> None:
+    """Raise Rejected where a limit, of whomever it is, forbids the job by itself: it would wait in vain."""
     scheduling_class = scheduling_class_of(request)
-    if qos is None or scheduling_class is None or not qos.deny_on_limit:
+    if scheduling_class is None:
         return
     over = alone_over(state, scheduling_class, pool, granted_bytes, request.time_limit_s, request.cpus)
     if over is None:
@@ -271,7 +277,7 @@ def check_limits(state: Facts, request: JobRequest, pool: str, granted_bytes: in
     raise Rejected(
         RefusalCode.LIMIT_EXCEEDED,
         f"{verdict.reason}: {verdict.sentence} ({figures})",
-        "ask for less, or use another QOS",
+        remedy,
         "qos",
     )
 

@@ -30,14 +30,19 @@ from replica.model import (
     format_amount,
     persistent_refusal,
 )
+from replica.operations import place_of_pool
 from replica.state import Facts
 from replica.values import SIZE_BYTES_MAX, Refusal, RefusalCode, limits, name_fault, round_up
 
 _OF_ONE_TASK = re.compile("%[aj]")
 
 
-def buffer_resolved(state: Facts, actor: c.Actor, request: JobRequest, *, of_array: bool) -> JobRequest:
-    """Return the request with what it asks of buffers decided, but for the paths; Rejected where it cannot be had."""
+def buffer_resolved(
+    state: Facts, actor: c.Actor, request: JobRequest, *, of_array: bool, number: str = ""
+) -> JobRequest:
+    """Return the request with what it asks of buffers decided, but for the paths; Rejected where it cannot be had.
+    `number`: what `%j` stands for, if not for the job's own.
+    """
     if is_ordinary(request) and all(pool.unit is PoolUnit.BYTES for pool in state.pools.values()):
         return request
     asked = request.buffer
@@ -54,7 +59,7 @@ def buffer_resolved(state: Facts, actor: c.Actor, request: JobRequest, *, of_arr
             "name a pool that does",
             _pool_place(asked),
         )
-    lists = tuple(_decided_list(state, request, transfer, of_array=of_array) for transfer in asked.lists)
+    lists = tuple(_decided_list(state, request, transfer, number, of_array=of_array) for transfer in asked.lists)
     _check_carried_out(state, asked)
     return replace(request, buffer=replace(asked, units=units, creates=creates, lists=lists))
 
@@ -75,11 +80,12 @@ def is_ordinary_buffer(asked: BufferRequest) -> bool:
 
 
 def space_resolved(
-    state: Facts, request: JobRequest, asked: BufferRequest, job_id: int
+    state: Facts, request: JobRequest, asked: BufferRequest, job_id: int | str
 ) -> tuple[BufferRequest, str, int]:
     """Return what a job asks of buffers with its paths decided, the pool, and what it would hold there (bytes, or units
     where the pool counts those); Rejected.
     """
+    _check_together(state, asked)
     asked = _expanded(state, request, asked, job_id)
     return asked, *_granted(state, asked, asked.swap_bytes * max(1, request.asked.nodes))
 
@@ -160,6 +166,40 @@ def _check_persistent(state: Facts, actor: c.Actor, asked: BufferRequest) -> Non
         pool = pool_of(state, record.pool, record.place)
         if round_up(record.capacity_bytes, pool.granularity_bytes) > pool.usable_bytes:
             raise _over_total(state, record.capacity_bytes, pool, record.place)
+
+
+def _check_together(state: Facts, asked: BufferRequest) -> None:
+    """Raise Rejected where some of what a job works with lies in a place and some on one node, as far as it is known:
+    no agent reaches both.
+    """
+    if not (asked.creates or asked.destroys or asked.uses):
+        return
+    found: list[tuple[str, str, str]] = []
+    if asked.capacity_bytes:
+        pool = pool_of(state, asked.pool, _pool_place(asked))
+        found.append((pool.name, f"pool {pool.name} has its buffers", _pool_place(asked)))
+    for record in asked.creates:
+        if record.name not in state.persistent:
+            pool = pool_of(state, record.pool, record.place)
+            found.append((pool.name, f"the persistent buffer {record.name} is made", record.place))
+    named = [(made.name, made.place) for made in asked.creates] + [(gone.name, gone.place) for gone in asked.destroys]
+    for name, place in (*named, *((used, "") for used in asked.uses)):
+        known = state.persistent.get(name)
+        if known is not None:
+            found.append((known.pool, f"the persistent buffer {name} lies", place or f"persistentdw name={name}"))
+    placed: dict[bool, tuple[str, str]] = {}
+    for pool_name, what, place in found:
+        lies_in = place_of_pool(state, pool_name)
+        where = "on one node" if lies_in is None else f"in place {lies_in.name}"
+        placed.setdefault(lies_in is None, (f"{what} {where}", place))
+    if len(placed) > 1:
+        (first, _), (second, place) = placed.values()
+        raise Rejected(
+            RefusalCode.INVALID_DIRECTIVE,
+            f"{first}, and {second}: no job works with both",
+            "ask for space in pools that are alike: `forebay pool list` shows which have a place",
+            place,
+        )
 
 
 def _check_carried_out(state: Facts, asked: BufferRequest) -> None:
@@ -265,9 +305,11 @@ def _counts(unit: PoolUnit) -> str:
     return "plain units" if unit is PoolUnit.COUNT else unit.word
 
 
-def _decided_list(state: Facts, request: JobRequest, transfer: ListTransfer, *, of_array: bool) -> ListTransfer:
+def _decided_list(
+    state: Facts, request: JobRequest, transfer: ListTransfer, number: str, *, of_array: bool
+) -> ListTransfer:
     """Return a list with its symbols replaced and its paths checked, as those of the other transfers are."""
-    job_id, place = state.next_job, transfer.place
+    job_id, place = number or state.next_job, transfer.place
     if of_array and _OF_ONE_TASK.search(transfer.source + transfer.destination):
         raise Rejected(
             RefusalCode.INVALID_DIRECTIVE,
@@ -285,7 +327,7 @@ def _decided_list(state: Facts, request: JobRequest, transfer: ListTransfer, *, 
     return replace(transfer, source=source, destination=destination)
 
 
-def _expanded(state: Facts, request: JobRequest, asked: BufferRequest, job_id: int) -> BufferRequest:
+def _expanded(state: Facts, request: JobRequest, asked: BufferRequest, job_id: int | str) -> BufferRequest:
     places = iter(asked.places[2:])
     moved: dict[str, tuple[Transfer, ...]] = {}
     for stage, roots, key in (

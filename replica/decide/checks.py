@@ -148,7 +148,7 @@ def check_dependencies(state: Facts, dependencies: tuple[Dependency, ...]) -> No
             )
 
 
-def expand(text: str, request: JobRequest, job_id: int, place: str) -> str:
+def expand(text: str, request: JobRequest, job_id: int | str, place: str) -> str:
     """Return `text` with the job's symbols replaced; Rejected for one that means nothing here."""
     array = request.array
     try:

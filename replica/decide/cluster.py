@@ -8,18 +8,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from replica.decide.accounts import CHANGES, PARTITION_CHANGES
 from replica.decide.configuration import configuration_events
-from replica.decide.pools import changed_pool, pool_refusal, removed_pool, set_pool_events
-from replica.grammar import path_fault
+from replica.decide.pools import (
+    changed_pool,
+    pool_refusal,
+    removal_refusal,
+    removed_pool,
+    seen_refusal,
+    set_pool_events,
+)
+from replica.grammar import path_fault, place_refusal
 from replica.messages import NOTHING, Accepted, Decision, accepted, features
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import (
     CAPACITY_CONTROLS,
     PROCESS_CONTROLS,
+    Place,
     Revocation,
     Stage,
+    agent_of,
     certificate_fault,
     check_site,
     set_back,
@@ -45,8 +56,12 @@ def _found_cluster(state: Facts, actor: c.Actor, command: c.FoundCluster, at: In
     if state.feature_level:
         return Refusal(RefusalCode.ALREADY_FOUNDED, f"the cluster {state.name!r} is founded", "join it instead")
     refusal = check_site(command.site)
+    placed: dict[str, Place] = {}
+    for place in command.places:
+        refusal = refusal or place_refusal(placed, place.name, place.path)
+        placed[place.name] = place
     for pool in command.pools:
-        refusal = refusal or pool_refusal(pool)
+        refusal = refusal or pool_refusal(pool, placed)
     if refusal is None and sum(pool.is_default for pool in command.pools) > 1:
         refusal = Refusal(
             RefusalCode.INVALID_FIELD, "more than one pool is the default", "leave default on one", "pool.default"
@@ -59,13 +74,25 @@ def _found_cluster(state: Facts, actor: c.Actor, command: c.FoundCluster, at: In
         )
     if refusal is not None:
         return refusal
-    founded = e.ClusterFounded(command.cluster_id, command.name, command.site, command.pools, nodes=command.nodes)
+    founded = e.ClusterFounded(
+        command.cluster_id,
+        command.name,
+        command.site,
+        command.pools,
+        nodes=command.nodes,
+        places=tuple(Place(place.name, place.path) for place in command.places),
+    )
     return Accepted((founded,))
 
 
 def _set_pool(state: Facts, actor: c.Actor, command: c.SetPool, at: Instant) -> Decision:
-    pool = command.pool
-    refusal = pool_refusal(pool)
+    pool, known = command.pool, state.pools.get(command.pool.name)
+    if known is not None and not pool.place:
+        pool = replace(pool, place=known.place)
+    refusal = pool_refusal(pool, state.places)
+    if refusal is None and known is not None and pool.place != known.place:
+        remedy = "change it with `forebay pool place`, while nobody uses the pool"
+        refusal = Refusal(RefusalCode.WRONG_STATE, f"pool {pool.name} has its buffers elsewhere", remedy, "pool.place")
     if refusal is not None:
         return refusal
     if pool.name not in state.pools and len(state.pools) >= POOLS_MAX:
@@ -88,12 +115,26 @@ def _change_pool(state: State, actor: c.Actor, command: c.ChangePool, at: Instan
             is_default=command.is_default,
             unit=command.unit,
             is_reported=command.is_reported,
+            place=command.place,
         )
     )
 
 
 def _remove_pool(state: State, actor: c.Actor, command: c.RemovePool, at: Instant) -> Decision:
     return accepted(removed_pool(state, command.pool))
+
+
+def _add_place(state: Facts, actor: c.Actor, command: c.AddPlace, at: Instant) -> Decision:
+    known = state.places.get(command.place)
+    if known is not None and known.path == command.path:
+        return NOTHING
+    refusal = place_refusal(state.places, command.place, command.path)
+    return Accepted((e.PlaceSet(Place(command.place, command.path)),)) if refusal is None else refusal
+
+
+def _remove_place(state: Facts, actor: c.Actor, command: c.RemovePlace, at: Instant) -> Decision:
+    refusal = removal_refusal(state, command.place)
+    return Accepted((e.PlaceRemoved(command.place),)) if refusal is None else refusal
 
 
 def _configure_site(state: Facts, actor: c.Actor, command: c.ConfigureSite, at: Instant) -> Decision:
@@ -162,7 +203,10 @@ def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: In
     bad = _bad_node(command.node)
     if bad is not None:
         return bad
-    if not 1 <= command.cpus <= CPUS_MAX:
+    if command.places and command.cpus:
+        sentence = f"a mover runs no scripts, and cpus is {command.cpus}"
+        return Refusal(RefusalCode.INVALID_FIELD, sentence, "register a mover with 0", "cpus")
+    if not command.places and not 1 <= command.cpus <= CPUS_MAX:
         return Refusal(
             RefusalCode.INVALID_FIELD, f"cpus is {command.cpus}", f"use a number from 1 to {CPUS_MAX}", "cpus"
         )
@@ -193,22 +237,36 @@ def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: In
     if known is None and len(state.nodes) >= NODES_MAX:
         return Refusal(RefusalCode.LIMIT_EXCEEDED, f"there are {NODES_MAX} nodes", "use one that exists", "node")
     jobs = [state.jobs[job_id] for job_id in sorted(state.on_node.get(command.node, ()))]
-    if known is not None and known.storage_id != command.storage_id and jobs:
+    if known is not None and jobs and known.is_mover != bool(command.places):
+        here, there = ("a mover", "as a node for jobs") if known.is_mover else ("a node for jobs", "as a mover")
+        sentence = f"{command.node} is {here}, came {there}, and has {len(jobs)} jobs"
+        return Refusal(RefusalCode.WRONG_STATE, sentence, "start it as before, or drain it first", "places")
+    refusal = seen_refusal(state, command.node, command.places)
+    if refusal is not None:
+        return refusal
+    # What a mover has staged lies in its places, and not in its own directory.
+    held = [job for job in jobs if job.node == command.node]
+    if known is not None and known.storage_id != command.storage_id and held:
         return Refusal(
             RefusalCode.STORAGE_CHANGED,
-            f"node {command.node} came with another directory, but {len(jobs)} jobs have data in its former one",
+            f"node {command.node} came with another directory, but {len(held)} jobs have data in its former one",
             "start the agent with its former directory, or cancel those jobs first",
             "storage_id",
         )
     fields = [field for field in command.__struct_fields__ if field != "node"]
-    if known is not None and not known.down and all(getattr(known, f) == getattr(command, f) for f in fields):
-        return NOTHING
+    plain = [field for field in fields if field != "places"]
+    same = known is not None and not known.down and all(getattr(known, f) == getattr(command, f) for f in plain)
+    if same and known is not None and known.places == tuple(sorted(seen.name for seen in command.places)):
+        # A place that was removed and made again does not know its movers any more.
+        if all(command.node in state.places[seen.name].movers for seen in command.places):
+            return NOTHING
     events: list[e.Event] = [e.NodeRegistered(command.node, *(getattr(command, field) for field in fields))]
     if known is not None and known.instance != command.instance:
         # The agent before this one is gone: its unfinished staging starts again, and its late reports no longer count.
         # A script outlives its agent, so its order stays as it is.
         for job in jobs:
-            stage = active_stage(job, state.buffers.get(job.id))
+            buffer = state.buffers.get(job.id)
+            stage = active_stage(job, buffer) if agent_of(job, buffer) == command.node else None
             if stage is not None and stage is not Stage.RUN:
                 events.append(e.StageRetried(job.id, stage, job.attempt + 1, "the agent was restarted"))
     return Accepted(tuple(events))
@@ -305,6 +363,8 @@ CLUSTER_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] =
     c.FoundCluster: _found_cluster,
     c.SetPool: _set_pool,
     c.ConfigureSite: _configure_site,
+    c.AddPlace: _add_place,
+    c.RemovePlace: _remove_place,
     c.AdmitNode: _admit_node,
     c.DrainNode: _drain_node,
     c.ResumeNode: _resume_node,

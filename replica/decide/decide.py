@@ -14,7 +14,9 @@ import msgspec
 from replica.decide.accounts import CHANGES, PARTITION_CHANGES
 from replica.decide.arrays import members
 from replica.decide.cluster import CLUSTER_BY_KEY, CLUSTER_BY_WALKING
+from replica.decide.guests import GUESTS_BY_KEY
 from replica.decide.jobs import JOBS_BY_KEY, update_one
+from replica.decide.persistent import PERSISTENT_BY_KEY
 from replica.decide.sessions import SESSIONS_BY_KEY, SESSIONS_BY_WALKING, close_of_itself
 from replica.decide.submit import job_submitted
 from replica.messages import Accepted as Accepted
@@ -164,6 +166,7 @@ _PEOPLE = frozenset({c.ActorRole.USER, c.ActorRole.OPERATOR})
 _OPERATOR = frozenset({c.ActorRole.OPERATOR})
 _CONTROLLER = frozenset({c.ActorRole.CONTROLLER})
 _AGENT = frozenset({c.ActorRole.AGENT})
+_SCHEDULER = frozenset({c.ActorRole.SCHEDULER})
 
 _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
     c.FoundCluster: _CONTROLLER,
@@ -174,6 +177,8 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
     c.SetPool: _OPERATOR,
     c.ChangePool: _OPERATOR | _CONTROLLER,
     c.RemovePool: _OPERATOR,
+    c.AddPlace: _OPERATOR,
+    c.RemovePlace: _OPERATOR,
     c.ConfigureSite: _OPERATOR,
     c.AdmitNode: _OPERATOR,
     c.DrainNode: _OPERATOR,
@@ -199,15 +204,19 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
     c.OpenSession: _PEOPLE,
     c.CloseSession: _PEOPLE,
     c.ExpireAnswers: _CONTROLLER,
+    **dict.fromkeys(GUESTS_BY_KEY, _SCHEDULER),
+    **dict.fromkeys(PERSISTENT_BY_KEY, _SCHEDULER),
+    c.ReleaseScheduler: _OPERATOR,
+    c.ExportBuffer: _PEOPLE,
 }
-"""Who may send which command; an agent for its own node only."""
+"""Who may send which command; an agent for its own node only, a scheduler for guests under its own name."""
 
 
 def _run_scheduling_pass(state: State, actor: c.Actor, command: c.RunSchedulingPass, at: Instant) -> Decision:
     return Accepted(events_of_pass(SchedulingIndex(state), at))
 
 
-_BY_KEY = {**CLUSTER_BY_KEY, **JOBS_BY_KEY, **SESSIONS_BY_KEY}
+_BY_KEY = {**CLUSTER_BY_KEY, **JOBS_BY_KEY, **GUESTS_BY_KEY, **PERSISTENT_BY_KEY, **SESSIONS_BY_KEY}
 _BY_WALKING: dict[type, Callable[[State, c.Actor, Any, Instant], Decision]] = {
     c.RunSchedulingPass: _run_scheduling_pass,
     **CLUSTER_BY_WALKING,

@@ -6,14 +6,23 @@ back (`overcommitted_bytes`). A new granularity is for requests to come; what wa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from msgspec.structs import replace
 
 from replica.messages import events as e
-from replica.model import Pool, PoolUnit, format_amount, unit_in
+from replica.model import Pool, PoolUnit, SeenPlace, format_amount, unit_in
 from replica.state import Facts, State
-from replica.values import MESSAGE_CHARACTERS_MAX, POOLS_MAX, SIZE_BYTES_MAX, Refusal, RefusalCode, name_fault
+from replica.values import (
+    MESSAGE_CHARACTERS_MAX,
+    MOVERS_PER_PLACE_MAX,
+    NAME_CHARACTERS_MAX,
+    POOLS_MAX,
+    SIZE_BYTES_MAX,
+    Refusal,
+    RefusalCode,
+    name_fault,
+)
 
 USERS_NAMED_MAX = 8
 """Who uses a pool that cannot be removed: so many are named in the refusal, the others counted."""
@@ -24,8 +33,8 @@ def overcommitted_bytes(pool: Pool, held_bytes: int) -> int:
     return max(0, held_bytes - pool.usable_bytes)
 
 
-def pool_refusal(pool: Pool) -> Refusal | None:
-    """Return why the pool cannot be, or None."""
+def pool_refusal(pool: Pool, places: Container[str] = ()) -> Refusal | None:
+    """Return why the pool cannot be where there are these places, or None."""
     fault = name_fault(pool.name)
     if fault is not None:
         return Refusal(RefusalCode.INVALID_FIELD, f"the pool name {fault}", "choose another name", "pool.name")
@@ -42,6 +51,12 @@ def pool_refusal(pool: Pool) -> Refusal | None:
         return Refusal(
             RefusalCode.INVALID_FIELD, "a size overflows", f"the largest size is {SIZE_BYTES_MAX}", "pool.quantity"
         )
+    if pool.place and pool.place not in places:
+        sentence = f"pool {pool.name} is to have its buffers in {pool.place[:NAME_CHARACTERS_MAX]!r}, which is no place"
+        return Refusal(RefusalCode.INVALID_FIELD, sentence, "`forebay place list` shows the places", "pool.place")
+    if pool.place and pool.unit is not PoolUnit.BYTES:
+        sentence = f"pool {pool.name} counts {pool.unit.word}, and a place has room for bytes"
+        return Refusal(RefusalCode.INVALID_FIELD, sentence, "leave the place out, or have it count bytes", "pool.place")
     return None
 
 
@@ -94,6 +109,7 @@ def changed_pool(
     unit: PoolUnit | None,
     drain_all: bool = False,
     is_reported: bool = False,
+    place: str | None = None,
 ) -> tuple[e.Event, ...] | Refusal:
     """Return what adds a pool (not `exists`) or changes what is not None of one, or why it is refused."""
     known = state.pools.get(name)
@@ -121,10 +137,13 @@ def changed_pool(
         out_of_service_bytes=known.out_of_service_bytes if out_of_service is None else out_of_service,
         is_default=known.is_default if is_default is None else is_default,
         is_reported=known.is_reported or is_reported,
+        place=known.place if place is None else place,
     )
     if drain_all:
         pool = replace(pool, out_of_service_bytes=pool.quantity_bytes)
-    refusal = pool_refusal(pool)
+    refusal = pool_refusal(pool if unit is None else replace(pool, unit=unit), state.places)
+    if refusal is None and exists and pool.place != known.place:
+        refusal = _used(state, name, "its buffers cannot lie elsewhere", "pool.place")
     if refusal is None and unit is not None and unit != unit_in(state.pools, name):
         refusal = _used(state, name, "its numbers cannot count something else", "pool.unit")
     return set_pool_events(state, pool, unit) if refusal is None else refusal
@@ -189,3 +208,51 @@ def pool_users(state: State, name: str) -> Iterator[str]:
         ]
         if creates and not set(creates) <= set(state.persistent):
             yield f"job {job_id} of {request.user} will make {', '.join(creates)} there"
+
+
+# ---- places: which may be removed, and which of them a mover may stage for
+
+
+def removal_refusal(state: Facts, name: str) -> Refusal | None:
+    """Return why a place cannot be removed, or None."""
+    if name not in state.places:
+        return _unknown_place(state, name, "place.name")
+    pools = sorted(pool.name for pool in state.pools.values() if pool.place == name)
+    if pools:
+        sentence = f"place {name} is in use: pool {', '.join(pools)} has its buffers there"
+        remedy = "remove such pools first, or have their buffers lie elsewhere with `forebay pool place`"
+        return Refusal(RefusalCode.WRONG_STATE, sentence[:MESSAGE_CHARACTERS_MAX], remedy, "place.name")
+    for mover in state.places[name].movers:
+        for job_id in state.on_node.get(mover, ()):
+            buffer = state.buffers.get(job_id)
+            if buffer is not None and name in buffer.places:
+                sentence = f"place {name} is in use: job {job_id} has its buffer there"
+                return Refusal(RefusalCode.WRONG_STATE, sentence, "wait until that is removed", "place.name")
+    return None
+
+
+def seen_refusal(state: Facts, node: str, seen: tuple[SeenPlace, ...]) -> Refusal | None:
+    """Return why the node cannot be a mover of these places, as it has found them, or None."""
+    names = [found.name for found in seen]
+    if len(names) != len(set(names)):
+        return Refusal(RefusalCode.INVALID_FIELD, "a place is named twice", "name each once", "places")
+    for found in seen:
+        place = state.places.get(found.name)
+        if place is None:
+            return _unknown_place(state, found.name, "places")
+        fault = name_fault(found.identity)
+        if fault is not None:
+            return Refusal(RefusalCode.INVALID_FIELD, f"the identity of {place.name} {fault}", "read it", "places")
+        if place.identity and found.identity != place.identity:
+            sentence = f"what {node} has at {place.path} is not place {place.name}: another file system is there"
+            return Refusal(RefusalCode.STORAGE_CHANGED, sentence, f"mount place {place.name} on {node}", "places")
+        if node not in place.movers and len(place.movers) >= MOVERS_PER_PLACE_MAX:
+            sentence = f"place {place.name} has {MOVERS_PER_PLACE_MAX} movers"
+            return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, "use one that exists", "places")
+    return None
+
+
+def _unknown_place(state: Facts, name: str, field: str) -> Refusal:
+    listed = ", ".join(sorted(state.places)) or "there are none"
+    sentence = f"there is no place {name[:NAME_CHARACTERS_MAX]!r}"
+    return Refusal(RefusalCode.INVALID_FIELD, sentence, f"use one of: {listed}"[:MESSAGE_CHARACTERS_MAX], field)

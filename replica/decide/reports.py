@@ -16,6 +16,7 @@ from replica.model import (
     Mail,
     Stage,
     TransferReceipt,
+    agent_of,
     clipped_checkpoint,
     clipped_receipt,
     is_due,
@@ -38,7 +39,7 @@ def recorded(state: Facts, job: Job, stage: Stage, receipt: TransferReceipt | No
     """Return the event that keeps a receipt, before what follows from the end of its transfer."""
     if receipt is None or stage not in TRANSFERS:
         return ()
-    return (e.TransferRecorded(job.id, job.node, clipped_receipt(receipt, stage, job.attempt)),)
+    return (e.TransferRecorded(job.id, job.staged_by, clipped_receipt(receipt, stage, job.attempt)),)
 
 
 def reached(
@@ -49,7 +50,7 @@ def reached(
         return ()
     checkpoint = clipped_checkpoint(result.checkpoint, stage, job.attempt)
     former = state.transfers.get(job.id, NO_TRANSFERS).checkpoint
-    return (e.TransferCheckpointed(job.id, job.node, checkpoint),) if is_due(former, checkpoint, at) else ()
+    return (e.TransferCheckpointed(job.id, job.staged_by, checkpoint),) if is_due(former, checkpoint, at) else ()
 
 
 def settling_events(
@@ -71,8 +72,9 @@ def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, 
         return Refusal(RefusalCode.UNKNOWN_JOB, f"there is no job {command.job}", "drop the report", "job")
     buffer = state.buffers.get(job.id)
     stage = active_stage(job, buffer)
-    if job.node != command.node or job.attempt != command.attempt or stage is not command.stage:
-        ordered = "nothing" if stage is None else f"{stage.word} as attempt {job.attempt} on {job.node}"
+    performs = agent_of(job, buffer)
+    if performs != command.node or job.attempt != command.attempt or stage is not command.stage:
+        ordered = "nothing" if stage is None else f"{stage.word} as attempt {job.attempt} on {performs}"
         return Refusal(
             RefusalCode.STALE_ATTEMPT,
             f"job {job.id}: {command.stage.word} as attempt {command.attempt} on {command.node} is not ordered now, "

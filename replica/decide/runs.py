@@ -163,8 +163,8 @@ def restarted(state: Facts, jobs: Iterable[int]) -> Events | Refusal:
         )
     for job_id in wanted:
         job, buffer = state.jobs.get(job_id), state.buffers.get(job_id)
-        if job is None or buffer is None:
-            continue
+        if job is None or buffer is None or job.guest is not None:
+            continue  # a guest is its own scheduler's to restart
         if buffer.state in _STAGED_AGAIN:
             held_back = job.stuck and job.hold is not Hold.NONE
             found.extend(() if held_back else taken_back(state, job, "the controller was restarted"))

@@ -180,7 +180,8 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
     check_number("time_limit_s", request.time_limit_s)
     check_number("cpus", request.cpus)
     check_number("priority", request.priority)
-    if state.nodes and not any(request.cpus <= node.cpus for node in state.nodes.values()):
+    # A job of no nodes runs nowhere: movers make and remove its buffers.
+    if request.asked.nodes and state.nodes and not any(request.cpus <= node.cpus for node in state.nodes.values()):
         largest = max(node.cpus for node in state.nodes.values())
         raise Rejected(
             RefusalCode.LIMIT_EXCEEDED,

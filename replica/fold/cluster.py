@@ -20,6 +20,8 @@ def _cluster_founded(builder: StateBuilder, event: e.ClusterFounded) -> None:
     builder.site = event.site
     features.check_level(event.feature_level, "", revision=builder.revision)
     builder.feature_level = event.feature_level
+    for place in event.places:
+        builder.places = builder.places.set(place.name, place)
     for pool in event.pools:
         builder.pools = builder.pools.set(pool.name, pool)
     for node in event.nodes:
@@ -44,8 +46,35 @@ def _pool_removed(builder: StateBuilder, event: e.PoolRemoved) -> None:
         builder.rates = builder.rates.delete(event.pool)
 
 
+def _place_set(builder: StateBuilder, event: e.PlaceSet) -> None:
+    builder.places = builder.places.set(event.place.name, event.place)
+
+
+def _place_removed(builder: StateBuilder, event: e.PlaceRemoved) -> None:
+    if event.place not in builder.places:
+        raise LedgerViolation(f"place {event.place!r} was removed, and there is none")
+    if any(pool.place == event.place for pool in builder.pools.values()):
+        raise LedgerViolation(f"place {event.place!r} was removed while a pool has its buffers there")
+    builder.places = builder.places.delete(event.place)
+
+
+def _moves_for(builder: StateBuilder, node: str, seen: dict[str, str]) -> None:
+    """Note which places, with their identities, a node is a mover of: all that are `seen`, and no other."""
+    for name, place in builder.places.items():
+        if name in seen:
+            others = {*place.movers, node}
+        elif node in place.movers:
+            others = {*place.movers} - {node}
+        else:
+            continue
+        place = replace(place, identity=seen.get(name) or place.identity, movers=tuple(sorted(others)))
+        builder.places = builder.places.set(name, place)
+
+
 def _node_registered(builder: StateBuilder, event: e.NodeRegistered) -> None:
     known = builder.nodes.get(event.node)
+    if builder.places:
+        _moves_for(builder, event.node, {seen.name: seen.identity for seen in event.places})
     node = Node(
         name=event.node,
         cpus=event.cpus,
@@ -57,6 +86,7 @@ def _node_registered(builder: StateBuilder, event: e.NodeRegistered) -> None:
         drained=known is not None and known.drained,
         reason=known.reason if known is not None and known.drained else "",
         buffers=event.buffers,
+        places=tuple(sorted(seen.name for seen in event.places)),
     )
     builder.nodes = builder.nodes.set(event.node, node)
 
@@ -117,6 +147,8 @@ def _clock_set(builder: StateBuilder, event: e.ClockSet) -> None:
 CLUSTER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.ClusterFounded: _cluster_founded,
     e.PoolSet: _pool_set,
+    e.PlaceSet: _place_set,
+    e.PlaceRemoved: _place_removed,
     e.NodeRegistered: _node_registered,
     e.NodeDrained: _node_drained,
     e.NodeResumed: _node_resumed,

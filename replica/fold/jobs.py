@@ -9,6 +9,7 @@ import immutables
 from msgspec.structs import replace
 
 from replica.fold.accounts import _partition_deleted, _partition_set, _usage_reset, measure
+from replica.fold.guests import purged
 from replica.messages import events as e
 from replica.model import (
     ENDED,
@@ -105,8 +106,22 @@ def _buffer_allocated(builder: StateBuilder, event: e.BufferAllocated) -> None:
     if buffer is None:
         raise LedgerViolation(f"job {event.job} has no buffer to allocate")
     builder.put(
-        replace(job, node=event.node, attempt=event.attempt, order_at=Instant(builder.at), failures=0, message=""),
-        replace(builder.moved(buffer, BufferInput.ALLOCATED), node=event.node, created_at=Instant(builder.at)),
+        replace(
+            job,
+            node=event.node,
+            mover=event.mover,
+            attempt=event.attempt,
+            order_at=Instant(builder.at),
+            failures=0,
+            message="",
+        ),
+        replace(
+            builder.moved(buffer, BufferInput.ALLOCATED),
+            node=event.node,
+            created_at=Instant(builder.at),
+            epoch=event.attempt if event.mover else 0,
+            places=event.places,
+        ),
     )
 
 
@@ -142,6 +157,19 @@ def _stage_retried(builder: StateBuilder, event: e.StageRetried) -> None:
         stuck=False,
         order_at=Instant(builder.at),
         **({"interruptions": interrupted(builder.job(event.job), partial=True)} if event.partial else {}),
+    )
+
+
+def _mover_changed(builder: StateBuilder, event: e.MoverChanged) -> None:
+    job = builder.job(event.job)
+    builder.change(
+        event.job,
+        BufferInput.STAGE_RETRIED,
+        mover=event.mover,
+        attempt=event.attempt,
+        retry_at=NEVER,
+        # One that waits for its slot goes on waiting.
+        order_at=NEVER if job.order_at == NEVER else Instant(builder.at),
     )
 
 
@@ -183,6 +211,7 @@ def _stage_out_started(builder: StateBuilder, event: e.StageOutStarted) -> None:
         event.job,
         BufferInput.STAGE_OUT_STARTED,
         attempt=event.attempt,
+        **({"mover": event.mover} if event.mover else {}),
         order_at=Instant(builder.at),
         failures=0,
         retry_at=NEVER,
@@ -253,6 +282,7 @@ def _job_purged(builder: StateBuilder, event: e.JobPurged) -> None:
         del builder.buffers[event.job]
     if event.job in builder.transfers:
         del builder.transfers[event.job]
+    purged(builder, job)
     array = job.request.array
     if array is not None:
         tasks = builder.arrays[array.job].delete(array.task)
@@ -272,8 +302,8 @@ def _job_requeued(builder: StateBuilder, event: e.JobRequeued) -> None:
     job = builder.job(event.job)
     buffer = builder.moved(builder.buffers[event.job], BufferInput.REQUEUED)
     builder.put(
-        replace(job, node="", failures=0, order_at=NEVER),
-        replace(buffer, node="", hurry=False, staged_in_bytes=0, staged_in_files=0),
+        replace(job, node="", mover="", failures=0, order_at=NEVER),
+        replace(buffer, node="", hurry=False, staged_in_bytes=0, staged_in_files=0, epoch=0),
     )
 
 
@@ -301,6 +331,7 @@ JOB_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.StagedIn: _staged_in,
     e.StageFailed: _stage_failed,
     e.StageRetried: _stage_retried,
+    e.MoverChanged: _mover_changed,
     e.RunOrdered: _run_ordered,
     e.RunStarted: _run_started,
     e.RunEnded: _run_ended,

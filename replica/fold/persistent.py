@@ -43,6 +43,8 @@ def _persistent_reserved(builder: StateBuilder, event: e.PersistentReserved) -> 
         job=builder.job(event.job).id,
         created_at=at,
         changed_at=at,
+        place=event.place,
+        directory=event.directory,
     )
     builder.persistent = builder.persistent.set(event.name, buffer)
     builder.hold(event.pool, buffer.held_bytes)

@@ -73,6 +73,7 @@ def _run_requeued(builder: StateBuilder, event: e.RunRequeued) -> None:
         state=JobState.PENDING,
         result=JobState.PENDING,
         node="",
+        mover="",
         failures=0,
         retry_at=NEVER,
         stuck=False,

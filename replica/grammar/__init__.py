@@ -4,10 +4,10 @@ Theory of operation
 ===================
 
 `lines` finds the directives of a text: comment lines at the top whose first word is a known kind, continued lines
-joined. `words` says where each word stands. `dw`, `bb` and `lua` read one kind of directive each, `short` and `spur`
-the two forms of `--bb` that are no directives; each of them tells `asked` what it found. `asked` puts one job's
-directives together and refuses what contradicts itself. `printing` writes a request back. Nothing here knows pools,
-users or job numbers: those are checked when the job is decided on.
+joined. `words` says where each word stands. `dw`, `bb` and `lua` read one kind of directive each, `slurm` those of a
+job that Slurm schedules, `short` and `spur` the two forms of `--bb` that are no directives; each of them tells `asked`
+what it found. `asked` puts one job's directives together and refuses what contradicts itself. `printing` writes a
+request back. Nothing here knows pools, users or job numbers: those are checked when the job is decided on.
 """
 
 from typing import TYPE_CHECKING
@@ -27,19 +27,21 @@ if TYPE_CHECKING:
         place_in,
         values_of,
     )
-    from replica.grammar.directives import Reading, read_request
+    from replica.grammar.directives import Reading, read_guest_request, read_request
     from replica.grammar.lexer import DirectiveRefused
-    from replica.grammar.paths import path_fault, split_inside
+    from replica.grammar.paths import PERSISTENT_PREFIX, path_fault, place_refusal, split_inside
     from replica.grammar.settings import KEYS, Key, Kind, Owner, ValueFault, find_key, format_value
+    from replica.grammar.slurm import guest_tables
 else:
     __getattr__ = shown(
         __name__,
         """
         account_limits: TextFault format_limits format_reserved parse_limits parse_reserved
         burst_buffer_conf: Fault Line Setting SettingFault include_of lines_of parse_lines place_in values_of
-        directives: Reading read_request
+        directives: Reading read_guest_request read_request
         lexer: DirectiveRefused
-        paths: path_fault split_inside
+        paths: PERSISTENT_PREFIX path_fault place_refusal split_inside
         settings: KEYS Key Kind Owner ValueFault find_key format_value
+        slurm: guest_tables
         """,
     )

@@ -22,6 +22,10 @@ from replica.model import CHOICE_KEYS, CHOOSABLE, LINKS, ListTransfer, Transfer,
 from replica.values import RefusalCode
 
 VERBS = ("jobdw", "persistentdw", "swap", *STAGES)
+SPACE_KEYS = ("capacity", "pool", "type", "access_mode", "pfs")
+STAGE_KEYS = ("type", "source", "destination", *CHOICE_KEYS)
+TRANSFER_TYPES = ("file", "directory", "list")
+
 BARE_SWAP_BYTES = 1024**3
 """What a swap without a suffix counts, bytes: Slurm writes `swap=2` of --bb as `swap 2GiB`."""
 
@@ -31,7 +35,7 @@ def read_dw(directive: Directive, asked: Asked) -> None:
     verb, rest = directive.words[0], directive.words[1:]
     asked.lines.append(directive.text)
     if verb.text == "jobdw":
-        options = read_options(rest, ("capacity", "pool", "type", "access_mode", "pfs"), keep_bare=not asked.native)
+        options = read_options(rest, SPACE_KEYS, keep_bare=not asked.native)
         read_space(verb, options, asked, "access_mode")
     elif verb.text == "swap":
         _read_swap(verb, rest, asked)
@@ -107,13 +111,13 @@ def set_swap(verb: Word, size: Value, pool: Value | None, asked: Asked) -> None:
 
 def _read_stage(verb: Word, rest: tuple[Word, ...], asked: Asked) -> None:
     stage = verb.text
-    options = read_options(rest, ("type", "source", "destination", *CHOICE_KEYS))
+    options = read_options(rest, STAGE_KEYS)
     known = options.known
     for key in ("type", "source", "destination"):
         if key not in known:
             raise verb.refuse(f"{stage} has no {key}=", f"write {stage} type=file source=… destination=…")
     kind, source, destination = known["type"], known["source"], known["destination"]
-    if kind.text not in ("file", "directory", "list"):
+    if kind.text not in TRANSFER_TYPES:
         raise kind.refuse(f"the type of {stage} is {shown(kind.text)}", "write type=file, type=directory or type=list")
     outside, inside = (source, destination) if stage == "stage_in" else (destination, source)
     if kind.text == "list":
@@ -127,7 +131,7 @@ def _read_stage(verb: Word, rest: tuple[Word, ...], asked: Asked) -> None:
     asked.pass_on(stage, options.others)
 
 
-_CHOICES = {"backend": CHOOSABLE, "move": ("yes", "no"), "links": LINKS, "acls": ("yes", "no")}
+CHOICES = {"backend": CHOOSABLE, "move": ("yes", "no"), "links": LINKS, "acls": ("yes", "no")}
 
 
 def _read_choices(stage: str, known: dict[str, Value], asked: Asked) -> None:
@@ -135,7 +139,7 @@ def _read_choices(stage: str, known: dict[str, Value], asked: Asked) -> None:
     for key in CHOICE_KEYS:
         if key not in known:
             continue
-        value, allowed = known[key], _CHOICES[key]
+        value, allowed = known[key], CHOICES[key]
         if value.text not in allowed:
             raise value.refuse(f"{key}={value.text[:48]} says nothing", f"use one of {', '.join(allowed)}")
         if key == "move" and stage == "stage_in" and value.text == "yes":

@@ -44,6 +44,8 @@ class Kinds(msgspec.Struct, frozen=True):
     foreign: tuple[str, ...] = ()
     refused: Mapping[str, str] = {}
     """Kind -> what to do instead."""
+    by_beginning: bool = False
+    """Whether somebody else reads the text too, who takes a kind's word as a mere beginning: such words are refused."""
 
 
 class Warnings:
@@ -138,6 +140,8 @@ def _look_at_comment(head: Word, kinds: Kinds, warnings: Warnings) -> None:
         )
         return
     for kind in (*kinds.known, *kinds.refused):
+        if kinds.by_beginning and head.text.startswith(kind):
+            raise head.refuse(f"Slurm reads {shown(head.text)} as {kind}", f"write {kind} and a blank, or another word")
         if head.text.upper() == kind.upper() or head.text.startswith(kind):
             warnings.add(head.place(), f"{shown(head.text)} is no directive but a comment; a directive starts {kind}")
             return

@@ -1,12 +1,20 @@
-"""Paths of transfers: one side outside, absolute; the other on the buffer, below one of its variables."""
+"""Paths of transfers, one side outside, absolute, the other on the buffer, below one of its variables; of places."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 
 from replica.grammar.lexer import Word, shown
-from replica.model import Access
-from replica.values import PATH_BYTES_MAX, has_control_character
+from replica.model import Access, Place, are_nested
+from replica.values import (
+    MESSAGE_CHARACTERS_MAX,
+    PATH_BYTES_MAX,
+    PLACES_MAX,
+    Refusal,
+    RefusalCode,
+    has_control_character,
+    name_fault,
+)
 
 INSIDE_VARIABLES = {
     "DW_JOB_STRIPED": Access.STRIPED,
@@ -80,7 +88,9 @@ def check_inside(word: Word, path: str, offset: int) -> None:
         raise word.refuse(f"{shown(path)} names the buffer itself", "add a name after it, for example /data", offset)
 
 
-def check_access(word: Word, path: str, access: tuple[Access, ...], uses: Container[str]) -> None:
+def check_access(
+    word: Word, path: str, access: tuple[Access, ...], uses: Container[str], directive: str = "#DW"
+) -> None:
     """Raise DirectiveRefused where the path's variable needs an access mode, or a persistent buffer, that the job did
     not ask for; `uses` are the persistent ones that it did.
     """
@@ -89,12 +99,39 @@ def check_access(word: Word, path: str, access: tuple[Access, ...], uses: Contai
     if name:
         if name not in uses:
             raise word.refuse(
-                f"the job does not use the persistent buffer {shown(name)}", f"add #DW persistentdw name={name[:48]}"
+                f"the job does not use the persistent buffer {shown(name)}",
+                f"add {directive} persistentdw name={name[:48]}",
             )
         return
     needed = INSIDE_VARIABLES[variable]
     if needed is not None and needed not in access:
         raise word.refuse(
             f"${variable} needs access_mode={needed.name.lower()}",
-            f"add {needed.name.lower()} to access_mode= of #DW jobdw",
+            f"add {needed.name.lower()} to access_mode= of {directive} jobdw",
         )
+
+
+def place_refusal(places: Mapping[str, Place], name: str, path: str) -> Refusal | None:
+    """Return why there cannot be a place of this name and path beside `places`, or None."""
+    fault = name_fault(name)
+    if fault is not None:
+        return Refusal(RefusalCode.INVALID_FIELD, f"the name of the place {fault}", "choose another name", "place.name")
+    if name in places:
+        sentence = f"there is a place {name!r} already, at {places[name].path}"
+        return Refusal(RefusalCode.WRONG_STATE, sentence, "choose another name, or remove that one first", "place.name")
+    fault = path_fault(path)
+    if fault is None and (path == "/" or any(part in ("", ".") for part in path[1:].split("/"))):
+        fault = f"{path!r:.200} is not written plainly"
+    if fault is not None:
+        remedy = "write an absolute path such as /bb/fast, without `..`, `.`, or a slash too many"
+        return Refusal(RefusalCode.INVALID_FIELD, f"the path of place {name} {fault}", remedy, "place.path")
+    for other in sorted(places):
+        if are_nested(path, places[other].path):
+            sentence = f"the path of place {name}, {path}, and that of {other}, {places[other].path}, are nested"
+            remedy = "give each place a directory of its own, not below that of another"
+            return Refusal(RefusalCode.INVALID_FIELD, sentence[:MESSAGE_CHARACTERS_MAX], remedy, "place.path")
+    if len(places) >= PLACES_MAX:
+        return Refusal(
+            RefusalCode.LIMIT_EXCEEDED, f"there are {PLACES_MAX} places", "use one that exists", "place.name"
+        )
+    return None

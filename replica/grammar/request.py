@@ -39,6 +39,8 @@ class Asked:
         self.facts = provider_facts(provider)
         self.warnings = warnings
         self.kind = ""
+        self.word = "#DW"
+        """How remedies call the word before a directive."""
         self.lines: list[str] = []
         self.capacity: Quantity | None = None
         self.capacity_at: Word | None = None
@@ -158,9 +160,9 @@ class Asked:
         access = self.access or (Access.STRIPED,)
         for moves in self.moves.values():
             for move in moves:
-                check_access(move.inside, move.transfer.inside, access, self.uses)
+                check_access(move.inside, move.transfer.inside, access, self.uses, self.word)
         for word, path in self.list_insides:
-            check_access(word, path, access, self.uses)
+            check_access(word, path, access, self.uses, self.word)
         self._check_names()
         self._check_swap()
         self._check_staged()

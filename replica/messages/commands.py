@@ -18,17 +18,20 @@ from replica.model import (
     Account,
     AfterTask,
     BufferRequest,
+    CreatePersistent,
     Hold,
     JobChange,
     JobRequest,
     JobState,
     License,
     Partition,
+    Place,
     Pool,
     PoolUnit,
     Qos,
     Reservation,
     SchedulingRules,
+    SeenPlace,
     Site,
     Stage,
     TransferCheckpoint,
@@ -44,6 +47,8 @@ class ActorRole(IntEnum):
     OPERATOR = 2
     USER = 3
     AGENT = 4
+    SCHEDULER = 5
+    """Another scheduler, for its own guests: those under its name."""
 
 
 class Actor(msgspec.Struct, frozen=True, array_like=True, gc=False, cache_hash=True):
@@ -68,6 +73,7 @@ class FoundCluster(msgspec.Struct, frozen=True):
     pools: tuple[Pool, ...]
     nodes: tuple[str, ...] = ()
     """Whose agents may register without being admitted one by one."""
+    places: tuple[Place, ...] = ()
 
 
 class SetPool(msgspec.Struct, frozen=True):
@@ -90,12 +96,27 @@ class ChangePool(msgspec.Struct, frozen=True):
     """Take all that it has now out of service, instead of `out_of_service`."""
     is_reported: bool = False
     """Mark it as one of the provider's (leader)."""
+    place: str | None = None
+    """Have its buffers lie in this place from now on; empty: in the directories of agents."""
 
 
 class RemovePool(msgspec.Struct, frozen=True):
     """Remove a pool that nobody holds a part of or waits for (operator)."""
 
     pool: str
+
+
+class AddPlace(msgspec.Struct, frozen=True):
+    """Make a place of a file system that all nodes mount at `path` (operator)."""
+
+    place: str
+    path: str
+
+
+class RemovePlace(msgspec.Struct, frozen=True):
+    """Remove a place that no pool names (operator); what lies there stays."""
+
+    place: str
 
 
 class ConfigureSite(msgspec.Struct, frozen=True):
@@ -121,6 +142,8 @@ class RegisterNode(msgspec.Struct, frozen=True):
     """How it ends processes of jobs (PROCESS_CONTROLS)."""
     capacity_control: str = ""
     """What holds its buffers to their capacity (CAPACITY_CONTROLS)."""
+    places: tuple[SeenPlace, ...] = ()
+    """The places that it stages for, as it has found them: then it is a mover, has no CPUs and runs no scripts."""
 
 
 class AdmitNode(msgspec.Struct, frozen=True):
@@ -446,6 +469,119 @@ class ExpireAnswers(msgspec.Struct, frozen=True):
     """End the sessions in which nothing came for long, and drop the answers that are due (leader)."""
 
 
+# ---- what another scheduler asks for its guests: whose they are, its own name says. `cluster` is what its instances
+# have in common, `job` its number there; `epoch` 0: whichever is the last one
+
+
+class RegisterScheduler(msgspec.Struct, frozen=True):
+    """Have guests under one's own name (scheduler); refused where another cluster has them."""
+
+    cluster: str
+    address: str
+    """From where it asks, for whoever is refused."""
+
+
+class ReleaseScheduler(msgspec.Struct, frozen=True):
+    """Let another cluster have guests under a name (operator)."""
+
+    scheduler: str
+
+
+class SetupGuest(msgspec.Struct, frozen=True):
+    """Ask for the space of a guest (scheduler); take one up again that lingers."""
+
+    cluster: str
+    job: str
+    uid: int
+    request: JobRequest
+    """Its user, working directory, gid, and what it asks of burst buffers; the rest is not looked at."""
+    epoch: int = 0
+
+
+class StageInGuest(msgspec.Struct, frozen=True):
+    """Have the data of a guest staged in (scheduler)."""
+
+    cluster: str
+    job: str
+    epoch: int = 0
+
+
+class BeginGuestRun(msgspec.Struct, frozen=True):
+    """Say that the job of a guest begins (scheduler)."""
+
+    cluster: str
+    job: str
+    epoch: int = 0
+
+
+class EndGuestRun(msgspec.Struct, frozen=True):
+    """Say that the job of a guest has ended (scheduler)."""
+
+    cluster: str
+    job: str
+    epoch: int = 0
+
+
+class StageOutGuest(msgspec.Struct, frozen=True):
+    """Have the results of a guest exported (scheduler); then it is torn down."""
+
+    cluster: str
+    job: str
+    epoch: int = 0
+
+
+class TearDownGuest(msgspec.Struct, frozen=True):
+    """Be done with a guest (scheduler); `hurry`: also where results are lost by that.
+
+    `reason`: why, where its scheduler knows nothing of it any more; then nothing of it lingers.
+    """
+
+    cluster: str
+    job: str
+    hurry: bool = False
+    epoch: int = 0
+    reason: str = ""
+
+
+class MissGuest(msgspec.Struct, frozen=True):
+    """Say that there should be a guest, and is none (scheduler); `state`: how its scheduler calls where it stands."""
+
+    cluster: str
+    job: str
+    state: str
+
+
+class MakePersistent(msgspec.Struct, frozen=True):
+    """Have a persistent buffer made for a user (scheduler)."""
+
+    cluster: str
+    user: str
+    uid: int
+    gid: int
+    create: CreatePersistent
+
+
+class RemovePersistent(msgspec.Struct, frozen=True):
+    """Have a persistent buffer of a user removed (scheduler); `hurry`: without its stage-out."""
+
+    cluster: str
+    user: str
+    uid: int
+    gid: int
+    name: str
+    hurry: bool = False
+
+
+class ExportBuffer(msgspec.Struct, frozen=True):
+    """Export the results of a guest that is parked, or whose stage-out failed (its user, operator).
+
+    `partial`: without what is not there.
+    """
+
+    job: int
+    partial: bool = False
+
+
 Command = (
     FoundCluster
     | SetPool
@@ -480,6 +616,8 @@ Command = (
     | RunSchedulingPass
     | ChangePool
     | RemovePool
+    | AddPlace
+    | RemovePlace
     | ConfigureSite
     | SettleMails
     | SetPartition
@@ -490,6 +628,18 @@ Command = (
     | OpenSession
     | CloseSession
     | ExpireAnswers
+    | RegisterScheduler
+    | ReleaseScheduler
+    | SetupGuest
+    | StageInGuest
+    | BeginGuestRun
+    | EndGuestRun
+    | StageOutGuest
+    | TearDownGuest
+    | MissGuest
+    | MakePersistent
+    | RemovePersistent
+    | ExportBuffer
 )
 
 

@@ -18,17 +18,21 @@ from replica.model import (
     Access,
     Account,
     BufferRequest,
+    Guest,
     Hold,
     JobChange,
     JobRequest,
     JobState,
     License,
     Partition,
+    Place,
     Pool,
     Qos,
     Reservation,
     Revocation,
+    Scheduler,
     SchedulingRules,
+    SeenPlace,
     Site,
     Stage,
     Transfer,
@@ -72,6 +76,7 @@ class ClusterFounded(EventRecord, frozen=True, tag=1):
     feature_level: int = 1
     nodes: tuple[str, ...] = ()
     """Whose agents may register."""
+    places: tuple[Place, ...] = ()
 
 
 class FeatureLevelRaised(EventRecord, frozen=True, tag=2):
@@ -116,6 +121,21 @@ class PoolRemoved(EventRecord, frozen=True, tag=11):
     pool: str
 
 
+# ---- places
+
+
+class PlaceSet(EventRecord, frozen=True, tag=12):
+    """A place was made; `place` is all of it as it is now."""
+
+    place: Place
+
+
+class PlaceRemoved(EventRecord, frozen=True, tag=13):
+    """A place that no pool has its buffers in is no more."""
+
+    place: str
+
+
 # ---- nodes
 
 
@@ -129,6 +149,8 @@ class NodeRegistered(EventRecord, frozen=True, tag=15):
     buffers: str = ""
     process_control: str = ""
     capacity_control: str = ""
+    places: tuple[SeenPlace, ...] = ()
+    """The places that it is a mover of from now on, as it has found them."""
 
 
 class NodeDrained(EventRecord, frozen=True, tag=16):
@@ -344,7 +366,8 @@ class BufferAllocated(EventRecord, frozen=True, tag=66):
     """Space is held from now on, and the node's agent has stage-in to do as `attempt`.
 
     `passed` is the job that was first in line for the pool and let this one past, 0 for none; `counted` whether that
-    counts against it; `promised_at` when the passed job was expected to get its space.
+    counts against it; `promised_at` when the passed job was expected to get its space. Where the buffer lies in a
+    place, `mover` has stage-in to do, and `node` is empty: the job may run on any.
     """
 
     job: int
@@ -353,6 +376,10 @@ class BufferAllocated(EventRecord, frozen=True, tag=66):
     passed: int = 0
     counted: bool = False
     promised_at: Instant = NEVER
+    mover: str = ""
+    places: tuple[str, ...] = ()
+    """All places that the operations of the job need, where it works with persistent buffers in places; first the one
+    that its own buffer lies in."""
 
 
 class AllocationRevoked(EventRecord, frozen=True, tag=67):
@@ -428,10 +455,13 @@ class OperationsRestarted(EventRecord, frozen=True, tag=74):
 
 
 class StageOutStarted(EventRecord, frozen=True, tag=75):
-    """Post-run is over and the node's CPUs are free; stage-out is ordered as `attempt`."""
+    """Post-run is over and the node's CPUs are free; stage-out is ordered as `attempt`, of `mover` where the buffer
+    lies in a place.
+    """
 
     job: int
     attempt: int
+    mover: str = ""
 
 
 class StagedOut(EventRecord, frozen=True, tag=76):
@@ -466,6 +496,17 @@ class BufferCleared(EventRecord, frozen=True, tag=79):
     reason: str
 
 
+class MoverChanged(EventRecord, frozen=True, tag=80):
+    """Another mover of the place has the operation of the job to do, as `attempt`; reports of the one that had it no
+    longer count.
+    """
+
+    job: int
+    mover: str
+    attempt: int
+    reason: str
+
+
 # ---- persistent buffers
 
 
@@ -482,6 +523,9 @@ class PersistentReserved(EventRecord, frozen=True, tag=84):
     kind: str
     """Scratch or cache."""
     node: str
+    place: str = ""
+    """The place that it lies in, below its path at `directory`; then a mover creates it, and `node` is empty."""
+    directory: str = ""
 
 
 class PersistentCreated(EventRecord, frozen=True, tag=85):
@@ -578,6 +622,102 @@ class TransferCheckpointed(EventRecord, frozen=True, gc=True, tag=105):
     job: int
     node: str
     checkpoint: TransferCheckpoint
+
+
+# ---- guests: buffers whose jobs belong to another scheduler
+
+
+class GuestSetUp(EventRecord, frozen=True, tag=112):
+    """A job exists for a guest, and asks for space; what its scheduler asks for is in `request`."""
+
+    job: int
+    request: JobRequest
+    pool: str
+    granted_bytes: int
+    guest: Guest
+
+
+class GuestSpaceGiven(EventRecord, frozen=True, tag=113):
+    """Space is held for the guest from now on; nothing is staged before its scheduler says so.
+
+    `passed`: the job that was first in line for the pool and let the guest past, 0 for none; it counts against it.
+    `places`: of one that works with persistent buffers, all places that its operations need (`Buffer.places`).
+    """
+
+    job: int
+    passed: int = 0
+    places: tuple[str, ...] = ()
+
+
+class GuestSetupFailed(EventRecord, frozen=True, tag=114):
+    """The guest did not get its space in time; its epoch is over. `reason` says who has the space."""
+
+    job: int
+    reason: str
+
+
+class GuestStageInOrdered(EventRecord, frozen=True, tag=115):
+    """The scheduler of the guest has asked for its stage-in, which `mover` does as `attempt`."""
+
+    job: int
+    mover: str
+    attempt: int
+
+
+class GuestLingered(EventRecord, frozen=True, tag=116):
+    """The guest was torn down before it ran. Its data is kept for a while, and its space given to whoever needs it;
+    reports of earlier attempts than `attempt` no longer count.
+    """
+
+    job: int
+    attempt: int
+
+
+class GuestTakenUp(EventRecord, frozen=True, tag=117):
+    """The scheduler of a guest that lingered has set it up again: it has its space as before, in its next epoch."""
+
+    job: int
+    epoch: int
+
+
+class GuestParked(EventRecord, frozen=True, tag=118):
+    """The guest was torn down while it has results that nobody has exported: they are kept, and its space counted."""
+
+    job: int
+    reason: str
+
+
+class SchedulerBound(EventRecord, frozen=True, tag=119):
+    """Guests under the scheduler's name are of the cluster in the record from now on."""
+
+    scheduler: Scheduler
+
+
+class GuestRunBegan(EventRecord, frozen=True, tag=124):
+    """The scheduler of the guest has begun its job, which has the buffer from now on."""
+
+    job: int
+    attempt: int
+
+
+class GuestRunEnded(EventRecord, frozen=True, tag=125):
+    """The job of the guest has ended. Nothing is staged out before its scheduler says so, or somebody else does."""
+
+    job: int
+    attempt: int
+
+
+class SchedulerReleased(EventRecord, frozen=True, tag=123):
+    """An operator lets another cluster have guests under the name."""
+
+    scheduler: str
+
+
+class GuestMissed(EventRecord, frozen=True, tag=126):
+    """The scheduler believes that `guest` has a buffer here, in its own `state`, and there is none. Changes nothing."""
+
+    guest: str
+    state: str
 
 
 # ---- mails

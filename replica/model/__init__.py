@@ -83,7 +83,21 @@ if TYPE_CHECKING:
         operation_of,
     )
     from replica.model.job_names import NameGroup, Several, first_of, members_of
-    from replica.model.jobs import ENDED, Hold, Job, JobState, commented, interrupted
+    from replica.model.jobs import (
+        ENDED,
+        Guest,
+        GuestJobs,
+        GuestStep,
+        Hold,
+        Job,
+        JobState,
+        Scheduler,
+        commented,
+        guest_job_fault,
+        guest_name,
+        interrupted,
+        scheduler_fault,
+    )
     from replica.model.mail import MAIL_TYPES, Mail, MailKind, message_name, wants
     from replica.model.nodes import CAPACITY_CONTROLS, PROCESS_CONTROLS, AdmittedNode, Node, NodeState
     from replica.model.operations import (
@@ -91,6 +105,7 @@ if TYPE_CHECKING:
         TRANSFERS,
         MovingKey,
         Stage,
+        agent_of,
         counted_under,
         queue_place,
         set_back,
@@ -98,7 +113,7 @@ if TYPE_CHECKING:
         takes_slot,
         waits_for_slot,
     )
-    from replica.model.orders import NOTHING_SPECIAL, Order, SpecialTransfers
+    from replica.model.orders import NOTHING_SPECIAL, Order, OrderPlace, SpecialTransfers
     from replica.model.partitions import (
         AnyNode,
         Partition,
@@ -110,15 +125,20 @@ if TYPE_CHECKING:
         partition_gate,
         place_name,
     )
-    from replica.model.persistent import PERSISTENT_STATES, PersistentBuffer
+    from replica.model.persistent import PERSISTENT_STATES, PersistentBuffer, named_by
     from replica.model.pools import (
         UNIT_WORDS,
+        Place,
+        Places,
         Pool,
         PoolUnit,
+        SeenPlace,
+        are_nested,
         format_amount,
         format_slurm_amount,
         free_bytes,
         parse_amount,
+        place_in,
         unit_in,
         unit_of,
     )
@@ -206,15 +226,17 @@ else:
         configuration: private_data program_fault provision_of teardown_on_failure
         failure_texts: CREATE_ERROR delete_denied duplicate_name failure_comment failure_reason operation_of
         job_names: NameGroup Several first_of members_of
-        jobs: ENDED Hold Job JobState commented interrupted
+        jobs: ENDED Guest GuestJobs GuestStep Hold Job JobState Scheduler commented guest_job_fault guest_name
+        jobs: interrupted scheduler_fault
         mail: MAIL_TYPES Mail MailKind message_name wants
         nodes: CAPACITY_CONTROLS PROCESS_CONTROLS AdmittedNode Node NodeState
-        operations: QUEUED_STAGES TRANSFERS MovingKey Stage counted_under queue_place set_back stage_of takes_slot
-        operations: waits_for_slot
-        orders: NOTHING_SPECIAL Order SpecialTransfers
+        operations: QUEUED_STAGES TRANSFERS MovingKey Stage agent_of counted_under queue_place set_back stage_of
+        operations: takes_slot waits_for_slot
+        orders: NOTHING_SPECIAL Order OrderPlace SpecialTransfers
         partitions: AnyNode Partition Partitions PartitionState check_partition chosen_partition is_in partition_gate
         partitions: place_name
-        persistent: PERSISTENT_STATES PersistentBuffer
+        persistent: PERSISTENT_STATES PersistentBuffer named_by
+        pools: Place Places SeenPlace are_nested place_in
         pools: UNIT_WORDS Pool PoolUnit format_amount format_slurm_amount free_bytes parse_amount unit_in unit_of
         provider: NATIVE PROVIDERS Provision provider_facts
         rates: Rates rates_of

@@ -96,6 +96,9 @@ class BufferInput(IntEnum):
     """The operation of its present state begins again, staging-out from post-run on (restart-policy slurm)."""
     CLEARED = 22
     """An operator gave up on removing it."""
+    TAKEN_UP = 23
+    """The scheduler of a guest that lingers has set it up again: what is there is compared, and copied where it
+    differs."""
 
 
 _S, _I = BufferState, BufferInput
@@ -112,6 +115,8 @@ TRANSITIONS: Mapping[tuple[BufferState, BufferInput], BufferState] = MappingProx
         (_S.STAGING_IN, _I.STAGE_RETRIED): _S.STAGING_IN,
         (_S.STAGING_IN, _I.ALLOCATION_REVOKED): _S.ALLOC_REVOKE,
         (_S.STAGING_IN, _I.TEARDOWN_STARTED): _S.TEARDOWN,
+        (_S.STAGING_IN, _I.TAKEN_UP): _S.STAGING_IN,
+        (_S.STAGED_IN, _I.TAKEN_UP): _S.STAGING_IN,
         (_S.STAGED_IN, _I.RUN_ORDERED): _S.PRE_RUN,
         (_S.STAGED_IN, _I.ALLOCATION_REVOKED): _S.ALLOC_REVOKE,
         (_S.STAGED_IN, _I.TEARDOWN_STARTED): _S.TEARDOWN,
@@ -226,6 +231,12 @@ class Buffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     staged_out_files: int = 0
     hurry: bool = False
     """Whether teardown skips stage-out because an operator or the user said so."""
+    epoch: int = 0
+    """In a place: the attempt that the space was given as. It is in the directory's name, so that whoever comes late
+    with an operation of an earlier life of the buffer never finds a later one."""
+    places: tuple[str, ...] = ()
+    """Of a job that works with persistent buffers in places: all places that its operations need, first the one that
+    the job's own buffer lies in. Empty: only that of its pool, if that has one."""
 
     @property
     def held_bytes(self) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 from typing import Any
 
 import msgspec
 
 from replica.model.requests import JobRequest
-from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
+from replica.values import MICROSECONDS_PER_SECOND, NAME_CHARACTERS_MAX, NEVER, Instant
 
 
 class JobState(IntEnum):
@@ -86,6 +87,91 @@ NO_INTERRUPTIONS = Interruptions()
 """The interruptions of a job that had none: its record has None instead."""
 
 
+class GuestStep(IntEnum):
+    """How far the scheduler of a guest has come; where its buffer stands, the buffer's state says. Wire numbers."""
+
+    SET_UP = 1
+    """Its space is wanted or held, and no stage-in was asked for since."""
+    STAGED = 2
+    """Its stage-in was asked for, and perhaps what follows."""
+    LINGERING = 3
+    """Its scheduler has torn it down before it ran: the data is kept for a while, its space is anybody's."""
+    PARKED = 4
+    """Its scheduler has torn it down, and there are results that nobody has exported."""
+
+
+class Guest(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What is peculiar to a guest: a buffer whose job belongs to another scheduler."""
+
+    scheduler: str
+    job: str
+    """Its number there, as text (`guest_job_fault`)."""
+    epoch: int
+    """From 1: how often that number has been set up. What lingers and is taken up is in its next epoch, so that a call
+    which comes late from the one before finds nothing.
+    """
+    digest: bytes
+    """Digest of what its setup asked for: tells a repeat from another job with the same number."""
+    uid: int
+    step: GuestStep = GuestStep.SET_UP
+    since: Instant = NEVER
+    """When it asked for space, or began to linger."""
+
+    @property
+    def name(self) -> str:
+        """How people name it: `slurm:42`."""
+        return guest_name(self.scheduler, self.job)
+
+
+GUEST_JOB_CHARACTERS_MAX = 40
+"""The number of a job at another scheduler, characters: `12345678_1000` with room to spare; part of a file name."""
+
+_GUEST_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
+_SCHEDULER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
+
+
+def guest_name(scheduler: str, job: str) -> str:
+    """Return the name of a guest, which is its key in the state: `slurm:42`. Neither part has a colon."""
+    return f"{scheduler}:{job}"
+
+
+def guest_job_fault(job: str) -> str | None:
+    """Return what is wrong with the number of a job at another scheduler, in words that follow `the job `, or None."""
+    if len(job) <= GUEST_JOB_CHARACTERS_MAX and _GUEST_JOB.fullmatch(job):
+        return None
+    return f"{job[:48]!r} has not 1 to {GUEST_JOB_CHARACTERS_MAX} letters, digits, _ or -, the first a letter or digit"
+
+
+def scheduler_fault(name: str) -> str | None:
+    """Return what is wrong with the name of a scheduler, in words that follow `the scheduler `, or None."""
+    if len(name) <= NAME_CHARACTERS_MAX and _SCHEDULER.fullmatch(name):
+        return None
+    return f"{name[:48]!r} has not 1 to {NAME_CHARACTERS_MAX} letters, digits, '_', '.' or '-'"
+
+
+class GuestJobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The jobs here of one job of another scheduler, one for each epoch of it that is still in the state."""
+
+    name: str
+    job: int
+    """The job of the last epoch; it may be purged already. One that is taken up is that of several epochs."""
+    epoch: int
+    """The last epoch, from 1."""
+    jobs: int
+    """Jobs of any epoch that are in the state, count: with the last one of them this record goes."""
+
+
+class Scheduler(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Another scheduler that has guests here, bound to its name at first contact."""
+
+    name: str
+    cluster: str
+    """What its instances have in common and no other scheduler has, whatever its name."""
+    address: str
+    """From where it came first, for people."""
+    at: Instant = NEVER
+
+
 class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One job. Times are Instants; NEVER where it has not happened."""
 
@@ -130,6 +216,15 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     signal: int = 0
     interruptions: Interruptions | None = None
     """None, which most have: NO_INTERRUPTIONS."""
+    mover: str = ""
+    """The mover that stages for the job and removes its buffer, where that lies in a place; empty: `node` does it."""
+    guest: Guest | None = None
+    """None: the job is Forebay's own."""
+
+    @property
+    def staged_by(self) -> str:
+        """The node whose agent moves the job's data and removes its buffer."""
+        return self.mover or self.node
 
     @property
     def interrupted(self) -> Interruptions:

@@ -58,6 +58,18 @@ class Node(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One of PROCESS_CONTROLS."""
     capacity_control: str = ""
     """One of CAPACITY_CONTROLS."""
+    places: tuple[str, ...] = ()
+    """The places that it stages for, in ascending order; empty but for a mover."""
+
+    @property
+    def is_mover(self) -> bool:
+        """Whether its agent stages for places, and runs no scripts."""
+        return bool(self.places)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it gets new work."""
+        return not self.down and not self.drained
 
     @property
     def state(self) -> NodeState:

@@ -38,12 +38,17 @@ class PersistentBuffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     state: BufferState
     """ALLOCATING, ALLOCATED or DELETING; a deleted one has no record any more."""
     node: str
-    """Whose storage holds it."""
+    """Whose storage holds it; empty where it lies in a place."""
     job: int
     """The job that creates it, or has it deleted, while that is under way; afterwards the one that made it."""
     created_at: Instant = NEVER
     changed_at: Instant = NEVER
     hurry: bool = False
+    place: str = ""
+    """The place that it lies in; then it has no `node`, and the jobs that use it may run on any."""
+    directory: str = ""
+    """Where it lies below the path of its place: `CLUSTER/NAME.JOB.EPOCH`, of the job that made it and the attempt that
+    its space was given as. One that is made again under its name never lies where an earlier one did."""
 
     @property
     def held_bytes(self) -> int:

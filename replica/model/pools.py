@@ -1,4 +1,6 @@
-"""Pools: named capacity with a granularity. Free capacity is derived, never stored (law 8)."""
+"""Pools: named capacity with a granularity. Free capacity is derived, never stored (law 8). Places: file systems that
+all nodes mount, and that pools may have their buffers in; movers stage for them.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +40,9 @@ class Pool(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the numbers count; those of a pool of nodes or of units are so many of them, whatever they are called."""
     is_reported: bool = False
     """Whether the site's provider has told of it: once it no longer does, the pool has nothing left."""
+    place: str = ""
+    """The place that its buffers lie in, on a file system that all nodes mount; empty: in the directory of the agent of
+    the node that each is on."""
 
     @property
     def usable_bytes(self) -> int:
@@ -114,3 +119,40 @@ def format_amount(amount: int, unit: PoolUnit = PoolUnit.BYTES) -> str:
 def format_slurm_amount(amount: int, unit: PoolUnit = PoolUnit.BYTES) -> str:
     """Return an amount of a pool as `scontrol show burst` prints it: plain counts have the suffixes of sizes, too."""
     return f"{amount}N" if unit is PoolUnit.NODES else format_slurm_size(amount)
+
+
+# ---- places
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One place. It is found below `path` on every node that runs jobs and on every mover."""
+
+    name: str
+    path: str
+    """Absolute, without `.`, `..` or a slash too many; never below, above or that of another place."""
+    identity: str = ""
+    """What stands in the file that the first mover found or made there; empty: no mover has come. A machine that finds
+    something else there, or nothing, has not mounted it."""
+    movers: tuple[str, ...] = ()
+    """Nodes whose agents stage for it, in ascending order, whether they are up or not."""
+
+
+class SeenPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A place as the agent of a mover has found it on its machine."""
+
+    name: str
+    identity: str
+
+
+Places = immutables.Map[str, Place]
+
+
+def are_nested(one: str, other: str) -> bool:
+    """Whether two paths of places are the same, or one is below the other."""
+    return one == other or one.startswith(other + "/") or other.startswith(one + "/")
+
+
+def place_in(pools: immutables.Map[str, Pool], places: Places, pool: str) -> Place | None:
+    """Return the place that the buffers of a pool lie in; None: each lies in the directory of one node's agent."""
+    found = pools.get(pool) if places and pool else None
+    return None if found is None or not found.place else places.get(found.place)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import immutables
 
 from replica.model.buffers import Buffer, BufferState
-from replica.model.jobs import ENDED, Job, JobState
+from replica.model.jobs import ENDED, GuestStep, Job, JobState
 from replica.model.requests import JobRequest
 from replica.values import CONSUMED_MAX, MICROSECONDS_PER_SECOND, SIZE_BYTES_MAX
 
@@ -59,12 +59,13 @@ def takes_cpus(job: Job, buffer: Buffer | None) -> bool:
     """Whether CPUs of the job's node are taken: from the order to run to the end of post-run, but not while the job is
     suspended. As in Slurm, a job that is resumed takes them again at once, whoever has them by then.
     """
-    return job.state in _ON_CPUS or (buffer is not None and buffer.state is BufferState.POST_RUN)
+    on_node = job.state in _ON_CPUS or (buffer is not None and buffer.state is BufferState.POST_RUN)
+    return on_node and job.guest is None
 
 
 def is_running(job: Job, buffer: Buffer | None) -> bool:
     """Whether the job counts as one that runs: it does while it is suspended, too."""
-    return job.state is JobState.SUSPENDED or takes_cpus(job, buffer)
+    return (job.state is JobState.SUSPENDED and job.guest is None) or takes_cpus(job, buffer)
 
 
 def minutes_of(time_limit_s: int) -> int:
@@ -127,6 +128,11 @@ def usage_of(job: Job, buffer: Buffer | None) -> dict[UsageKey, int]:
     found: dict[UsageKey, int] = {}
     if scheduling_class is None:
         return found
+    if job.guest is not None:
+        # Only its space is Forebay's to count; where it lingers, that is anybody's.
+        if buffer is not None and buffer.held_bytes and job.guest.step is not GuestStep.LINGERING:
+            found.update(holding_usage(scheduling_class, buffer.pool, buffer.held_bytes, job.request.time_limit_s))
+        return {key: amount for key, amount in found.items() if amount}
     if job.state not in ENDED:
         found.update(submitted_usage(scheduling_class))
     if is_running(job, buffer):

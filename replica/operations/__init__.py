@@ -1,5 +1,28 @@
 """What follows the end of an operation: retries, slots, timers, limits of transfers."""
 
+from replica.operations.guests import (
+    FoundGuest,
+    GuestPhase,
+    find_guest,
+    given_up,
+    guest_phase,
+    has_results,
+    is_lingering,
+    lingers_until,
+    made_later,
+    no_space,
+    waits_for_names,
+)
+from replica.operations.movers import (
+    jobs_beside,
+    mover_again,
+    mover_for,
+    persistent_directory,
+    place_directory,
+    place_of_pool,
+    places_of,
+    stage_out_started,
+)
 from replica.operations.outcomes import (
     active_stage,
     failed,

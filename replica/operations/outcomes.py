@@ -22,6 +22,7 @@ from replica.model import (
     teardown_on_failure,
     waits_for_slot,
 )
+from replica.operations.movers import stage_out_started
 from replica.operations.transfer_limits import cap_s
 from replica.state import Facts
 from replica.values import MESSAGE_CHARACTERS_MAX, NEVER, PERSISTENT_PER_JOB_MAX, Instant, seconds
@@ -118,7 +119,8 @@ def failed(
         return (_failure(state, job, stage, operation, message, Instant(max(at + seconds(backoff_s), 1))),)
     failure = _failure(state, job, stage, operation, message, NEVER)
     events: list[e.Event] = [failure]
-    if stage is Stage.STAGE_IN:
+    if stage is Stage.STAGE_IN and job.guest is None:
+        # The job of a guest is held, and its buffer torn down, by its own scheduler.
         if teardown_on_failure(state.site):
             why = failure.reason
             events += (*unwound(state, job), e.TeardownStarted(job.id, job.attempt + 1, JobState.PENDING, True, why))
@@ -204,7 +206,7 @@ def succeeded(
     if stage is Stage.POST_RUN:
         if job.hurry:
             return (e.TeardownStarted(job.id, job.attempt + 1, _result(job), True),)
-        return (e.StageOutStarted(job.id, job.attempt + 1),)
+        return (stage_out_started(state, job, buffer, job.attempt + 1),)
     if stage is Stage.STAGE_OUT:
         return (
             e.StagedOut(job.id, files, size_bytes, digest),

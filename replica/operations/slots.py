@@ -58,8 +58,13 @@ def taking_slots(state: Facts, slots: OperationSlots, events: Iterable[e.Event])
         if stage is None:
             continue
         job = state.jobs[event.job]  # type: ignore[attr-defined]
-        allocated = isinstance(event, e.BufferAllocated)
-        node = event.node if isinstance(event, e.BufferAllocated) else job.node
+        allocated, node = isinstance(event, e.BufferAllocated), job.staged_by
+        if isinstance(event, e.BufferAllocated):
+            node = event.mover or event.node
+        elif isinstance(event, e.GuestStageInOrdered):
+            node = event.mover
+        elif isinstance(event, e.StageOutStarted):
+            node = event.mover or job.node
         full = not allocated and slots.get(stage, 0) >= state.site.operations_per_stage_max
         full = full or (stage in TRANSFERS and not may_begin(state, slots.begun, job.request.user, node))
         if full:
@@ -95,7 +100,7 @@ def slots_given(
     skipped: dict[str, int] = {}
     while queues and room > 0 and slots.get(stage, 0) < state.site.operations_per_stage_max:
         _, (_, job_id), user, queue = queues[0]
-        node = state.jobs[job_id].node
+        node = state.jobs[job_id].staged_by
         if moves and not may_begin(state, slots.begun, user, node):
             # Another one of this user may be on a node that has room; with a limit on users or on all there is none.
             skipped[user] = skipped.get(user, 0) + 1
@@ -112,13 +117,13 @@ def slots_given(
             heapreplace(queues, (load_of(state, slots.begun, user) if moves else 0, following, user, queue))
 
 
-BEGINNINGS = frozenset({e.BufferAllocated, e.StageOutStarted, e.TeardownStarted, e.StageRetried})
+BEGINNINGS = frozenset({e.BufferAllocated, e.GuestStageInOrdered, e.StageOutStarted, e.TeardownStarted, e.StageRetried})
 """Kinds of events that may begin an operation which needs a slot."""
 
 
 def _begins(state: Facts, event: e.Event) -> Stage | None:
     """Return the stage that the event begins an operation of, None for an event that does not, or keeps its slot."""
-    if isinstance(event, e.BufferAllocated):
+    if isinstance(event, e.BufferAllocated | e.GuestStageInOrdered):
         return Stage.STAGE_IN
     if isinstance(event, e.StageOutStarted):
         return Stage.STAGE_OUT

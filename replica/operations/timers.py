@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from replica.messages import events as e
-from replica.model import Buffer, BufferState, Hold, Job, JobState, is_in, place_name
+from replica.model import Buffer, BufferState, Hold, Job, JobState, agent_of, is_in, place_name
+from replica.operations.guests import guest_due_at, guest_due_events
+from replica.operations.movers import takeover
 from replica.operations.outcomes import active_stage, failed, timeout_at, timeout_message, unwound, waiting_stage
 from replica.state import Facts
 from replica.values import NEVER, Instant, seconds
@@ -41,11 +43,14 @@ def due_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
             due.append(job.request.begin_at)
         if job.request.deadline != NEVER and not job.late:
             due.append(job.request.deadline - seconds(job.request.time_limit_s) + 1)
-    if buffer is not None and not _is_down(state, job):
+    if buffer is not None and job.mover and takeover(state, job, buffer) is not None:
+        due.append(_AT_ONCE)
+    if buffer is not None and not _is_down(state, job, buffer):
         for instant in (
             job.retry_at,
             timeout_at(state, job, buffer),
             _allocation_revoked(state, job, buffer)[0],
+            NEVER if job.guest is None else guest_due_at(state, job, buffer),
         ):
             if instant != NEVER:
                 due.append(instant)
@@ -60,8 +65,14 @@ def due_events(state: Facts, job: Job, buffer: Buffer | None, at: Instant) -> tu
         deadline = job.request.deadline
         if deadline != NEVER and not job.late and at + seconds(job.request.time_limit_s) > deadline:
             return (e.DeadlineMissed(job.id),)
-    if buffer is None or _is_down(state, job):
+    if buffer is None:
         return ()
+    if job.mover and (taken := takeover(state, job, buffer)) is not None:
+        return (taken,)
+    if _is_down(state, job, buffer):
+        return ()
+    if job.guest is not None and (ended := guest_due_events(state, job, buffer, at)):
+        return ended
     site = state.site
     if job.retry_at != NEVER and job.retry_at <= at:
         stage = waiting_stage(job, buffer)
@@ -82,15 +93,17 @@ def due_events(state: Facts, job: Job, buffer: Buffer | None, at: Instant) -> tu
     return ()
 
 
-def _is_down(state: Facts, job: Job) -> bool:
-    """Whether the agent of the job's node cannot be heard: the clocks of its operations stand still."""
-    node = state.nodes.get(job.node) if job.node else None
+def _is_down(state: Facts, job: Job, buffer: Buffer) -> bool:
+    """Whether the agent that performs the job's operation cannot be heard: the clocks of its operations stand still."""
+    performs = agent_of(job, buffer)
+    node = state.nodes.get(performs) if performs else None
     return node is not None and node.down
 
 
 def _allocation_revoked(state: Facts, job: Job, buffer: Buffer) -> tuple[Instant, str]:
     """Return from when on a pending job's buffer is to be taken back, and why; NEVER if it is not."""
-    if job.state is not JobState.PENDING or buffer.state not in _REVOCABLE:
+    # What a guest has, its scheduler gives back.
+    if job.state is not JobState.PENDING or buffer.state not in _REVOCABLE or job.guest is not None:
         return NEVER, ""
     node = state.nodes.get(job.node)
     if node is not None and node.drained:

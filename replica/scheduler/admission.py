@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from replica.messages import events as e
 from replica.model import AnyNode, Buffer, Job, SchedulingClass, Stage, is_in, place_name, scheduling_class_of
-from replica.operations import OperationSlots
+from replica.operations import OperationSlots, mover_for, place_of_pool
 from replica.scheduler.backfill import ReservationHead, expected_end
 from replica.scheduler.priority import order_of
 from replica.scheduler.quotas import QuotaCheck
@@ -82,6 +82,7 @@ class SpaceDecision(Enum):
     NEXT_PASS = auto()
     STAGES_FULL = auto()
     NO_NODE = auto()
+    NO_MOVER = auto()
     NOT_ENOUGH = auto()
     TOO_FAR_BEHIND = auto()
     MUST_NOT_PASS = auto()
@@ -94,6 +95,7 @@ class SpaceDecision(Enum):
 NOT_QUEUED = frozenset(
     {
         SpaceDecision.NO_NODE,
+        SpaceDecision.NO_MOVER,
         SpaceDecision.LIMITED,
         SpaceDecision.SKIPPED,
         SpaceDecision.RESERVED,
@@ -214,6 +216,9 @@ def space_decision(current: PassState, request: SpaceRequest) -> SpaceDecision:
     if request.job.request.cpus > current.cpus_max_in(place_name(current.state.partitions, request.partition)):
         # Before it can become the reservation head: who cannot be placed must not keep others from the pool.
         return SpaceDecision.NO_NODE
+    place = place_of_pool(current.state, request.pool)
+    if place is not None and not mover_for(current.state, place):
+        return SpaceDecision.NO_MOVER
     if request.size_bytes > usable_in(current.state, request.pool):
         # Nor must who cannot have his space whoever gives back, since his pool has shrunk or was never that large.
         return SpaceDecision.TOO_LARGE
@@ -281,6 +286,7 @@ def space_verdict(current: PassState, job: Job, buffer: Buffer) -> Verdict:
         SpaceDecision.STAGES_FULL: f"{under_way} stage-ins are under way, and no more may be",
         SpaceDecision.NO_NODE: "no node that is up could hold the job"
         + (f" in partition {request.partition}" if place_name(current.state.partitions, request.partition) else ""),
+        SpaceDecision.NO_MOVER: f"no mover of the place that pool {request.pool} has its buffers in is up",
         SpaceDecision.TOO_LARGE: (
             f"it asks for more than its pool has in service now, {format_size(usable_in(current.state, request.pool))}"
         ),
@@ -318,12 +324,19 @@ def nodes_of(state: Facts, job_id: int) -> str:
     return "" if options is None else place_name(state.partitions, options.partition)
 
 
+def runs_anywhere(job: Job, buffer: Buffer | None) -> bool:
+    """Whether a job may run on any node of its partition: it has no data, or all nodes see where that lies."""
+    return buffer is None or bool(job.mover)
+
+
 def place_decision(current: PassState, job: Job, buffer: Buffer | None) -> PlaceDecision:
-    """Return the decision on the candidate: a job runs where its data is, or anywhere in its partition without data."""
+    """Return the decision on the candidate: a job runs where its data is, or anywhere in its partition (see
+    `runs_anywhere`).
+    """
     state, cpus, place = current.state, job.request.cpus, place_of(current.state, job)
     if run_verdict(current, scheduling_class_of(job.request), cpus) is not None:
         return PlaceDecision.LIMITED
-    if buffer is None:
+    if runs_anywhere(job, buffer):
         nodes = nodes_of(state, job.id)
         could, first = cpus <= current.cpus_max_in(nodes), current.any_node.first_in(nodes)
         fits = not first and current.has_node_for(cpus, place, nodes)
@@ -371,7 +384,7 @@ def place_verdict(current: PassState, job: Job, buffer: Buffer | None) -> Verdic
             figures: tuple[tuple[str, str], ...] = (("cpus", str(cpus)), *_partition_figure(current, job))
             return Verdict(Reason.REQ_NODE_NOT_AVAIL, "no node that is up has so many CPUs", figures)
         case PlaceDecision.AFTER_OTHERS:
-            if buffer is None:
+            if runs_anywhere(job, buffer):
                 first = current.any_node.first_in(nodes_of(current.state, job.id))
             else:
                 first = current.any_node.first_for(job.node) or current.waits_for_node(

@@ -204,9 +204,7 @@ def _cpus(state: State, job: Job, ready_at: Instant, ahead_of: Ahead) -> Step:
     ahead = ahead_of(place_of(state, job), None)
     if ahead is None:
         return Step("cpus", NEVER, f"more than {AHEAD_MAX} jobs are before it in line for CPUs")
-    nodes = {
-        name: _NodeTimeline(state, name) for name, node in state.nodes.items() if not node.down and not node.drained
-    }
+    nodes = {name: _NodeTimeline(state, name) for name, node in state.nodes.items() if node.is_up and not node.is_mover}
     if len(ahead) * len(nodes) > NODES_ASKED_MAX:
         sentence = f"{len(ahead)} jobs are before it in line for the CPUs of {len(nodes)} nodes: too many to say"
         return Step("cpus", NEVER, sentence)
@@ -244,7 +242,7 @@ class _NodeTimeline:
         self.ends: list[tuple[int, int]] = []
         for other in state.on_node.get(name, ()):
             job, buffer = state.jobs[other], state.buffers.get(other)
-            if takes_cpus(job, buffer):
+            if job.node == name and takes_cpus(job, buffer):
                 since = job.started_at if job.started_at != NEVER else state.at
                 self.free -= job.request.cpus
                 self.ends.append((max(state.at, since + seconds(job.request.time_limit_s)), job.request.cpus))

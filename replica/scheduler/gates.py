@@ -22,13 +22,15 @@ from replica.model import (
     Job,
     JobOptions,
     JobState,
+    agent_of,
     first_of,
     partition_gate,
     waits_for_slot,
 )
+from replica.operations import GuestPhase, guest_phase, lingers_until, waits_for_names
 from replica.scheduler.quotas import class_gate
 from replica.state import Facts, State, is_finished
-from replica.values import NEVER, Reason, Verdict
+from replica.values import NEVER, Reason, Verdict, format_size
 
 
 def early_gate(state: State, job: Job) -> Verdict | None:
@@ -215,14 +217,18 @@ def _met(kind: DependencyKind, other: Job | None, buffer: Buffer | None, waiter_
     return True if (result is JobState.COMPLETED) == (kind is DependencyKind.AFTER_OK) else None
 
 
-def down_gate(state: Facts, job: Job) -> Verdict | None:
+def down_gate(state: Facts, job: Job, buffer: Buffer | None) -> Verdict | None:
     """Return that the node which has a job, or its data, is down, or None: nothing happens to the job until it is back.
 
     Its script may run on there.
     """
-    node = state.nodes.get(job.node) if job.node else None
+    performs = agent_of(job, buffer)
+    node = state.nodes.get(performs) if performs else None
     if node is None or not node.down:
         return None
+    if performs == job.mover:
+        sentence = f"mover {job.mover} is down, and no other mover of its place is up"
+        return Verdict(Reason.NODE_DOWN, sentence, (("node", job.mover),))
     what = "the job" if job.state is JobState.RUNNING else "the job's data"
     return Verdict(Reason.NODE_DOWN, f"{what} is on node {job.node}, which is down", (("node", job.node),))
 
@@ -233,7 +239,7 @@ def buffer_gate(state: Facts, job: Job, buffer: Buffer | None) -> Verdict | None
         return None
     if buffer.state is BufferState.PENDING:
         return Verdict(Reason.BURST_BUFFER_RESOURCES, "the job waits for space in its pool")
-    if (down := down_gate(state, job)) is not None:
+    if (down := down_gate(state, job, buffer)) is not None:
         return down
     if buffer.state is BufferState.STAGING_IN:
         figures = (("attempt", str(job.attempt)), ("failures", str(job.failures)))
@@ -247,9 +253,15 @@ def buffer_gate(state: Facts, job: Job, buffer: Buffer | None) -> Verdict | None
 
 
 def later_reason(state: Facts, job: Job, buffer: Buffer | None) -> Verdict:
-    """Return the reason of a job that is not pending."""
+    """Return the reason of a job that is not pending, or of a guest."""
+    if job.guest is not None and buffer is not None:
+        return guest_verdict(state, job, buffer)
+    return _later_reason(state, job, buffer)
+
+
+def _later_reason(state: Facts, job: Job, buffer: Buffer | None) -> Verdict:
     over = job.state in ENDED and (buffer is None or buffer.state is BufferState.COMPLETE)
-    if not job.stuck and not over and (down := down_gate(state, job)) is not None:
+    if not job.stuck and not over and (down := down_gate(state, job, buffer)) is not None:
         return down
     if job.state is JobState.STAGE_OUT:
         if (job.stuck or job.retry_at) and job.message:
@@ -279,17 +291,77 @@ _ENDED_BY = {
 """Why a job ended that did not end well, in Slurm's words; nobody has to ask why one was cancelled."""
 
 
+def guest_verdict(state: Facts, job: Job, buffer: Buffer) -> Verdict:
+    """Return the reason of a guest: no pass ever runs it, so no gate does."""
+    phase = guest_phase(job, buffer)
+    scheduler = "" if job.guest is None else job.guest.scheduler
+    if phase in _WAITS_FOR_AGENT and (down := down_gate(state, job, buffer)) is not None:
+        return down
+    failed = bool(job.stuck or job.retry_at) and bool(job.message)
+    match phase:
+        case GuestPhase.WAITING:
+            asked = (("asked", format_size(buffer.granted_bytes)), ("pool", buffer.pool))
+            missing = waits_for_names(state, job)
+            if missing:
+                return Verdict(Reason.BURST_BUFFER_RESOURCES, missing)
+            return Verdict(Reason.BURST_BUFFER_RESOURCES, "the guest waits for space in its pool", asked)
+        case GuestPhase.SET_UP:
+            return Verdict(Reason.NONE, f"the guest has its space, and {scheduler} has not asked for its stage-in")
+        case GuestPhase.STAGING_IN | GuestPhase.STAGE_IN_FAILED:
+            if phase is GuestPhase.STAGE_IN_FAILED:
+                return Verdict(job.message, f"staging in failed, and is tried again when {scheduler} asks for it")
+            verdict = buffer_gate(state, job, buffer)
+            assert verdict is not None
+            return verdict
+        case GuestPhase.STAGED_IN:
+            return Verdict(Reason.NONE, f"the guest is staged in, and {scheduler} has not begun its job")
+        case GuestPhase.RUNNING:
+            return Verdict(Reason.NONE, f"the job runs at {scheduler}")
+        case GuestPhase.POST_RUN:
+            return Verdict(Reason.NONE, f"the job has ended, and {scheduler} has not asked for its stage-out")
+        case GuestPhase.STAGE_OUT_FAILED:
+            sentence = f"staging out failed; it is tried again when {scheduler} asks, or by forebay buffer export"
+            return Verdict(job.message, sentence)
+        case GuestPhase.LINGERING:
+            figures = (("kept_until_us", str(lingers_until(state, job))),)
+            sentence = (
+                f"{scheduler} has torn the guest down before it ran: its data is kept until somebody needs the space"
+            )
+            return Verdict(Reason.NONE, sentence, figures)
+        case GuestPhase.PARKED:
+            what = "they are being exported" if _is_exporting(job, buffer) else "forebay buffer export tries it again"
+            sentence = f"{scheduler} has torn the guest down, and its results are not exported: {what}"
+            return Verdict(job.message if failed else Reason.NONE, sentence)
+        case GuestPhase.OVER if job.message:
+            return Verdict(job.message, "the guest is over: it got no space")
+    return _later_reason(state, job, buffer)
+
+
+_WAITS_FOR_AGENT = frozenset({GuestPhase.STAGING_IN, GuestPhase.STAGING_OUT, GuestPhase.TEARDOWN})
+
+
+def _is_exporting(job: Job, buffer: Buffer) -> bool:
+    return buffer.state is BufferState.STAGING_OUT and not job.stuck
+
+
 REPLAN_S = 30
 """How often a pass is repeated while a job waits for space, seconds: expected starts move with time alone."""
 
 
 def waits_for_space(job: Job, buffer: Buffer | None) -> bool:
-    """Whether a job that no early gate keeps back is a candidate for space in its pool."""
-    return job.state is JobState.PENDING and buffer is not None and buffer.state is BufferState.PENDING
+    """Whether a job that no early gate keeps back is a candidate for space in its pool. A guest stands in no line."""
+    return (
+        job.guest is None
+        and job.state is JobState.PENDING
+        and buffer is not None
+        and buffer.state is BufferState.PENDING
+    )
 
 
 def still(state: State, job: Job, buffer: Buffer | None) -> Verdict:
     """Return the verdict on a job that something is due for at once."""
+    if job.guest is not None and buffer is not None:
+        return guest_verdict(state, job, buffer)
     if job.state is not JobState.PENDING:
         return later_reason(state, job, buffer)
     return (

@@ -31,10 +31,10 @@ from operator import attrgetter
 
 from replica.messages import events as e
 from replica.model import JobState
-from replica.operations import reservation_instants
+from replica.operations import jobs_beside, reservation_instants
 from replica.scheduler.admission import usable_in
 from replica.scheduler.dependency_index import DependencyIndex, SingletonIndex
-from replica.scheduler.gates import REPLAN_S, buffer_gate, early_gate, later_reason, waits_for_space
+from replica.scheduler.gates import REPLAN_S, buffer_gate, early_gate, guest_verdict, later_reason, waits_for_space
 from replica.scheduler.index_row import FINISHED_ROW, GONE_ROW, NO_RARE, NO_ROW, IndexRow, Key, SmallIndex, index_row
 from replica.scheduler.key_index import KeyIndex, TimerIndex
 from replica.scheduler.node_index import NodeIndex
@@ -48,7 +48,7 @@ class Touches(Enum):
     """What an event touches: the jobs whose rows, and the nodes whose lists, may be others after it."""
 
     JOB = auto()
-    """Its job. What it does to other jobs, such as being backfilled past, is not kept in rows."""
+    """Its job, and the one that was first in line and passed by it."""
     JOB_AND_NAME = auto()
     """Its job, and who is or was the first of the job's name."""
     TASKS = auto()
@@ -73,6 +73,8 @@ TOUCHES: dict[type[e.Event], Touches] = {
     e.NodeCameBack: Touches.NODE,
     e.PoolSet: Touches.POOL,
     e.PoolRemoved: Touches.POOL,
+    e.PlaceSet: Touches.EVERYTHING,
+    e.PlaceRemoved: Touches.EVERYTHING,
     e.ReservationSet: Touches.RESERVATION,
     e.ReservationDeleted: Touches.RESERVATION,
     e.ReservationStarted: Touches.RESERVATION,
@@ -89,6 +91,9 @@ TOUCHES: dict[type[e.Event], Touches] = {
     e.TransferRulesSet: Touches.EVERYTHING,
     e.FeatureLevelRaised: Touches.EVERYTHING,
     e.ClockSet: Touches.EVERYTHING,
+    e.SchedulerBound: Touches.NOTHING,
+    e.SchedulerReleased: Touches.NOTHING,
+    e.GuestMissed: Touches.NOTHING,
     e.MailSent: Touches.NOTHING,
     e.MailDropped: Touches.NOTHING,
     e.LicenseSet: Touches.NOTHING,
@@ -102,6 +107,10 @@ TOUCHES: dict[type[e.Event], Touches] = {
     e.ReceiptsDropped: Touches.NOTHING,
 }
 """What each kind of event touches; a kind that is not here touches its job, as nearly every event of a busy cluster."""
+
+
+_PASSES = (e.BufferAllocated, e.GuestSpaceGiven)
+"""Events that may count against the first in line for a pool."""
 
 
 class SchedulingIndex:
@@ -121,12 +130,21 @@ class SchedulingIndex:
         """Pool -> jobs whose staged buffer may be taken back, the last ones in the order of candidates first."""
         self.reservations: KeyIndex[str, int] = KeyIndex(attrgetter("rare.reservation"))
         """Reservation -> its jobs that are not over."""
+        self.guests: KeyIndex[str, int] = KeyIndex(attrgetter("rare.guest"))
+        """Pool -> the guests whose setups wait for space of it, first come first."""
+        self.lingering: KeyIndex[str, tuple[Instant, int]] = KeyIndex(attrgetter("rare.lingering"))
+        """Pool -> the guests that linger there, the oldest first."""
+        self.passed_out: KeyIndex[str, int] = KeyIndex(attrgetter("rare.passed_out"))
+        """Pool -> jobs that wait for space of it and have been passed as often as may be."""
         self.dependencies = DependencyIndex(state)
         self.singletons = SingletonIndex()
         self._rows: dict[int, IndexRow] = {}
         self.arrays = ArrayIndex(self.queues, self._rows)
         self._of_all: tuple[SmallIndex, ...] = (self.queues, self.nodes, self.timers, self.holders)
-        self._of_few: tuple[SmallIndex, ...] = (self.arrays, self.slots, self.preemptible, self.reservations)
+        self._of_few: tuple[SmallIndex, ...] = (
+            *(self.arrays, self.slots, self.preemptible, self.reservations),
+            *(self.guests, self.lingering, self.passed_out),
+        )
         """Those that hold nothing of a row without rare fields."""
         self._touched: set[int] = set(state.unfinished)
         self._touched_nodes: set[str] = set(state.nodes)
@@ -140,6 +158,8 @@ class SchedulingIndex:
             touches = TOUCHES.get(type(event), Touches.JOB)
             if touches is Touches.JOB:
                 self._touched.add(event.job)  # type: ignore[attr-defined]  # a test holds that all others have one
+                if isinstance(event, _PASSES) and event.passed:
+                    self._touched.add(event.passed)
             elif touches is not Touches.NOTHING:
                 self._touch(touches, event, former)
 
@@ -153,6 +173,9 @@ class SchedulingIndex:
             self._touched.update(e.jobs_of(event))
         elif touches is Touches.NODE:
             self._touched_nodes.add(event.node)  # type: ignore[attr-defined]
+            if state.places:
+                self._touched.update(jobs_beside(state, event.node))  # type: ignore[attr-defined]
+                self._touched.update(jobs_beside(former, event.node))  # type: ignore[attr-defined]
             if isinstance(event, e.NodeCameBack):
                 self._touched.update(event.jobs)
         elif touches is Touches.POOL:
@@ -229,6 +252,8 @@ class SchedulingIndex:
         """Return what is said of a job that is not over, without a pass; None for a candidate for space or CPUs."""
         state = self.state
         job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+        if job.guest is not None and buffer is not None:
+            return guest_verdict(state, job, buffer)
         if job.state is not JobState.PENDING:
             return later_reason(state, job, buffer)
         verdict = early_gate(state, job) or self.arrays.verdict(state, job_id)

@@ -28,8 +28,8 @@ from replica.model import (
     takes_cpus,
     waits_for_slot,
 )
-from replica.operations import due_at
-from replica.scheduler.admission import nodes_of, place_of, usable_in
+from replica.operations import due_at, is_lingering
+from replica.scheduler.admission import nodes_of, place_of, runs_anywhere, usable_in
 from replica.scheduler.backfill import run_until
 from replica.scheduler.gates import early_gate, reservation_of, waits_for_space
 from replica.scheduler.persistent import persistent_request
@@ -80,6 +80,12 @@ class RareFields(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Stage and user, and its place among those that wait for an operation slot there."""
     preemptible: tuple[str, PreemptionCandidate] | None = None
     """A pool, and the candidate for having its buffer there taken back."""
+    guest: tuple[str, int] | None = None
+    """The pool that the setup of a guest waits for space of, and its number."""
+    lingering: tuple[str, tuple[Instant, int]] | None = None
+    """The pool where a guest lingers, since when, and its number."""
+    passed_out: tuple[str, int] | None = None
+    """The pool for which it waits, having been passed as often as may be, and its number."""
 
 
 NO_RARE = RareFields()
@@ -111,9 +117,9 @@ def index_row(state: State, job: Job, buffer: Buffer | None, queue_names: dict[Q
     request = job.request
     queue: Queue | None = None
     key: Key | None = None
-    if job.state is JobState.PENDING and early_gate(state, job) is None:
+    if job.guest is None and job.state is JobState.PENDING and early_gate(state, job) is None:
         place, scheduling_class = place_of(state, job), scheduling_class_of(request)
-        if buffer is None:
+        if buffer is None or (buffer.state is BufferState.STAGED_IN and runs_anywhere(job, buffer)):
             queue, key = ("any", nodes_of(state, job.id), request.cpus, scheduling_class), (*place, request.cpus)
         elif buffer.state is BufferState.STAGED_IN:
             queue, key = ("node", job.node, 0, scheduling_class), (*place, request.cpus)
@@ -137,7 +143,7 @@ def index_row(state: State, job: Job, buffer: Buffer | None, queue_names: dict[Q
         due_at(state, job, buffer),
         (buffer.pool, (run_until(job, buffer), buffer.granted_bytes, job.id)) if holds and buffer is not None else None,
         milestone_of(job, is_finished(job, buffer)),
-        _rare_fields(state, job, buffer, queued=queue is not None),
+        _rare_fields(state, job, buffer, queued=queue is not None) if job.guest is None else _guest_fields(job, buffer),
     )
 
 
@@ -155,7 +161,8 @@ def milestone_of(job: Job, finished: bool) -> int:
 def _rare_fields(state: State, job: Job, buffer: Buffer | None, *, queued: bool) -> RareFields:
     request = job.request
     options, task = request.options, request.array
-    plain = options is None and task is None and not request.dependencies
+    passed_out = queued and job.passed >= state.site.max_passes and waits_for_space(job, buffer)
+    plain = options is None and task is None and not request.dependencies and not passed_out
     if plain and (buffer is None or buffer.state is BufferState.PENDING):
         return NO_RARE  # no array, no operation, nothing that could be taken from it
     array = 0
@@ -174,6 +181,19 @@ def _rare_fields(state: State, job: Job, buffer: Buffer | None, *, queued: bool)
         active_of > 0 and is_ahead(job, buffer),
         None if stage is None or buffer is None else ((int(stage), request.user), queue_place(job, buffer)),
         None if candidate is None or buffer is None else (buffer.pool, candidate),
+        passed_out=(buffer.pool, job.id) if passed_out and buffer is not None and buffer.granted_bytes else None,
+    )
+    return NO_RARE if found == NO_RARE else found
+
+
+def _guest_fields(job: Job, buffer: Buffer | None) -> RareFields:
+    if buffer is None or job.guest is None:
+        return NO_RARE
+    stage = waits_for_slot(job, buffer)
+    found = RareFields(
+        slot=None if stage is None else ((int(stage), job.request.user), queue_place(job, buffer)),
+        guest=(buffer.pool, job.id) if buffer.state is BufferState.PENDING else None,
+        lingering=(buffer.pool, (job.guest.since, job.id)) if is_lingering(job, buffer) else None,
     )
     return NO_RARE if found == NO_RARE else found
 

@@ -96,7 +96,7 @@ class NodeIndex:
             return
         for name in self._changed:
             node = state.nodes.get(name)
-            up = node is not None and not node.down and not node.drained
+            up = node is not None and node.is_up and not node.is_mover
             free = node.cpus - self._cpus_taken.get(name, 0) if node is not None else 0
             self.put(name, (node.cpus, free, len(self.jobs_on(name))) if up and node is not None else None)
             head = heads.get(("node", name))

@@ -10,9 +10,9 @@ job, one that is coming or going is waited for, and one that others work with is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -31,8 +31,9 @@ from replica.model import (
     delete_denied,
     duplicate_name,
     is_in,
+    named_by,
 )
-from replica.operations import with_slots
+from replica.operations import mover_for, persistent_directory, place_of_pool, with_slots
 from replica.scheduler.admission import (
     PassState,
     end_of,
@@ -65,11 +66,13 @@ class PersistentPassState(PassState, Protocol):
 
 
 class PersistentDecision(msgspec.Struct, frozen=True):
-    """Decision on such a job. With `events` it goes ahead (or is held, where `node` is empty)."""
+    """Decision on such a job. With `events` it goes ahead (or is held, unless `given`)."""
 
     verdict: Verdict
     events: tuple[e.Event, ...] = ()
+    given: bool = False
     node: str = ""
+    """Whose agent does the work, where that is a node and not a mover."""
     needs: tuple[tuple[str, int], ...] = ()
     """Pool -> what the job takes of it, bytes."""
     head_of: tuple[str, int] | None = None
@@ -92,7 +95,7 @@ def serve_persistent(
     if decision.head_of is not None:
         pool, size_bytes = decision.head_of
         current.reservation_heads[pool] = current.head_of(job, pool, size_bytes, current.free_in(pool))
-    if decision.node:
+    if decision.given:
         request = space_request_of(current.state, job, buffer)
         current.quotas.give_space(request.scheduling_class, request.pool, request.size_bytes, job.request.time_limit_s)
         for pool, size_bytes in decision.needs:
@@ -130,9 +133,9 @@ def persistent_decision(
         if reserved is None:
             return _waits("there is no such pool for a persistent buffer that the job creates")
         needs[reserved.pool] = needs.get(reserved.pool, 0) + reserved.granted_bytes
-    node = _node(current, job, asked)
-    if isinstance(node, Verdict):
-        return PersistentDecision(node)
+    where = _where(current, job, buffer, asked, [reserved for reserved in creates if reserved is not None])
+    if isinstance(where, Verdict):
+        return PersistentDecision(where)
     for pool, needed in sorted(needs.items()):
         head, free = current.reservation_heads.get(pool), free_for(current, pool, request.reservation)
         if head is not None:
@@ -146,15 +149,18 @@ def persistent_decision(
         coming = current.quotas.coming_gate(pool, request.reservation, needed, until, partial(current.free_at, pool))
         if coming is not None:
             return PersistentDecision(coming)
-    events: list[e.Event] = [e.BufferAllocated(job.id, node, job.attempt + 1)]
-    events.extend(msgspec.structs.replace(reserved, node=node) for reserved in creates if reserved is not None)
+    attempt = job.attempt + 1
+    events: list[e.Event] = [
+        e.BufferAllocated(job.id, where.node, attempt, mover=where.mover, places=where.places),
+        *(_reserved_at(state, reserved, where, attempt) for reserved in creates if reserved is not None),
+    ]
     events.extend(
         e.PersistentDeletionStarted(destroy.name, job.id, destroy.hurry)
         for destroy in asked.destroys
         if destroy.name in state.persistent
     )
     verdict = _waits("the job may have its space now").verdict
-    return PersistentDecision(verdict, tuple(events), node, tuple(sorted(needs.items())))
+    return PersistentDecision(verdict, tuple(events), True, where.node, tuple(sorted(needs.items())))
 
 
 def _waits(sentence: str) -> PersistentDecision:
@@ -201,7 +207,8 @@ def _waits_for_names(current: PersistentPassState, job: Job, asked: BufferReques
     for destroy in asked.destroys:
         using = len(state.using.get(destroy.name, ()))
         starting = sum(
-            isinstance(event, e.BufferAllocated) and _uses(state, event.job, destroy.name) for event in current.events
+            isinstance(event, e.BufferAllocated | e.GuestSpaceGiven) and _uses(state, event.job, destroy.name)
+            for event in current.events
         )
         if using + starting:
             return f"{using + starting} jobs use the persistent buffer {destroy.name}"
@@ -234,6 +241,64 @@ def _pool(state: Facts, name: str) -> Pool | None:
     if name:
         return state.pools.get(name)
     return next((pool for pool in state.pools.values() if pool.is_default), None)
+
+
+class _Where(NamedTuple):
+    """Who does the work of a job: its node, or a mover of all the places that it needs."""
+
+    node: str
+    mover: str = ""
+    places: tuple[str, ...] = ()
+
+
+def _reserved_at(state: Facts, reserved: e.PersistentReserved, where: _Where, attempt: int) -> e.PersistentReserved:
+    """Return the event with where the persistent buffer is to lie."""
+    place = place_of_pool(state, reserved.pool)
+    if place is None:
+        return msgspec.structs.replace(reserved, node=where.node)
+    directory = persistent_directory(state, reserved.name, reserved.job, attempt)
+    return msgspec.structs.replace(reserved, place=place.name, directory=directory)
+
+
+def _where(
+    current: PersistentPassState,
+    job: Job,
+    buffer: Buffer,
+    asked: BufferRequest,
+    creates: Sequence[e.PersistentReserved],
+) -> _Where | Verdict:
+    """Return who does the work, or why nobody can. What lies in places any mover of them all can do."""
+    state = current.state
+    names: dict[str, str] = {}
+    """Place, empty for a node -> what lies there."""
+    if state.site.provider == NATIVE:
+        if buffer.granted_bytes:
+            own = place_of_pool(state, buffer.pool)
+            names["" if own is None else own.name] = f"pool {buffer.pool} has its buffers"
+        for reserved in creates:
+            place = place_of_pool(state, reserved.pool)
+            names.setdefault("" if place is None else place.name, f"pool {reserved.pool} has its buffers")
+        for name in sorted(named_by(asked)):
+            known = state.persistent.get(name)
+            if known is not None:
+                names.setdefault(known.place, f"the persistent buffer {name} lies")
+    places = tuple(state.places[name] for name in names if name)
+    if not places:
+        node = _node(current, job, asked)
+        return node if isinstance(node, Verdict) else _Where(node)
+    if "" in names:
+        sentence = f"{names['']} on one node, and {names[places[0].name]} in place {places[0].name}: no job uses both"
+        return Verdict(Reason.REQ_NODE_NOT_AVAIL, sentence, (("place", places[0].name),))
+    mover = mover_for(state, places[0], current.slots.begun, places[1:])
+    if not mover:
+        shown = ", ".join(place.name for place in places)
+        what = f"place {shown}" if len(places) == 1 else f"all of the places {shown}"
+        return Verdict(Reason.BURST_BUFFER_RESOURCES, f"no mover of {what} is up", (("place", places[0].name),))
+    nodes, cpus = nodes_of(state, job.id), job.request.cpus
+    if job.request.asked.nodes and cpus > current.cpus_max_in(nodes):
+        within = f" in partition {nodes}" if nodes else ""
+        return Verdict(Reason.BURST_BUFFER_RESOURCES, f"no node that is up could hold the job{within}")
+    return _Where("", mover, tuple(place.name for place in places))
 
 
 def _node(current: PersistentPassState, job: Job, asked: BufferRequest) -> str | Verdict:

@@ -13,7 +13,16 @@ from itertools import takewhile
 
 from replica.messages import events as e
 from replica.model import QUEUED_STAGES, AnyNode, Job, SchedulingClass, Stage, free_bytes, place_name
-from replica.operations import OperationSlots, due_events, reservations_due, slots_given, with_slots
+from replica.operations import (
+    OperationSlots,
+    due_events,
+    given_up,
+    mover_for,
+    place_of_pool,
+    reservations_due,
+    slots_given,
+    with_slots,
+)
 from replica.scheduler.admission import (
     Place,
     SpaceDecision,
@@ -27,10 +36,19 @@ from replica.scheduler.admission import (
     place_verdict,
     run_verdict,
     space_decision,
+    space_request_of,
     space_verdict,
 )
 from replica.scheduler.backfill import DRAINING, NOBODY_KNOWS, ReservationHead, drain_us, release_at, start_of
 from replica.scheduler.gates import reservation_of, still, waits_for_space
+from replica.scheduler.guests import (
+    guests_served,
+    lingering_given_up,
+    needed_by,
+    refusals_explained,
+    space_given,
+    with_passes,
+)
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.index_row import Group, Key, Queue
 from replica.scheduler.node_index import NodeUse
@@ -109,6 +127,8 @@ class SchedulingPass:
         """Candidates whose verdicts are asked for, the next one last."""
         self.verdicts: dict[int, Verdict] = {}
         self.persistent_checked = 0
+        self._guests: dict[int, str] = {}
+        """Place in `events` -> the pool that a guest has got space of there."""
 
     def run(self, asked: Iterable[int] = ()) -> list[e.Event]:
         """Return the events of the pass; `verdicts` then has those on the jobs `asked` for."""
@@ -127,6 +147,7 @@ class SchedulingPass:
         self.asked = sorted(((place_of(self.state, jobs[job_id]), job_id) for job_id in asked), reverse=True)
         nodes = self._due()
         self._give_slots()
+        self._serve_guests()
         streams: list[tuple[Key, Queue, Iterator[tuple[Key, Queue]]]] = []
         opened: set[Group] = set()
         for group in self._open_groups(nodes):
@@ -164,6 +185,7 @@ class SchedulingPass:
                     iterator = self._merged(group)
                     heappush(streams, (*next(iterator), iterator))
         self._explain(None)
+        with_passes(self, self.events, self._guests)
         self._purge()
         return self.events
 
@@ -195,7 +217,7 @@ class SchedulingPass:
             if instant > self.at or self.is_full:
                 break
             job = state.jobs[job_id]
-            events = due_events(state, job, state.buffers.get(job_id), self.at)
+            events = refusals_explained(self, due_events(state, job, state.buffers.get(job_id), self.at))
             self.events.extend(with_slots(state, self.slots, events))
             self.done.add(job_id)
             nodes.add(job.node)
@@ -310,6 +332,8 @@ class SchedulingPass:
         decision = space_decision(self, request)
         if decision is SpaceDecision.STAGES_FULL:
             return _Follows.NOBODY
+        if decision is SpaceDecision.NO_MOVER:
+            return _Follows.NOBODY
         if decision is SpaceDecision.TOO_FAR_BEHIND:
             return over
         if decision is SpaceDecision.SKIPPED:
@@ -319,24 +343,62 @@ class SchedulingPass:
             self._preempt_for(request)
         if decision is SpaceDecision.GIVEN:
             counted = head is not None and head.backfill(size_bytes, end_of(self, request), self.at)
-            node = self.fewest_jobs(job.request.cpus, nodes_of(self.state, job_id))
-            cpus, cpus_free, jobs = self.index.nodes.up[node]
-            self._give(node, (cpus, cpus_free, jobs + 1))
+            node, place = "", place_of_pool(self.state, pool)
+            if place is None:
+                node = self.fewest_jobs(job.request.cpus, nodes_of(self.state, job_id))
+                cpus, cpus_free, jobs = self.index.nodes.up[node]
+                self._give(node, (cpus, cpus_free, jobs + 1))
+            mover = "" if place is None else mover_for(self.state, place, self.slots.begun)
             self.held[pool] = self.held.get(pool, 0) + size_bytes
-            allocated = e.BufferAllocated(job_id, node, job.attempt + 1)
+            allocated = e.BufferAllocated(job_id, node, job.attempt + 1, mover=mover)
             if head is not None:
-                allocated = e.BufferAllocated(job_id, node, job.attempt + 1, head.job, counted, head.start_at)
+                allocated = e.BufferAllocated(
+                    job_id, node, job.attempt + 1, head.job, counted, head.start_at, mover=mover
+                )
             self.events.extend(with_slots(self.state, self.slots, (allocated,)))
         return _Follows.NEXT
+
+    def _serve_guests(self) -> None:
+        """Give space to guests, which stand in no line."""
+        index, state = self.index, self.state
+        for pool in sorted(index.guests.keys):
+            waiting = (job_id for job_id in index.guests.keys[pool] if job_id not in self.done)
+            passed_out = index.passed_out.keys.get(pool, ())
+            candidates = (job_id for job_id in passed_out if index.arrays.verdict(state, job_id) is None)
+            served = guests_served(self, pool, waiting, candidates, EVENTS_PER_PASS_MAX - len(self.events))
+            for job_id in served.given:
+                self._guests[len(self.events)] = pool
+                self.events.append(space_given(state, job_id))
+                self.held[pool] = self.held.get(pool, 0) + state.buffers[job_id].granted_bytes
+            if served.first:
+                self._give_up_lingering(space_request_of(state, state.jobs[served.first], state.buffers[served.first]))
+
+    def _coming(self, pool: str) -> int:
+        """Return what is being given back to a pool already, bytes."""
+        draining = takewhile(lambda hold: hold[0] == DRAINING, self.index.holders.keys.get(pool, ()))
+        return sum(size_bytes for _, size_bytes, _ in draining)
+
+    def _give_up_lingering(self, request: SpaceRequest) -> bool:
+        """Have what lingers give way to a request that does not fit; return whether anything does."""
+        lingering = self.index.lingering.keys.get(request.pool)
+        if lingering is None:
+            return False
+        kept = (job_id for _, job_id in lingering if job_id not in self.done)
+        room, coming = EVENTS_PER_PASS_MAX - len(self.events), self._coming(request.pool)
+        gives_way = lingering_given_up(self, request, kept, coming, room)
+        for job_id in gives_way:
+            events = given_up(self.state.jobs[job_id], needed_by(request.job))
+            self.events.extend(with_slots(self.state, self.slots, events))
+            self.done.add(job_id)
+        return bool(gives_way)
 
     def _preempt_for(self, request: SpaceRequest) -> None:
         """Take back buffers for the reservation head, if that is called for."""
         state, room = self.state, EVENTS_PER_PASS_MAX - len(self.events)
         candidates = self.index.preemptible.keys.get(request.pool)
-        if candidates is None:
+        if self._give_up_lingering(request) or candidates is None:
             return
-        draining = takewhile(lambda hold: hold[0] == DRAINING, self.index.holders.keys.get(request.pool, ()))
-        coming = sum(size_bytes for _, size_bytes, _ in draining)
+        coming = self._coming(request.pool)
         for job_id in preempted_for(self, request, candidates, coming, room, self.done):
             self.events.extend(with_slots(state, self.slots, preemption_events(state, job_id, request.job.id)))
             self.done.add(job_id)
@@ -421,11 +483,15 @@ class SchedulingPass:
         if run_verdict(self, queue[3], key[2]) is not None:
             return _Follows.NOT_THIS_QUEUE
         node = self._node_for(key[2], key[:2], partition)
-        if node is None:
+        pre_runs = self.slots.get(Stage.RUN, 0)
+        has_pre_run = key[1] in self.state.buffers
+        if node is None or (has_pre_run and pre_runs >= self.state.site.operations_per_stage_max):
             self.any_node.wait(partition, key[1])
             return _Follows.NOBODY
         if not self.is_full:
             self._order_run(key, node, queue[3])
+            if has_pre_run:
+                self.slots[Stage.RUN] = pre_runs + 1
         return _Follows.NEXT
 
     def _order_run(self, key: Key, node: str, scheduling_class: SchedulingClass | None) -> None:

@@ -20,6 +20,7 @@ from replica.model import (
     Buffer,
     BufferInput,
     Consumed,
+    GuestJobs,
     IllegalTransition,
     Job,
     JobTransfers,
@@ -30,11 +31,13 @@ from replica.model import (
     Node,
     Partition,
     PersistentBuffer,
+    Place,
     Pool,
     Qos,
     Rates,
     Reservation,
     Revocation,
+    Scheduler,
     SchedulingRules,
     Site,
     Stage,
@@ -67,7 +70,7 @@ from replica.values import (
 
 _SESSION_USE_STEP_US = SESSION_USE_STEP_S * MICROSECONDS_PER_SECOND
 
-_DERIVED_FROM = frozenset({"state", "node", "order_at", "stuck"})
+_DERIVED_FROM = frozenset({"state", "node", "mover", "order_at", "stuck", "guest"})
 """Fields of a job that the derived maps depend on."""
 
 
@@ -91,6 +94,7 @@ class StateBuilder:
     clock_set_back: int
     # Few and seldom changed: persistent maps, which can be walked while a batch is decided.
     pools: immutables.Map[str, Pool]
+    places: immutables.Map[str, Place]
     nodes: immutables.Map[str, Node]
     persistent: immutables.Map[str, PersistentBuffer]
     accounts: immutables.Map[str, Account]
@@ -102,10 +106,12 @@ class StateBuilder:
     partitions: immutables.Map[str, Partition]
     revocations: immutables.Map[str, Revocation]
     admitted: immutables.Map[str, AdmittedNode]
+    schedulers: immutables.Map[str, Scheduler]
     consumed: Consumed
     # Mutations.
     jobs: immutables.MapMutation[int, Job]
     buffers: immutables.MapMutation[int, Buffer]
+    guests: immutables.MapMutation[str, GuestJobs]
     receipts: ReceiptsBuilder
     sessions: SessionsBuilder
     """With their answers."""
@@ -169,7 +175,7 @@ class StateBuilder:
         before = self.buffers.get(job.id)
         if job.request.options is not None or (former is not None and former.request.options is not None):
             self.count({} if former is None else usage_of(former, before), usage_of(job, buffer))
-        was_on = former.node if former is not None and job.id in self.unfinished else ""
+        was_on, was_of = ("", "") if former is None or job.id not in self.unfinished else (former.node, former.mover)
         former_stage = None if former is None else takes_slot(former, before)
         self.jobs[job.id] = job
         stage = takes_slot(job, buffer)
@@ -177,7 +183,9 @@ class StateBuilder:
         moved, moves = former_stage in TRANSFERS, stage in TRANSFERS
         if moved or moves:
             self._count_moving(
-                job.request.user, former.node if moved and former is not None else "", job.node if moves else ""
+                job.request.user,
+                former.staged_by if moved and former is not None else "",
+                job.staged_by if moves else "",
             )
         self._keep_name(job, former is not None and former.state not in ENDED, job.state not in ENDED)
         if buffer is not None and buffer is not before:
@@ -197,6 +205,8 @@ class StateBuilder:
         over = is_finished(job, buffer)
         self._keep_destinations(job, former, over=over)
         move(self.on_node, job.id, was_on, "" if over else job.node)
+        if was_of or job.mover:
+            move(self.on_node, job.id, was_of, "" if over else job.mover)
         into, out_of = (self.finished, self.unfinished) if over else (self.unfinished, self.finished)
         if job.id not in into:
             into[job.id] = True

@@ -83,9 +83,10 @@ def derive(state: State) -> State:
         (finished if is_finished(job, state.buffers.get(job.id)) else unfinished)[job.id] = True
     on_node: dict[str, dict[int, bool]] = {}
     for job_id in unfinished:
-        node = state.jobs[job_id].node
-        if node:
-            on_node.setdefault(node, {})[job_id] = True
+        job = state.jobs[job_id]
+        for node in (job.node, job.mover):
+            if node:
+                on_node.setdefault(node, {})[job_id] = True
     holders: dict[str, dict[int, bool]] = {}
     for job_id, buffer in state.buffers.items():
         if buffer.held_bytes:
@@ -102,7 +103,7 @@ def derive(state: State) -> State:
         if stage is not None:
             operations[int(stage)] = operations.get(int(stage), 0) + 1
         if stage in TRANSFERS:
-            for counted in counted_under(job.request.user, job.node):
+            for counted in counted_under(job.request.user, job.staged_by):
                 moving[counted] = moving.get(counted, 0) + 1
         if job.state not in ENDED:
             named.setdefault(job.request.user, {}).setdefault(job.request.name, {})[job_id] = True

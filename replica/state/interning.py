@@ -81,6 +81,7 @@ def shared_job(job: Job) -> Job:
         message=_text(job.message) if job.message else "",
         comment=_text(job.comment) if job.comment else "",
         node=_text(job.node) if job.node else "",
+        mover=_text(job.mover) if job.mover else "",
         eligible_at=submitted_at if job.eligible_at == submitted_at else job.eligible_at,
         held_at=submitted_at if job.held_at == submitted_at else job.held_at,
     )

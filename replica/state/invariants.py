@@ -47,11 +47,21 @@ def check(state: State) -> list[str]:
         faults.extend(_job_faults(state, job.id))
     for table in TABLES:
         faults.extend(table.misplaced(state))
+    for known in state.pools.values():
+        if known.place and known.place not in state.places:
+            faults.append(f"pool {known.name!r} has its buffers in the place {known.place!r}, which does not exist")
     if sum(one.is_default for one in state.partitions.values()) > 1:
         faults.append("there are several default partitions")
     for name, buffer in state.persistent.items():
         if buffer.state not in PERSISTENT_STATES:
             faults.append(f"the persistent buffer {name!r} is {buffer.state.word}")
+        if buffer.place and buffer.place not in state.places:
+            faults.append(f"the persistent buffer {name!r} lies in the place {buffer.place!r}, which does not exist")
+        if bool(buffer.place) != bool(buffer.directory) or (buffer.place and buffer.node):
+            faults.append(f"it is not said once where the persistent buffer {name!r} lies")
+    directories = {(buffer.place, buffer.directory) for buffer in state.persistent.values() if buffer.place}
+    if len(directories) != sum(bool(buffer.place) for buffer in state.persistent.values()):
+        faults.append("two persistent buffers lie in the same directory")
     return faults
 
 
@@ -89,6 +99,10 @@ def _job_faults(state: State, job_id: int) -> list[str]:
         return faults
     if buffer.node and buffer.node != job.node:
         faults.append(f"job {job_id} is on node {job.node!r}, its buffer on {buffer.node!r}")
+    if job.mover and buffer.node:
+        faults.append(f"job {job_id} has the mover {job.mover!r}, and its buffer is on {buffer.node!r}")
+    if job.mover and job.mover == job.node:
+        faults.append(f"job {job_id} runs on its mover {job.mover!r}")
     allowed = _OVER if job.state in ENDED else _WHILE[job.state]
     if buffer.state not in allowed:
         faults.append(f"job {job_id} is {job.state.name} while its buffer is {buffer.state.word}")

@@ -22,6 +22,7 @@ from replica.model import (
     AdmittedNode,
     Buffer,
     Consumed,
+    GuestJobs,
     Job,
     JobTransfers,
     License,
@@ -30,11 +31,13 @@ from replica.model import (
     Node,
     Partition,
     PersistentBuffer,
+    Place,
     Pool,
     Qos,
     Rates,
     Reservation,
     Revocation,
+    Scheduler,
     SchedulingRules,
     Site,
     TransferRules,
@@ -52,11 +55,13 @@ from replica.values import (
     NODES_MAX,
     PARTITIONS_MAX,
     PERSISTENT_BUFFERS_MAX,
+    PLACES_MAX,
     POOLS_MAX,
     QOS_MAX,
     RECEIPTS_STORED_MAX,
     RESERVATIONS_MAX,
     REVOCATIONS_MAX,
+    SCHEDULERS_MAX,
     SESSIONS_MAX,
     Instant,
     Revision,
@@ -84,6 +89,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """How data is moved."""
     next_job: int = 1
     pools: immutables.Map[str, Pool] = immutables.Map()
+    places: immutables.Map[str, Place] = immutables.Map()
+    """File systems that all nodes mount."""
     nodes: immutables.Map[str, Node] = immutables.Map()
     jobs: immutables.Map[int, Job] = immutables.Map()
     buffers: immutables.Map[int, Buffer] = immutables.Map()
@@ -122,6 +129,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Certificates and holders that are refused."""
     admitted: immutables.Map[str, AdmittedNode] = immutables.Map()
     """Names under which agents may register."""
+    guests: immutables.Map[str, GuestJobs] = immutables.Map()
+    """Jobs of other schedulers by name (`slurm:42`) -> the jobs here that are theirs."""
+    schedulers: immutables.Map[str, Scheduler] = immutables.Map()
+    """Other schedulers by name."""
 
     kept: immutables.Map[Actor, int] = immutables.Map()
     """Derived: actor -> how many answers are kept for it, in sessions or not."""
@@ -134,7 +145,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     finished: immutables.Map[int, bool] = immutables.Map()
     """Derived: the other jobs."""
     on_node: immutables.Map[str, immutables.Map[int, bool]] = immutables.Map()
-    """Derived: node -> the jobs of `unfinished` that have something there."""
+    """Derived: node -> the jobs of `unfinished` that have something there, or whose mover it is."""
     holders: immutables.Map[str, immutables.Map[int, bool]] = immutables.Map()
     """Derived: pool -> the jobs whose buffer holds a part of it."""
     operations: immutables.Map[int, int] = immutables.Map()
@@ -215,7 +226,10 @@ TABLES: tuple[Table, ...] = (
     Table("buffers", 20, int, Buffer, JOBS_IN_STATE_MAX, "job", of_job=True),
     Table("persistent", 24, str, PersistentBuffer, PERSISTENT_BUFFERS_MAX, "name"),
     Table("transfers", 28, int, JobTransfers, JOBS_IN_STATE_MAX, of_job=True),
+    Table("guests", 30, str, GuestJobs, JOBS_IN_STATE_MAX, "name"),
+    Table("schedulers", 32, str, Scheduler, SCHEDULERS_MAX, "name"),
     Table("pools", 40, str, Pool, POOLS_MAX, "name"),
+    Table("places", 42, str, Place, PLACES_MAX, "name"),
     Table("rates", 44, str, Rates, POOLS_MAX + 1),
     Table("nodes", 50, str, Node, NODES_MAX, "name"),
     Table("partitions", 54, str, Partition, PARTITIONS_MAX, "name"),

@@ -97,6 +97,10 @@ POOLS_MAX = 256
 NODES_MAX = 10_000
 """Pools and nodes known to a cluster, count: explaining why jobs wait looks at each."""
 
+PLACES_MAX = 16
+MOVERS_PER_PLACE_MAX = 64
+"""Places of a cluster and movers of one, count: each of a place's movers is looked at whenever one is chosen."""
+
 EVENTS_PER_PASS_MAX = 64
 """Events of one scheduling pass, count: finding and folding them takes some milliseconds, in which the leader does
 nothing else. What is left over is done by the next pass, which follows at once."""
@@ -140,6 +144,9 @@ REVOCATIONS_MAX = 4_096
 
 REVOCATIONS_DROPPED_MAX = 256
 """Expired revocations that one command drops, count: its event stays small."""
+
+SCHEDULERS_MAX = 64
+"""Other schedulers that have guests, count: a center has a few clusters."""
 
 ACCOUNT_DEPTH_MAX = 16
 """Levels of accounts, count: a site has organisation, department, group and project."""

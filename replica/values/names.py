@@ -47,7 +47,7 @@ class UnknownSymbol(ValueError):
 
 
 def expand_symbols(
-    text: str, *, job: int, user: str, name: str, workdir: str, array_job: int = 0, array_task: int = 0
+    text: str, *, job: int | str, user: str, name: str, workdir: str, array_job: int = 0, array_task: int = 0
 ) -> str:
     """Return `text` with Slurm's symbols replaced: %% %A %a %d %j %u %x; `\\\\` stops it and is removed.
 

@@ -25,11 +25,14 @@ SIZE_BYTES_MAX = 2**63 - 1
 """Largest size, in bytes: what a signed 64-bit field of any peer (MessagePack, JSON readers, Slurm) can hold."""
 
 _BINARY_POWER = {"K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
-_MULTIPLIERS: dict[str, int] = {"": 1}
+SIZE_MULTIPLIERS: dict[str, int] = {"": 1}
 for _letter, _power in _BINARY_POWER.items():
-    _MULTIPLIERS[_letter] = 1024**_power
-    _MULTIPLIERS[_letter + "IB"] = 1024**_power
-    _MULTIPLIERS[_letter + "B"] = 1000**_power
+    SIZE_MULTIPLIERS[_letter] = 1024**_power
+    SIZE_MULTIPLIERS[_letter + "IB"] = 1024**_power
+    SIZE_MULTIPLIERS[_letter + "B"] = 1000**_power
+
+SIZE_DIGITS_MAX = 40
+"""Digits of a size, count: more than any has, and few enough to be multiplied at once."""
 
 _WRITTEN_CHARACTERS = 48
 """Characters of a size that a message repeats."""
@@ -101,7 +104,7 @@ def parse_quantity(text: str, bare: int = 1) -> Quantity:
         )
     whole, decimals, suffix = found.group(1), found.group(2) or "", found.group(3).upper()
     unit = "nodes" if suffix in NODE_SUFFIXES else "bytes" if suffix else "bare"
-    multiplier = {"nodes": 1, "bare": bare}.get(unit) or _MULTIPLIERS.get(suffix)
+    multiplier = {"nodes": 1, "bare": bare}.get(unit) or SIZE_MULTIPLIERS.get(suffix)
     if multiplier is None:
         raise SizeError(
             f"the size {written!r} has an unknown suffix {found.group(3)[:_WRITTEN_CHARACTERS]!r}",
@@ -114,9 +117,11 @@ def parse_quantity(text: str, bare: int = 1) -> Quantity:
             len(whole),
             "write a whole number of nodes, for example 2N",
         )
-    if len(whole) + len(decimals) > 40:
+    if len(whole) + len(decimals) > SIZE_DIGITS_MAX:
         raise SizeError(
-            f"the size {written!r} has more than 40 digits", 0, f"the largest size is {SIZE_BYTES_MAX} bytes"
+            f"the size {written!r} has more than {SIZE_DIGITS_MAX} digits",
+            0,
+            f"the largest size is {SIZE_BYTES_MAX} bytes",
         )
     # Rounded up in whole numbers: exact without a Fraction, which takes longer than all the rest.
     value = -(-int(whole + decimals) * multiplier // 10 ** len(decimals))

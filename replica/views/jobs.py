@@ -24,6 +24,7 @@ from replica.model import (
     free_bytes,
     waits_for_slot,
 )
+from replica.operations import place_directory, places_of
 from replica.scheduler import SchedulingIndex, later_reason, verdicts_of
 from replica.state import State
 from replica.values import NEVER, Verdict
@@ -107,13 +108,41 @@ def shared_destinations(state: State, job_id: int) -> tuple[Shared, ...]:
     return tuple(found)
 
 
+def free_for_guests(state: State, name: str, lingering_bytes: int) -> int:
+    """Return what the setup of a guest could have of a pool now, units of the pool: what lingers there counts as free.
+
+    None of it is set aside for those who wait: a guest passes them, as often as the site allows (`MaxPasses`).
+    """
+    pool = state.pools[name]
+    set_aside = sum(
+        max(0, one.size_in(name) - state.use.get(("bb", "r", one.name, "", name), 0))
+        for one in state.reservations.values()
+        if one.active
+    )
+    return max(0, free_bytes(pool, state.held_bytes.get(name, 0)) + lingering_bytes - set_aside)
+
+
 def buffer_path(state: State, job_id: int) -> str | None:
     """Return the directory on its node that is a job's own buffer, None while there is none or nobody has said."""
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+    if buffer is not None and job.mover and buffer.state in HOLDING:
+        places = places_of(state, buffer)
+        return f"{places[0].path}/{place_directory(state, buffer)}" if places else None
     node = state.nodes.get(job.node)
     if buffer is None or buffer.state not in HOLDING or node is None or not node.buffers:
         return None
     return f"{node.buffers}/{job_id}" if state.site.provider == NATIVE else None
+
+
+def persistent_paths(state: State, job_id: int) -> dict[str, str]:
+    """Return where the persistent buffers lie that a job works with, by name, of those that are in a place."""
+    asked = state.jobs[job_id].request.buffer
+    known = {name: state.persistent.get(name) for name in (() if asked is None else asked.uses)}
+    return {
+        name: f"{state.places[one.place].path}/{one.directory}"
+        for name, one in known.items()
+        if one is not None and one.place in state.places
+    }
 
 
 # ---- what was not exported of a job: said as long as the job is known, so that nobody believes that results are safe

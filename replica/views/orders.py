@@ -6,6 +6,7 @@ operation. (job, attempt) names an order for ever.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from replica.model import (
@@ -20,21 +21,25 @@ from replica.model import (
     Job,
     JobState,
     Order,
+    OrderPlace,
+    Place,
     PoolUnit,
     Provision,
     SpecialTransfers,
     Stage,
     Transfer,
     TransferRules,
+    agent_of,
     choices_of,
     expand_roots,
+    named_by,
     provider_facts,
     provision_of,
     stage_of,
     unit_in,
     waits_for_slot,
 )
-from replica.operations import cap_s, node_bytes_s, rules_in_force, shares_of
+from replica.operations import cap_s, node_bytes_s, place_directory, places_of, rules_in_force, shares_of
 from replica.state import State
 from replica.values import NEVER
 
@@ -49,7 +54,7 @@ def orders_for(state: State, node: str) -> tuple[Order, ...]:
         if job.stuck or job.retry_at or waits_for_slot(job, buffer) is not None:
             continue
         stage = stage_of(job, buffer)
-        if stage is not None:
+        if stage is not None and agent_of(job, buffer) == node:
             orders.append(_order(state, job, buffer, stage, governed if stage in TRANSFERS else None))
     return tuple(orders)
 
@@ -121,11 +126,31 @@ def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage, governed
         special=special_transfers(state, job, stage),
         rules=None if governed is None else governed.rules,
         # What a script that did not succeed has not made is not waited for.
+        place=None if buffer is None or not job.mover else _placed(state, buffer),
+        persistent=tuple(_persistent_placed(state, job)),
         partial=stage is Stage.STAGE_OUT and (job.result is not JobState.COMPLETED or job.interrupted.partial),
         shares=None
         if governed is None
-        else shares_of(state, governed.rules, request.user, job.node, governed.node_bytes_s),
+        else shares_of(state, governed.rules, request.user, job.staged_by, governed.node_bytes_s),
     )
+
+
+def _placed(state: State, buffer: Buffer) -> OrderPlace | None:
+    places = places_of(state, buffer)
+    return _order_place(places[0], place_directory(state, buffer)) if places else None
+
+
+def _order_place(place: Place, directory: str) -> OrderPlace:
+    return OrderPlace(place.name, place.path, place.identity, directory)
+
+
+def _persistent_placed(state: State, job: Job) -> Iterator[tuple[str, OrderPlace]]:
+    """Yield where each persistent buffer lies that the job makes, removes or works with and that is in a place."""
+    for name in sorted(named_by(job.request.buffer)):
+        known = state.persistent.get(name)
+        place = None if known is None else state.places.get(known.place)
+        if known is not None and place is not None:
+            yield name, _order_place(place, known.directory)
 
 
 def persistent_work(state: State, job: Job) -> tuple[tuple[CreatePersistent, ...], tuple[DestroyPersistent, ...]]:

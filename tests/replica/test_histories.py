@@ -139,7 +139,9 @@ class Histories(RuleBasedStateMachine):
             assert verdict.reason
             if job.state is JobState.CONFIGURING:
                 assert verdict.reason == ("NodeDown" if self.world.state.nodes[job.node].down else "None")
-            if buffer is not None and job.state is JobState.PENDING and not job.hold and verdict.reason == "None":
+            native = job.guest is None  # nothing holds a guest back whose scheduler has not asked for more
+            waits = buffer is not None and native and job.state is JobState.PENDING and not job.hold
+            if waits and buffer is not None and verdict.reason == "None":
                 assert buffer.state is BufferState.STAGED_IN
 
     @invariant()

@@ -41,6 +41,8 @@ VALUES: dict[str, tuple[str, Any]] = {
     "BurstBufferType": ("burst_buffer/lua", "lua"),
     "Destinations": ("/out/%u,/scratch", ("/out/%u", "/scratch")),
     "FinishedJobsKept": ("100", 100),
+    "GuestLinger": ("0", 0),
+    "GuestSetupWait": ("30", 30),
     "HoldOversized": ("yes", True),
     "LuaScript": ("/etc/slurm/burst_buffer.lua", "/etc/slurm/burst_buffer.lua"),
     "MaxPasses": ("3", 3),

@@ -16,7 +16,7 @@ from replica.messages.entries import Batch, Entry
 from replica.model.buffers import Access
 from replica.model.configuration import Site
 from replica.model.jobs import Hold, JobState
-from replica.model.operations import Stage
+from replica.model.operations import Stage, agent_of
 from replica.model.orders import Order
 from replica.model.pools import Pool
 from replica.model.requests import DEFAULT_PRIORITY, NO_OPTIONS, BufferRequest, JobOptions, JobRequest, with_options
@@ -181,11 +181,14 @@ class World:
     def orders(self, node: str = "n1") -> tuple[Order, ...]:
         return orders_for(self.state, node)
 
+    def agent_of(self, job: int) -> str:
+        return agent_of(self.state.jobs[job], self.state.buffers.get(job))
+
     def order(self, job: int) -> Order:
-        return next(order for order in self.orders(self.state.jobs[job].node) if order.job == job)
+        return next(order for order in self.orders(self.agent_of(job)) if order.job == job)
 
     def report(self, job: int, result: c.OperationResult, order: Order | None = None) -> Refusal | int:
-        node = self.state.jobs[job].node
+        node = self.agent_of(job)
         order = order or self.order(job)
         return self.settle(c.ReportOperation(node, job, order.attempt, Stage[order.stage.upper()], result), agent(node))
 

@@ -87,6 +87,7 @@ def happenings(job: Job, buffer: Buffer) -> dict[str, tuple[c.Actor, c.Command]]
         "requeue": c.RequeueJob(job.id),
         "update": c.UpdateJob(job.id, JobChange(comment="another")),
         "update --bb": c.UpdateJob(job.id, buffer=BufferRequest("fast", 9, (), "", (), (), "capacity=9")),
+        "buffer export": c.ExportBuffer(job.id),
         "buffer clear": c.ClearBuffer(job.id),
         "buffer clear --discard": c.ClearBuffer(job.id, discard=True),
     }

@@ -24,6 +24,7 @@ from replica.model.partitions import AnyNode, is_in
 from replica.model.pools import free_bytes
 from replica.model.requests import BufferRequest
 from replica.model.usage import SchedulingClass, scheduling_class_of, takes_cpus
+from replica.operations.guests import given_up, is_lingering
 from replica.operations.slots import OperationSlots, slots_given, with_slots
 from replica.operations.timers import due_at, due_events, reservation_instants, reservations_due
 from replica.scheduler import estimates
@@ -60,10 +61,19 @@ from replica.scheduler.gates import (
     buffer_gate,
     depended_on,
     early_gate,
+    guest_verdict,
     later_reason,
     reservation_of,
     still,
     waits_for_space,
+)
+from replica.scheduler.guests import (
+    guests_served,
+    lingering_given_up,
+    needed_by,
+    refusals_explained,
+    space_given,
+    with_passes,
 )
 from replica.scheduler.persistent import persistent_request, serve_persistent
 from replica.scheduler.preemption import preempted_for, preemption_candidate, preemption_events
@@ -111,7 +121,7 @@ class _Pass:
         self.events: list[e.Event] = []
         self.verdicts: dict[int, Verdict] = {}
         self.held = dict(state.held_bytes)
-        self.cpus_free = {name: node.cpus for name, node in state.nodes.items() if node.state.name == "UP"}
+        self.cpus_free = {name: node.cpus for name, node in state.nodes.items() if node.is_up and not node.places}
         self._cpus_max: dict[str, int] = {}
         self.assigned = dict.fromkeys(self.cpus_free, 0)
         self.reservation_heads: dict[str, ReservationHead] = {}
@@ -124,6 +134,9 @@ class _Pass:
         self.array_tasks_before: dict[int, int] = {}
         """Array -> its waiting tasks that this pass has reached."""
         self.persistent_checked = 0
+        self.guests: dict[int, str] = {}
+        self.taken: set[int] = set()
+        """Jobs that something happened to before candidates were looked at, and guests that gave way."""
 
     def run(self) -> Plan:
         state = self.state
@@ -148,7 +161,8 @@ class _Pass:
                 break
             job, buffer = state.jobs[job_id], state.buffers.get(job_id)
             # The operation is ordered again or has failed in this very pass: what follows is for the next one.
-            self.events.extend(with_slots(state, self.slots, due_events(state, job, buffer, self.at)))
+            ended = refusals_explained(self, due_events(state, job, buffer, self.at))
+            self.events.extend(with_slots(state, self.slots, ended))
             self.verdicts[job_id] = still(state, job, buffer)
         for stage, waiting in queued.items():
             queues = {user: sorted(places) for user, places in waiting.items()}
@@ -156,10 +170,14 @@ class _Pass:
             self.events.extend(
                 slots_given(state, self.slots, stage, queues, lambda job: job not in self.verdicts, room)
             )
+        self.taken |= set(self.verdicts)
+        self._serve_guests()
         candidates: list[Job] = []
         for job_id in state.unfinished:
             job = state.jobs[job_id]
-            if job.state is JobState.PENDING:
+            if job.guest is not None:
+                self.verdicts.setdefault(job_id, guest_verdict(state, job, state.buffers[job_id]))
+            elif job.state is JobState.PENDING:
                 candidates.append(job)
             elif job_id not in self.verdicts:
                 self.verdicts[job_id] = later_reason(state, job, state.buffers.get(job_id))
@@ -168,8 +186,75 @@ class _Pass:
             verdict = self._judge(job, state.buffers.get(job.id))
             if verdict is not None:
                 self.verdicts[job.id] = verdict
+        with_passes(self, self.events, self.guests)
         self._purge()
         return Plan(tuple(self.events), self.verdicts)
+
+    # Guests ----------------------------------------------------------------------------------------------------
+
+    def _serve_guests(self) -> None:
+        state = self.state
+        mine = [
+            (state.jobs[job_id], state.buffers[job_id])
+            for job_id in sorted(state.unfinished)
+            if job_id in state.buffers
+        ]
+        waiting: dict[str, list[int]] = {}
+        for job, buffer in mine:
+            if job.guest is not None and buffer.state is BufferState.PENDING:
+                waiting.setdefault(buffer.pool, []).append(job.id)
+        for pool, jobs in sorted(waiting.items()):
+            left = [job_id for job_id in jobs if job_id not in self.taken]
+            passed_out = [
+                job.id
+                for job, buffer in mine
+                if buffer.pool == pool
+                and buffer.granted_bytes
+                and waits_for_space(job, buffer)
+                and job.passed >= state.site.max_passes
+                and early_gate(state, job) is None
+                and self._array_keeps_back(job, buffer) is None
+            ]
+            served = guests_served(self, pool, left, passed_out, EVENTS_PER_PASS_MAX - len(self.events))
+            for job_id in served.given:
+                self.guests[len(self.events)] = pool
+                self.events.append(space_given(state, job_id))
+                self.held[pool] = self.held.get(pool, 0) + state.buffers[job_id].granted_bytes
+            if served.first:
+                request = space_request_of(state, state.jobs[served.first], state.buffers[served.first])
+                self._give_up_lingering(request)
+
+    def _array_keeps_back(self, job: Job, buffer: Buffer) -> Verdict | None:
+        """Return the verdict of a job's array before any candidate was looked at."""
+        array = job.request.array
+        if array is None or not is_gated(job.request) or not is_waiting(job, buffer):
+            return None
+        places = [
+            place_of(self.state, other)
+            for other in (self.state.jobs[task] for task in self.state.arrays[array.job].values())
+            if other.id in self.state.unfinished
+            and is_waiting(other, self.state.buffers.get(other.id))
+            and early_gate(self.state, other) is None
+        ]
+        before = sum(place < place_of(self.state, job) for place in places)
+        return self.arrays[array.job].verdict(job.request, self.state.site.array_stage_count, before)
+
+    def _give_up_lingering(self, request: SpaceRequest) -> bool:
+        state = self.state
+        holders = [(state.jobs[job_id], state.buffers[job_id]) for job_id in state.holders.get(request.pool, ())]
+        lingering = sorted(
+            (job.guest.since, job.id)
+            for job, buffer in holders
+            if job.guest is not None and is_lingering(job, buffer) and job.id not in self.taken
+        )
+        coming = sum(buffer.held_bytes for job, buffer in holders if run_until(job, buffer) == DRAINING)
+        room = EVENTS_PER_PASS_MAX - len(self.events)
+        gives_way = lingering_given_up(self, request, (job_id for _, job_id in lingering), coming, room)
+        for job_id in gives_way:
+            events = given_up(state.jobs[job_id], needed_by(request.job))
+            self.events.extend(with_slots(state, self.slots, events))
+            self.taken.add(job_id)
+        return bool(gives_way)
 
     def _account(self, job: Job, buffer: Buffer | None) -> None:
         if job.node in self.assigned:
@@ -246,16 +331,31 @@ class _Pass:
         if decision is SpaceDecision.GIVEN:
             counted = head is not None and head.backfill(size_bytes, end_of(self, request), self.at)
             self.held[pool] = self.held.get(pool, 0) + size_bytes
-            node = self.fewest_jobs(job.request.cpus, nodes_of(self.state, job.id))
-            self.assigned[node] += 1
-            allocated = e.BufferAllocated(job.id, node, job.attempt + 1)
+            node, mover = "", self._mover(pool)
+            if not mover:
+                node = self.fewest_jobs(job.request.cpus, nodes_of(self.state, job.id))
+                self.assigned[node] += 1
+            allocated = e.BufferAllocated(job.id, node, job.attempt + 1, mover=mover)
             if head is not None:
-                allocated = e.BufferAllocated(job.id, node, job.attempt + 1, head.job, counted, head.start_at)
+                allocated = e.BufferAllocated(
+                    job.id, node, job.attempt + 1, head.job, counted, head.start_at, mover=mover
+                )
             self.events.extend(with_slots(self.state, self.slots, (allocated,)))
         return verdict
 
+    def _mover(self, pool: str) -> str:
+        """Return the mover with the fewest transfers, by a walk over all nodes; empty for a pool of no place."""
+        named = self.state.pools[pool].place if pool else ""
+        if not named or self.state.site.provider != "native":
+            return ""
+        begun, moving = self.slots.begun, self.state.moving
+        up = [node.name for node in self.state.nodes.values() if named in node.places and node.is_up]
+        return min(up, key=lambda name: (moving.get(("", name), 0) + begun.get(("", name), 0), name))
+
     def _preempt_for(self, request: SpaceRequest) -> None:
         """Take back buffers for the reservation head, if that is called for."""
+        if self._give_up_lingering(request):
+            return
         state, room = self.state, EVENTS_PER_PASS_MAX - len(self.events)
         holders = [(state.jobs[job_id], state.buffers[job_id]) for job_id in state.holders.get(request.pool, ())]
         coming = sum(buffer.held_bytes for job, buffer in holders if run_until(job, buffer) == DRAINING)
@@ -313,14 +413,14 @@ class _Pass:
         decision = place_decision(self, job, buffer)
         verdict = place_verdict(self, job, buffer) if self.explain else Verdict(Reason.NONE, "")
         if decision is PlaceDecision.RUNS:
-            node = job.node if buffer is not None else self._node_with_most_free(job)
+            node = job.node if buffer is not None and not job.mover else self._node_with_most_free(job)
             self.cpus_free[node] -= job.request.cpus
             self.quotas.give_run(scheduling_class_of(job.request), job.request.cpus)
             self.events.append(e.RunOrdered(job.id, node, job.attempt + 1))
             if buffer is not None:
                 self.slots[Stage.RUN] = self.slots.get(Stage.RUN, 0) + 1
         elif decision in WAITS:
-            if buffer is None:
+            if buffer is None or job.mover:
                 self.any_node.wait(nodes_of(self.state, job.id), job.id)
             else:
                 self.waiting_nodes[job.node] = job.id

@@ -16,6 +16,9 @@ SMALL_INDEXES = (
     "slots",
     "preemptible",
     "reservations",
+    "guests",
+    "lingering",
+    "passed_out",
     "dependencies",
     "singletons",
 )

@@ -1,0 +1,551 @@
+"""Deciding what another scheduler asks for its guests: the table of phases and commands, one outcome for each pair.
+
+A scheduler calls again what it does not know the end of: after its own restart, from another host, and a call that was
+killed may still be on its way. So every command is a repeat or a no-op by where its guest stands, never by a receipt.
+Three rules make the table:
+
+1. What asks for less than there is, is done: a stage-in of what is staged, the end of a run that has ended, a teardown
+   of what is being torn down. What is gone needs nothing: the end of a run, a stage-out and a teardown of a guest that
+   is not there succeed.
+2. What asks for more than the guest ever had is refused: a run of what is not staged, a stage-in of what is torn down.
+3. No command but a teardown with hurry, and no setup at all, takes the only copy of somebody's results.
+
+Sources: SLURM-OBSERVED.md, 2 (failures, cancel, restart) and 5 (the functions of burst_buffer.lua).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from replica.decide.accounts import admitted, check_limits_alone
+from replica.decide.buffer_request import buffer_resolved, persistent_fault, pool_of, space_resolved
+from replica.decide.checks import Rejected, check_name, require
+from replica.messages import NOTHING, Accepted, Decision, accepted
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.model import (
+    NATIVE,
+    Access,
+    BufferRequest,
+    BufferState,
+    Guest,
+    Job,
+    JobOptions,
+    JobRequest,
+    JobState,
+    Scheduler,
+    Stage,
+    buffer_user_refusal,
+    guest_job_fault,
+    guest_name,
+    scheduler_fault,
+    with_options,
+)
+from replica.operations import (
+    FoundGuest,
+    GuestPhase,
+    find_guest,
+    guest_phase,
+    has_results,
+    mover_again,
+    places_of,
+    stage_out_started,
+)
+from replica.state import Facts
+from replica.values import SCHEDULERS_MAX, Instant, Refusal, RefusalCode, has_control_character, limits, name_fault
+
+Events = tuple[e.Event, ...]
+
+
+class Outcome(Enum):
+    """What a command of a scheduler leads to."""
+
+    DONE = auto()
+    """Nothing: what it asks for is so, or under way."""
+    REFUSED = auto()
+    BEGINS = auto()
+    """The next epoch begins; what there was goes its own way."""
+    REPLACES = auto()
+    """It is given up, which never ran, and the next epoch begins."""
+    SUPERSEDES = auto()
+    """It is parked, which ran, or removed where it has no results, and the next epoch begins."""
+    TAKES_UP = auto()
+    """The guest that lingers is set up again."""
+    STAGES_IN = auto()
+    TRIES_AGAIN = auto()
+    """The operation that failed is ordered again."""
+    RUNS = auto()
+    ENDS = auto()
+    EXPORTS = auto()
+    """Its results are staged out; then it is torn down."""
+    ABANDONS = auto()
+    """It waits for space no longer."""
+    GIVES_BACK = auto()
+    """It lingers if something was staged, and is gone else."""
+    PARKS = auto()
+    """It is parked where it has results, and removed else."""
+    DISCARDS = auto()
+    """It is removed with its results."""
+
+
+class GuestCommand(Enum):
+    """What a scheduler asks, as the table tells commands apart."""
+
+    SETUP = "setup"
+    SETUP_OF_ANOTHER = "setup of another"
+    """With other directives, or of another user."""
+    STAGE_IN = "stage-in"
+    BEGIN_RUN = "begin of the run"
+    END_RUN = "end of the run"
+    STAGE_OUT = "stage-out"
+    TEAR_DOWN = "teardown"
+    TEAR_DOWN_HURRY = "teardown --hurry"
+
+
+_P, _O = GuestPhase, Outcome
+_GONE = (_O.BEGINS, _O.BEGINS, _O.REFUSED, _O.REFUSED, _O.DONE, _O.DONE, _O.DONE, _O.DONE)
+_EXPORTED = (_O.SUPERSEDES, _O.SUPERSEDES, _O.DONE, _O.REFUSED, _O.DONE)
+_NOT_RUN = (_O.DONE, _O.DONE)
+_HELD = (_O.GIVES_BACK, _O.GIVES_BACK)
+_RAN = (_O.PARKS, _O.DISCARDS)
+
+_ROWS: Final = {
+    _P.NONE: _GONE,
+    _P.WAITING: (_O.DONE, _O.REPLACES, _O.REFUSED, _O.REFUSED, *_NOT_RUN, _O.ABANDONS, _O.ABANDONS),
+    _P.SET_UP: (_O.DONE, _O.REPLACES, _O.STAGES_IN, _O.REFUSED, *_NOT_RUN, *_HELD),
+    _P.STAGING_IN: (_O.DONE, _O.REPLACES, _O.DONE, _O.REFUSED, *_NOT_RUN, *_HELD),
+    _P.STAGE_IN_FAILED: (_O.DONE, _O.REPLACES, _O.TRIES_AGAIN, _O.REFUSED, *_NOT_RUN, *_HELD),
+    _P.STAGED_IN: (_O.DONE, _O.REPLACES, _O.DONE, _O.RUNS, *_NOT_RUN, *_HELD),
+    _P.RUNNING: (_O.SUPERSEDES, _O.SUPERSEDES, _O.DONE, _O.DONE, _O.ENDS, _O.EXPORTS, *_RAN),
+    _P.POST_RUN: (*_EXPORTED, _O.EXPORTS, *_RAN),
+    _P.STAGING_OUT: (*_EXPORTED, _O.DONE, *_RAN),
+    _P.STAGE_OUT_FAILED: (*_EXPORTED, _O.TRIES_AGAIN, *_RAN),
+    _P.LINGERING: (_O.TAKES_UP, _O.REPLACES, _O.REFUSED, _O.REFUSED, *_NOT_RUN, _O.DONE, _O.DONE),
+    _P.PARKED: (_O.BEGINS, _O.BEGINS, _O.REFUSED, _O.REFUSED, _O.DONE, _O.EXPORTS, _O.DONE, _O.DONE),
+    _P.TEARDOWN: _GONE,
+    _P.TEARDOWN_FAILED: (*_GONE[:6], _O.TRIES_AGAIN, _O.TRIES_AGAIN),
+    _P.OVER: _GONE,
+}
+
+GUEST_OUTCOMES: Final = {
+    (phase, command): outcome
+    for phase, row in _ROWS.items()
+    for command, outcome in zip(GuestCommand, row, strict=True)
+}
+"""Each phase of a guest and each command of its scheduler -> what follows."""
+
+
+# ---- whose guests they are
+
+
+def _register_scheduler(state: Facts, actor: c.Actor, command: c.RegisterScheduler, at: Instant) -> Decision:
+    for field, fault in (
+        ("scheduler", scheduler_fault(actor.name)),
+        ("cluster", name_fault(command.cluster)),
+        ("address", name_fault(command.address.replace(":", "_").strip("[]"))),
+    ):
+        if fault is not None:
+            return Refusal(RefusalCode.INVALID_FIELD, f"the {field} {fault}", "choose another", field)
+    known = state.schedulers.get(actor.name)
+    if known is None and len(state.schedulers) >= SCHEDULERS_MAX:
+        sentence = f"{SCHEDULERS_MAX} schedulers have guests here"
+        return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, "release one that has none any more", "scheduler")
+    refusal = None if known is None else _other_cluster(known, command.cluster)
+    if refusal is not None:
+        return refusal
+    if known is not None and known.address == command.address:
+        return NOTHING
+    # From where it came last: that is where to look for it.
+    return Accepted((e.SchedulerBound(Scheduler(actor.name, command.cluster, command.address)),))
+
+
+def _other_cluster(known: Scheduler, cluster: str) -> Refusal | None:
+    if known.cluster == cluster:
+        return None
+    return Refusal(
+        RefusalCode.PERMISSION_DENIED,
+        f"the guests of scheduler {known.name} are of another cluster, which last came from {known.address}",
+        "give one of the two clusters another name; if that one is no more, an operator releases the name with: "
+        f"forebay scheduler release {known.name}",
+        "cluster",
+    )
+
+
+def _release_scheduler(state: Facts, actor: c.Actor, command: c.ReleaseScheduler, at: Instant) -> Decision:
+    if command.scheduler not in state.schedulers:
+        listed = ", ".join(sorted(state.schedulers)) or "there are none"
+        sentence = f"there is no scheduler {command.scheduler[: limits.NAME_CHARACTERS_MAX]!r}"
+        return Refusal(RefusalCode.INVALID_FIELD, sentence, f"known are: {listed}", "scheduler")
+    return Accepted((e.SchedulerReleased(command.scheduler),))
+
+
+def _asked(state: Facts, actor: c.Actor, cluster: str, job: str, epoch: int) -> FoundGuest | Refusal:
+    """Return the guest that a command of a scheduler is about, if it is that scheduler's to ask."""
+    refusal = scheduler_refusal(state, actor, cluster)
+    fault = guest_job_fault(job)
+    if fault is not None and (refusal is None or refusal.code is not RefusalCode.WRONG_STATE):
+        return Refusal(RefusalCode.INVALID_FIELD, f"the job {fault}", "send the job's number", "job")
+    return refusal or find_guest(state, guest_name(actor.name, job), epoch)
+
+
+def scheduler_refusal(state: Facts, actor: c.Actor, cluster: str) -> Refusal | None:
+    """Return why a scheduler may not ask anything: it has not registered, or has for another cluster."""
+    known = state.schedulers.get(actor.name)
+    if known is None:
+        sentence = f"scheduler {actor.name} has not said which cluster it is of"
+        return Refusal(RefusalCode.WRONG_STATE, sentence, "register it first", "cluster")
+    return _other_cluster(known, cluster)
+
+
+# ---- setup
+
+
+def _setup_guest(state: Facts, actor: c.Actor, command: c.SetupGuest, at: Instant) -> Decision:
+    found = _asked(state, actor, command.cluster, command.job, 0)
+    if isinstance(found, Refusal):
+        return found
+    if command.epoch and (command.epoch < found.epoch or (command.epoch == found.epoch and found.phase not in _ALIVE)):
+        return NOTHING  # it comes late: what it asks for was so
+    try:
+        request = _wanted(state, command)
+        digest = _digest(command.uid, request)
+        guest = None if found.job is None else found.job.guest
+        same = guest is None or guest.digest == digest
+        asked = GuestCommand.SETUP if same else GuestCommand.SETUP_OF_ANOTHER
+        outcome = GUEST_OUTCOMES[found.phase, asked]
+        if outcome is Outcome.DONE:
+            return NOTHING
+        if outcome is Outcome.TAKES_UP:
+            assert found.job is not None
+            return Accepted((e.GuestTakenUp(found.job.id, found.epoch + 1),))
+        begun = Guest(actor.name, command.job, found.epoch + 1, digest, command.uid, since=at)
+        # What is refused changes nothing: what there was before is given up with the new epoch only.
+        begins = _new_epoch(state, actor, request, begun)
+    except Rejected as refused:
+        return refused.refusal
+    return Accepted((*_given_up_for(state, found, outcome), begins))
+
+
+_ALIVE = frozenset({_P.WAITING, _P.SET_UP, _P.STAGING_IN, _P.STAGE_IN_FAILED, _P.STAGED_IN})
+"""Phases of an epoch that a scheduler has set up and not run."""
+
+_ENDED = frozenset({_P.NONE, _P.PARKED, _P.TEARDOWN, _P.TEARDOWN_FAILED, _P.OVER})
+"""Phases of an epoch that a scheduler has done with."""
+
+
+def _wanted(state: Facts, command: c.SetupGuest) -> JobRequest:
+    """Return what a setup asks for, without what is no guest's; Rejected for what no guest can have."""
+    asked, user = command.request.buffer, command.request.user
+    if state.site.provider != NATIVE:
+        sentence = f"guests need the provider {NATIVE}, and this site has {state.site.provider}"
+        raise Rejected(RefusalCode.WRONG_STATE, sentence, "have Forebay's own agents move the data", "")
+    check_name("user", user)
+    if not command.uid or user == "root":
+        sentence = "User root can not allocate burst buffers"
+        raise Rejected(RefusalCode.ROOT_NOT_ALLOWED, sentence, "submit as another user", "user")
+    if command.uid < 0:
+        raise Rejected(RefusalCode.INVALID_FIELD, f"uid is {command.uid}", "send the user's id", "uid")
+    require(buffer_user_refusal(state.site, user, command.uid))
+    if asked is None or not (asked.capacity_bytes or asked.uses):
+        raise Rejected(
+            RefusalCode.INVALID_DIRECTIVE,
+            "the job asks for no space of its own",
+            "write a pool and a capacity: guests stage to pools in a place that all nodes see",
+            "capacity" if asked is None or len(asked.places) < 2 else asked.places[1],
+        )
+    _check_shared(asked)
+    options = JobOptions(gid=command.request.asked.gid, groups=command.request.asked.groups)
+    check_name("name", command.request.name)
+    if has_control_character(command.request.workdir):
+        raise Rejected(RefusalCode.INVALID_FIELD, "workdir has a control character", "send its path", "workdir")
+    plain = JobRequest(command.request.name, user, "", command.request.workdir, 0, cpus=0, buffer=asked)
+    return with_options(plain, options)
+
+
+def _check_shared(asked: BufferRequest) -> None:
+    """Raise Rejected for what cannot be had of a buffer that is there before its job has nodes."""
+    if Access.PRIVATE in asked.access:
+        raise Rejected(
+            RefusalCode.INVALID_DIRECTIVE,
+            "access_mode=private cannot be set up for each node: the nodes of the job are not known",
+            "use access_mode=striped",
+            asked.places[1] if len(asked.places) > 1 else "access",
+        )
+    named = [record.place for record in asked.creates] + [record.place for record in asked.destroys]
+    if named:
+        raise Rejected(
+            RefusalCode.INVALID_DIRECTIVE,
+            "a job of another scheduler neither makes nor removes persistent buffers: it asks for that itself",
+            "leave them out",
+            named[0],
+        )
+    require(persistent_fault(asked))
+
+
+def _digest(uid: int, request: JobRequest) -> bytes:
+    """Return the digest of what is asked for: the same for a repeat, wherever it was written."""
+    assert request.buffer is not None
+    asked = replace(request.buffer, places=())
+    encoded = _ENCODER.encode((request.user, uid, request.asked.gid, request.workdir, asked))
+    return hashlib.blake2b(encoded, digest_size=c.DIGEST_BYTES).digest()
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def _new_epoch(state: Facts, actor: c.Actor, request: JobRequest, guest: Guest) -> e.GuestSetUp:
+    """Return the event that begins an epoch; Rejected where the request cannot be had."""
+    if len(state.unfinished) >= limits.JOBS_UNFINISHED_MAX:
+        sentence = f"{limits.JOBS_UNFINISHED_MAX} jobs are not over yet"
+        raise Rejected(RefusalCode.LIMIT_EXCEEDED, sentence, "wait until some are", "")
+    resolved = buffer_resolved(state, actor, request, of_array=False, number=guest.job)
+    asked = resolved.buffer
+    assert asked is not None
+    for used in asked.uses:
+        known = state.persistent.get(used)
+        if known is not None and not known.place:
+            raise Rejected(
+                RefusalCode.INVALID_DIRECTIVE,
+                f"the persistent buffer {used} is on node {known.node}, and the nodes of the job are not known yet",
+                "use one of a pool in a place: forebay buffer list shows which have a path",
+                f"persistentdw name={used}",
+            )
+    pool = None
+    if asked.capacity_bytes:
+        pool = pool_of(state, asked.pool, asked.places[0] if asked.places else "pool")
+    if pool is not None and not pool.place:
+        shared = sorted(name for name, one in state.pools.items() if one.place)
+        raise Rejected(
+            RefusalCode.INVALID_DIRECTIVE,
+            f"pool {pool.name} is on the nodes themselves, and the nodes of the job are not known yet",
+            f"use one of: {', '.join(shared)}" if shared else "have an operator make a pool in a place",
+            asked.places[0] if asked.places else "pool",
+        )
+    resolved = admitted(state, resolved, 1)
+    asked, name, granted = space_resolved(state, resolved, asked, guest.job)
+    # Its setup waits for seconds only: what no waiting can mend is refused at once.
+    check_limits_alone(state, resolved, name, granted, "ask for less, or have an operator change the limit")
+    return e.GuestSetUp(state.next_job, replace(resolved, buffer=asked), name, granted, guest)
+
+
+def _given_up_for(state: Facts, found: FoundGuest, outcome: Outcome) -> Events:
+    """Return what becomes of the last epoch of a guest when the next one begins."""
+    if found.job is None or found.buffer is None or outcome is Outcome.BEGINS:
+        return ()
+    reason = "its number was set up anew"
+    if outcome is Outcome.SUPERSEDES:
+        return _parked(found.job, found.phase, reason)
+    if found.phase is GuestPhase.WAITING:
+        return (e.JobCancelled(found.job.id),)
+    return _removed(found.job, JobState.CANCELLED, reason)
+
+
+# ---- what follows
+
+
+def _stage_in_guest(state: Facts, actor: c.Actor, command: c.StageInGuest, at: Instant) -> Decision:
+    return _decided(state, actor, command, GuestCommand.STAGE_IN)
+
+
+def _begin_guest_run(state: Facts, actor: c.Actor, command: c.BeginGuestRun, at: Instant) -> Decision:
+    return _decided(state, actor, command, GuestCommand.BEGIN_RUN)
+
+
+def _end_guest_run(state: Facts, actor: c.Actor, command: c.EndGuestRun, at: Instant) -> Decision:
+    return _decided(state, actor, command, GuestCommand.END_RUN)
+
+
+def _stage_out_guest(state: Facts, actor: c.Actor, command: c.StageOutGuest, at: Instant) -> Decision:
+    return _decided(state, actor, command, GuestCommand.STAGE_OUT)
+
+
+def _tear_down_guest(state: Facts, actor: c.Actor, command: c.TearDownGuest, at: Instant) -> Decision:
+    fault = _text_fault(command.reason, limits.MESSAGE_CHARACTERS_MAX)
+    if fault is not None:
+        return Refusal(RefusalCode.INVALID_FIELD, f"the reason {fault}", "write a sentence", "reason")
+    asked = GuestCommand.TEAR_DOWN_HURRY if command.hurry else GuestCommand.TEAR_DOWN
+    return _decided(state, actor, command, asked, command.reason)
+
+
+def _miss_guest(state: Facts, actor: c.Actor, command: c.MissGuest, at: Instant) -> Decision:
+    found = _asked(state, actor, command.cluster, command.job, 0)
+    if isinstance(found, Refusal):
+        return found
+    fault = _text_fault(command.state, limits.NAME_CHARACTERS_MAX)
+    if fault is not None:
+        return Refusal(RefusalCode.INVALID_FIELD, f"the state {fault}", "write a word", "state")
+    return NOTHING if found.job is not None else Accepted((e.GuestMissed(found.name, command.state),))
+
+
+def _text_fault(text: str, characters_max: int) -> str | None:
+    """Return what is wrong with a text that people read later, in words that follow `the reason `, or None."""
+    if len(text) > characters_max:
+        return f"has {len(text)} characters, and the most are {characters_max}"
+    return "has a control character" if has_control_character(text) else None
+
+
+def _decided(state: Facts, actor: c.Actor, command: Any, asked: GuestCommand, reason: str = "") -> Decision:
+    found = _asked(state, actor, command.cluster, command.job, command.epoch)
+    if isinstance(found, Refusal):
+        return found
+    outcome = GUEST_OUTCOMES[found.phase, asked]
+    if outcome is Outcome.DONE:
+        return NOTHING
+    if outcome is Outcome.REFUSED or found.job is None or found.buffer is None:
+        return _refused(found, asked)
+    if reason and outcome is Outcome.GIVES_BACK:
+        return accepted(_removed(found.job, JobState.CANCELLED, reason))
+    events = _EVENTS[outcome](state, found.job, found.phase)
+    if reason and not isinstance(events, Refusal):
+        events = tuple(replace(event, reason=reason) if isinstance(event, _SAID) else event for event in events)
+    return accepted(events)
+
+
+_SAID = (e.GuestParked, e.TeardownStarted)
+"""Events of a teardown that say why."""
+
+
+def _refused(found: FoundGuest, asked: GuestCommand) -> Refusal:
+    if found.phase is GuestPhase.NONE:
+        last = f"there is no such epoch of guest {found.name} any more: the last one is {found.epoch}"
+        sentence = last if found.epoch else f"there is no guest {found.name}"
+        return Refusal(RefusalCode.UNKNOWN_JOB, sentence, "set it up first", "job")
+    sentence = f"{found.name} is {found.phase.value}: no {asked.value} is possible"
+    if found.phase in _ENDED or found.phase is GuestPhase.LINGERING:
+        return Refusal(RefusalCode.WRONG_STATE, sentence, "it was torn down: set it up first", "job")
+    remedy = "wait until it is staged in" if asked is GuestCommand.BEGIN_RUN else "wait until it has its space"
+    if found.phase in (GuestPhase.POST_RUN, GuestPhase.STAGING_OUT, GuestPhase.STAGE_OUT_FAILED):
+        remedy = "its run has ended: a job runs once in an epoch"
+    return Refusal(RefusalCode.WRONG_STATE, sentence, remedy, "job")
+
+
+def _staged_in(state: Facts, job: Job, phase: GuestPhase) -> Events | Refusal:
+    places = places_of(state, state.buffers[job.id])
+    if not places:
+        sentence = f"pool {state.buffers[job.id].pool} has no place any more that all nodes see"
+        return Refusal(RefusalCode.WRONG_STATE, sentence, "tear the guest down, and use another pool", "job")
+    mover = mover_again(state, job, places)
+    if not mover:
+        shown = " and ".join(place.name for place in places)
+        sentence, remedy = f"no agent stages for place {shown}", "start one for it: forebay agent NAME --mover"
+        return Refusal(RefusalCode.WRONG_STATE, sentence, remedy, "job")
+    return (e.GuestStageInOrdered(job.id, mover, job.attempt + 1),)
+
+
+def _tried_again(state: Facts, job: Job, phase: GuestPhase) -> Events:
+    stage = {GuestPhase.STAGE_IN_FAILED: Stage.STAGE_IN, GuestPhase.STAGE_OUT_FAILED: Stage.STAGE_OUT}.get(phase)
+    return (e.StageRetried(job.id, stage or Stage.TEARDOWN, job.attempt + 1, "asked for again"),)
+
+
+def _run_begun(state: Facts, job: Job, phase: GuestPhase) -> Events:
+    return (e.GuestRunBegan(job.id, job.attempt + 1),)
+
+
+def _run_ended(state: Facts, job: Job, phase: GuestPhase) -> Events:
+    return (e.GuestRunEnded(job.id, job.attempt + 1),)
+
+
+def _exported(state: Facts, job: Job, phase: GuestPhase) -> Events:
+    """Return what has the results of a guest staged out: at once where nobody has tried, again where that failed."""
+    buffer = state.buffers[job.id]
+    if phase is GuestPhase.RUNNING:
+        return (*_run_ended(state, job, phase), stage_out_started(state, job, buffer, job.attempt + 2))
+    if buffer.state is BufferState.POST_RUN:
+        return (stage_out_started(state, job, buffer, job.attempt + 1),)
+    if job.stuck:
+        return (e.StageRetried(job.id, Stage.STAGE_OUT, job.attempt + 1, "asked for again"),)
+    return ()
+
+
+def exported_again(state: Facts, job: Job, partial: bool) -> Events | Refusal:
+    """Return what exporting the results of a job again leads to: of a guest that is parked, or of any job whose
+    stage-out failed.
+    """
+    buffer = state.buffers.get(job.id)
+    failed = buffer is not None and buffer.state is BufferState.STAGING_OUT and job.stuck
+    parked = job.guest is not None and buffer is not None and guest_phase(job, buffer) is GuestPhase.PARKED
+    if failed:
+        why = "asked for again, without what is not there" if partial else "asked for again"
+        return (e.StageRetried(job.id, Stage.STAGE_OUT, job.attempt + 1, why, partial),)
+    if parked and buffer is not None and buffer.state is BufferState.POST_RUN and not partial:
+        return (stage_out_started(state, job, buffer, job.attempt + 1),)
+    if parked and not partial:
+        return ()  # under way
+    return Refusal(
+        RefusalCode.WRONG_STATE,
+        f"job {job.id} has no results that are to be exported again",
+        "say partial only of what has failed" if parked else "forebay buffer list --parked shows those that have",
+        "job",
+    )
+
+
+def _abandoned(state: Facts, job: Job, phase: GuestPhase) -> Events:
+    return (e.JobCancelled(job.id),)
+
+
+def _given_back(state: Facts, job: Job, phase: GuestPhase) -> Events:
+    asked = job.request.buffer
+    # What lingers would keep a persistent buffer that it works with from being removed.
+    if job.mover and state.site.guest_linger_s and not (asked is not None and asked.uses):
+        return (e.GuestLingered(job.id, job.attempt + 1),)
+    return _removed(job, JobState.CANCELLED, "torn down by its scheduler")
+
+
+def _removed(job: Job, result: JobState, reason: str) -> Events:
+    """Return what removes a guest that never ran; at once where nothing was ever staged."""
+    started = e.TeardownStarted(job.id, job.attempt + 1, result, True, reason)
+    return (started,) if job.mover else (started, e.TornDown(job.id))
+
+
+def _parked_by_scheduler(state: Facts, job: Job, phase: GuestPhase) -> Events:
+    return _parked(job, phase, "torn down by its scheduler before its results were exported")
+
+
+def _parked(job: Job, phase: GuestPhase, reason: str) -> Events:
+    ended: Events = ()
+    if phase is GuestPhase.RUNNING:
+        ended = (e.GuestRunEnded(job.id, job.attempt + 1),)
+    if has_results(job):
+        return (*ended, e.GuestParked(job.id, reason))
+    return (*ended, e.TeardownStarted(job.id, job.attempt + 1 + len(ended), JobState.COMPLETED, True, reason))
+
+
+def _discarded(state: Facts, job: Job, phase: GuestPhase) -> Events:
+    reason = "torn down by its scheduler without stage-out"
+    if phase is GuestPhase.RUNNING:
+        ended = e.GuestRunEnded(job.id, job.attempt + 1)
+        return (ended, e.TeardownStarted(job.id, job.attempt + 2, JobState.CANCELLED, True, reason))
+    return (e.TeardownStarted(job.id, job.attempt + 1, job.result, True, reason),)
+
+
+_EVENTS: dict[Outcome, Callable[[Facts, Job, GuestPhase], Events | Refusal]] = {
+    Outcome.STAGES_IN: _staged_in,
+    Outcome.TRIES_AGAIN: _tried_again,
+    Outcome.RUNS: _run_begun,
+    Outcome.ENDS: _run_ended,
+    Outcome.EXPORTS: _exported,
+    Outcome.ABANDONS: _abandoned,
+    Outcome.GIVES_BACK: _given_back,
+    Outcome.PARKS: _parked_by_scheduler,
+    Outcome.DISCARDS: _discarded,
+}
+
+
+GUESTS_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = {
+    c.RegisterScheduler: _register_scheduler,
+    c.ReleaseScheduler: _release_scheduler,
+    c.SetupGuest: _setup_guest,
+    c.StageInGuest: _stage_in_guest,
+    c.BeginGuestRun: _begin_guest_run,
+    c.EndGuestRun: _end_guest_run,
+    c.StageOutGuest: _stage_out_guest,
+    c.TearDownGuest: _tear_down_guest,
+    c.MissGuest: _miss_guest,
+}
+"""Command -> what decides it by looking things up."""

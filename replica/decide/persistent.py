@@ -1,0 +1,162 @@
+"""Deciding what another scheduler asks for persistent buffers: to make one and to remove one, for a user of its own.
+
+A persistent buffer is Forebay's own, whoever asks. So what makes or removes it is a job of no nodes, of the user whom
+the scheduler names, submitted here: it stands in line as every such job, counts against that user's limits, and is in
+the ledger. Both commands are repeats by what there is: a buffer of that user that is there is made, one that is not
+there is removed, and what a job of that user is about already is under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from replica.decide.buffer_request import pool_of
+from replica.decide.checks import Rejected, check_name, require
+from replica.decide.guests import scheduler_refusal
+from replica.decide.jobs import _cancel_job
+from replica.decide.submit import NO_OUTPUT, job_submitted
+from replica.messages import NOTHING, Accepted, Decision
+from replica.messages import commands as c
+from replica.model import (
+    Access,
+    BufferRequest,
+    BufferState,
+    DestroyPersistent,
+    Job,
+    JobOptions,
+    JobRequest,
+    buffer_user_refusal,
+    expand_roots,
+    members_of,
+    with_options,
+)
+from replica.state import Facts
+from replica.values import Instant, Refusal, RefusalCode, format_size, whole
+
+SCRIPT: Final = "#!/bin/sh\n"
+"""What a job of no nodes does not run."""
+
+TIME_LIMIT_S: Final = 60
+"""The time limit of a script that does not run, seconds."""
+
+LOOKED_AT_MAX: Final = 1_000
+"""Jobs of one user with the name of a buffer that are looked at, count: a millisecond; past them it is made twice, and
+the second time makes nothing.
+"""
+
+
+def job_about(state: Facts, user: str, name: str) -> Job | None:
+    """Return the job of no nodes by which a scheduler has a persistent buffer of a user made or removed, if any is."""
+    group = state.named.get(user, _NO_NAMES).get(name)
+    for job_id in () if group is None else islice(members_of(group), LOOKED_AT_MAX):
+        job = state.jobs[job_id]
+        asked = job.request.buffer
+        if asked is not None and not job.request.asked.nodes and (_makes(job, name) or _removes(job, name)):
+            return job
+    return None
+
+
+_NO_NAMES: Final[dict[str, Any]] = {}
+
+
+def _makes(job: Job, name: str) -> bool:
+    asked = job.request.buffer
+    return asked is not None and any(one.name == name for one in asked.creates)
+
+
+def _removes(job: Job, name: str) -> bool:
+    asked = job.request.buffer
+    return asked is not None and any(one.name == name for one in asked.destroys)
+
+
+def _make_persistent(state: Facts, actor: c.Actor, command: c.MakePersistent, at: Instant) -> Decision:
+    wanted = command.create
+    try:
+        _check_asker(state, actor, command.cluster, command.user, command.uid)
+        known = state.persistent.get(wanted.name)
+        if known is not None and known.user != command.user:
+            raise _of_another(wanted.name, "Duplicate buffer name", "choose another name")
+        if known is not None and known.state is not BufferState.DELETING:
+            return NOTHING
+        under_way = job_about(state, command.user, wanted.name)
+        if under_way is not None and _makes(under_way, wanted.name):
+            return NOTHING
+        pool = pool_of(state, wanted.pool, "pool")
+        if not pool.place:
+            shared = sorted(name for name, one in state.pools.items() if one.place)
+            raise Rejected(
+                RefusalCode.INVALID_DIRECTIVE,
+                f"pool {pool.name} is on the nodes themselves, and no scheduler's job could use a buffer there",
+                f"use one of: {', '.join(shared)}" if shared else "have an operator make a pool in a place",
+                "pool",
+            )
+    except Rejected as refused:
+        return refused.refusal
+    text = f"#BB create_persistent name={wanted.name} capacity={format_size(wanted.capacity_bytes)} pool={wanted.pool}"
+    return _submitted(state, actor, command, wanted.name, replace(_NOTHING, text=text, creates=(wanted,)))
+
+
+def _remove_persistent(state: Facts, actor: c.Actor, command: c.RemovePersistent, at: Instant) -> Decision:
+    name = command.name
+    try:
+        _check_asker(state, actor, command.cluster, command.user, command.uid)
+        known = state.persistent.get(name)
+        if known is not None and known.user != command.user:
+            raise _of_another(name, f"Delete buffer {name} permission denied", "ask its owner, or an operator")
+    except Rejected as refused:
+        return refused.refusal
+    under_way = job_about(state, command.user, name)
+    if under_way is not None and _removes(under_way, name):
+        return NOTHING
+    if under_way is not None and (known is None or known.state is BufferState.ALLOCATING):
+        # Its teardown removes what was begun.
+        return _cancel_job(state, actor, c.CancelJob(under_way.id, hurry=True), at)
+    if known is None or known.state is BufferState.DELETING:
+        return NOTHING
+    text = f"#BB destroy_persistent name={name}{' hurry' if command.hurry else ''}"
+    asked = replace(_NOTHING, text=text, destroys=(DestroyPersistent(name, command.hurry),))
+    return _submitted(state, actor, command, name, asked)
+
+
+_NOTHING: Final = BufferRequest("", 0, (Access.STRIPED,), "scratch", (), (), "", directives_kind="bb")
+
+
+def _check_asker(state: Facts, actor: c.Actor, cluster: str, user: str, uid: int) -> None:
+    """Raise Rejected where a scheduler may not ask at all, or not for this user."""
+    refusal = scheduler_refusal(state, actor, cluster)
+    if refusal is not None:
+        raise Rejected(refusal.code, refusal.sentence, refusal.remedy, refusal.place)
+    check_name("user", user)
+    if uid <= 0 or user == "root":
+        sentence = "User root can not allocate burst buffers"
+        raise Rejected(RefusalCode.ROOT_NOT_ALLOWED, sentence, "submit as another user", "user")
+    require(buffer_user_refusal(state.site, user, uid))
+
+
+def _of_another(name: str, sentence: str, remedy: str) -> Rejected:
+    return Rejected(RefusalCode.PERMISSION_DENIED, f"{sentence}: {name} is another user's", remedy, "name")
+
+
+def _submitted(
+    state: Facts,
+    actor: c.Actor,
+    command: c.MakePersistent | c.RemovePersistent,
+    name: str,
+    asked: BufferRequest,
+) -> Decision:
+    workdir = next(iter(expand_roots(state.site.destinations, command.user)), "/")
+    plain = JobRequest(name, command.user, SCRIPT, workdir, TIME_LIMIT_S, output=NO_OUTPUT, buffer=asked)
+    request = with_options(plain, JobOptions(nodes=0, gid=command.gid, requeue=False))
+    submitted = whole(job_submitted(state, actor, c.SubmitJob(request)))
+    return submitted if isinstance(submitted, Refusal) else Accepted((submitted,))
+
+
+PERSISTENT_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = {
+    c.MakePersistent: _make_persistent,
+    c.RemovePersistent: _remove_persistent,
+}
+"""Command -> what decides it by looking things up."""

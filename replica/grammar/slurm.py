@@ -1,0 +1,165 @@
+"""The directives of a job that Slurm schedules: after Slurm's own word (`#BB_LUA`) stands what `#DW` reads elsewhere.
+
+Slurm reads `pool=` and `capacity=` of such a line itself, and counts by them, in its own way: the first place in the
+line where the letters stand, whole numbers only, any word that begins like its own. Where it would read something else
+than Forebay does, the request is refused. Source: SLURM-OBSERVED.md, 4.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from msgspec.structs import replace
+
+from replica.grammar.dw import CHOICES, SPACE_KEYS, STAGE_KEYS, TRANSFER_TYPES, read_dw, read_space
+from replica.grammar.lexer import SCRIPT, Directive, Kinds, Word, find_directives, shown
+from replica.grammar.paths import INSIDE_VARIABLES, PERSISTENT_PREFIX
+from replica.grammar.request import STAGES, Asked
+from replica.grammar.values import Options, read_options, without_comment
+from replica.model import CHOICE_KEYS, Access
+from replica.values import (
+    DIRECTIVES_MAX,
+    NAME_CHARACTERS_MAX,
+    NODE_SUFFIXES,
+    PATH_BYTES_MAX,
+    SIZE_BYTES_MAX,
+    SIZE_DIGITS_MAX,
+    SIZE_MULTIPLIERS,
+    SUFFIXES,
+    TRANSFERS_PER_STAGE_MAX,
+    RefusalCode,
+)
+
+COUNTED: Final = ("pool", "capacity")
+"""What Slurm reads of a line."""
+
+GUEST_VERBS: Final = ("jobdw", *STAGES)
+
+_DIRECTIVES: Final = ("#DW", "#BB")
+_TAB_AFTER: Final = re.compile(r"(?:^|[ \t])(pool|capacity)=[^ \t]*\t")
+
+
+def guest_kinds(directive: str) -> Kinds:
+    """Return the kinds of directive that a job of Slurm may have; `directive` is the one of burst_buffer.conf."""
+    site = "#" + directive
+    return Kinds((site,), tuple(kind for kind in _DIRECTIVES if kind != site), by_beginning=True)
+
+
+def read_guest(script: str, directive: str, asked: Asked) -> None:
+    """Read all directives of a script. Raises DirectiveRefused with line and column."""
+    kinds = guest_kinds(directive)
+    asked.word = kinds.known[0]
+    found = find_directives(script, SCRIPT, kinds, asked.warnings)
+    for each in found:
+        _check_counted(each)
+        words = without_comment(each.words)
+        if not words:
+            raise each.at.refuse(
+                f"{each.kind} is followed by nothing", f"write for example {each.kind} pool=fast capacity=10GiB"
+            )
+        asked.kind = "dw"
+        if "=" in words[0].text:
+            asked.lines.append(f"{each.kind} jobdw {' '.join(word.text for word in words)}")
+            read_space(words[0], _space_options(words), asked, "access_mode")
+        elif words[0].text in GUEST_VERBS:
+            read_dw(replace(each, words=words), asked)
+        else:
+            raise words[0].refuse(
+                f"unknown directive {shown(words[0].text)} of {each.kind}", f"use one of {', '.join(GUEST_VERBS)}"
+            )
+    _check_whole(asked, found)
+
+
+def _space_options(words: tuple[Word, ...]) -> Options:
+    return read_options(words, SPACE_KEYS)
+
+
+def _check_counted(directive: Directive) -> None:
+    """Raise DirectiveRefused where Slurm would read another pool or capacity in a line than Forebay."""
+    words = directive.words
+    asks = bool(words) and (words[0].text == "jobdw" or "=" in words[0].text)
+    comment = next((index for index, word in enumerate(words) if word.text.startswith("#")), len(words))
+    for key in COUNTED:
+        index = next((index for index, word in enumerate(words) if f"{key}=" in word.text), None)
+        if index is not None and not (asks and index < comment and words[index].text.startswith(f"{key}=")):
+            raise words[index].refuse(
+                f"Slurm reads the letters {key}= in {shown(words[index].text)} as what the job asks for",
+                f"write {key}= once, as an option of what asks for capacity, and nowhere else",
+                words[index].text.index(f"{key}="),
+            )
+    tab = _TAB_AFTER.search(directive.text)
+    if tab is not None:
+        word = next(word for word in words if word.text.startswith(f"{tab[1]}="))
+        raise word.refuse("Slurm reads the tab after this word as a part of it", "write a blank", len(word.text))
+
+
+def _check_whole(asked: Asked, found: list[Directive]) -> None:
+    """Raise DirectiveRefused for what a job whose nodes are not known, and which Slurm counts, cannot have."""
+    if not found:
+        return
+    if asked.capacity_at is None or asked.capacity is None:
+        raise found[0].at.refuse(
+            "the job asks for no capacity", f"add for example {found[0].kind} pool=fast capacity=10GiB"
+        )
+    at, text = asked.capacity_at, asked.capacity_at.text
+    value_at = text.index("=") + 1
+    if asked.capacity.unit == "nodes":
+        raise at.refuse(
+            "a capacity in nodes is asked for, and the nodes of the job are not known yet",
+            "write a size, for example capacity=10GiB",
+            value_at,
+            RefusalCode.INVALID_CAPACITY,
+        )
+    if "." in text:
+        raise at.refuse(
+            f"Slurm reads {shown(text[value_at:])} as the whole number before its point",
+            "write a whole number with a smaller unit, for example 1536MiB",
+            text.index("."),
+            RefusalCode.INVALID_CAPACITY,
+        )
+    if asked.pool_at is None:
+        raise at.refuse(
+            "capacity= needs pool=: Slurm counts by the pool that the line names",
+            "add pool= to this line",
+            code=RefusalCode.NO_DEFAULT_POOL,
+        )
+    if Access.PRIVATE in asked.access:
+        word = next(word for each in found for word in each.words if word.text.startswith("access_mode="))
+        raise word.refuse(
+            "access_mode=private cannot be set up for each node: the nodes of the job are not known yet",
+            "use access_mode=striped",
+            len("access_mode="),
+        )
+
+
+def guest_tables() -> dict[str, object]:
+    """Return what a check of such requests in another language needs to know: words, keys, suffixes, bounds.
+
+    `cluster/slurm/burst_buffer.lua` is that check; a test holds the two to each other.
+    """
+    return {
+        "verbs": list(GUEST_VERBS),
+        "space_keys": list(SPACE_KEYS),
+        "stage_keys": list(STAGE_KEYS),
+        "transfer_types": list(TRANSFER_TYPES),
+        "choice_keys": list(CHOICE_KEYS),
+        "choices": {key: list(words) for key, words in CHOICES.items()},
+        "types": ["scratch"],
+        "access_modes": [mode.name.lower() for mode in Access],
+        "variables": list(INSIDE_VARIABLES),
+        "variable_modes": {name: mode.name.lower() for name, mode in INSIDE_VARIABLES.items() if mode is not None},
+        "persistent_prefix": PERSISTENT_PREFIX,
+        "suffixes": {suffix: float(factor) for suffix, factor in SIZE_MULTIPLIERS.items()},
+        "suffixes_listed": SUFFIXES,
+        "node_suffixes": list(NODE_SUFFIXES),
+        "units": [[word, float(SIZE_MULTIPLIERS[word.upper()])] for word in ("PiB", "TiB", "GiB", "MiB", "KiB")],
+        "limits": {
+            "directives": DIRECTIVES_MAX,
+            "transfers": TRANSFERS_PER_STAGE_MAX,
+            "path": PATH_BYTES_MAX,
+            "name": NAME_CHARACTERS_MAX,
+            "digits": SIZE_DIGITS_MAX,
+            "bytes": float(SIZE_BYTES_MAX),
+        },
+    }

@@ -1,0 +1,120 @@
+"""Movers: which of them stages for a job whose buffer lies in a place, and who takes over from one that cannot.
+
+Any mover of a place can go on with what another began, since what was moved and what is known of it lies in the place.
+That two never write at once is not decided here: a later attempt is fenced from an earlier one by the file system
+itself (`cluster.agent.transfer.fence`), so nobody has to be sure that a mover which is not heard of has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from replica.messages import events as e
+from replica.model import (
+    NATIVE,
+    Buffer,
+    BufferState,
+    Job,
+    MovingKey,
+    Place,
+    place_in,
+)
+from replica.state import Facts, State
+
+_NONE_BEGUN: Mapping[MovingKey, int] = {}
+_STAGED_BY_MOVERS = (BufferState.STAGING_IN, BufferState.STAGING_OUT, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL)
+
+
+def place_of_pool(state: Facts, pool: str) -> Place | None:
+    """Return the place that buffers of a pool lie in; None: each is on one node, or the site's own programs make it."""
+    return place_in(state.pools, state.places, pool) if state.site.provider == NATIVE else None
+
+
+def place_directory(state: Facts, buffer: Buffer) -> str:
+    """Return where a buffer lies below the path of its place: `CLUSTER/JOB.EPOCH`."""
+    return f"{state.name}/{buffer.job}.{buffer.epoch}"
+
+
+def persistent_directory(state: Facts, name: str, job: int, attempt: int) -> str:
+    """Return where a persistent buffer lies below the path of its place: `CLUSTER/NAME.JOB.EPOCH`.
+
+    No name begins with a digit, so it is never the buffer of a job; what follows the name is a job and an attempt of
+    it, so it is never another persistent buffer either, nor an earlier one of this name.
+    """
+    return f"{state.name}/{name}.{job}.{attempt}"
+
+
+def places_of(state: Facts, buffer: Buffer) -> tuple[Place, ...]:
+    """Return the places that the operations of a job need, first the one that its own buffer lies in; empty where they
+    are done on its node, or one of them is no more.
+    """
+    if buffer.places:
+        found = tuple(state.places[name] for name in buffer.places if name in state.places)
+        return found if len(found) == len(buffer.places) else ()
+    place = place_of_pool(state, buffer.pool)
+    return () if place is None else (place,)
+
+
+def mover_for(
+    state: Facts, place: Place, begun: Mapping[MovingKey, int] = _NONE_BEGUN, also: Sequence[Place] = ()
+) -> str:
+    """Return the mover of a place, and of all places in `also`, that is up and has the fewest transfers, by name where
+    several have; empty if none is up. `begun` counts transfers that began and that the State does not count yet.
+    """
+    best: tuple[int, str] | None = None
+    for name in place.movers:
+        node = state.nodes.get(name)
+        if node is not None and node.is_up and all(name in other.movers for other in also):
+            key = ("", name)
+            one = state.moving.get(key, 0) + begun.get(key, 0), name
+            best = one if best is None or one < best else best
+    return "" if best is None else best[1]
+
+
+def mover_again(state: Facts, job: Job, places: Sequence[Place]) -> str:
+    """Return the mover that is to stage for a guest: the one that did so before while it is up, else as `mover_for`.
+
+    Where none is up, one that another takes over from as soon as it is; empty: no mover stages for all of the places.
+    """
+    node = state.nodes.get(job.mover)
+    if node is not None and node.is_up and all(job.mover in place.movers for place in places):
+        return job.mover
+    first, *also = places
+    all_of = (name for name in first.movers if all(name in other.movers for other in also))
+    return mover_for(state, first, also=also) or next(all_of, "")
+
+
+def stage_out_started(state: Facts, job: Job, buffer: Buffer, attempt: int) -> e.StageOutStarted:
+    """Return that the results of a job are staged out from now on, by whichever mover has the fewest transfers."""
+    places = places_of(state, buffer) if job.mover else ()
+    return e.StageOutStarted(
+        job.id, attempt, mover_for(state, places[0], also=places[1:]) or job.mover if places else ""
+    )
+
+
+def takeover(state: Facts, job: Job, buffer: Buffer) -> e.MoverChanged | None:
+    """Return that another mover has the job's operation from now on, where its own is not up and another is."""
+    if not job.mover or job.stuck or buffer.state not in _STAGED_BY_MOVERS:
+        return None
+    node, places = state.nodes.get(job.mover), places_of(state, buffer)
+    left = next((place for place in places if job.mover not in place.movers), None)
+    if not places or (node is not None and node.is_up and left is None):
+        return None
+    other = mover_for(state, places[0], also=places[1:])
+    if not other:
+        return None
+    if node is None or left is not None:
+        why = f"mover {job.mover} no longer stages for place {(left or places[0]).name}"
+    else:
+        why = f"mover {job.mover} is {'down' if node.down else 'drained'}"
+    return e.MoverChanged(job.id, other, job.attempt + 1, why)
+
+
+def jobs_beside(state: State, node: str) -> Iterator[int]:
+    """Yield the jobs of all movers of the places that a node is a mover of: it may take over from them, or they from
+    it.
+    """
+    for place in state.places.values():
+        if node in place.movers:
+            for mover in place.movers:
+                yield from state.on_node.get(mover, ())

@@ -1,0 +1,161 @@
+"""Space for guests: who of them gets it in a pass, and whose lingering data gives way, to anybody.
+
+A guest stands in no line: its scheduler has decided its turn, and its setup waits for some seconds only. So guests get
+what is free before the native candidates, in the order in which they came. What keeps the native ones from starving
+is what bounds backfill: each guest that gets space of a pool past the first in line for it counts as one that passed
+it, and while somebody who waits for the pool has been passed as often as may be (`MaxPasses`), no guest gets any.
+What keeps guests from starving is the same number: the next in line begins with none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from replica.messages import events as e
+from replica.model import Job
+from replica.operations import place_of_pool, waits_for_names
+from replica.scheduler.admission import (
+    NOT_QUEUED,
+    PassState,
+    SpaceRequest,
+    free_for,
+    space_decision,
+    space_request_of,
+)
+from replica.scheduler.backfill import NOBODY_KNOWS
+from replica.state import Facts
+from replica.values import CANDIDATES_BEHIND_MAX, SKIPPED_MAX
+
+LINGERING_LOOKED_AT_MAX = 1_000
+"""Guests that linger in one pool and are looked at for who needs space, count: a millisecond; past them, it waits."""
+
+
+class Served(NamedTuple):
+    """Guests of one pool that get space now, and the first that does not fit, 0 for none."""
+
+    given: tuple[int, ...]
+    first: int = 0
+
+
+def guests_served(
+    current: PassState, pool: str, waiting: Iterable[int], passed_out: Iterable[int], room: int
+) -> Served:
+    """Return which of those who wait for a pool get space now, `room` at most; what they take is the caller's to note.
+
+    `passed_out`: the native jobs that could have space of it and have been passed as often as may be.
+    """
+    state = current.state
+    if any(_still_waits(current, job_id) for job_id in islice(passed_out, CANDIDATES_BEHIND_MAX)):
+        return Served(())
+    free = free_for(current, pool, "")
+    given: list[int] = []
+    # So that few more than that pass the first in line in one pass, which alone finds out who that is.
+    room = min(room, max(1, state.site.max_passes))
+    for job_id in islice(waiting, SKIPPED_MAX):
+        if waits_for_names(state, state.jobs[job_id]):
+            continue
+        request = space_request_of(state, state.jobs[job_id], state.buffers[job_id])
+        size_bytes, of_class = request.size_bytes, request.scheduling_class
+        if current.quotas.space_gate(of_class, pool, size_bytes, 0) is not None or _is_reserved(current, request):
+            continue  # what keeps it back may not keep back those behind it
+        if size_bytes > free:
+            return Served(tuple(given), job_id)
+        if len(given) >= room:
+            break
+        free -= size_bytes
+        current.quotas.give_space(of_class, pool, size_bytes, 0)
+        given.append(job_id)
+    return Served(tuple(given))
+
+
+def space_given(state: Facts, job_id: int) -> e.GuestSpaceGiven:
+    """Return that a guest has its space, with the places that it needs where it works with persistent buffers."""
+    asked, places = state.jobs[job_id].request.buffer, dict[str, None]()
+    if asked is not None and asked.uses:
+        own = place_of_pool(state, state.buffers[job_id].pool)
+        if own is not None:
+            places[own.name] = None
+        places.update(dict.fromkeys(state.persistent[name].place for name in asked.uses))
+    return e.GuestSpaceGiven(job_id, places=tuple(places))
+
+
+def refusals_explained(current: PassState, events: tuple[e.Event, ...]) -> tuple[e.Event, ...]:
+    """Return the events, in which a setup that a limit kept from its space fails with the sentence of that limit."""
+    return tuple(
+        replace(event, reason=_limit_over(current, event.job) or event.reason)
+        if isinstance(event, e.GuestSetupFailed)
+        else event
+        for event in events
+    )
+
+
+def _limit_over(current: PassState, job_id: int) -> str:
+    """Return which limit keeps a guest from space, and for how long it has, as a sentence; empty where none does."""
+    state = current.state
+    request = space_request_of(state, state.jobs[job_id], state.buffers[job_id])
+    over = current.quotas.space_gate(request.scheduling_class, request.pool, request.size_bytes, 0)
+    if over is None:
+        return ""
+    figures = ", ".join(f"{name} {value}" for name, value in over.figures)
+    return f"{over.reason} for {state.site.guest_setup_wait_s} s: {over.sentence} ({figures})"
+
+
+def _still_waits(current: PassState, job_id: int) -> bool:
+    """Whether a job that was passed as often as may be waits for space, not for a limit, a node or a reservation."""
+    state = current.state
+    request = space_request_of(state, state.jobs[job_id], state.buffers[job_id])
+    return space_decision(current, request) not in NOT_QUEUED
+
+
+def _is_reserved(current: PassState, request: SpaceRequest) -> bool:
+    """Whether a coming reservation needs the space: nobody knows when a guest gives it back."""
+    if not current.state.reservations:
+        return False
+    return (
+        current.quotas.coming_gate(
+            request.pool, "", request.size_bytes, NOBODY_KNOWS, lambda instant: current.free_at(request.pool, instant)
+        )
+        is not None
+    )
+
+
+def lingering_given_up(
+    current: PassState,
+    request: SpaceRequest,
+    lingering: Iterable[int],
+    coming_bytes: int,
+    room: int,
+) -> tuple[int, ...]:
+    """Return the guests whose data gives way to a request that does not fit, the oldest first; none if that would be in
+    vain. `coming_bytes` is what is being given back to the pool already; `room`: how many in one pass.
+    """
+    reservation = request.reservation
+    wanted = request.size_bytes - free_for(current, request.pool, reservation) - coming_bytes
+    if wanted <= 0:
+        return ()
+    taken, got = [], 0
+    for job_id in islice(lingering, LINGERING_LOOKED_AT_MAX):
+        taken.append(job_id)
+        got += current.state.buffers[job_id].held_bytes
+        if got >= wanted:
+            return tuple(taken[:room])
+    return ()
+
+
+def needed_by(job: Job) -> str:
+    """Return the reason of a teardown of lingering data for a job."""
+    return f"{f'job {job.id}' if job.guest is None else job.guest.name} needs the space"
+
+
+def with_passes(current: PassState, events: list[e.Event], given: dict[int, str]) -> None:
+    """Have each guest in `events` that got space past the first in line for its pool count; `given`: its place in
+    `events` -> the pool.
+    """
+    for place, pool in given.items():
+        head, event = current.reservation_heads.get(pool), events[place]
+        if head is not None and isinstance(event, e.GuestSpaceGiven):
+            events[place] = replace(event, passed=head.job)

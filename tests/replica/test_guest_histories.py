@@ -1,0 +1,156 @@
+"""Properties over random histories of guests beside native jobs: a scheduler that restarts, repeats and comes late."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, rule
+
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.model.buffers import HOLDING, BufferState
+from replica.operations.guests import GuestPhase, guest_phase
+from replica.values.errors import Refusal
+from tests.replica.guest_world import DATA, RESULTS, GuestWorld, asked
+from tests.replica.scheduler.test_index import IndexedWorld
+from tests.replica.test_histories import Histories
+from tests.replica.world import OPERATOR
+
+JOBS = ("1", "2", "3", "4", "5")
+SIZES = (5, 20, 45, 80)
+
+
+class IndexedGuestWorld(GuestWorld, IndexedWorld):
+    """A world with guests whose index is held against the walk over all jobs at each step."""
+
+
+class GuestHistories(Histories):
+    """As Histories, with guests of another scheduler in the same pools."""
+
+    def new_world(self) -> GuestWorld:
+        made = IndexedGuestWorld(
+            {"fast": 100, "bulk": 50}, granularity=5, nodes=3, cpus=2, stage_retries=1, max_passes=2
+        )
+        made.configure(FinishedJobsKept="3")
+        return made
+
+    @property
+    def guests(self) -> GuestWorld:
+        assert isinstance(self.world, GuestWorld)
+        return self.world
+
+    @rule(
+        job=st.sampled_from(JOBS),
+        size=st.sampled_from(SIZES),
+        pool=st.sampled_from(["fast", "bulk"]),
+        results=st.booleans(),
+        epoch=st.sampled_from([0, 0, 1, 2]),
+    )
+    def sets_up(self, job: str, size: int, pool: str, results: bool, epoch: int) -> None:
+        request = asked(size, DATA, *([RESULTS] if results else []), pool=pool)
+        self.guests.setup(job, request, epoch=epoch)
+
+    @rule(
+        job=st.sampled_from(JOBS), what=st.sampled_from(["in", "begin", "end", "out"]), epoch=st.sampled_from([0, 0, 1])
+    )
+    def goes_on(self, job: str, what: str, epoch: int) -> None:
+        world = self.guests
+        {"in": world.stage_in, "begin": world.begin, "end": world.end, "out": world.stage_out}[what](job, epoch)
+
+    @rule(job=st.sampled_from(JOBS), size=st.sampled_from(SIZES), steps=st.integers(1, 6), fails=st.booleans())
+    def comes_further(self, job: str, size: int, steps: int, fails: bool) -> None:
+        """The guest takes some steps of a life in which all goes well, but perhaps its last operation."""
+        world = self.guests
+        for step in range(steps):
+            phase = world.phase(job)
+            ordered = (GuestPhase.STAGING_IN, GuestPhase.STAGING_OUT, GuestPhase.TEARDOWN)
+            if phase in ordered:
+                orders = [order for order in world.orders(world.guest(job).mover) if order.job == world.guest(job).id]
+                if orders and not world.state.nodes[world.guest(job).mover].down:
+                    (world.fail if fails and step == steps - 1 else world.finish_operation)(job)
+            elif phase in (GuestPhase.NONE, GuestPhase.OVER, GuestPhase.LINGERING):
+                world.setup(job, asked(size, DATA, RESULTS))
+            elif phase in (GuestPhase.SET_UP, GuestPhase.STAGE_IN_FAILED):
+                world.stage_in(job)
+            else:
+                {GuestPhase.STAGED_IN: world.begin, GuestPhase.RUNNING: world.end}.get(phase, world.stage_out)(job)
+
+    @rule(job=st.sampled_from(JOBS), hurry=st.booleans())
+    def tears_down(self, job: str, hurry: bool) -> None:
+        self.guests.tear_down(job, hurry=hurry)
+
+    @rule(linger=st.sampled_from(["0", "60", "300"]))
+    def restarts(self, linger: str) -> None:
+        """The scheduler starts: all that has not run is torn down with hurry, as Slurm does."""
+        self.guests.configure(GuestLinger=linger)
+        for job in JOBS:
+            if self.guests.phase(job) in (GuestPhase.STAGING_IN, GuestPhase.STAGED_IN):
+                self.guests.tear_down(job, hurry=True)
+
+    @rule(data=st.data(), partial=st.booleans(), discard=st.booleans())
+    def somebody_cares_for_what_is_parked(self, data: st.DataObject, partial: bool, discard: bool) -> None:
+        job = self.some_job(data)
+        if job is not None:
+            self.world.settle(c.ClearBuffer(job, discard=True) if discard else c.ExportBuffer(job, partial), OPERATOR)
+
+    @invariant()
+    def there_is_an_epoch_for_each_record_and_none_twice(self) -> None:
+        seen: dict[str, set[int]] = {}
+        for job in self.world.state.jobs.values():
+            if job.guest is not None:
+                epochs = seen.setdefault(job.guest.name, set())
+                assert job.guest.epoch not in epochs
+                epochs.add(job.guest.epoch)
+        state = self.world.state
+        assert {name: len(epochs) for name, epochs in seen.items()} == {n: g.jobs for n, g in state.guests.items()}
+        assert all(max(epochs) <= state.guests[name].epoch for name, epochs in seen.items())
+
+    @invariant()
+    def what_ran_and_is_not_exported_is_there_unless_somebody_said_otherwise(self) -> None:
+        for batch in self.world.ledger[-1:]:
+            for entry in batch.entries:
+                said = entry.command in ("tear_down_guest", "clear_buffer")
+                started = [event for event in entry.events if isinstance(event, e.TeardownStarted)]
+                done = {event.job for event in entry.events if isinstance(event, e.StagedOut)}
+                for event in started:
+                    job = self.world.state.jobs[event.job]
+                    ran = job.guest is not None and job.started_at
+                    has_results = job.request.buffer is not None and job.request.buffer.stage_out
+                    assert not (ran and has_results) or said or event.job in done
+
+    @invariant()
+    def only_the_last_epoch_of_a_guest_can_still_run(self) -> None:
+        state = self.world.state
+        for job_id in state.unfinished:
+            job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+            if job.guest is None or buffer is None or state.guests[job.guest.name].job == job_id:
+                continue
+            phase = guest_phase(job, buffer)
+            assert phase in (GuestPhase.PARKED, GuestPhase.TEARDOWN, GuestPhase.TEARDOWN_FAILED)
+
+    @invariant()
+    def who_waits_has_no_space_and_who_lingers_has(self) -> None:
+        state = self.world.state
+        for job_id in state.unfinished:
+            job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+            if job.guest is None or buffer is None:
+                continue
+            held = buffer.state in HOLDING
+            assert held == (guest_phase(job, buffer) is not GuestPhase.WAITING)
+            if guest_phase(job, buffer) is GuestPhase.LINGERING:
+                assert buffer.state in (BufferState.STAGING_IN, BufferState.STAGED_IN)
+
+    def teardown(self) -> None:
+        """At the end the scheduler is done with all of its guests, and an operator with what they left."""
+        world = self.guests
+        for job in JOBS:
+            world.tear_down(job, hurry=True)
+        for job_id in sorted(world.state.unfinished):
+            if world.state.jobs[job_id].guest is not None:
+                outcome = world.settle(c.ClearBuffer(job_id, discard=True))
+                assert isinstance(outcome, Refusal | int)
+        super().teardown()
+
+
+GuestHistories.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestGuestHistories = GuestHistories.TestCase

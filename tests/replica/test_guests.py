@@ -1,0 +1,645 @@
+"""Guests: the table of phases and commands, and what must be true of them whatever comes in whichever order."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.model.accounts import Account, AccountUser, Limit, LimitKind, SchedulingRules
+from replica.model.buffers import Access, BufferState
+from replica.model.jobs import JobState
+from replica.operations.guests import GuestPhase, find_guest, guest_phase
+from replica.values.errors import Refusal, RefusalCode
+from tests.replica.guest_world import CLUSTER, COMMANDS, DATA, OTHER, WANTED, WAYS, GuestWorld, asked, world_at
+from tests.replica.world import OPERATOR, SCRIPT, agent, user
+
+PAIRS = list(itertools.product(GuestPhase, COMMANDS))
+PAGE = Path(__file__).parents[2] / "replica" / "DESIGN.md"
+
+
+def table() -> dict[tuple[GuestPhase, str], str]:
+    """Return the table of replica/DESIGN.md: phase and command -> what follows."""
+    rows = [
+        [cell.strip() for cell in line.strip().strip("|").split("|")]
+        for line in PAGE.read_text().splitlines()
+        if line.startswith("|")
+    ]
+    heads = next(row for row in rows if row[0] == "phase")
+    start = rows.index(heads)
+    found = {}
+    for row in rows[start + 2 : start + 2 + len(GuestPhase)]:
+        for head, cell in zip(heads[1:], row[1:], strict=True):
+            found[GuestPhase(row[0]), head] = cell
+    return found
+
+
+def after(world: GuestWorld, command: str) -> str:
+    """Return what a command leads to, in the words of the table."""
+    before, jobs = find_guest(world.state, "slurm:42"), world.state.next_job
+    revision = world.state.revision
+    outcome = COMMANDS[command](world)
+    if isinstance(outcome, Refusal):
+        return "refused"
+    if not any(entry.events for batch in world.ledger[revision:] for entry in batch.entries):
+        return "="
+    if world.state.next_job == jobs:
+        return str(world.phase())
+    if before.job is None:
+        return "next"
+    old = world.state.jobs[before.job.id]
+    return f"next, {guest_phase(old, world.state.buffers[old.id])}"
+
+
+def test_the_table_has_every_phase_and_every_command() -> None:
+    assert set(table()) == set(PAIRS)
+
+
+@pytest.mark.parametrize(("phase", "command"), PAIRS)
+def test_each_phase_and_command_lead_to_what_the_page_says(phase: GuestPhase, command: str) -> None:
+    assert after(world_at(phase), command) == table()[phase, command]
+
+
+@pytest.mark.parametrize(("phase", "command"), PAIRS)
+def test_a_command_that_comes_again_changes_nothing(phase: GuestPhase, command: str) -> None:
+    world = world_at(phase)
+    first = after(world, command)
+    assert after(world, command) in ("=", "refused")
+    assert (first == "refused") == isinstance(COMMANDS[command](world), Refusal)
+
+
+WITH_RESULTS = [
+    phase
+    for phase in GuestPhase
+    if phase.value.startswith(("running", "post-run", "staging-out", "stage-out", "parked"))
+]
+
+
+@pytest.mark.parametrize(("phase", "command"), list(itertools.product(WITH_RESULTS, COMMANDS)))
+def test_nothing_but_a_teardown_with_hurry_takes_results(phase: GuestPhase, command: str) -> None:
+    world = world_at(phase)
+    job = world.guest().id
+    COMMANDS[command](world)
+    gone = world.state.buffers[job].state in (BufferState.TEARDOWN, BufferState.COMPLETE)
+    assert gone == (command == "teardown --hurry" and phase is not GuestPhase.PARKED)
+
+
+@pytest.mark.parametrize(("phase", "command"), PAIRS)
+def test_a_command_for_an_earlier_epoch_changes_nothing(phase: GuestPhase, command: str) -> None:
+    world = world_at(GuestPhase.OVER)
+    before = world.guest().id
+    if phase is not GuestPhase.NONE:
+        WAYS[phase](world)
+    late = {
+        "setup": lambda: world.setup(epoch=1),
+        "setup of another": lambda: world.setup(request=OTHER, epoch=1),
+        "stage-in": lambda: world.stage_in(epoch=1),
+        "run begins": lambda: world.begin(epoch=1),
+        "run ends": lambda: world.end(epoch=1),
+        "stage-out": lambda: world.stage_out(epoch=1),
+        "teardown": lambda: world.tear_down(epoch=1),
+        "teardown --hurry": lambda: world.tear_down(epoch=1, hurry=True),
+    }[command]
+    jobs, buffers = world.state.jobs, world.state.buffers
+    outcome = late()
+    assert (world.state.jobs, world.state.buffers) == (jobs, buffers)
+    assert world.guest().id != before or phase is GuestPhase.NONE
+    if command in ("run ends", "stage-out", "teardown", "teardown --hurry"):
+        assert outcome == 0
+
+
+def test_a_setup_that_names_its_epoch_never_ends_a_run() -> None:
+    world = world_at(GuestPhase.RUNNING)
+    assert world.setup(epoch=1) == 0
+    assert world.phase() is GuestPhase.RUNNING
+
+
+# ---- what a guest is
+
+
+def test_a_guest_is_never_run_and_takes_no_cpus() -> None:
+    world = world_at(GuestPhase.STAGED_IN)
+    world.advance(3600)
+    assert world.phase() is GuestPhase.STAGED_IN
+    world.begin()
+    assert world.orders() == ()
+    assert world.state.jobs[world.guest().id].request.cpus == 0
+    native = world.submit(script=SCRIPT, cpus=8)
+    assert world.state.jobs[native].state is JobState.CONFIGURING
+
+
+def test_nothing_is_staged_before_its_scheduler_says_so() -> None:
+    world = world_at(GuestPhase.SET_UP)
+    assert world.free() == 90
+    assert world.orders() == ()
+    world.stage_in()
+    assert [order.stage for order in world.orders()] == ["stage_in"]
+
+
+def test_nothing_is_staged_out_before_its_scheduler_says_so() -> None:
+    world = world_at(GuestPhase.POST_RUN)
+    assert world.orders() == ()
+    world.stage_out()
+    assert [order.stage for order in world.orders()] == ["stage_out"]
+
+
+def test_it_has_exactly_the_space_that_its_setup_brings() -> None:
+    world = GuestWorld()
+    world.setup(request=asked(37, DATA))
+    assert world.free() == 63
+
+
+def test_the_number_in_its_paths_is_that_of_its_scheduler() -> None:
+    world = GuestWorld()
+    world.setup("4711", asked(1, "#DW stage_in type=file source=/in/%j destination=$DW_JOB_STRIPED/%x.%u"))
+    asked_for = world.guest("4711").request.buffer
+    assert asked_for is not None
+    assert asked_for.stage_in[0].outside == "/in/4711"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (c.CancelJob(1), "of another scheduler"),
+        (c.HoldJob(1), "of another scheduler"),
+        (c.RequeueJob(1), "of another scheduler"),
+        (c.SuspendJob(1), "of another scheduler"),
+        (c.ResumeJob(1), "of another scheduler"),
+        (c.UpdateJob(1), "of another scheduler"),
+    ],
+)
+def test_what_becomes_of_a_guest_its_own_scheduler_says(command: c.Command, words: str) -> None:
+    for phase in (GuestPhase.STAGED_IN, GuestPhase.RUNNING, GuestPhase.STAGE_OUT_FAILED):
+        world = world_at(phase)
+        refusal = world.settle(command)
+        assert isinstance(refusal, Refusal)
+        assert words in refusal.sentence
+        assert "slurm:42" in refusal.sentence
+
+
+@pytest.mark.parametrize("phase", GuestPhase)
+def test_every_phase_has_a_reason_that_names_what_is_awaited(phase: GuestPhase) -> None:
+    world = world_at(phase)
+    if phase is GuestPhase.NONE:
+        return
+    verdict = world.verdict(world.guest().id)
+    assert verdict.sentence
+    if phase is GuestPhase.WAITING:
+        assert verdict.reason == "BurstBufferResources"
+
+
+# ---- setup: who gets space, and what is said to who gets none
+
+
+def test_a_setup_waits_for_space_and_then_fails_with_who_has_it() -> None:
+    world = world_at(GuestPhase.WAITING)
+    world.advance(19)
+    assert world.phase() is GuestPhase.WAITING
+    world.advance(1)
+    assert world.phase() is GuestPhase.OVER
+    message = world.guest().message
+    assert message == ("no space for 20 s: 10 of pool fast were asked for, and 5 are free of 100; of it, slurm:1 95")
+
+
+def limited(world: GuestWorld, most: int) -> None:
+    """Let the user of the guests have so much of all pools at a time."""
+    limits = (Limit(LimitKind.GRP_BB, "fast", most),)
+    for command in (
+        c.SetAccount(Account("people", members=(AccountUser(WANTED.user),), limits=limits)),
+        c.SetSchedulingRules(SchedulingRules(default_account="people")),
+    ):
+        assert world.settle(command) == 0
+
+
+def test_a_setup_over_a_limit_by_itself_is_refused_at_once_with_the_limit() -> None:
+    world = GuestWorld()
+    limited(world, 5)
+    refusal = world.setup("1", asked(6, DATA))
+    assert isinstance(refusal, Refusal)
+    assert refusal.code is RefusalCode.LIMIT_EXCEEDED
+    assert refusal.sentence == "AssocGrpBB: account people does not allow it (in_use 0, asked 6, limit 5)"
+    assert world.phase("1") is GuestPhase.NONE
+
+
+def test_a_setup_that_a_limit_keeps_waiting_fails_with_the_limit_and_not_with_space() -> None:
+    world = GuestWorld()
+    limited(world, 10)
+    world.setup("1", asked(6, DATA))
+    world.setup("2", asked(6, DATA))
+    world.advance(20)
+    assert world.phase("2") is GuestPhase.OVER
+    message = "AssocGrpBB for 20 s: account people has no more room (in_use 6, asked 6, limit 10)"
+    assert world.guest("2").message == message
+
+
+def test_a_setup_that_waits_gets_the_space_that_is_given_back() -> None:
+    world = world_at(GuestPhase.WAITING)
+    world.advance(10)
+    world.tear_down("1", hurry=True)
+    assert world.phase() is GuestPhase.SET_UP
+
+
+def test_a_setup_that_failed_is_tried_again_as_the_next_epoch() -> None:
+    world = world_at(GuestPhase.WAITING)
+    world.advance(20)
+    world.setup()
+    assert (world.phase(), find_guest(world.state, "slurm:42").epoch) == (GuestPhase.WAITING, 2)
+
+
+def test_guests_get_space_in_the_order_in_which_they_came() -> None:
+    world = GuestWorld()
+    world.setup("1", asked(95, DATA))
+    for job in ("2", "3", "4"):
+        world.setup(job, asked(40, DATA))
+    world.tear_down("1")
+    assert [world.phase(job) for job in "234"] == [GuestPhase.SET_UP, GuestPhase.SET_UP, GuestPhase.WAITING]
+
+
+REFUSED = [
+    ({"request": replace(WANTED, user="root")}, "User root can not allocate burst buffers"),
+    ({"uid": 0}, "User root can not allocate burst buffers"),
+    ({"request": asked(101, DATA)}, "more than pool fast has in all"),
+    ({"request": asked(10, pool="fsat")}, "there is no pool 'fsat'"),
+    ({"request": replace(WANTED, buffer=None)}, "asks for no space of its own"),
+    ({"job": "../7"}, "letters, digits, _ or -"),
+    ({"job": "1" * 41}, "letters, digits, _ or -"),
+    ({"job": ""}, "letters, digits, _ or -"),
+    ({"request": asked(1, "#DW stage_in type=file source=/etc/shadow destination=$DW_JOB_STRIPED/a")}, "is outside"),
+]
+
+
+@pytest.mark.parametrize(("how", "words"), REFUSED)
+def test_a_setup_that_cannot_be_had_is_refused_and_changes_nothing(how: dict[str, Any], words: str) -> None:
+    world = world_at(GuestPhase.STAGED_IN)
+    jobs = world.state.jobs
+    refusal = world.setup(**{"job": "42", **how})
+    assert isinstance(refusal, Refusal)
+    assert words in refusal.sentence
+    assert world.state.jobs == jobs
+
+
+def test_a_pool_that_is_on_the_nodes_is_refused_with_those_that_are_not() -> None:
+    world = GuestWorld({"fast": 100, "local": 100})
+    world.settle(c.ChangePool("local", place=""))
+    refusal = world.setup(request=asked(10, pool="local"))
+    assert isinstance(refusal, Refusal)
+    assert "pool local is on the nodes themselves" in refusal.sentence
+    assert refusal.remedy == "use one of: fast"
+
+
+def test_access_mode_private_is_refused() -> None:
+    world = GuestWorld()
+    assert WANTED.buffer is not None
+    refusal = world.setup(request=replace(WANTED, buffer=replace(WANTED.buffer, access=(Access.PRIVATE,))))
+    assert isinstance(refusal, Refusal)
+    assert "access_mode=private cannot be set up for each node" in refusal.sentence
+
+
+def test_a_user_who_may_have_no_buffers_has_none_as_a_guest() -> None:
+    world = GuestWorld(deny_users=("alan",))
+    refusal = world.setup()
+    assert isinstance(refusal, Refusal)
+    assert refusal.sentence == "User found in DenyUsers"
+
+
+# ---- whose guests they are
+
+
+def test_the_same_name_of_another_cluster_is_refused_with_the_address_of_the_first() -> None:
+    world = world_at(GuestPhase.STAGED_IN)
+    for command in (
+        c.RegisterScheduler("another", "head7"),
+        c.TearDownGuest("another", "42"),
+        c.StageInGuest("x", "42"),
+    ):
+        refusal = world.ask(command)
+        assert isinstance(refusal, Refusal)
+        assert "which last came from head1" in refusal.sentence
+        assert "forebay scheduler release slurm" in refusal.remedy
+    assert world.phase() is GuestPhase.STAGED_IN
+
+
+def test_another_host_of_the_same_cluster_takes_over() -> None:
+    world = world_at(GuestPhase.STAGED_IN)
+    assert world.ask(c.RegisterScheduler(CLUSTER, "backup2")) == 0
+    assert world.begin() != 0
+    refusal = world.ask(c.RegisterScheduler("another", "head7"))
+    assert isinstance(refusal, Refusal)
+    assert "which last came from backup2" in refusal.sentence
+
+
+def test_a_name_that_an_operator_releases_is_free_for_another_cluster() -> None:
+    world = GuestWorld()
+    assert world.settle(c.ReleaseScheduler("slurm")) == 0
+    assert world.ask(c.RegisterScheduler("another", "head7")) == 0
+    assert isinstance(world.setup(), Refusal)
+
+
+def test_a_scheduler_has_its_own_guests_and_no_others() -> None:
+    world = world_at(GuestPhase.STAGED_IN)
+    pbs = c.Actor(c.ActorRole.SCHEDULER, "pbs")
+    world.ask(c.RegisterScheduler("pbs-1", "head3"), pbs)
+    assert world.ask(c.TearDownGuest("pbs-1", "42", True), pbs) == 0
+    assert world.phase() is GuestPhase.STAGED_IN
+    assert isinstance(world.ask(c.BeginGuestRun("pbs-1", "42"), pbs), Refusal)
+
+
+GUEST_COMMANDS = (
+    c.RegisterScheduler(CLUSTER, "head1"),
+    c.SetupGuest(CLUSTER, "42", 1000, WANTED),
+    c.StageInGuest(CLUSTER, "42"),
+    c.BeginGuestRun(CLUSTER, "42"),
+    c.EndGuestRun(CLUSTER, "42"),
+    c.StageOutGuest(CLUSTER, "42"),
+    c.TearDownGuest(CLUSTER, "42"),
+)
+
+
+@pytest.mark.parametrize("command", GUEST_COMMANDS)
+def test_nobody_but_a_scheduler_asks_for_guests(command: c.Command) -> None:
+    world = world_at(GuestPhase.STAGED_IN)
+    for actor in (OPERATOR, user("alan"), user("slurm"), agent("n1"), c.CONTROLLER):
+        refusal = world.settle(command, actor)
+        assert isinstance(refusal, Refusal)
+        assert refusal.code is RefusalCode.PERMISSION_DENIED
+
+
+def test_a_scheduler_asks_for_nothing_else() -> None:
+    world = world_at(GuestPhase.STAGED_IN)
+    for command in (c.CancelJob(1), c.ClearBuffer(1), c.ExportBuffer(1), c.ReleaseScheduler("slurm"), c.ReleaseJob(1)):
+        refusal = world.ask(command)
+        assert isinstance(refusal, Refusal)
+        assert refusal.code is RefusalCode.PERMISSION_DENIED
+
+
+# ---- what lingers
+
+
+def test_what_was_torn_down_before_it_ran_is_taken_up_by_a_setup_of_the_same() -> None:
+    world = world_at(GuestPhase.LINGERING)
+    before = world.guest()
+    assert world.orders() == ()
+    world.setup()
+    assert world.phase() is GuestPhase.SET_UP
+    taken = world.guest()
+    assert (taken.id, taken.mover) == (before.id, before.mover)
+    assert taken.guest is not None
+    assert taken.guest.epoch == 2
+    world.stage_in()
+    assert world.order(taken.id).attempt > before.attempt - 1
+    world.finish_operation()
+    assert world.phase() is GuestPhase.STAGED_IN
+
+
+def test_a_teardown_that_comes_late_never_finds_what_was_taken_up_since() -> None:
+    world = world_at(GuestPhase.LINGERING)
+    world.setup()
+    world.stage_in()
+    world.finish_operation()
+    world.begin()
+    assert world.tear_down(hurry=True, epoch=1) == 0
+    assert world.phase() is GuestPhase.RUNNING
+
+
+def test_a_setup_that_comes_late_takes_nothing_up() -> None:
+    world = world_at(GuestPhase.LINGERING)
+    assert world.setup(epoch=1) == 0
+    assert world.phase() is GuestPhase.LINGERING
+    assert world.setup(epoch=2) != 0
+    assert world.phase() is GuestPhase.SET_UP
+
+
+def test_what_is_taken_up_and_not_staged_lingers_again() -> None:
+    world = world_at(GuestPhase.LINGERING)
+    world.setup()
+    world.tear_down()
+    assert world.phase() is GuestPhase.LINGERING
+
+
+def test_a_report_of_a_stage_in_that_was_torn_down_no_longer_counts() -> None:
+    world = world_at(GuestPhase.STAGING_IN)
+    order = world.order(world.guest().id)
+    world.tear_down(hurry=True)
+    late = world.report(world.guest().id, c.OperationDone(1, 1), order)
+    assert isinstance(late, Refusal)
+    assert late.code is RefusalCode.STALE_ATTEMPT
+
+
+def test_it_lingers_for_as_long_as_agreed() -> None:
+    world = world_at(GuestPhase.LINGERING)
+    world.advance(299)
+    assert world.phase() is GuestPhase.LINGERING
+    world.advance(1)
+    assert world.phase() is GuestPhase.TEARDOWN
+    world.finish_operation()
+    assert world.free() == 100
+
+
+def test_nothing_lingers_where_the_site_says_so() -> None:
+    world = world_at(GuestPhase.STAGED_IN)
+    world.configure(GuestLinger="0")
+    world.tear_down()
+    assert world.phase() is GuestPhase.TEARDOWN
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_anybodys_need_of_space_takes_the_oldest_that_lingers_first(native: bool) -> None:
+    world = GuestWorld()
+    for job in ("1", "2", "3"):
+        world.ready(job, asked(30, DATA))
+        world.advance(1)
+    for job in ("2", "1", "3"):
+        world.tear_down(job)
+        world.advance(1)
+    if native:
+        needs = world.submit("#DW jobdw capacity=35 access_mode=striped type=scratch")
+    else:
+        world.setup("9", asked(35, DATA))
+        needs = world.guest("9").id
+    assert [world.phase(job) for job in "213"] == [GuestPhase.TEARDOWN, GuestPhase.LINGERING, GuestPhase.LINGERING]
+    assert world.state.buffers[needs].held_bytes == 0
+    world.finish_operation("2")
+    assert world.state.buffers[needs].held_bytes == 35
+
+
+def test_nothing_that_lingers_gives_way_in_vain() -> None:
+    world = GuestWorld()
+    world.running("1", asked(60, DATA))
+    world.ready("2", asked(30, DATA))
+    world.tear_down("2")
+    world.setup("3", asked(50, DATA))
+    assert world.phase("2") is GuestPhase.LINGERING
+
+
+def test_what_ran_never_lingers() -> None:
+    for phase in WITH_RESULTS:
+        for command in COMMANDS:
+            world = world_at(phase)
+            COMMANDS[command](world)
+            assert world.phase() is not GuestPhase.LINGERING
+
+
+# ---- what is parked
+
+
+def test_what_is_parked_counts_is_exported_later_and_then_gone() -> None:
+    world = world_at(GuestPhase.PARKED)
+    assert world.free() == 90
+    job = world.guest().id
+    assert world.settle(c.ExportBuffer(job), user()) == job
+    assert [order.stage for order in world.orders()] == ["stage_out"]
+    world.finish_operation()
+    world.finish_operation()
+    assert (world.phase(), world.free()) == (GuestPhase.OVER, 100)
+
+
+def test_what_is_parked_before_any_export_is_exported_when_somebody_says_so() -> None:
+    world = world_at(GuestPhase.RUNNING)
+    world.tear_down()
+    assert world.orders() == ()
+    assert world.settle(c.ExportBuffer(world.guest().id), OPERATOR) != 0
+    assert [order.stage for order in world.orders()] == ["stage_out"]
+
+
+def test_a_stage_out_that_goes_on_as_it_is_parked_goes_on() -> None:
+    world = world_at(GuestPhase.STAGING_OUT)
+    order = world.order(world.guest().id)
+    world.tear_down()
+    assert world.phase() is GuestPhase.PARKED
+    assert world.orders() == (order,)
+    world.finish_operation()
+    assert world.phase() is GuestPhase.TEARDOWN
+
+
+def test_what_is_parked_is_removed_only_with_discard() -> None:
+    world = world_at(GuestPhase.PARKED)
+    job = world.guest().id
+    assert isinstance(world.settle(c.ClearBuffer(job)), Refusal)
+    assert world.settle(c.ClearBuffer(job, discard=True)) == job
+    assert world.phase() is GuestPhase.TEARDOWN
+
+
+def test_nobody_but_its_user_and_operators_export_it() -> None:
+    world = world_at(GuestPhase.PARKED)
+    assert isinstance(world.settle(c.ExportBuffer(world.guest().id), user("eve")), Refusal)
+
+
+def test_a_job_number_used_again_never_mixes_with_what_is_parked() -> None:
+    world = world_at(GuestPhase.PARKED)
+    old = world.guest()
+    world.setup()
+    new = world.guest()
+    assert new.id != old.id
+    assert (old.guest and old.guest.epoch, new.guest and new.guest.epoch) == (1, 2)
+    assert world.free() == 80
+
+
+def test_an_epoch_is_not_used_twice_while_anything_of_its_name_is_there() -> None:
+    world = GuestWorld(finished_jobs_kept=0)
+    world.running()
+    world.tear_down()
+    for expected in (2, 3, 4):
+        world.setup(request=OTHER)
+        assert find_guest(world.state, "slurm:42").epoch == expected
+        world.tear_down()
+        world.run_pass()
+        assert find_guest(world.state, "slurm:42").job is None
+    world.settle(c.ClearBuffer(1, discard=True))
+    world.done(1)
+    assert not world.state.guests
+    world.setup()
+    assert find_guest(world.state, "slurm:42").epoch == 1
+
+
+# ---- guests and native jobs
+
+
+def test_a_native_job_is_passed_by_so_many_guests_and_no_more() -> None:
+    world = GuestWorld(max_passes=3)
+    world.running("0", asked(40, DATA))
+    native = world.submit("#DW jobdw capacity=80 access_mode=striped type=scratch")
+    for job in range(1, 9):
+        world.setup(str(job), asked(5, DATA))
+    given = [job for job in range(1, 9) if world.phase(str(job)) is GuestPhase.SET_UP]
+    assert given == [1, 2, 3]
+    assert world.state.jobs[native].passed == 3
+    for job in (0, 1, 2, 3):
+        world.tear_down(str(job), hurry=True)
+    while world.state.buffers[native].held_bytes == 0:
+        world.finish_operation("0")
+    assert [job for job in range(4, 9) if world.phase(str(job)) is GuestPhase.SET_UP] == [4, 5, 6, 7]
+
+
+def test_a_guest_gets_space_before_native_jobs_that_always_wait() -> None:
+    world = GuestWorld()
+    natives = [world.submit("#DW jobdw capacity=50 access_mode=striped type=scratch") for _ in range(6)]
+    world.setup(request=asked(50, DATA))
+    assert world.phase() is GuestPhase.WAITING
+    world.done(natives[0])
+    while world.state.buffers[natives[0]].held_bytes:
+        world.done(natives[0])
+    assert world.phase() is GuestPhase.SET_UP
+
+
+@pytest.mark.parametrize("why", ["it is held", "no node is there for it"])
+def test_who_was_passed_often_and_does_not_wait_for_space_keeps_no_guest_back(why: str) -> None:
+    world = GuestWorld(max_passes=1)
+    world.running("0", asked(40, DATA))
+    native = world.submit("#DW jobdw capacity=80 access_mode=striped type=scratch")
+    world.setup("1", asked(5, DATA))
+    assert world.state.jobs[native].passed == 1
+    world.setup("2", asked(5, DATA))
+    assert world.phase("2") is GuestPhase.WAITING
+    world.settle(c.HoldJob(native) if why == "it is held" else c.DrainNode("n1", "x"))
+    assert world.phase("2") is GuestPhase.SET_UP
+
+
+# ---- what only one of the two knows of
+
+
+def _events(world: GuestWorld) -> list[e.Event]:
+    return [event for batch in world.ledger for entry in batch.entries for event in entry.events]
+
+
+@pytest.mark.parametrize("phase", [GuestPhase.SET_UP, GuestPhase.STAGING_IN, GuestPhase.STAGED_IN])
+def test_what_its_scheduler_no_longer_knows_and_never_ran_does_not_linger(phase: GuestPhase) -> None:
+    world = world_at(phase)
+    assert not isinstance(world.ask(c.TearDownGuest(CLUSTER, "42", reason="Slurm does not know it")), Refusal)
+    assert world.phase() in (GuestPhase.TEARDOWN, GuestPhase.OVER)
+    assert [event.reason for event in _events(world) if isinstance(event, e.TeardownStarted)] == [
+        "Slurm does not know it"
+    ]
+
+
+@pytest.mark.parametrize("phase", [GuestPhase.RUNNING, GuestPhase.POST_RUN, GuestPhase.STAGE_OUT_FAILED])
+def test_what_its_scheduler_no_longer_knows_and_ran_is_parked_with_the_reason(phase: GuestPhase) -> None:
+    world = world_at(phase)
+    assert not isinstance(world.ask(c.TearDownGuest(CLUSTER, "42", reason="Slurm does not know it")), Refusal)
+    assert world.phase() is GuestPhase.PARKED
+    assert "Slurm does not know it" in world.guest().comment
+
+
+def test_a_guest_that_is_missed_is_an_event_and_nothing_else() -> None:
+    world = GuestWorld()
+    before = world.state
+    assert world.ask(c.MissGuest(CLUSTER, "42", "staged-in")) == 0
+    assert (world.state.guests, world.state.jobs) == (before.guests, before.jobs)
+    world.setup()
+    assert world.ask(c.MissGuest(CLUSTER, "42", "staged-in")) == 0  # it is there
+    assert [event for event in _events(world) if isinstance(event, e.GuestMissed)] == [
+        e.GuestMissed("slurm:42", "staged-in")
+    ]
+
+
+@pytest.mark.parametrize("text", ["x" * 10_000, "a\nb", "\x1b[2J"])
+def test_what_a_scheduler_says_is_bounded_and_has_no_control_characters(text: str) -> None:
+    world = world_at(GuestPhase.STAGED_IN)
+    for command in (c.TearDownGuest(CLUSTER, "42", reason=text), c.MissGuest(CLUSTER, "43", text)):
+        refusal = world.ask(command)
+        assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.INVALID_FIELD
+    assert world.phase() is GuestPhase.STAGED_IN

@@ -1,0 +1,275 @@
+"""Persistent buffers of another scheduler's jobs: made and removed for a user that it names, used by its guests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from replica.decide import job_about
+from replica.messages import commands as c
+from replica.model.buffers import Access
+from replica.model.requests import CreatePersistent
+from replica.operations.guests import GuestPhase
+from replica.values.errors import Refusal, RefusalCode
+from replica.views import persistent_paths
+from tests.replica.guest_world import CLUSTER, SLURM, GuestWorld, asked
+from tests.replica.test_persistent import DESTROYS_LAKE, asks, lake
+from tests.replica.world import OPERATOR, agent, user
+
+USES = "#DW persistentdw name=lake"
+KEEPS = "#DW stage_in type=file source=/in/a destination=$DW_PERSISTENT_STRIPED_lake/a"
+
+
+def world(flags: str = "EnablePersistent", **fields: Any) -> GuestWorld:
+    made = GuestWorld(**fields)
+    made.configure(Flags=flags)
+    return made
+
+
+def make(here: GuestWorld, name: str = "lake", size: int = 40, *, who: str = "alan", **fields: Any) -> Refusal | int:
+    wanted = CreatePersistent(name, size, fields.pop("pool", "fast"), (Access.STRIPED,), "scratch", "capacity", "bare")
+    command = c.MakePersistent(fields.pop("cluster", CLUSTER), who, fields.pop("uid", 1000), 100, wanted)
+    return here.ask(command, **fields)
+
+
+def remove(here: GuestWorld, name: str = "lake", *, who: str = "alan", **fields: Any) -> Refusal | int:
+    return here.ask(c.RemovePersistent(CLUSTER, who, fields.pop("uid", 1000), 100, name), **fields)
+
+
+def carried_out(here: GuestWorld, who: str = "alan") -> None:
+    """Have a mover do what a command has begun, to its end."""
+    job = job_about(here.state, who, "lake")
+    assert job is not None
+    here.finish(job.id)
+    assert job_about(here.state, who, "lake") is None
+
+
+def made(here: GuestWorld) -> None:
+    assert not isinstance(make(here), Refusal)
+    carried_out(here)
+    assert lake(here) == "allocated"
+
+
+def test_a_persistent_buffer_is_its_users_and_lies_in_the_place_that_all_nodes_see() -> None:
+    here = world()
+    made(here)
+    buffer = here.state.persistent["lake"]
+    assert (buffer.user, buffer.gid, buffer.pool, buffer.granted_bytes) == ("alan", 100, "fast", 40)
+    assert buffer.place == "bb" and buffer.node == ""
+    assert here.free() == 60
+    assert not isinstance(remove(here), Refusal)
+    carried_out(here)
+    assert lake(here) == "none" and here.free() == 100
+
+
+@pytest.mark.parametrize("how_far", ["waits", "begun", "made"])
+def test_asking_again_makes_nothing_twice(how_far: str) -> None:
+    here = world()
+    if how_far == "waits":
+        here.running("42", asked(80))
+    if how_far == "made":
+        made(here)
+    else:
+        make(here)
+    jobs, revision = here.state.next_job, len(here.ledger)
+    for _ in range(3):
+        assert make(here) == 0
+    assert here.state.next_job == jobs
+    assert not any(entry.events for batch in here.ledger[revision:] for entry in batch.entries)
+
+
+@pytest.mark.parametrize("how_far", ["none", "begun", "gone"])
+def test_removing_again_removes_nothing_twice(how_far: str) -> None:
+    here = world()
+    if how_far != "none":
+        made(here)
+        remove(here)
+    if how_far == "gone":
+        carried_out(here)
+    jobs, revision = here.state.next_job, len(here.ledger)
+    for _ in range(3):
+        assert remove(here) == 0
+    assert here.state.next_job == jobs
+    assert not any(entry.events for batch in here.ledger[revision:] for entry in batch.entries)
+
+
+@pytest.mark.parametrize("how_far", ["waits", "begun"])
+def test_what_is_not_made_yet_is_given_up(how_far: str) -> None:
+    here = world()
+    if how_far == "waits":
+        here.running("42", asked(80))
+    make(here)
+    assert lake(here) == ("none" if how_far == "waits" else "allocating")
+    job = job_about(here.state, "alan", "lake")
+    remove(here)
+    if how_far == "begun":
+        assert lake(here) == "deleting" and job is not None
+        here.finish(job.id)
+    assert lake(here) == "none"
+    assert here.free() == (20 if how_far == "waits" else 100)
+
+
+def test_nobody_else_makes_or_removes_what_is_a_users_own() -> None:
+    here = world()
+    made(here)
+    for outcome in (make(here, who="brenda", uid=1001), remove(here, who="brenda", uid=1001)):
+        assert isinstance(outcome, Refusal) and outcome.code is RefusalCode.PERMISSION_DENIED
+        assert "lake is another user's" in outcome.sentence
+    assert lake(here) == "allocated"
+
+
+@pytest.mark.parametrize("uid, who", [(0, "root"), (0, "alan"), (1000, "root"), (-1, "alan")])
+def test_nothing_is_made_or_removed_for_root(uid: int, who: str) -> None:
+    here = world()
+    for outcome in (make(here, who=who, uid=uid), remove(here, who=who, uid=uid)):
+        assert isinstance(outcome, Refusal)
+        assert outcome.sentence == "User root can not allocate burst buffers"
+
+
+def test_who_may_have_no_buffers_has_no_persistent_one() -> None:
+    here = world()
+    here.configure(DenyUsers="alan")
+    for outcome in (make(here), remove(here)):
+        assert isinstance(outcome, Refusal) and "DenyUsers" in outcome.sentence
+
+
+def test_where_only_operators_make_persistent_buffers_no_scheduler_does() -> None:
+    here = world("DisablePersistent")
+    outcome = make(here)
+    assert isinstance(outcome, Refusal) and outcome.code is RefusalCode.PERMISSION_DENIED
+    assert "Flags=EnablePersistent" in outcome.remedy
+
+
+def test_no_other_cluster_and_no_other_role_asks_for_them() -> None:
+    here = world()
+    assert isinstance(make(here, cluster="another"), Refusal)
+    for actor in (OPERATOR, user("alan"), agent("n1"), c.CONTROLLER):
+        for outcome in (make(here, actor=actor), remove(here, actor=actor)):
+            assert isinstance(outcome, Refusal) and outcome.code is RefusalCode.PERMISSION_DENIED
+    unknown = make(here, actor=c.Actor(c.ActorRole.SCHEDULER, "pbs"))
+    assert isinstance(unknown, Refusal) and unknown.remedy == "register it first"
+
+
+def test_a_pool_of_the_nodes_themselves_is_refused() -> None:
+    here = world(pools={"fast": 100})
+    here.settle(c.SetPool(here.state.pools["fast"].__class__("own", 100, 1)))
+    outcome = make(here, pool="own")
+    assert isinstance(outcome, Refusal) and "pool own is on the nodes themselves" in outcome.sentence
+    assert outcome.remedy == "use one of: fast"
+
+
+@pytest.mark.parametrize("name", ["1lake", "la/ke", "", ".lake", "x" * 300])
+def test_what_can_be_no_name_is_refused(name: str) -> None:
+    assert isinstance(make(world(), name), Refusal)
+
+
+# ---- guests that use them
+
+
+def uses(capacity: int = 10, *lines: str) -> Any:
+    from msgspec.structs import replace
+
+    request = asked(capacity or 10, USES, *lines)
+    if capacity:
+        return request
+    assert request.buffer is not None
+    return replace(request, buffer=replace(request.buffer, capacity_bytes=0))
+
+
+@pytest.mark.parametrize("capacity", [0, 10])
+def test_a_guest_works_with_a_persistent_buffer_with_or_without_one_of_its_own(capacity: int) -> None:
+    here = world()
+    made(here)
+    here.setup(request=uses(capacity, KEEPS))
+    assert here.phase() is GuestPhase.SET_UP
+    assert here.buffer().places == ("bb",) and here.free() == 60 - capacity
+    assert persistent_paths(here.state, here.guest().id) == {"lake": "/bb/" + here.state.persistent["lake"].directory}
+    here.stage_in()
+    [order] = [order for order in here.orders(here.guest().mover) if order.job == here.guest().id]
+    assert order.uses == ("lake",) and dict(order.persistent)["lake"].directory.startswith("test/lake.")
+    here.finish_operation()
+    here.begin()
+    remove(here)
+    assert lake(here) == "allocated", "it is removed while a job works with it"
+    here.end()
+    here.stage_out()
+    while here.phase() is not GuestPhase.OVER:
+        here.finish_operation()
+    carried_out(here)
+    assert lake(here) == "none" and here.free() == 100
+
+
+def test_what_is_not_there_yet_is_waited_for_as_long_as_space_is() -> None:
+    here = world()
+    here.setup(request=uses())
+    here.setup("43", asked(10))
+    assert here.phase() is GuestPhase.WAITING and here.phase("43") is GuestPhase.SET_UP, "it keeps others back"
+    made(here)
+    assert here.phase() is GuestPhase.SET_UP
+
+
+def test_what_never_comes_fails_the_setup_with_its_name() -> None:
+    here = world()
+    here.setup(request=uses())
+    here.advance(here.state.site.guest_setup_wait_s + 1)
+    assert here.phase() is GuestPhase.OVER
+    assert here.guest().message == "there is no persistent buffer lake"
+
+
+def test_a_guest_that_uses_one_never_lingers_and_so_keeps_nobody_from_removing_it() -> None:
+    here = world()
+    made(here)
+    here.ready(request=uses(10))
+    here.tear_down()
+    assert here.phase() is GuestPhase.TEARDOWN
+    remove(here)
+    here.finish_operation()
+    carried_out(here)
+    assert lake(here) == "none"
+
+
+def test_one_that_is_on_a_node_is_refused() -> None:
+    here = world()
+    made(here)
+    from msgspec.structs import replace
+
+    kept = here.state.persistent["lake"]
+    here.state = replace(
+        here.state, persistent=here.state.persistent.set("lake", replace(kept, place="", directory="", node="n1"))
+    )
+    from replica.decide import decide
+
+    command = c.SetupGuest(CLUSTER, "42", 1000, uses(0))
+    outcome = decide(here.state, c.Request(bytes(16), SLURM, command), here.at)
+    assert isinstance(outcome, Refusal) and "the persistent buffer lake is on node n1" in outcome.sentence
+
+
+def test_a_native_job_and_a_scheduler_remove_the_same_buffer_once() -> None:
+    here = world()
+    made(here)
+    job = asks(here, DESTROYS_LAKE, nodes=0)
+    assert isinstance(job, int)
+    assert remove(here) == 0
+    here.finish(job)
+    assert lake(here) == "none"
+
+
+def test_what_a_guest_gets_in_a_pass_is_not_removed_in_that_pass() -> None:
+    here = world()
+    made(here)
+    here.running("42", uses(60))
+    here.setup("43", uses(50))
+    remove(here)
+    assert here.phase("43") is GuestPhase.WAITING and lake(here) == "allocated"
+    here.end()
+    here.stage_out()
+    while here.phase() is not GuestPhase.OVER:
+        here.finish_operation()
+    assert (here.phase("43"), lake(here)) == (GuestPhase.SET_UP, "allocated")
+
+
+def test_movers_alone_are_enough() -> None:
+    here = world(nodes=0)
+    made(here)
+    assert all(node.cpus == 0 for node in here.state.nodes.values())
