@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 
-def main(config: Config, name: str) -> int:
-    """Run the agent `name` of the configuration in the foreground until SIGTERM or SIGINT; return its exit code."""
+def main(config: Config, name: str, *, mover: bool = False) -> int:
+    """Run the agent `name` of the configuration in the foreground until SIGTERM or SIGINT; return its exit code.
+
+    `mover`: it stages for places, and runs no scripts.
+    """
     from cluster.agent.service import serve
 
-    return serve(config, name)
+    return serve(config, name, mover=mover)

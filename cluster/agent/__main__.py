@@ -20,13 +20,14 @@ def run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m cluster.agent", description="Run the agent of one node.")
     parser.add_argument("--config", type=Path, default=Path("forebay.toml"), help="the cluster's configuration")
     parser.add_argument("--name", required=True, help="the node, as [[agent]] names it")
+    parser.add_argument("--mover", action="store_true", help="stage for the places of this machine, and run no scripts")
     chosen = parser.parse_args(arguments)
     try:
         config = Config.load(chosen.config)
     except ConfigError as error:
         print(f"forebay agent: {error}", file=sys.stderr)
         return EXIT_CONFIGURATION
-    return main(config, chosen.name)
+    return main(config, chosen.name, mover=chosen.mover)
 
 
 def leave(code: int) -> NoReturn:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from cluster.agent.files import BUFFERS, capacity
+from cluster.agent.files import buffer_path, capacity
 from cluster.agent.home import Home
 from cluster.agent.limits import WATCH_REST_TIMES, WATCH_S, WATCH_TIMEOUT_S
 from cluster.agent.messages import count, figure
@@ -86,10 +86,10 @@ class CapacityWatch:
         capacity_bytes = order.capacity_bytes if order.pool_is_bytes and order.provision is None else 0
         if not capacity_bytes or run.is_overrun:
             return
-        is_refused = self._home.capacity_control.word != capacity.WATCH
+        is_refused = order.place is None and self._home.capacity_control.word != capacity.WATCH
         most, base = inodes_of(capacity_bytes), self._staged.get(order.job)
         look = Look(
-            path=os.path.join(self._home.path, BUFFERS, str(order.job)),
+            path=buffer_path(str(self._home.path), order),
             # Whose file system refuses more is only here if he took files out of their project or into a subvolume of
             # his own, as their owner may.
             most_bytes=blocks_of(capacity_bytes) if is_refused else capacity_bytes,

@@ -136,6 +136,9 @@ POLL_WAIT_S_MAX: Final = 20.0
 POLL_WHILE_MOVING_S: Final = 0.5
 """Seconds that a poll waits while data is moved, so that progress is seen."""
 
+PLACES_LOOK_S: Final = 5.0
+"""Seconds between two looks of a mover at the places: a few movers ask one replica for a few rows."""
+
 GATHER_FROM: Final = 4
 GATHER_S: Final = 0.01
 """From how many activities on a report, and the next poll, wait for more of the kind, count, and how long, seconds:

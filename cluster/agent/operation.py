@@ -69,6 +69,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Where this machine has the programs of the site's provider."""
     cluster: str = ""
     """The cluster's id."""
+    mover: bool = False
+    """Whether it stages for places, and runs no scripts."""
     order_age_s_max: float = ORDER_AGE_S_MAX
     """How long an order counts as standing since the agent asked for it."""
 

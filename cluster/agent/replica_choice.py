@@ -16,7 +16,16 @@ from hashlib import blake2b
 from typing import Final
 
 from cluster.client import ApiError, Client
-from cluster.schemas import PollAnswer, PollRequest, RegisterAnswer, RegisterRequest, ReportsAnswer, ReportsRequest
+from cluster.schemas import (
+    PlacesAnswer,
+    PollAnswer,
+    PollRequest,
+    RegisterAnswer,
+    RegisterRequest,
+    ReportsAnswer,
+    ReportsRequest,
+)
+from cluster.schemas.operations import LIST_PLACES
 from cluster.system import Address, AddressError, Clock
 
 logger = logging.getLogger(__name__)
@@ -111,6 +120,10 @@ class AgentClient:
     async def register(self, node: str, request: RegisterRequest) -> RegisterAnswer:
         """Announce the agent; ApiError."""
         return await self._client.register(node, request)
+
+    async def places(self) -> PlacesAnswer:
+        """Return the cluster's places."""
+        return await self._client.call(LIST_PLACES)
 
     async def report(self, node: str, request: ReportsRequest) -> ReportsAnswer:
         """Report results; ApiError."""

@@ -12,7 +12,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from cluster.agent.files import STEPS, FileRefused, ImageRefused, RemovalFailed, capacity, is_no_room
+from cluster.agent.files import (
+    STEPS,
+    FileRefused,
+    ImageRefused,
+    PlaceRefused,
+    RemovalFailed,
+    capacity,
+    is_no_room,
+    open_parent,
+)
 from cluster.agent.home import GivenUp, Handle, Home
 from cluster.agent.limits import DISK_FULL_RETRY_S, DISK_FULL_RETRY_S_MAX, SUPERVISOR_LAUNCHES_MAX, SUPERVISOR_POLL_S
 from cluster.agent.messages import failure
@@ -40,7 +49,7 @@ from cluster.agent.scripts import (
 from cluster.agent.worker import PRE_RUN, inodes_of, paths_of
 from cluster.system import boot_id, closing, open_directory, start_time
 from replica.messages import OperationFailed, ScriptEnded
-from replica.model import JobState, Order
+from replica.model import JobState, Order, OrderPlace
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +117,9 @@ class ScriptRun:
             return ScriptEnded(JobState.CANCELLED)
         except AccountRefused as error:
             return ScriptEnded(JobState.FAILED, CANNOT_EXECUTE, 0, str(error))
+        except PlaceRefused as error:
+            # The script has not begun: the job is not lost, and this is said as its reason.
+            return failure(str(error))
         except (FileRefused, RemovalFailed, ImageRefused) as error:
             return _node_fail(str(error))
         except OSError as error:
@@ -168,15 +180,37 @@ class ScriptRun:
 
     def _see_mounted(self) -> None:
         """See that what the script will write to is mounted, where buffers are images. ImageRefused."""
-        if self._order.provision is None:
+        place = self._order.place
+        placed = dict(self._order.persistent)
+        if place is not None:
+            self._see_place(place)
+        elif self._order.provision is None:
             capacity.see_mounted(self._home.buffers, str(self._order.job))
-            for name in self._order.uses:
+        for name in self._order.uses:
+            if name in placed:
+                self._see_place(placed[name])
+            elif self._order.provision is None:
                 capacity.see_mounted(self._home.persistent, name)
+
+    def _see_place(self, place: OrderPlace) -> None:
+        """See that this node has mounted the place, and the buffer is there. PlaceRefused."""
+        try:
+            parent, name = open_parent(place, switch=self._settings.accounts == "switch")
+            with closing(parent):
+                os.close(open_directory(name, dir_fd=parent))
+        except OSError as error:
+            sentence = f"node {self._settings.node} does not see {place.directory} in place {place.name} ({place.path})"
+            raise PlaceRefused(f"{sentence}: {error.strerror}; see what is mounted there") from error
 
     def _hold_inodes(self) -> None:
         """Bound how many files the script may make, where the file system can: beside those that were staged in."""
         order, control = self._order, self._home.capacity_control.word
-        if control == capacity.WATCH or order.provision is not None or not (order.pool_is_bytes and order.has_buffer):
+        if (
+            control == capacity.WATCH
+            or order.place is not None
+            or order.provision is not None
+            or not (order.pool_is_bytes and order.has_buffer)
+        ):
             return
         if order.capacity_bytes:
             with contextlib.suppress(FileNotFoundError):

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from cluster.agent.activities import Activities
-from cluster.agent.files import BUFFERS, FileRefused
+from cluster.agent.files import BUFFERS, FileRefused, PlaceRefused, identity_at
 from cluster.agent.home import AgentFailed, DiskFullRetry, GivenUp, Home, Outbox
 from cluster.agent.limits import (
     BACK_OFF_S,
@@ -23,6 +23,7 @@ from cluster.agent.limits import (
     GATHER_S,
     ORDER_AGE_S_MAX,
     ORDER_AGE_S_MIN,
+    PLACES_LOOK_S,
     POLL_WAIT_S,
     POLL_WAIT_S_MAX,
     POLL_WHILE_MOVING_S,
@@ -81,6 +82,12 @@ CLOCK_OFF: Final = "command_too_old"
 """Code with which a registration is refused if its id is too far from the leader's clock: a clock can be set."""
 
 
+NO_PLACE: Final = (
+    "no place of the cluster is on this machine: mount one, mark it with `forebay place mark`, and see "
+    "`forebay place list`"
+)
+
+
 class Agent:
     """Agent in its directory."""
 
@@ -88,7 +95,8 @@ class Agent:
         """Prepare; AgentFailed or FileRefused if what an earlier agent left cannot be read."""
         self._home = home
         self._node = settings.node
-        self._cpus = cpus
+        self._cpus = 0 if settings.mover else cpus
+        self._is_mover = settings.mover
         self._controller = controller
         self._clock = clock
         self._instance = uuid.uuid4().hex
@@ -100,6 +108,10 @@ class Agent:
         once."""
         self._least_revision = 0
         """No answer of an older revision is believed."""
+        self._places: dict[str, str] = {}
+        """The places that it stages for, as it registered."""
+        self._not_staged: frozenset[str] = frozenset()
+        """Why it does not stage for the others, as it was logged."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set; AgentFailed if the agent cannot go on."""
@@ -109,6 +121,8 @@ class Agent:
         reporter = asyncio.create_task(self._send_reports())
         poller = asyncio.create_task(self._follow_orders())
         tasks: set[asyncio.Task[Any]] = {stopping, broken, reporter, poller}
+        if self._is_mover:
+            tasks.add(asyncio.create_task(self._watch_places()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -200,6 +214,15 @@ class Agent:
     async def _register(self) -> None:
         back_off = _BackOff("register")
         while True:
+            try:
+                seen = await self._see_places() if self._is_mover else {}
+            except ApiError as error:
+                await back_off.after(error)
+                continue
+            if self._is_mover and not seen:
+                # Perhaps it is mounted, or the cluster founded, in a moment.
+                await back_off.say(f"agent {self._node} is a mover, and {NO_PLACE}")
+                continue
             request = RegisterRequest(
                 command_id=new_command_id(self._clock),
                 instance=self._instance,
@@ -208,6 +231,7 @@ class Agent:
                 buffers=str(self._home.path / BUFFERS),
                 process_control="listing" if self._home.cgroups is None else "cgroup",
                 capacity_control=self._home.capacity_control.word,
+                places=seen,
             )
             try:
                 answer = await self._controller.register(self._node, request)
@@ -216,6 +240,7 @@ class Agent:
                     raise AgentFailed(f"the controller refused agent {self._node}: {error}") from error
                 await back_off.after(error)
                 continue
+            self._places = seen
             self._least_revision = max(self._least_revision, answer.revision)
             # Whatever was known is asked for again.
             self._seen_revision = 0
@@ -223,6 +248,46 @@ class Agent:
                 "agent %s registered at revision %s with storage %s", self._node, answer.revision, self._home.storage_id
             )
             return
+
+    async def _see_places(self) -> dict[str, str]:
+        """Return the cluster's places that this machine has mounted, each with what its own file says.
+
+        They are the agreed ones: nobody has to keep a second list of them here.
+        """
+        found: dict[str, str] = {}
+        reasons = set()
+        for place in (await self._controller.places()).places:
+            try:
+                identity = await asyncio.to_thread(identity_at, place.path)
+            except PlaceRefused as error:
+                reasons.add(f"place {place.name}: {error}")
+                continue
+            if place.identity and identity != place.identity:
+                reasons.add(f"place {place.name}: what is at {place.path} is another one; mount that there")
+                continue
+            found[place.name] = identity
+        for reason in sorted(reasons - self._not_staged):
+            logger.warning("agent %s does not stage for %s", self._node, reason)
+        self._not_staged = frozenset(reasons)
+        return found
+
+    async def _watch_places(self) -> None:
+        """Register again when another place is made or mounted, or one is gone: others take over what lies there.
+
+        AgentFailed where none is left: who does not answer any more is taken over from, too.
+        """
+        while True:
+            await asyncio.sleep(PLACES_LOOK_S)
+            if not self._places:
+                continue
+            try:
+                seen = await self._see_places()
+            except ApiError:
+                continue
+            if not seen:
+                raise AgentFailed(f"agent {self._node} is a mover, and {NO_PLACE}")
+            if seen != self._places:
+                await self._register()
 
     async def _send_reports(self) -> None:
         back_off = _BackOff("send results")
@@ -348,7 +413,7 @@ def _say_capacity_control(home: Home) -> None:
         logger.info("buffers are held to their capacity by %s", control.word)
 
 
-async def _serve(config: Config, name: str) -> None:
+async def _serve(config: Config, name: str, *, mover: bool) -> None:
     own = config.agent(name)
     clock = SystemClock()
     config.check_accounts(own, os.geteuid())
@@ -362,6 +427,7 @@ async def _serve(config: Config, name: str) -> None:
         local=config.provider_here(own.directory),
         process=config.job_process,
         cluster=config.cluster.id,
+        mover=mover,
         order_age_s_max=max(ORDER_AGE_S_MIN, min(ORDER_AGE_S_MAX, config.timing.node_down_s * 2 / 3)),
     )
     stop = asyncio.Event()
@@ -391,8 +457,8 @@ async def _serve(config: Config, name: str) -> None:
                     home.cgroups.remove()
 
 
-def serve(config: Config, name: str) -> int:
-    """Run an agent in the foreground until SIGTERM or SIGINT; return its exit code.
+def serve(config: Config, name: str, *, mover: bool = False) -> int:
+    """Run an agent in the foreground until SIGTERM or SIGINT; return its exit code. `mover`: it only stages for places.
 
     What goes wrong is one sentence on standard error.
     """
@@ -402,7 +468,7 @@ def serve(config: Config, name: str) -> int:
     gc.collect()
     gc.freeze()
     try:
-        asyncio.run(_serve(config, name))
+        asyncio.run(_serve(config, name, mover=mover))
     except (ConfigError, TlsRefused) as error:
         print(f"forebay agent: {error}", file=sys.stderr)
         return EXIT_CONFIGURATION

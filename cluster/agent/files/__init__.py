@@ -1,6 +1,7 @@
 """Files as an agent must treat them: durable writes, safe paths (openat), removal, capacity of buffers."""
 
 from cluster.agent.files import capacity as capacity
+from cluster.agent.files import places as places
 from cluster.agent.files import subvolumes as subvolumes
 from cluster.agent.files.durable import (
     BUFFERS,
@@ -41,4 +42,5 @@ from cluster.agent.files.paths import (
     outside_target,
     split,
 )
+from cluster.agent.files.places import PlaceRefused, buffer_path, identity_at, open_parent
 from cluster.agent.files.removal import RemovalFailed, empty_directory, remove_removable, remove_tree

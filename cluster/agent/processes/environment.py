@@ -25,7 +25,7 @@ from cluster.agent.files import (
 )
 from cluster.agent.processes.job_processes import SCRIPT_VARIABLE
 from cluster.system import JobProcess, forgo, limit, prepare, reset
-from replica.model import NO_OPTIONS, Order
+from replica.model import NO_OPTIONS, Order, OrderPlace
 
 Mode = Literal["own", "switch"]
 
@@ -225,7 +225,8 @@ def environment_of(
     if order.provision is not None:
         environment.update(paths)
     elif order.has_buffer:
-        environment.update(persistent_variables(os.path.dirname(os.path.dirname(buffer)), order.uses))
+        home = os.path.dirname(os.path.dirname(buffer))
+        environment.update(persistent_variables(home, order.uses, order.persistent))
         environment["FOREBAY_JOB_DIR"] = buffer
         for access in order.access or ("striped",):
             variable = f"DW_JOB_{access.upper()}"
@@ -233,9 +234,14 @@ def environment_of(
     return environment
 
 
-def persistent_variables(home: str, uses: tuple[str, ...]) -> dict[str, str]:
-    """Return what a script finds its persistent buffers by, as DataWarp names it."""
-    return {f"DW_PERSISTENT_STRIPED_{name}": os.path.join(home, PERSISTENT, name) for name in uses}
+def persistent_variables(
+    home: str, uses: tuple[str, ...], placed: tuple[tuple[str, OrderPlace], ...] = ()
+) -> dict[str, str]:
+    """Return what a script finds its persistent buffers by, as DataWarp names it. `placed` says where those lie that
+    are in a place; the others are in the agent's `home`.
+    """
+    places = {name: os.path.join(place.path, place.directory) for name, place in placed}
+    return {f"DW_PERSISTENT_STRIPED_{name}": places.get(name) or os.path.join(home, PERSISTENT, name) for name in uses}
 
 
 def output_path(order: Order) -> str:

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.agent.files import BUFFERS, STEPS, identity_of, is_no_room
+from cluster.agent.files import STEPS, buffer_path, identity_of, is_no_room
 from cluster.agent.limits import DISK_FULL_RETRY_S, DISK_FULL_RETRY_S_MAX
 from cluster.agent.messages import failure
 from cluster.agent.processes import (
@@ -221,7 +221,7 @@ def _child(wanted: ScriptOrder, go: int, refusal: int, lock: int, supervisor: in
         environment = environment_of(
             order,
             account,
-            buffer=os.path.join(wanted.home, BUFFERS, str(order.job)),
+            buffer=buffer_path(wanted.home, order),
             node=wanted.node,
             marker=f"{wanted.storage_id}.{order.job}",
             paths=wanted.paths,

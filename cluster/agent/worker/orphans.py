@@ -27,7 +27,7 @@ from cluster.agent.files import (
 )
 from cluster.agent.transfer import Claimant, fence
 from cluster.system import names_in
-from replica.model import NOTHING_SPECIAL, Order, TransferKind
+from replica.model import NOTHING_SPECIAL, Order, OrderPlace, TransferKind
 
 SWEEP: Final = "sweep"
 """What a worker is told to do about it; no order of the controller says that."""
@@ -45,11 +45,13 @@ class Orphans(msgspec.Struct, frozen=True, kw_only=True):
     """Absolute paths, and such as `$DW_PERSISTENT_STRIPED_lake/a`."""
     uses: tuple[str, ...] = ()
     """Persistent buffers that such paths may be in."""
+    placed: tuple[tuple[str, OrderPlace], ...] = ()
+    """Where those of them lie that are in a place."""
 
     def covers(self, other: Orphans) -> bool:
         """Whether everything of another one is in this one."""
         same = (self.user, self.roots, self.uses) == (other.user, other.roots, other.uses)
-        return same and set(self.directories) >= set(other.directories)
+        return same and self.placed == other.placed and set(self.directories) >= set(other.directories)
 
 
 _ORPHANS: Final = msgspec.json.Decoder(Orphans)
@@ -72,7 +74,9 @@ def expected(order: Order) -> Orphans:
         found[listed.destination] = None
     if not outgoing:
         found = {path: None for path in found if path.lstrip("${").startswith("DW_PERSISTENT_STRIPED_")}
-    return Orphans(user=order.user, roots=order.roots, directories=tuple(found), uses=order.uses)
+    return Orphans(
+        user=order.user, roots=order.roots, directories=tuple(found), uses=order.uses, placed=order.persistent
+    )
 
 
 def begin(orphans: int, reserve_files: ReserveFiles, job: int, left: Orphans) -> None:

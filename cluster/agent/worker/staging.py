@@ -58,7 +58,18 @@ from cluster.agent.transfer import (
 )
 from cluster.agent.worker.items import Movement, RecordPaths, movements, name_of, named
 from cluster.providers import NO_LOCAL, Local, guard
-from cluster.system import Clock, JobProcess, become_subreaper, closing, forgo, limit, names_in, prepare, reset
+from cluster.system import (
+    Clock,
+    JobProcess,
+    become_subreaper,
+    closing,
+    forgo,
+    limit,
+    names_in,
+    open_directory,
+    prepare,
+    reset,
+)
 from replica.messages import OperationDone
 from replica.model import (
     DEFAULT_TRANSFER_RULES,
@@ -291,6 +302,8 @@ class TransferRun(NamedTuple):
     at its end, too."""
     local: Local = NO_LOCAL
     """Which programs this machine's configuration lets the site's name."""
+    shared: bool = False
+    """Whether the buffer lies in a place, where another mover may have begun with it."""
 
 
 def stage_in(order: Order, buffer: int, run: TransferRun) -> OperationDone:
@@ -301,7 +314,10 @@ def stage_in(order: Order, buffer: int, run: TransferRun) -> OperationDone:
     options = _options(order, run.local)
     # What a command did cannot be told from what it did not.
     if commands is not None or not _goes_on(order, buffer, run, options):
-        empty_directory(buffer, shown="the buffer", lasting=False)
+        if run.shared:
+            _see_empty(buffer, run.claimant)
+        else:
+            empty_directory(buffer, shown="the buffer", lasting=False)
     for name in ACCESS_DIRECTORIES:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=buffer)
@@ -324,6 +340,23 @@ def stage_in(order: Order, buffer: int, run: TransferRun) -> OperationDone:
     if receipt_now is not None and receipt is None:
         receipt_now = replace(receipt_now, files=held.files, size_bytes=held.size_bytes)
     return OperationDone(files=held.files, size_bytes=held.size_bytes, digest=done.digest, receipt=receipt_now)
+
+
+def _see_empty(buffer: int, claimant: Claimant) -> None:
+    """Raise TransferFailed unless there is nothing in a buffer that another mover may have begun to fill.
+
+    It is not emptied: who is late would take away what a later attempt has staged.
+    """
+    for name in names_in(buffer):
+        if name == claimant.home:
+            continue
+        if name in ACCESS_DIRECTORIES:
+            with closing(open_directory(name, dir_fd=buffer)) as directory:
+                if not names_in(directory):
+                    continue
+        raise TransferFailed(
+            f"the buffer holds {name}, which no record tells of; release the job to have it staged into a new one"
+        )
 
 
 def stage_out(order: Order, buffer: int, run: TransferRun) -> OperationDone:
@@ -399,7 +432,10 @@ def _goes_on(order: Order, buffer: int, run: TransferRun, options: Options) -> b
         return False
     with RecordPaths(order, buffer, run.persistent) as paths:
         moves = movements(order, paths, run.home)
-        items = [_chosen(move, backend) for move, backend in zip(moves, backends_of(order, moves), strict=True)]
+        items = [
+            _chosen(move, backend, shared=run.shared)
+            for move, backend in zip(moves, backends_of(order, moves), strict=True)
+        ]
         return resumable(items, options, run.context.workspace)
 
 
@@ -419,7 +455,7 @@ def _run(
         items = []
         for move, backend in zip(moves, backends_of(order, moves), strict=True):
             with named(order.stage, move.source, move.destination):
-                item = _chosen(move, backend)
+                item = _chosen(move, backend, shared=run.shared)
                 inside = buffer is not None and not move.persistent
                 if inside:
                     items.append(item._replace(staging=own))
@@ -439,12 +475,14 @@ def _run(
     return receipt
 
 
-def _chosen(move: Movement, backend: str) -> Item:
+def _chosen(move: Movement, backend: str, *, shared: bool) -> Item:
     """Return the item as its directive wants it; a link that is named itself stands for what it leads to beneath the
     directory that its path begins in.
     """
     choice = move.choice
-    item = move.item._replace(backend=backend, move=choice.move, links=cast(Links, choice.links or "keep"))
+    item = move.item._replace(
+        backend=backend, move=choice.move and not shared, links=cast(Links, choice.links or "keep")
+    )
     item = item._replace(acls=choice.acls)
     found = leads_to(item.source) if item.links in ("keep", "follow") else None
     return item if found is None else item._replace(source=found)

@@ -3,7 +3,8 @@
 Run as `python -m cluster.agent.worker.worker` by the agent. What touches a job's files runs as the account that the job
 has here.
 
-Persistent buffers of the native provider are a directory each in the agent's own, which outlives the jobs that use it.
+Persistent buffers of the native provider are a directory each, in the agent's own or in a place, which outlives the
+jobs that use it.
 The owner and its group may read and write it; the owner may change that. Nothing is ever removed through a link."""
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ from cluster.agent.files import (
     FileRefused,
     ImageRefused,
     PathRefused,
+    PlaceRefused,
     RemovalFailed,
     capacity,
     identity_of,
     is_disk_full,
+    places,
     read_bounded,
     remove_removable,
     write_durably,
@@ -74,7 +77,7 @@ from cluster.agent.worker.staging import Commands, TransferRun, capacity_of, cla
 from cluster.agent.worker.work import Outcome, Work
 from cluster.system import SystemClock, closing, die_with_parent, names_in, open_directory, sync_file_system, write_all
 from replica.messages import OperationDone, OperationFailed
-from replica.model import CreatePersistent, PoolUnit, Stage
+from replica.model import CreatePersistent, OrderPlace, PoolUnit, Stage
 from replica.values import name_fault
 
 PERSISTENT_MODE: Final = 0o770
@@ -91,6 +94,22 @@ CLEARED: Final = ".cleared-"
 def _change_persistent(work: Work) -> Outcome:
     """Destroy and create what the order says, destroying first; return what failed. Repeating it does no harm."""
     order = work.order
+    placed = dict(order.persistent)
+    for unwanted in order.destroys:
+        failed = _destroy_placed(placed[unwanted.name], unwanted.name, work) if unwanted.name in placed else None
+        if failed is not None:
+            return failed
+    for wanted in order.creates:
+        failed = _create_placed(placed[wanted.name], wanted, work) if wanted.name in placed else None
+        if failed is not None:
+            return failed
+    order = replace(
+        order,
+        destroys=tuple(one for one in order.destroys if one.name not in placed),
+        creates=tuple(one for one in order.creates if one.name not in placed),
+    )
+    if not (order.destroys or order.creates):
+        return OperationDone()
     with closing(open_directory(os.path.join(work.home, PERSISTENT))) as parent:
         with contextlib.suppress(FileExistsError):
             os.mkdir(MADE, 0o700, dir_fd=parent)
@@ -104,6 +123,61 @@ def _change_persistent(work: Work) -> Outcome:
                 if failed is not None:
                     return failed
     return OperationDone()
+
+
+def _destroy_placed(place: OrderPlace, name: str, work: Work) -> OperationFailed | None:
+    """Remove a persistent buffer from a place. Its directory is of this life of the name alone, so who is late with it
+    finds nothing.
+    """
+    options, shown = work.order.options, f"the persistent buffer {name}"
+    try:
+        parent, directory = places.open_parent(place, switch=work.accounts == "switch", make=True)
+        with closing(parent):
+            if options is None or not options.by_operator:
+                failed = _remove_as_user(work, parent, directory, shown)
+                if failed is not None:
+                    return replace(failed, operation="destroy_persistent")
+            capacity.remove(parent, directory, shown=shown)
+            os.fsync(parent)
+    except (RemovalFailed, ImageRefused, PlaceRefused) as error:
+        return OperationFailed(str(error), operation="destroy_persistent")
+    return None
+
+
+def _create_placed(place: OrderPlace, wanted: CreatePersistent, work: Work) -> OperationFailed | None:
+    """Make a persistent buffer in a place; what an earlier attempt, or another mover, has begun is gone on with."""
+    account = account_for(work.accounts, work.order.user)
+    try:
+        parent, name = places.open_parent(place, switch=account.switch, make=True)
+        with closing(parent):
+            limited = wanted.units == PoolUnit.BYTES.word and wanted.capacity_bytes > 0
+            control = capacity.find_control(parent).word if limited else capacity.WATCH
+            with contextlib.suppress(FileExistsError):
+                capacity.make(parent, name, control, blocks_of(wanted.capacity_bytes))
+            with closing(capacity.open_buffer(parent, name)) as directory:
+                seed = f"{place.identity}.{place.directory}"
+                capacity.hold(directory, control, seed, blocks_of(wanted.capacity_bytes))
+                capacity.hold_inodes(directory, control, inodes_of(wanted.capacity_bytes))
+                _give(directory, account)
+                os.fsync(directory)
+            os.fsync(parent)
+    except FileRefused as error:
+        return OperationFailed(str(error), final=True, operation="create_persistent")
+    except (PlaceRefused, ImageRefused) as error:
+        return OperationFailed(str(error), operation="create_persistent")
+    except OSError as error:
+        sentence = f"the persistent buffer {wanted.name} cannot be made in place {place.name}: {error.strerror}"
+        return OperationFailed(sentence, operation="create_persistent")
+    return None
+
+
+def _give(directory: int, account: Account) -> None:
+    """Give a persistent buffer to its user, once: whoever comes late leaves alone what the owner has changed since."""
+    if account.switch and os.fstat(directory).st_uid == account.uid:
+        return
+    os.fchmod(directory, PERSISTENT_MODE)
+    if account.switch:
+        os.fchown(directory, account.uid, account.gid)
 
 
 def _destroy(parent: int, made: int, name: str, work: Work) -> OperationFailed | None:
@@ -258,7 +332,7 @@ def perform(work: Work) -> Outcome:
         return _OPERATIONS[work.order.stage](work)
     except TransferFailed as error:
         return failure(str(error), final=is_final(error), receipt=error.receipt)
-    except (AccountRefused, PathRefused, RemovalFailed, ImageRefused, Fenced, FenceFailed) as error:
+    except (AccountRefused, PathRefused, RemovalFailed, ImageRefused, Fenced, FenceFailed, PlaceRefused) as error:
         return failure(str(error), final=is_final(error))
     except OSError as error:
         traceback.print_exc()
@@ -282,13 +356,29 @@ def is_final(error: BaseException) -> bool:
     return type(cause) in (AccountRefused, PathRefused, TransferFailed, FenceFailed)
 
 
+def _parent(work: Work, *, make: bool = False) -> tuple[int, str]:
+    """Return a descriptor of what the job's buffer lies in, and its name there; PlaceRefused, OSError."""
+    if work.order.place is None:
+        return open_directory(os.path.join(work.home, BUFFERS)), str(work.order.job)
+    return places.open_parent(work.order.place, switch=work.accounts == "switch", make=make)
+
+
+def _records(work: Work, home: int) -> int:
+    """Return a descriptor of what the records of transfers are kept in: of a place those of each attempt."""
+    if work.order.place is None:
+        return os.dup(home)
+    return places.open_records(work.order.place, work.order.attempt)
+
+
 def _stage_in(work: Work) -> Outcome:
     account = account_for(work.accounts, work.order.user)
     home = open_directory(work.home)
-    buffers = open_directory(BUFFERS, dir_fd=home)
-    name = str(work.order.job)
+    buffers, name = _parent(work, make=True)
     capacity_bytes = capacity_of(work.order)
-    control = work.capacity_control if capacity_bytes else capacity.WATCH
+    control = work.capacity_control
+    if work.order.place is not None:
+        control = capacity.find_control(buffers).word
+    control = control if capacity_bytes else capacity.WATCH
     try:
         capacity.make(buffers, name, control, blocks_of(capacity_bytes))
         # A buffer that was made just now has nothing of an earlier attempt in it.
@@ -297,7 +387,9 @@ def _stage_in(work: Work) -> Outcome:
         pass
     buffer = capacity.open_buffer(buffers, name)
     os.fchmod(buffer, 0o700)
-    capacity.hold(buffer, control, _marker(work), blocks_of(capacity_bytes))
+    # Of a place, whichever mover does it: the same again.
+    seed = _marker(work) if work.order.place is None else f"{work.order.place.identity}.{work.order.place.directory}"
+    capacity.hold(buffer, control, seed, blocks_of(capacity_bytes))
     if account.switch:
         os.fchown(buffer, account.uid, account.gid)
     os.fsync(buffers)
@@ -309,11 +401,12 @@ def _stage_in(work: Work) -> Outcome:
 def _stage_out(work: Work) -> Outcome:
     account = account_for(work.accounts, work.order.user)
     home = open_directory(work.home)
-    buffers = open_directory(BUFFERS, dir_fd=home)
     try:
-        buffer = capacity.open_buffer(buffers, str(work.order.job))
+        buffers, name = _parent(work)
+        buffer = capacity.open_buffer(buffers, name)
     except FileNotFoundError:
-        return failure(f"the buffer of job {work.order.job} is not on this node; nothing can be staged out")
+        where = "on this node" if work.order.place is None else f"in place {work.order.place.name}"
+        return failure(f"the buffer of job {work.order.job} is not {where}; nothing can be staged out")
     run = _carrier(work, home)
     _become(account, work, home, buffers)
     return stage_out(work.order, buffer, run._replace(commands=_commands(work, account)))
@@ -327,7 +420,7 @@ def _commands(work: Work, account: Account) -> Commands | None:
     environment = environment_of(
         replace(order, environment=order.special.environment),
         account,
-        buffer=os.path.join(work.home, BUFFERS, str(order.job)),
+        buffer=places.buffer_path(work.home, order),
         node=work.node,
         marker=_marker(work),
     )
@@ -350,7 +443,7 @@ def _sweep(work: Work) -> Outcome:
     _become(account, work, home)
     assert work.left is not None
     everything = claimant_of(work.cluster, work.order.job, ANY_ATTEMPT, work.storage_id)
-    variables = persistent_variables(work.home, work.left.uses)
+    variables = persistent_variables(work.home, work.left.uses, work.left.placed)
     return OperationDone(files=sweep(everything, work.left, variables, identity))
 
 
@@ -365,9 +458,11 @@ def _become(account: Account, work: Work, *descriptors: int) -> None:
 def _carrier(work: Work, home: int) -> TransferRun:
     """Return what moves the data; made while this is still the agent's account: its records are the agent's."""
     order, shared = work.order, SharedCounters(work.progress)
+    with closing(_records(work, home)) as records:
+        kept = Workspace.open(records, order.job, order.attempt, order.stage)
     context = Context(
         tag=tag(order.job, work.storage_id),
-        workspace=Workspace.open(home, order.job, order.attempt, order.stage),
+        workspace=kept,
         clock=SystemClock(),
         progress=shared.write,
         at=shared.at,
@@ -376,8 +471,14 @@ def _carrier(work: Work, home: int) -> TransferRun:
         attempt=order.attempt,
     )
     claimant = claimant_of(work.cluster, order.job, order.attempt, work.storage_id)
-    persistent = persistent_variables(work.home, order.uses)
-    run = TransferRun(context, claimant, identity_of(home), persistent, local=work.local)
+    persistent = persistent_variables(work.home, order.uses, order.persistent)
+    for name, place in order.persistent:
+        if name in order.uses:
+            # Something else may be mounted where it lies.
+            os.close(places.open_place(place))
+    run = TransferRun(
+        context, claimant, identity_of(home), persistent, local=work.local, shared=order.place is not None
+    )
     return run if _pace is None else run._replace(await_order=_pace.await_order, seen_by_pace=_seen_by_pace)
 
 
@@ -386,9 +487,9 @@ def _post_run(work: Work) -> Outcome:
     left = _end_scripts(work, account.uid)
     if left:
         return failure(f"processes of job {work.order.job} cannot be killed: {', '.join(map(str, left[:20]))}")
-    buffers = open_directory(os.path.join(work.home, BUFFERS))
     with contextlib.suppress(FileNotFoundError):
-        sync_file_system(capacity.open_buffer(buffers, str(work.order.job)))
+        buffers, name = _parent(work)
+        sync_file_system(capacity.open_buffer(buffers, name))
     return OperationDone()
 
 
@@ -397,8 +498,7 @@ def _teardown(work: Work) -> Outcome:
 
     By descriptors and never through a link.
     """
-    buffers = open_directory(os.path.join(work.home, BUFFERS))
-    name = str(work.order.job)
+    buffers, name = _parent(work, make=True)
     uid = _owner(work, buffers, name)
     left = [] if uid is None else _end_scripts(work, uid)
     if left:
@@ -412,6 +512,8 @@ def _teardown(work: Work) -> Outcome:
     workspace.forget(home, work.order.job)
     workspace.prune_receipts(home)
     os.close(home)
+    if work.order.place is not None:
+        places.forget_records(work.order.place)
     return OperationDone()
 
 

@@ -67,9 +67,9 @@ class Site:
         self.config = Config.load(self.file)
         return self.config
 
-    def start_agent(self, before: str = "") -> subprocess.Popen[bytes]:
+    def start_agent(self, before: str = "", *more: str) -> subprocess.Popen[bytes]:
         """Start the agent n1 as a process; `before`: Python that its process runs before it becomes the agent."""
-        words = [sys.executable, "-m", "cluster.agent", "--config", str(self.file), "--name", "n1"]
+        words = [sys.executable, "-m", "cluster.agent", "--config", str(self.file), "--name", "n1", *more]
         if before:
             words = [sys.executable, "-c", f"import os\n{before}\nos.execv({words[0]!r}, {words!r})"]
         log = (self.directory / "agent.log").open("ab")

@@ -10,7 +10,16 @@ import msgspec
 from aiohttp import web
 
 from cluster.config.config import Config
-from cluster.schemas.jobs import ErrorAnswer, ErrorView, PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
+from cluster.schemas.jobs import (
+    ErrorAnswer,
+    ErrorView,
+    PlacesAnswer,
+    PlaceView,
+    PollAnswer,
+    RegisterAnswer,
+    ReportResult,
+    ReportsAnswer,
+)
 from cluster.schemas.requests import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.security.tls import server_context
 from replica.messages.commands import (
@@ -51,6 +60,7 @@ class ControllerDouble:
         self.accepted: list[Report] = []
         self.heard: list[str] = []
         """What was asked and answered, in order: register, poll, reports."""
+        self.places: list[PlaceView] = []
         self.silent = False
         """Whether every request is answered with 503."""
         self.silent_to_reports = False
@@ -67,6 +77,7 @@ class ControllerDouble:
         """Listen on the api address of the first replica."""
         replica = self._config.replicas[0]
         application = web.Application(client_max_size=64 * 1024 * 1024)
+        application.router.add_get("/v1/places", self._list_places)
         application.router.add_post("/v1/agents/{node}/register", self._register)
         application.router.add_post("/v1/agents/{node}/poll", self._poll)
         application.router.add_post("/v1/agents/{node}/reports", self._reports)
@@ -122,6 +133,9 @@ class ControllerDouble:
     async def _tell(self) -> None:
         async with self._changed:
             self._changed.notify_all()
+
+    async def _list_places(self, request: web.Request) -> web.Response:
+        return _json(PlacesAnswer(revision=self.revision, places=tuple(self.places)))
 
     async def _register(self, request: web.Request) -> web.Response:
         if self.silent:

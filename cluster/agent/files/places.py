@@ -1,0 +1,177 @@
+"""Places as an agent's machine has them: told from a directory that is only called so, and buffers found there.
+
+A file in the place itself, which an operator makes once (`forebay place mark`), says which one it is: where the file
+system is not mounted there is none, and nothing is ever written to what lies below instead. `PLACE/CLUSTER/JOB.EPOCH`
+are buffers; what is known of their transfers is in `PLACE/.forebay-records/CLUSTER/JOB.EPOCH/ATTEMPT`, for each attempt
+its own: one that is late may still be writing, so a later one begins with a copy of what there is, and never with the
+files themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+import uuid
+from typing import Final
+
+from cluster.agent.files.durable import BUFFERS, read_bounded, write_durably
+from cluster.agent.files.removal import remove_tree
+from cluster.system import closing, names_in, open_directory
+from replica.model import Order, OrderPlace
+
+MARK: Final = ".forebay-place"
+"""The file in a place that says which one it is."""
+
+RECORDS: Final = ".forebay-records"
+
+_MARKED: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_PRIVATE: Final = 0o700
+_PASSABLE: Final = 0o711
+_SHARED_BITS: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+class PlaceRefused(Exception):
+    """What is at the path of a place cannot be used; the message is a sentence that says what would be right."""
+
+
+def buffer_path(home: str, order: Order) -> str:
+    """Return the directory that is the buffer of an order, absolute, for an agent in `home`."""
+    if order.place is None:
+        return os.path.join(home, BUFFERS, str(order.job))
+    return os.path.join(order.place.path, order.place.directory)
+
+
+def identity_at(path: str) -> str:
+    """Return which place a directory is; PlaceRefused where it is none, or others could change it."""
+    try:
+        with closing(open_directory(path)) as directory:
+            return _identity(directory, path)
+    except OSError as error:
+        raise PlaceRefused(f"there is no place at {path}: {error.strerror}; mount it there") from error
+
+
+def mark(path: str) -> str:
+    """Make the directory a place by its file, and return which one it is; one that is marked stays what it is.
+
+    PlaceRefused, OSError.
+    """
+    with closing(open_directory(path)) as directory:
+        if read_bounded(directory, MARK) is None:
+            write_durably(directory, MARK, uuid.uuid4().hex.encode() + b"\n")
+        return _identity(directory, path)
+
+
+def _identity(directory: int, path: str) -> str:
+    status = os.fstat(directory)
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & _SHARED_BITS:
+        raise PlaceRefused(f"{path} can be changed by others than its agents; give it to them, with mode 0711")
+    data = read_bounded(directory, MARK)
+    if data is None:
+        raise PlaceRefused(f"{path} has no {MARK}: mount the place there, or mark a new one with `forebay place mark`")
+    text = data.decode("ascii", "replace").strip()
+    if _MARKED.fullmatch(text) is None:
+        raise PlaceRefused(f"{path}/{MARK} does not hold 32 hexadecimal digits; put the right file back")
+    return text
+
+
+def open_place(place: OrderPlace) -> int:
+    """Return a descriptor of the place; PlaceRefused where something else, or nothing, is at its path."""
+    try:
+        directory = open_directory(place.path)
+    except OSError as error:
+        raise PlaceRefused(
+            f"place {place.name} is not at {place.path} on this machine: {error.strerror}; mount it there"
+        ) from error
+    try:
+        if place.identity and _identity(directory, place.path) != place.identity:
+            raise PlaceRefused(f"what is at {place.path} on this machine is not place {place.name}; mount that there")
+        return directory
+    except BaseException:
+        os.close(directory)
+        raise
+
+
+def open_parent(place: OrderPlace, *, switch: bool, make: bool = False) -> tuple[int, str]:
+    """Return a descriptor of the directory that the buffer of an order lies in, and its name there.
+
+    `switch`: whether users have to pass through it. PlaceRefused; OSError, FileNotFoundError unless `make`.
+    """
+    cluster, _, name = place.directory.partition("/")
+    with closing(open_place(place)) as directory:
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(cluster, _PRIVATE, dir_fd=directory)
+                os.chmod(cluster, _PASSABLE if switch else _PRIVATE, dir_fd=directory)
+                os.fsync(directory)
+        return open_directory(cluster, dir_fd=directory), name
+
+
+def open_records(place: OrderPlace, attempt: int) -> int:
+    """Return a descriptor of the directory for the records of an attempt, with a copy of the last attempt's in it.
+
+    PlaceRefused, OSError.
+    """
+    with contextlib.ExitStack() as opened:
+        directory = open_place(place)
+        opened.callback(os.close, directory)
+        for name in (RECORDS, *place.directory.split("/")):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, _PRIVATE, dir_fd=directory)
+            directory = open_directory(name, dir_fd=directory)
+            opened.callback(os.close, directory)
+        earlier = sorted(int(name) for name in names_in(directory) if name.isdecimal() and int(name) < attempt)
+        new = str(attempt) not in names_in(directory)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(str(attempt), _PRIVATE, dir_fd=directory)
+        own = open_directory(str(attempt), dir_fd=directory)
+        try:
+            if earlier and new:
+                _copy(directory, str(earlier[-1]), own)
+            for former in earlier[:-1]:
+                remove_tree(directory, str(former), shown="what is known of an earlier attempt")
+        except BaseException:
+            os.close(own)
+            raise
+        return own
+
+
+_ORDER: Final = ("control", "manifest", "chunks", "made")
+"""The order in which records are copied: what says that something is done before what that refers to, which only
+grows."""
+
+
+def _copy(directory: int, former: str, own: int) -> None:
+    with contextlib.ExitStack() as opened:
+        for name in (former, "transfers"):
+            try:
+                directory = open_directory(name, dir_fd=directory)
+            except FileNotFoundError:
+                return
+            opened.callback(os.close, directory)
+        os.mkdir("transfers", _PRIVATE, dir_fd=own)
+        target = open_directory("transfers", dir_fd=own)
+        opened.callback(os.close, target)
+        names = sorted(names_in(directory), key=lambda name: [kind in name for kind in _ORDER], reverse=True)
+        for name in names:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with (
+                os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory), "rb") as source,
+                os.fdopen(os.open(name, flags, 0o600, dir_fd=target), "wb") as destination,
+            ):
+                shutil.copyfileobj(source, destination)
+        os.fsync(target)
+
+
+def forget_records(place: OrderPlace) -> None:
+    """Remove what is known of the transfers of a buffer. PlaceRefused, RemovalFailed, OSError."""
+    cluster, _, name = place.directory.partition("/")
+    with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as opened:
+        directory = open_place(place)
+        opened.callback(os.close, directory)
+        for part in (RECORDS, cluster):
+            directory = open_directory(part, dir_fd=directory)
+            opened.callback(os.close, directory)
+        remove_tree(directory, name, shown="what is known of the transfers of a buffer")

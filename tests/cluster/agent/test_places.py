@@ -1,0 +1,329 @@
+"""Places on real agents: two movers of one directory, one of them late; what is not mounted is never written to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+
+import pytest
+
+from cluster.agent.files.places import MARK, PlaceRefused, identity_at, mark
+from cluster.schemas.jobs import PlaceView
+from replica.messages.commands import OperationDone, OperationFailed
+from replica.model.buffers import Transfer, TransferKind
+from replica.model.orders import Order, OrderPlace, SpecialTransfers
+from replica.model.requests import CreatePersistent, DestroyPersistent
+from tests.cluster.agent.conftest import Site
+from tests.cluster.agent.double import ControllerDouble
+from tests.cluster.harness import until
+
+FILE_BYTES = 10_000_000
+FILES = 5
+GRANTED = SpecialTransfers(granted=(("lake", 10**9),))
+
+
+def in_a_loop(story: Callable[[Site, Path], Coroutine[None, None, None]]) -> Callable[[Site, Path], None]:
+    """Return a test of what a story tells."""
+
+    @functools.wraps(story)
+    def test(site: Site, tmp_path: Path) -> None:
+        asyncio.run(story(site, tmp_path))
+
+    return test
+
+
+def placed(directory: Path, name: str = "7.1") -> OrderPlace:
+    directory.mkdir(exist_ok=True)
+    return OrderPlace("bb", str(directory), mark(str(directory)), f"test/{name}")
+
+
+def filled(site: Site) -> dict[str, bytes]:
+    tree = site.sources / "tree"
+    tree.mkdir()
+    data = {f"f{number}": os.urandom(FILE_BYTES) for number in range(FILES)}
+    for name, written in data.items():
+        (tree / name).write_bytes(written)
+    return data
+
+
+def found(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and all that it has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(one for child in children for one in family(int(child)))]
+
+
+def stage_in(site: Site, place: OrderPlace, attempt: int) -> Order:
+    transfer = Transfer(TransferKind.DIRECTORY, str(site.sources / "tree"), "$DW_JOB_STRIPED/tree")
+    return site.order(7, attempt, "stage_in", transfers=(transfer,), place=place, capacity_bytes=10**9)
+
+
+@in_a_loop
+async def test_a_mover_that_was_stopped_changes_nothing_once_another_has_taken_over(site: Site, tmp_path: Path) -> None:
+    place = placed(tmp_path / "bb")
+    data = filled(site)
+    site.configure(more="copy_rate = '8MiB'")
+    (tmp_path / "other").mkdir()
+    other = Site(tmp_path / "other", site._tls)
+    buffer = tmp_path / "bb" / place.directory / "striped" / "tree"
+    try:
+        async with site.running() as (controller, process), other.running() as (second, _):
+            await controller.order(stage_in(site, place, 1))
+            await controller.wait(lambda: any(row.bytes_done for poll in controller.polls for row in poll.progress))
+            stopped = family(process.pid)
+            for pid in stopped:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            await second.order(stage_in(site, place, 2))
+            result = await second.result(7, 2)
+            assert isinstance(result, OperationDone), result
+            assert result.files == FILES and found(buffer) == data
+            before = {path.name: path.stat().st_mtime_ns for path in buffer.iterdir()}
+            inodes = {path.name: path.stat().st_ino for path in buffer.iterdir()}
+            for pid in stopped:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+            late = await controller.result(7, 1)
+            assert isinstance(late, OperationFailed), late
+            assert found(buffer) == data
+            assert before == {path.name: path.stat().st_mtime_ns for path in buffer.iterdir()}
+            assert inodes == {path.name: path.stat().st_ino for path in buffer.iterdir()}
+            teardown = site.order(7, 3, "teardown", place=place)
+            await second.order(teardown)
+            assert isinstance(await second.result(7, 3), OperationDone)
+            assert not buffer.parent.parent.exists()
+            assert not list((tmp_path / "bb" / ".forebay-records" / "test").iterdir())
+    finally:
+        other.clean_up()
+
+
+@in_a_loop
+async def test_what_one_mover_has_moved_another_does_not_move_again(site: Site, tmp_path: Path) -> None:
+    place = placed(tmp_path / "bb")
+    data = filled(site)
+    site.configure(more="copy_rate = '8MiB'")
+    (tmp_path / "other").mkdir()
+    other = Site(tmp_path / "other", site._tls)
+    buffer = tmp_path / "bb" / place.directory / "striped" / "tree"
+    try:
+        async with site.running() as (controller, process), other.running() as (second, _):
+            await controller.order(stage_in(site, place, 1))
+            await controller.wait(lambda: buffer.exists() and len(list(buffer.iterdir())) > 1)
+            await site.kill_agent(process)
+            there = {path.name: path.stat().st_ino for path in buffer.iterdir()}
+            await second.order(stage_in(site, place, 2))
+            result = await second.result(7, 2)
+            assert isinstance(result, OperationDone), result
+            assert found(buffer) == data
+            assert there and there.items() <= {path.name: path.stat().st_ino for path in buffer.iterdir()}.items()
+    finally:
+        other.clean_up()
+
+
+@in_a_loop
+async def test_a_script_does_not_start_where_its_place_is_not_mounted_and_says_so(site: Site, tmp_path: Path) -> None:
+    place = placed(tmp_path / "bb")
+    (tmp_path / "bb" / MARK).unlink()
+    async with site.running() as (controller, _):
+        script = f"#!/bin/sh\necho ran > {site.destinations}/ran\n"
+        await controller.order(site.order(7, 2, "run", script=script, place=place, output=f"{site.destinations}/out"))
+        result = await controller.result(7, 2)
+        assert isinstance(result, OperationFailed) and MARK in result.message
+        assert not (site.destinations / "ran").exists()
+
+
+@in_a_loop
+async def test_nothing_is_written_where_the_place_is_not_mounted(site: Site, tmp_path: Path) -> None:
+    place = placed(tmp_path / "bb")
+    (tmp_path / "bb" / MARK).unlink()
+    filled(site)
+    async with site.running() as (controller, _):
+        await controller.order(stage_in(site, place, 1))
+        result = await controller.result(7, 1)
+        assert isinstance(result, OperationFailed) and MARK in result.message
+        assert list((tmp_path / "bb").iterdir()) == []
+
+
+@in_a_loop
+async def test_a_script_finds_its_buffer_in_the_place(site: Site, tmp_path: Path) -> None:
+    place = placed(tmp_path / "bb")
+    filled(site)
+    async with site.running() as (controller, _):
+        await controller.order(stage_in(site, place, 1))
+        assert isinstance(await controller.result(7, 1), OperationDone)
+        out = f"{site.destinations}/out"
+        script = '#!/bin/sh\necho "$DW_JOB_STRIPED"\nls "$DW_JOB_STRIPED/tree" | wc -l\n'
+        await controller.order(site.order(7, 2, "run", script=script, place=place, output=out))
+        await controller.result(7, 2)
+        assert Path(out).read_text().split() == [f"{place.path}/{place.directory}/striped", str(FILES)]
+        assert (tmp_path / "bb" / place.directory).stat().st_mode & 0o777 == 0o700
+
+
+@in_a_loop
+async def test_a_persistent_buffer_is_made_filled_used_and_removed_in_the_place(site: Site, tmp_path: Path) -> None:
+    place, data = placed(tmp_path / "bb"), filled(site)
+    lake = OrderPlace("bb", place.path, place.identity, "test/lake.7.1")
+    path = tmp_path / "bb" / "test" / "lake.7.1"
+    there: dict[str, object] = {"persistent": (("lake", lake),), "uses": ("lake",), "special": GRANTED}
+    create = (CreatePersistent("lake", 10**9),)
+    async with site.running() as (controller, _):
+        await controller.order(
+            site.order(7, 1, "stage_in", place=place, creates=create, persistent=there["persistent"])
+        )
+        assert isinstance(await controller.result(7, 1), OperationDone)
+        assert path.stat().st_mode & 0o777 == 0o770
+        assert not (site.home / "persistent" / "lake").exists()
+
+        fill = (Transfer(TransferKind.DIRECTORY, str(site.sources / "tree"), "$DW_PERSISTENT_STRIPED_lake/tree"),)
+        other = placed(tmp_path / "bb", "8.1")
+        await controller.order(site.order(8, 1, "stage_in", place=other, transfers=fill, **there))
+        result = await controller.result(8, 1)
+        assert isinstance(result, OperationDone), result
+        assert found(path / "tree") == data
+        out = f"{site.destinations}/out"
+        script = '#!/bin/sh\necho "$DW_PERSISTENT_STRIPED_lake"; echo more > "$DW_PERSISTENT_STRIPED_lake/more"\n'
+        await controller.order(site.order(8, 2, "run", place=other, script=script, output=out, **there))
+        await controller.result(8, 2)
+        assert Path(out).read_text().strip() == str(path)
+        back = (Transfer(TransferKind.FILE, f"{site.destinations}/back", "$DW_PERSISTENT_STRIPED_lake/more"),)
+        await controller.order(site.order(8, 3, "stage_out", place=other, transfers=back, **there))
+        result = await controller.result(8, 3)
+        assert isinstance(result, OperationDone), result
+        assert (site.destinations / "back").read_text() == "more\n"
+        await controller.order(site.order(8, 4, "teardown", place=other, **there))
+        assert isinstance(await controller.result(8, 4), OperationDone)
+        assert found(path / "tree") == data, "it outlives its jobs"
+
+        gone = site.order(
+            9,
+            1,
+            "stage_in",
+            place=placed(tmp_path / "bb", "9.1"),
+            destroys=(DestroyPersistent("lake"),),
+            persistent=there["persistent"],
+        )
+        await controller.order(gone)
+        assert isinstance(await controller.result(9, 1), OperationDone)
+        assert not path.exists()
+
+
+@in_a_loop
+async def test_a_persistent_buffer_that_is_made_twice_stays_what_it_is(site: Site, tmp_path: Path) -> None:
+    """As when another mover has taken over from one that was done."""
+    place = placed(tmp_path / "bb")
+    lake = OrderPlace("bb", place.path, place.identity, "test/lake.7.1")
+    create = (CreatePersistent("lake", 10**9),)
+    async with site.running() as (controller, _):
+        for attempt in (1, 2):
+            order = site.order(7, attempt, "stage_in", place=place, creates=create, persistent=(("lake", lake),))
+            await controller.order(order)
+            assert isinstance(await controller.result(7, attempt), OperationDone)
+            kept = tmp_path / "bb" / "test" / "lake.7.1" / "kept"
+            kept.touch()
+
+
+@in_a_loop
+async def test_a_script_does_not_start_where_its_persistent_buffer_is_not_seen(site: Site, tmp_path: Path) -> None:
+    place = placed(tmp_path / "bb")
+    lake = OrderPlace("bb", place.path, place.identity, "test/lake.5.1")
+    filled(site)
+    async with site.running() as (controller, _):
+        await controller.order(stage_in(site, place, 1))
+        assert isinstance(await controller.result(7, 1), OperationDone)
+        script = f"#!/bin/sh\necho ran > {site.destinations}/ran\n"
+        run = site.order(
+            7,
+            2,
+            "run",
+            script=script,
+            place=place,
+            output=f"{site.destinations}/out",
+            uses=("lake",),
+            persistent=(("lake", lake),),
+        )
+        await controller.order(run)
+        result = await controller.result(7, 2)
+        assert isinstance(result, OperationFailed) and "does not see test/lake.5.1 in place bb" in result.message
+        assert not (site.destinations / "ran").exists()
+
+
+@in_a_loop
+async def test_no_persistent_buffer_is_made_where_the_place_is_not_mounted(site: Site, tmp_path: Path) -> None:
+    place = placed(tmp_path / "bb")
+    lake = OrderPlace("bb", place.path, place.identity, "test/lake.7.1")
+    (tmp_path / "bb" / MARK).unlink()
+    async with site.running() as (controller, _):
+        create = (CreatePersistent("lake", 10**9),)
+        order = site.order(7, 1, "stage_in", place=place, creates=create, persistent=(("lake", lake),))
+        await controller.order(order)
+        result = await controller.result(7, 1)
+        assert isinstance(result, OperationFailed) and MARK in result.message
+        assert result.operation == "create_persistent"
+        assert list((tmp_path / "bb").iterdir()) == []
+
+
+def test_a_place_is_told_by_its_own_file_and_belongs_to_its_agents(tmp_path: Path) -> None:
+    directory = tmp_path / "bb"
+    with pytest.raises(PlaceRefused, match="mount it there"):
+        identity_at(str(directory))
+    directory.mkdir()
+    with pytest.raises(PlaceRefused, match="forebay place mark"):
+        identity_at(str(directory))
+    made = mark(str(directory))
+    assert mark(str(directory)) == identity_at(str(directory)) == made
+    directory.chmod(0o777)
+    with pytest.raises(PlaceRefused, match="0711"):
+        identity_at(str(directory))
+    directory.chmod(0o711)
+    (directory / MARK).write_text("x\n")
+    with pytest.raises(PlaceRefused, match="32 hexadecimal"):
+        identity_at(str(directory))
+
+
+@in_a_loop
+async def test_a_mover_registers_for_the_places_that_its_machine_has_and_for_no_other(
+    site: Site, tmp_path: Path
+) -> None:
+    here, other = placed(tmp_path / "bb"), placed(tmp_path / "changed")
+    controller = ControllerDouble(site.config)
+
+    def place(name: str, path: str, identity: str) -> PlaceView:
+        return PlaceView(name=name, path=path, identity=identity, revision=1)
+
+    all_places = [
+        place("bb", here.path, ""),
+        place("changed", other.path, "f" * 32),
+        place("missing", str(tmp_path / "missing"), ""),
+    ]
+    log = tmp_path / "agent.log"
+    await controller.start()
+    try:
+        process = site.start_agent("", "--mover")
+        await until(lambda: "no place of the cluster is on this machine" in log.read_text())
+        assert not controller.registrations  # it waits for one
+        controller.places = all_places
+        await controller.wait(lambda: bool(controller.registrations))
+        said = controller.registrations[0]
+        assert (said.cpus, said.places) == (0, {"bb": here.identity})
+        new = placed(tmp_path / "new")
+        controller.places = [*controller.places, place("new", new.path, "")]
+        await controller.wait(lambda: len(controller.registrations) == 2)
+        assert controller.registrations[1].places == {"bb": here.identity, "new": new.identity}
+        assert controller.registrations[1].instance == said.instance
+        (tmp_path / "new" / MARK).unlink()  # as if it were no longer mounted
+        await controller.wait(lambda: len(controller.registrations) == 3)
+        assert controller.registrations[2].places == {"bb": here.identity}
+        (Path(here.path) / MARK).unlink()
+        assert await site.ended(process) == 1  # the last one: others take over from who is silent
+        assert log.read_text().count("no place of the cluster is on this machine") == 2
+        assert len(controller.registrations) == 3
+    finally:
+        await controller.stop()
