@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from cluster.api.privacy import check_sight, only_user
 from cluster.api.service import AskedCommand, Call, Reply, Route, encoded, handles
-from cluster.api.web import bad, unknown_job
+from cluster.api.web import Problem, bad, unknown_job
 from cluster.eventloop import Work, paced
 from cluster.schemas import Answer, Command, Operation, made_of
 from cluster.schemas import accounts as v
@@ -206,6 +206,9 @@ async def estimate_job(call: Call[None]) -> Reply[v.EstimateView]:
     if job is None:
         raise unknown_job(f"there is no job {job_id} in the state")
     check_sight(call, state, job_id)
+    if job.guest is not None:
+        sentence = f"{job.guest.name} is a job of another scheduler, which alone says when it starts"
+        raise Problem(409, "wrong_state", sentence, f"ask that scheduler for its job {job.guest.job}", "job id")
     at = Instant(max(state.at, call.service.clock.now())) if job.state is JobState.PENDING else state.at
     found = await call.service.verdicts.estimate(state, job_id, at, call.work)
     view = v.EstimateView(

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from cluster.api.privacy import only_user
-from cluster.api.render import buffer_view, persistent_view
+from cluster.api.render import buffer_view, guest_fields, persistent_view
 from cluster.api.service import Call, Reply, encoded, handles
 from cluster.api.web import Problem, actor_of, bad, queue_full
 from cluster.eventloop import paced
@@ -29,6 +29,7 @@ from cluster.schemas import (
 from cluster.schemas import operations as ops
 from cluster.system import format_instant
 from replica.model import provider_facts, provision_of
+from replica.operations import GuestPhase
 from replica.views import Burst, BurstBuffer, burst_buffers, burst_of, burst_place
 
 BUFFERS_LISTED_MAX = 10_000
@@ -55,22 +56,24 @@ STATUS_WAIT_S_MAX: Final = 60
 @handles(ops.LIST_BUFFERS)
 async def list_buffers(call: Call[None]) -> Reply[BuffersAnswer]:
     state, work = await call.state(), call.work
-    only = only_user(call, state)
+    only, parked = only_user(call, state), call.query.get("parked") == "yes"
 
     async def listed(job_ids: Iterable[int], *, newest: bool) -> Iterator[int]:
         found: list[int] = []
         async for job_id in paced(job_ids, work, parts=1):
-            if job_id in state.buffers and (only is None or state.jobs[job_id].request.user == only):
+            if job_id not in state.buffers or (only is not None and state.jobs[job_id].request.user != only):
+                continue
+            if not parked or guest_fields(state, job_id).get("phase") == GuestPhase.PARKED:
                 found.append(job_id)
         return await work.ordered(found, reverse=newest)
 
     rows = []
     for name in await work.ordered(state.persistent):
-        if only is None or state.persistent[name].user == only:
+        if not parked and (only is None or state.persistent[name].user == only):
             await work.take()
             rows.append(encoded(persistent_view(state, name)))
     found = list(islice(await listed(state.unfinished, newest=False), BUFFERS_LISTED_MAX))
-    if call.query.get("live") != "yes":
+    if call.query.get("live") != "yes" and not parked:
         found += islice(await listed(state.finished, newest=True), BUFFERS_LISTED_MAX - len(found))
     for job_id in await work.ordered(found):
         await work.take()

@@ -37,6 +37,9 @@ ROWS_MAX = 10_000
 
 REVISION_MAX = 2**63 - 1
 
+_BEGINNINGS = ("job_submitted", "guest_set_up")
+"""Events that a job begins with."""
+
 BLOCKERS_MAX = 100
 """Jobs named as holding what another waits for, count: more do not help a person."""
 
@@ -62,7 +65,7 @@ async def show_job_history(call: Call[None]) -> Reply[HistoryAnswer]:
         # What this replica holds no longer begins early enough to fold anything.
         rows = []
     recorded.check()
-    complete = bool(rows) and rows[0].event == "job_submitted" and len(rows) < ROWS_MAX
+    complete = bool(rows) and rows[0].event in _BEGINNINGS and len(rows) < ROWS_MAX
     answer = HistoryAnswer(
         revision=state.revision,
         job_id=job_id,

@@ -50,7 +50,15 @@ CHARACTERS_PER_PART = 4
 _WORDS = frozenset(state.name for state in JobState)
 
 Change = (
-    c.CancelJob | c.HoldJob | c.ReleaseJob | c.SuspendJob | c.ResumeJob | c.RequeueJob | c.ClearBuffer | c.UpdateJob
+    c.CancelJob
+    | c.HoldJob
+    | c.ReleaseJob
+    | c.SuspendJob
+    | c.ResumeJob
+    | c.RequeueJob
+    | c.ClearBuffer
+    | c.ExportBuffer
+    | c.UpdateJob
 )
 """Commands about one job, an array or some of its tasks."""
 
@@ -86,6 +94,7 @@ async def list_jobs(call: Call[None]) -> Reply[JobsAnswer]:
     if unknown:
         raise bad(f"the job state {unknown[0]!r} is unknown", f"use {', '.join(sorted(_WORDS))}", "query state")
     user = call.query.get("user")
+    only_guests = call.query.get("guests") == "yes"
     after = call.integer("after", 0, least=0, most=JOB_ID_MAX) if "after" in call.query else None
     named = wire.job_reference(call.query["job"], "query job") if "job" in call.query else None
     state, work = await call.state(), call.work
@@ -95,6 +104,7 @@ async def list_jobs(call: Call[None]) -> Reply[JobsAnswer]:
     async for job_id in paced(listed, work, parts=1):
         job = state.jobs[job_id]
         matches = (not wanted or job.state.name in wanted) and (user is None or job.request.user == user)
+        matches = matches and (job.guest is not None or not only_guests)
         if matches and (after is None or job_id > after):
             found.append(job_id)
     truncated = len(found) > limit
@@ -120,7 +130,8 @@ async def show_job(call: Call[None]) -> Reply[JobView]:
     state, work = await call.state(), call.work
     job_id = call.job_in(state)
     view = await _job(call, state, job_id)
-    if state.jobs[job_id].state is JobState.PENDING and may_see(call, state, job_id):
+    job = state.jobs[job_id]
+    if job.state is JobState.PENDING and job.guest is None and may_see(call, state, job_id):
         view = await _expected(call, state, view)
     if job_id in state.buffers and may_see(call, state, job_id):
         await work.take(RECORDS_PER_SLICE)
@@ -160,7 +171,7 @@ async def _change(call: Call[AskedCommand], command: Change) -> Reply[JobView]:
 
 def _first_of(state: State, command: Change) -> int:
     """Return the job that a command was about, the first of several."""
-    tasks = None if isinstance(command, c.ClearBuffer) else command.tasks
+    tasks = None if isinstance(command, c.ClearBuffer | c.ExportBuffer) else command.tasks
     found = job_of_task(state, command.job, tasks[:1] if tasks is not None else None)
     return command.job if found is None else found
 
@@ -331,6 +342,14 @@ async def clear_buffer(call: Call[r.ClearRequest]) -> Reply[JobView]:
     if tasks is not None:
         raise bad("the buffers of array tasks are cleared one by one", "name the task's own job number", "job id")
     return await _change(call, c.ClearBuffer(job=job_id, discard=call.body.discard))
+
+
+@handles(ops.EXPORT_BUFFER)
+async def export_buffer(call: Call[r.ReleaseRequest]) -> Reply[JobView]:
+    job_id, tasks = call.job_reference()
+    if tasks is not None:
+        raise bad("the buffers of array tasks are exported one by one", "name the task's own job number", "job id")
+    return await _change(call, c.ExportBuffer(job_id, call.body.partial))
 
 
 @handles(ops.CLEAR_PERSISTENT_BUFFER)

@@ -31,6 +31,7 @@ from cluster.server import (
     Unavailable,
 )
 from replica.messages import commands as c
+from replica.model import SeenPlace
 from replica.state import State
 from replica.views import orders_for
 
@@ -93,6 +94,7 @@ async def register_node(call: Call[r.RegisterRequest]) -> Reply[RegisterAnswer]:
         body.buffers,
         body.process_control,
         body.capacity_control,
+        tuple(SeenPlace(name, body.places[name]) for name in sorted(body.places)),
     )
     service = call.service
     await service.lead()

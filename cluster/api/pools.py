@@ -1,19 +1,30 @@
-"""Pools: listed with what is free, and changed while they are in use."""
+"""Pools and places, listed and changed while they are in use; and the rest of the site's configuration."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from cluster.api import wire
 from cluster.api.render import capacity_controls, holders, pool_view
 from cluster.api.service import AskedCommand, Call, Reply, handles
-from cluster.api.web import bad
-from cluster.schemas import Command, PoolsAnswer, PoolView
+from cluster.api.web import bad, refused
+from cluster.schemas import Command, PlacesAnswer, PlaceView, PoolsAnswer, PoolView, made_of
 from cluster.schemas import configuration as v
 from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
+from replica.decide import (
+    configuration_events,
+    differences,
+    file_text,
+    shown_default_pool,
+    wanted_of,
+    written_value,
+)
+from replica.grammar import KEYS, Owner, Setting
 from replica.messages import commands as c
-from replica.model import PoolUnit, parse_amount, unit_in, unit_of
+from replica.model import DEFAULT_SITE, PoolUnit, parse_amount, unit_in, unit_of
 from replica.state import State
-from replica.values import SizeError
+from replica.values import Refusal, SizeError
 
 ALL = "all"
 """Instead of a size: everything that the pool has when the command is decided."""
@@ -42,6 +53,7 @@ async def add_pool(call: Call[v.PoolAddRequest]) -> Reply[PoolView]:
         granularity=_amount(body.granularity, unit, "granularity"),
         is_default=body.default,
         unit=None if unit is PoolUnit.BYTES else unit,
+        place=body.place,
     )
     return await _changed(call, command, command.pool)
 
@@ -61,6 +73,7 @@ async def change_pool(call: Call[v.PoolChangeRequest]) -> Reply[PoolView]:
         drain_all=body.out_of_service == ALL,
         is_default=body.default,
         unit=None if body.unit is None else unit,
+        place=body.place,
     )
     return await _changed(call, command, command.pool)
 
@@ -77,6 +90,32 @@ async def _changed(call: Call[AskedCommand], command: c.SetPool | c.ChangePool, 
     return Reply(state.revision, pool_view(state, name, holders(state).get(name, 0), capacity_controls(state)))
 
 
+@handles(ops.LIST_PLACES)
+async def list_places(call: Call[None]) -> Reply[PlacesAnswer]:
+    return _places(await call.state())
+
+
+@handles(ops.ADD_PLACE)
+async def add_place(call: Call[v.PlaceAddRequest]) -> Reply[PlacesAnswer]:
+    return _places((await call.service.settle(call, c.AddPlace(call.params["name"], call.body.path))).state)
+
+
+@handles(ops.REMOVE_PLACE)
+async def remove_place(call: Call[Command]) -> Reply[PlacesAnswer]:
+    return _places((await call.service.settle(call, c.RemovePlace(call.params["name"]))).state)
+
+
+def _places(state: State) -> Reply[PlacesAnswer]:
+    views = []
+    for name in sorted(state.places):
+        place = state.places[name]
+        known = ((mover, state.nodes.get(mover)) for mover in place.movers)
+        up = tuple(mover for mover, node in known if node is not None and node.is_up)
+        pools = tuple(pool for pool in sorted(state.pools) if state.pools[pool].place == name)
+        views.append(made_of(place, PlaceView, movers_up=up, pools=pools, revision=state.revision))
+    return Reply(state.revision, PlacesAnswer(revision=state.revision, places=tuple(views)))
+
+
 def _views(state: State) -> tuple[PoolView, ...]:
     counts, controls = holders(state), capacity_controls(state)
     return tuple(pool_view(state, name, counts.get(name, 0), controls) for name in sorted(state.pools))
@@ -91,3 +130,68 @@ def _amount(text: str | None, unit: PoolUnit, place: str, *, zero: bool = False)
         return parse_amount(text, unit)
     except SizeError as error:
         raise bad(error.sentence, error.remedy, f"{place} column {error.offset + 1}", "invalid_capacity") from error
+
+
+# ---- the configuration: shown, compared with a file, and all of it changed in one entry
+
+
+@handles(ops.SHOW_CONFIGURATION)
+async def show_configuration(call: Call[None]) -> Reply[v.ConfigurationAnswer]:
+    state = await call.state()
+    return Reply(state.revision, _configuration(state))
+
+
+@handles(ops.COMPARE_CONFIGURATION)
+async def compare_configuration(call: Call[v.CompareRequest]) -> Reply[v.CompareAnswer]:
+    state = await call.service.current()
+    settings, body = _settings(call.body.settings), call.body
+    # The same function that decides the command, so that a dry run promises nothing else than what would happen.
+    events = configuration_events(state, settings, partial=body.partial, expected_revision=body.expect_revision)
+    wanted = wanted_of(state, settings, partial=body.partial)
+    if isinstance(events, Refusal):
+        raise refused(events)
+    if isinstance(wanted, Refusal):
+        raise refused(wanted)
+    answer = made_of(
+        state,
+        v.CompareAnswer,
+        changed_revision=state.site.revision,
+        differences=tuple(made_of(row, v.DifferenceView) for row in differences(state, wanted)),
+    )
+    return Reply(state.revision, answer)
+
+
+@handles(ops.CONFIGURE_SITE)
+async def configure_site(call: Call[v.ConfigureRequest]) -> Reply[v.ConfigurationAnswer]:
+    body = call.body
+    command = c.ConfigureSite(_settings(body.settings), body.partial, body.expect_revision)
+    state = (await call.service.settle(call, command)).state
+    return Reply(state.revision, _configuration(state))
+
+
+def _settings(bodies: Iterable[v.SettingBody]) -> tuple[Setting, ...]:
+    return tuple(made_of(body, Setting) for body in bodies)
+
+
+def _configuration(state: State) -> v.ConfigurationAnswer:
+    rows = []
+    for key in KEYS:
+        if key.owner is Owner.FLAG:
+            continue
+        value = written_value(key, state.site, state.transfer_rules)
+        rows.append(
+            v.SettingView(
+                key=key.name,
+                value=shown_default_pool(state) if key.field == "default_pool" else value,
+                default=written_value(key, DEFAULT_SITE),
+                slurm=key.is_slurm,
+                about=key.about,
+            )
+        )
+    return v.ConfigurationAnswer(
+        revision=state.revision,
+        changed_revision=state.site.revision,
+        settings=tuple(rows),
+        text=file_text(state),
+        burst_buffer_conf=file_text(state, slurm_only=True),
+    )

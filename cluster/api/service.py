@@ -24,6 +24,7 @@ from cluster.api.web import (
     UserLimits,
     actor_of,
     bad,
+    denied,
     no_leader,
     outcome_unknown,
     permit,
@@ -36,7 +37,7 @@ from cluster.api.web import (
 from cluster.consensus import Role as RaftRole
 from cluster.eventloop import Identities, Slices, Work
 from cluster.schemas import PEOPLE, BulkCommand, Operation, bytes_of, instant_in, requests
-from cluster.security import Identity, Peers
+from cluster.security import Identity, Peers, Role
 from cluster.server import (
     Answer,
     Asker,
@@ -68,6 +69,9 @@ more: receipts last for RECEIPTS_KEPT_S, which is longer than this, LEADER_LATE_
 LEADER_LATE_S_MAX = 60
 """How far a leader that caught up late is believed to be behind the truth, seconds, where a majority's clocks leave it
 open: with one replica down, one clock that is an hour ahead must not let an id of then come in."""
+
+GUEST_COLON = ":"
+"""What only names of guests have: `slurm:42`."""
 
 NO_ID = b""
 
@@ -150,12 +154,36 @@ class Call(msgspec.Struct, Generic[Asked]):
         return int(text)
 
     def job_reference(self) -> tuple[int, Tasks]:
-        """Return the job or array of the path, and its tasks: `12`, `12_3`, `12_[1-4]`; Problem 400 for others."""
-        return wire.job_reference(self.params["id"], "job id")
+        """Return the job or array of the path, and its tasks: `12`, `12_3`, `12_[1-4]`; Problem 400 for others.
+
+        `slurm:42` is the last epoch of a guest, as this replica knows it; Redirect where that is not for it to say.
+        """
+        named = self.params["id"]
+        if GUEST_COLON not in named:
+            return wire.job_reference(named, "job id")
+        controller = self.service.controller
+        if not controller.leads:
+            raise self.service.elsewhere(controller.engine.leader)
+        return self._guest_in(controller.state, named), None
+
+    def _guest_in(self, state: State, named: str) -> int:
+        known = state.guests.get(named)
+        if known is None:
+            raise unknown_job(f"there is no guest {named!r:.120} in the state")
+        return known.job
 
     def job_in(self, state: State) -> int:
-        """Return the one job that the path names at `state`; Problem 400 or 404 where it names none, or several."""
-        job_id, tasks = self.job_reference()
+        """Return the one job that the path names at `state`; Problem 400 or 404 where it names none, or several.
+
+        Another scheduler finds its own guests and nothing else: Problem 403.
+        """
+        named = self.params["id"]
+        job_id, tasks = (self._guest_in(state, named), None) if GUEST_COLON in named else self.job_reference()
+        if self.identity.role is Role.SCHEDULER:
+            job = state.jobs.get(job_id)
+            if job is None or job.guest is None or job.guest.scheduler != self.identity.name:
+                raise denied(f"{self.identity} may look at its own guests only", f"ask for {self.identity.name}:JOB")
+            return job_id
         if tasks is not None and len(tasks) > 1:
             raise bad("only one task can be looked at", f"write for example {job_id}_{tasks[0]}", "job id")
         found = job_of_task(state, job_id, tasks)
@@ -237,6 +265,7 @@ class Service:
         """Let those who wait for something answer: this replica is stopping."""
         self.stopping.set()
         self.controller.orders.wake_all()
+        self.controller.guests.wake_all()
 
     @property
     def event_streams(self) -> int:

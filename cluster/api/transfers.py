@@ -97,7 +97,7 @@ async def list_receipts(call: Call[None]) -> Reply[ReceiptsAnswer]:
     work = call.work
     try:
         async for revision, event in _events_of(call, state, job_id, work):
-            if isinstance(event, e.JobSubmitted):
+            if isinstance(event, e.JobSubmitted | e.GuestSetUp):
                 recorded.submitted_by(event.request.user)
                 complete = True  # it was submitted here
             elif stage in (None, event.receipt.stage.word) and attempt in (0, event.receipt.attempt):
@@ -118,7 +118,7 @@ async def list_receipts(call: Call[None]) -> Reply[ReceiptsAnswer]:
 
 async def _events_of(
     call: Call[Any], state: State, job_id: int, work: Work
-) -> AsyncIterator[tuple[int, e.JobSubmitted | e.TransferRecorded]]:
+) -> AsyncIterator[tuple[int, e.JobSubmitted | e.GuestSetUp | e.TransferRecorded]]:
     """Yield what the ledger has of a job's submit and receipts, with the revision of each."""
     first = await first_revision_of(call, state, job_id)
     async for applied in call.service.controller.time_travel.entries(first, work):
@@ -131,7 +131,7 @@ async def _events_of(
                 if isinstance(event, e.TransferRecorded):
                     if event.job == job_id:
                         yield settled_at(applied, position), event
-                elif isinstance(event, e.JobSubmitted) and job_id in e.jobs_of(event):
+                elif isinstance(event, e.JobSubmitted | e.GuestSetUp) and job_id in e.jobs_of(event):
                     yield settled_at(applied, position), event
 
 
@@ -151,7 +151,7 @@ def transfers_of(call: Call[Any], state: State, job_id: int) -> JobTransfersView
         task=task_words(state, job_id),
         transfer=transfer_view(call, state, job_id, said) if is_transfer(state, job_id) else None,
         checkpoint=None if known.checkpoint is None else _checkpoint_view(known.checkpoint),
-        receipts=tuple(receipt_view(job_id, job.node, receipt, names=names) for receipt in known.receipts),
+        receipts=tuple(receipt_view(job_id, job.staged_by, receipt, names=names) for receipt in known.receipts),
         not_exported=tuple(
             made_of(one, NotExportedView, path=one.path if names else "(private)")
             for one in not_exported(state, job_id)
@@ -172,15 +172,15 @@ def transfer_view(call: Call[Any], state: State, job_id: int, said: Transfer | N
     stage = stage_of(job, buffer)
     assert stage is not None
     rules = rules_in_force(state)
-    of_node = None if rules is None else node_bytes_s(state, rules, job.node)
-    shares = NO_SHARES if rules is None else shares_of(state, rules, job.request.user, job.node, of_node)
+    of_node = None if rules is None else node_bytes_s(state, rules, job.staged_by)
+    shares = NO_SHARES if rules is None else shares_of(state, rules, job.request.user, job.staged_by, of_node)
     limits = (shares.transfer_bytes_s, shares.user_bytes_s, shares.node_bytes_s)
     words = _word(job, queued=waits_for_slot(job, buffer) is not None)
     view = TransferView(
         job_id=job_id,
         task=task_words(state, job_id),
         attempt=job.attempt,
-        node=job.node,
+        node=job.staged_by,
         stage=stage.word,
         user=job.request.user,
         state=words,

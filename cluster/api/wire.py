@@ -11,10 +11,11 @@ import msgspec
 
 from cluster.api.web import LONG_CHARACTERS, Prepared, Problem, bad, denied
 from cluster.schemas import SubmitRequest, UpdateRequest, made_of, shared_fields
+from cluster.schemas import guests as g
 from cluster.schemas import requests as r
 from cluster.security import Identity, Role
 from cluster.system import parse_instant
-from replica.grammar import DirectiveRefused, Reading, read_request
+from replica.grammar import DirectiveRefused, Reading, read_guest_request, read_request
 from replica.messages import commands as c
 from replica.model import (
     DEFAULT_SITE,
@@ -164,6 +165,35 @@ def _licenses(texts: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
             raise bad(f"the licence {matched.group(1)} is named twice", "name it once", "licenses")
         found[matched.group(1)] = int(matched.group(2) or 1)
     return tuple(sorted(found.items()))
+
+
+def guest_setup(job: str, request: g.SetupGuestRequest, site: Site) -> tuple[c.SetupGuest, tuple[str, ...]]:
+    """Return the command of a guest's setup, and what its directives say without effect; Problem with its place."""
+    if len(request.script.encode()) > SCRIPT_BYTES_MAX:
+        sentence = f"the script has more than {SCRIPT_BYTES_MAX} bytes"
+        raise Problem(413, "limit_exceeded", sentence, "put its data into files and stage them in", "script")
+    reading = _directives(request.script, site)
+    asked = reading.request
+    if asked is not None:
+        # Its scheduler has rounded and counted what the directives say: that, and no more, is given. What they say of
+        # making and removing persistent buffers it asks for itself, before.
+        own: dict[str, Any] = {"pool": request.pool or asked.pool, "creates": (), "destroys": ()}
+        own["capacity_bytes"] = request.size or asked.capacity_bytes
+        asked = msgspec.structs.replace(asked, **own, units="bare" if request.size else asked.units)
+    options = JobOptions(gid=request.gid, groups=request.groups)
+    wanted = JobRequest(request.name or job, request.user, "", request.workdir, 0, buffer=asked)
+    command = c.SetupGuest(request.cluster, job, request.uid, with_options(wanted, options), request.epoch)
+    return command, reading.warnings
+
+
+def _directives(script: str, site: Site) -> Reading:
+    try:
+        reading = read_guest_request(script, directive=site.directive)
+        # Without a line of Slurm's word it is a scheduler that writes Forebay's own.
+        return reading if reading.request is not None else read_request(script, "", "", provider=site.provider)
+    except DirectiveRefused as error:
+        refusal = error.refusal
+        raise Problem(400, refusal.code.name.lower(), refusal.sentence, refusal.remedy, refusal.place) from error
 
 
 def set_pool(name: str, request: r.PoolRequest) -> c.SetPool:

@@ -139,6 +139,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replica: Annotated[tuple[ReplicaConfig, ...], Meta(max_length=REPLICAS_MAX)] = ()
     tls: TlsConfig = TlsConfig()
     agent: Any = None
+    place: Any = None
     pool: Any = None
     storage: Any = None
     timing: Any = None

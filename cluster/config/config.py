@@ -22,7 +22,15 @@ from cluster.config.access import (
     TlsConfig,
     absolute,
 )
-from cluster.config.initial_state import PolicyTable, PoolTable, StagingTable, policy_of, pools_of
+from cluster.config.initial_state import (
+    PlaceTable,
+    PolicyTable,
+    PoolTable,
+    StagingTable,
+    places_of,
+    policy_of,
+    pools_of,
+)
 from cluster.config.job_process import JobProcessTable
 from cluster.config.limits import DEFAULT_LIMITS, LimitsConfig
 from cluster.config.mail import NO_MAIL, MailConfig
@@ -31,8 +39,8 @@ from cluster.config.toml import Bytes, ConfigError, Document, InvalidValue, Name
 from cluster.providers import NO_LOCAL, Local
 from cluster.security import AUTHORITY_NAME, find_unsafe_keys
 from cluster.system import Address, JobProcess
-from replica.model import Pool, Site
-from replica.values import CPUS_MAX, NODES_MAX, POOLS_MAX
+from replica.model import Place, Pool, Site
+from replica.values import CPUS_MAX, NODES_MAX, PLACES_MAX, POOLS_MAX
 
 __all__ = [
     "AgentConfig",
@@ -176,6 +184,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cluster: ClusterConfig
     replica: Annotated[tuple[ReplicaConfig, ...], Meta(max_length=REPLICAS_MAX)] = ()
     agent: Annotated[tuple[AgentConfig, ...], Meta(max_length=NODES_MAX)] = ()
+    place: Annotated[tuple[PlaceTable, ...], Meta(max_length=PLACES_MAX)] = ()
     pool: Annotated[tuple[PoolTable, ...], Meta(max_length=POOLS_MAX)] = ()
     tls: TlsConfig = TlsConfig()
     storage: StorageConfig = StorageConfig()
@@ -193,6 +202,7 @@ class Config(Access, frozen=True, kw_only=True):
 
     agents: tuple[AgentConfig, ...]
     pools: tuple[Pool, ...]
+    places: tuple[Place, ...]
     storage: StorageConfig
     timing: TimingConfig
     policy: Site
@@ -283,12 +293,14 @@ def _read(file: Path, document: Document) -> Config:
     if founders not in REPLICA_COUNTS:
         remedy = "write 1, 3 or 5 tables [[replica]] without joins"
         raise document.refuse(("replica",), f"found {founders} replicas", remedy)
+    places = places_of(document, tables.place)
     config = Config(
         file=file,
         cluster=tables.cluster,
         replicas=tables.replica,
         agents=tuple(absolute(agent, base) for agent in tables.agent),
-        pools=pools_of(document, tables.pool),
+        pools=pools_of(document, tables.pool, places),
+        places=places,
         tls=absolute(tables.tls, base),
         storage=absolute(tables.storage, base),
         timing=tables.timing,

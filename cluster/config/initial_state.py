@@ -11,7 +11,8 @@ import msgspec
 from msgspec import Meta
 
 from cluster.config.toml import Bytes, Document, InvalidValue, KeyPath, Name, Size, Text, Written
-from replica.model import FOUNDING_FIELDS, Pool, Site, check_site
+from replica.grammar import place_refusal
+from replica.model import FOUNDING_FIELDS, Place, Pool, Site, check_site
 
 ROOTS_MAX: Final = 256
 """Staging roots of a kind, count: each is compared with each path of a job."""
@@ -26,12 +27,20 @@ class PoolTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quantity: Bytes
     granularity: Bytes = Size(1)
     default: bool = False
+    place: Written[Name] | None = None
 
     def __post_init__(self) -> None:
         """Refuse a pool that could not give a single grain; InvalidValue."""
         if self.granularity > self.quantity:
             sentence = f"found {self.granularity} bytes, more than the pool's quantity of {self.quantity}"
             raise InvalidValue(sentence, "write a smaller one", "granularity")
+
+
+class PlaceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Table [[place]]: a file system that all nodes mount at `path`."""
+
+    name: Annotated[Written[Name], Meta(examples=["bb"])]
+    path: Annotated[Text, Meta(examples=["/bb/fast"])]
 
 
 class StagingTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,8 +75,21 @@ else:
     """Table [policy]: what a policy has, but for what [staging] says."""
 
 
-def pools_of(document: Document, tables: tuple[PoolTable, ...]) -> tuple[Pool, ...]:
-    """Return the founding pools; ConfigError for a name that two have, or a second default."""
+def places_of(document: Document, tables: tuple[PlaceTable, ...]) -> tuple[Place, ...]:
+    """Return the founding places; ConfigError for a path that cannot be one, or that two share."""
+    places: dict[str, Place] = {}
+    for number, table in enumerate(tables):
+        refusal = place_refusal(places, table.name, table.path)
+        if refusal is not None:
+            key = refusal.place.removeprefix("place.")
+            raise document.refuse(("place", number, key), refusal.sentence, refusal.remedy)
+        places[table.name] = Place(table.name, table.path)
+    return tuple(places.values())
+
+
+def pools_of(document: Document, tables: tuple[PoolTable, ...], places: tuple[Place, ...] = ()) -> tuple[Pool, ...]:
+    """Return the founding pools; ConfigError for a name that two have, a second default, or an unknown place."""
+    known = [place.name for place in places]
     pools: list[Pool] = []
     default = ""
     for number, table in enumerate(tables):
@@ -77,8 +99,11 @@ def pools_of(document: Document, tables: tuple[PoolTable, ...]) -> tuple[Pool, .
         if table.default and default:
             sentence = f"pool {default!r} is the default already"
             raise document.refuse(("pool", number, "default"), sentence, "make one pool the default")
+        if table.place is not None and table.place not in known:
+            remedy = f"use one of: {', '.join(known)}" if known else "write a table [[place]] with its name and path"
+            raise document.refuse(("pool", number, "place"), f"there is no place {table.place!r}", remedy)
         default = table.name if table.default else default
-        pools.append(Pool(table.name, table.quantity, table.granularity, table.default))
+        pools.append(Pool(table.name, table.quantity, table.granularity, table.default, place=table.place or ""))
     return tuple(pools)
 
 

@@ -69,6 +69,8 @@ if TYPE_CHECKING:
         MemberView,
         NodesAnswer,
         NodeView,
+        PlacesAnswer,
+        PlaceView,
         PollAnswer,
         PoolsAnswer,
         PoolView,
@@ -144,6 +146,7 @@ else:
         job_fields: JOB_FIELDS NO_DETAILS JobDetailsView JobField Reads SubmitRequest UpdateRequest
         jobs: AdmittedAnswer BuffersAnswer BufferView BulkAnswer CommandResult DigestsAnswer ErrorAnswer ErrorView
         jobs: HistoryAnswer HistoryRow JobsAnswer JobView MembersAnswer MemberView NodesAnswer NodeView PollAnswer
+        jobs: PlacesAnswer PlaceView
         jobs: PoolsAnswer PoolView RegisterAnswer ReportResult ReportsAnswer StatusView TransferAnswer WhyView
         ledger: ClockAnswer EventView FeatureLevelAnswer HandedAnswer HandedView LedgerAnswer LedgerEntryView
         ledger: MemberLevelView SnapshotPoolView SnapshotView

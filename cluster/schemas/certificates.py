@@ -23,7 +23,8 @@ class RevocationView(View, frozen=True, kw_only=True):
     """One entry of the list."""
 
     certificate: str
-    """`serial:1f2e…` for one certificate; `user:alan`, `agent:n1`, `replica:r1`, `operator:op` for all of a holder."""
+    """`serial:1f2e…` for one certificate; `user:alan`, `agent:n1`, `replica:r1`, `operator:op`, and
+    `scheduler:slurm` for all of a holder."""
     reason: str
     by: str
     at: str | None

@@ -6,7 +6,7 @@ import msgspec
 
 from cluster.schemas.base import Answer, Command, Request, View
 from cluster.schemas.jobs import PoolView
-from replica.values import PATH_BYTES_MAX, SETTING_CHARACTERS_MAX, SETTINGS_MAX, SIZE_BYTES_MAX
+from replica.values import NAME_CHARACTERS_MAX, PATH_BYTES_MAX, SETTING_CHARACTERS_MAX, SETTINGS_MAX, SIZE_BYTES_MAX
 
 KEY_CHARACTERS_MAX = 64
 """A key of the configuration, characters: none is nearly as long."""
@@ -19,6 +19,7 @@ SIZE_CHARACTERS_MAX = 64
 
 UnitWord: TypeAlias = Literal["bytes", "nodes", "count"]
 
+_NameText = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]
 _SizeText = Annotated[str, msgspec.Meta(max_length=SIZE_CHARACTERS_MAX)]
 _Place = Annotated[int, msgspec.Meta(ge=0, le=LINES_MAX)]
 
@@ -68,6 +69,8 @@ class PoolAddRequest(Command, frozen=True, kw_only=True):
     """The configuration's Granularity if left out."""
     unit: UnitWord = "bytes"
     default: bool | None = None
+    place: _NameText | None = None
+    """The place that its buffers are to lie in."""
 
 
 class PoolChangeRequest(Command, frozen=True, kw_only=True):
@@ -78,6 +81,14 @@ class PoolChangeRequest(Command, frozen=True, kw_only=True):
     out_of_service: _SizeText | None = None
     unit: UnitWord | None = None
     default: bool | None = None
+    place: _NameText | None = None
+    """The place that its buffers are to lie in from now on; empty: none. Only while nobody uses the pool."""
+
+
+class PlaceAddRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/places/{name}/add."""
+
+    path: Annotated[str, msgspec.Meta(max_length=PATH_BYTES_MAX)]
 
 
 # Answers

@@ -77,6 +77,14 @@ class JobView(View, frozen=True, kw_only=True):
     """Only in the answer to a submit: directive options that were kept but not understood."""
     uid: int | None = None
     """Only in the answer about one job: the user's number as the replica that answers knows it."""
+    mover: str | None = None
+    """The agent that stages for it where its buffer lies in a place."""
+    guest: str | None = None
+    """What people call it at the scheduler that it belongs to, such as `slurm:42`; null: it is Forebay's own."""
+    epoch: int | None = None
+    """Of a guest: how often that number has been set up, from 1."""
+    phase: str | None = None
+    """Of a guest: where it stands, such as `lingering` or `parked`."""
     tres: str = ""
     """What counts for it, as Slurm writes it: `cpu=1,node=1,bb/datawarp=200G`."""
     details: JobDetailsView | None = None
@@ -183,8 +191,14 @@ class BufferView(View, frozen=True, kw_only=True):
     hurry: bool = False
     unit: str = "bytes"
     """What its numbers count: bytes, nodes or count, as those of its pool."""
+    guest: str | None = None
+    """Of a guest: what people call it, such as `slurm:42`."""
+    phase: str | None = None
+    """Of a guest: where it stands, such as `lingering` or `parked`."""
     made_by: int | None = None
     """Of a persistent buffer: the job that made it, makes it, or has it deleted."""
+    path: str | None = None
+    """Of a persistent buffer in a place: where it lies, on every node."""
     revision: int
 
 
@@ -213,6 +227,8 @@ class PoolView(View, frozen=True, kw_only=True):
     capacity_control: tuple[str, ...] = ()
     """What holds its buffers to their capacity while a job writes, wherever they are: words of the nodes; none where
     it does not count bytes, or a provider of the site's has them."""
+    place: str = ""
+    """The place that its buffers lie in, which all nodes see; empty: each is on one node."""
     revision: int
 
 
@@ -220,6 +236,31 @@ class PoolsAnswer(Answer, frozen=True, kw_only=True):
     """Answer of GET /v1/pools."""
 
     pools: tuple[PoolView, ...]
+
+
+# Places
+
+
+class PlaceView(View, frozen=True, kw_only=True):
+    """One place: a file system that all nodes mount."""
+
+    name: str
+    path: str
+    identity: str
+    """What its own file says as the movers have read it; empty: no mover has come yet."""
+    movers: tuple[str, ...] = ()
+    """Nodes whose agents stage for it."""
+    movers_up: tuple[str, ...] = ()
+    """Those of them that get new work."""
+    pools: tuple[str, ...] = ()
+    """Pools that have their buffers there."""
+    revision: int
+
+
+class PlacesAnswer(Answer, frozen=True, kw_only=True):
+    """Answer of GET /v1/places, and of a change of them."""
+
+    places: tuple[PlaceView, ...]
 
 
 # Nodes
@@ -245,6 +286,8 @@ class NodeView(View, frozen=True, kw_only=True):
     capacity_control: str = ""
     """What holds its buffers to their capacity while a job writes: project_quota, subvolume_quota, image, or watch,
     which ends the job."""
+    places: tuple[str, ...] = ()
+    """The places that it stages for: then it is a mover, and runs no scripts."""
     revision: int
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cluster.schemas import burst as b
     from cluster.schemas import certificates as s
     from cluster.schemas import configuration as c
+    from cluster.schemas import guests as g
     from cluster.schemas import jobs as j
     from cluster.schemas import ledger, sessions
     from cluster.schemas import requests as r
@@ -32,7 +33,7 @@ else:
     # Shapes are made when somebody asks for them: a command that is typed uses two of these hundred.
     a, b, c, j = map(Later, [f"cluster.schemas.{name}" for name in ("accounts", "burst", "configuration", "jobs")])
     r, s, t = map(Later, [f"cluster.schemas.{name}" for name in ("requests", "certificates", "transfers")])
-    ledger, sessions = map(Later, [f"cluster.schemas.{name}" for name in ("ledger", "sessions")])
+    g, ledger, sessions = map(Later, [f"cluster.schemas.{name}" for name in ("guests", "ledger", "sessions")])
 
 Asked = TypeVar("Asked")
 Answered = TypeVar("Answered", covariant=True)
@@ -44,6 +45,9 @@ _OPERATORS: Final = frozenset({Role.OPERATOR})
 _AGENTS: Final = frozenset({Role.AGENT})
 _REPLICAS: Final = frozenset({Role.REPLICA})
 _AUDITORS: Final = frozenset({Role.OPERATOR, Role.REPLICA})
+_SCHEDULERS: Final = frozenset({Role.SCHEDULER})
+_READERS: Final = PEOPLE | _SCHEDULERS
+"""People, and other schedulers about their own guests: `Call.job_in` finds no other job for them."""
 _EVERYBODY: Final = frozenset(Role)
 
 JOBS_LISTED: Final = 1_000
@@ -57,6 +61,9 @@ ENTRIES_READ: Final = 100
 
 ENTRIES_READ_MAX: Final = 1_000
 """Entries of the ledger in one answer, count."""
+
+GUEST_WAIT_S_MAX: Final = 30
+"""Seconds that a question about a guest may wait: below the idle timeouts of common proxies and firewalls."""
 
 JSON: Final = "application/json"
 TEXT: Final = "text/plain"
@@ -166,6 +173,7 @@ LIST_JOBS = _get("list_jobs", "/v1/jobs", PEOPLE, lambda: j.JobsAnswer,
     {
         "state": "job states, separated by commas",
         "user": "only jobs of this user",
+        "guests": "`yes`: only guests, which are jobs of other schedulers",
         "job": "only this job, or these tasks: `12`, `12_3`, `12_[1-4]`; `12` is all tasks of an array",
         "after": "only jobs with a larger id, the smallest first: for reading all of them, page by page",
         "limit": f"at most so many jobs (default {JOBS_LISTED}, at most {JOBS_LISTED_MAX})",
@@ -174,9 +182,9 @@ SEND_COMMANDS = _write("send_commands", "POST /v1/commands", PEOPLE, lambda: r.B
     "Carry out many commands, in order; a refusal of one stops none of the others.")
 SHOW_JOB = _get("show_job", "/v1/jobs/{id}", PEOPLE, lambda: j.JobView,
     "Show one job.")
-SHOW_JOB_HISTORY = _get("show_job_history", "/v1/jobs/{id}/history", PEOPLE, lambda: j.HistoryAnswer,
+SHOW_JOB_HISTORY = _get("show_job_history", "/v1/jobs/{id}/history", _READERS, lambda: j.HistoryAnswer,
     "Show what happened to a job, oldest first, with its state and reason after each event.")
-EXPLAIN_JOB = _get("explain_job", "/v1/jobs/{id}/why", PEOPLE, lambda: j.WhyView,
+EXPLAIN_JOB = _get("explain_job", "/v1/jobs/{id}/why", _READERS, lambda: j.WhyView,
     "Explain what holds a job back, now or at the revision `at`.",
     {"at": "the revision to explain; now if left out"})
 ESTIMATE_JOB = _get("estimate_job", "/v1/jobs/{id}/estimate", PEOPLE, lambda: a.EstimateView,
@@ -197,6 +205,9 @@ REQUEUE_JOB = _write("requeue_job", "POST /v1/jobs/{id}/requeue", PEOPLE, lambda
     "End the present run of a job, or take back its buffer, and let it wait and stage in again.")
 CLEAR_BUFFER = _write("clear_buffer", "POST /v1/jobs/{id}/clear", _OPERATORS, lambda: r.ClearRequest, lambda: j.JobView,
     "Forget the buffer of a job that could not be removed; with `discard` also results that were not staged out.")
+EXPORT_BUFFER = _write("export_buffer", "POST /v1/jobs/{id}/export", PEOPLE,
+    lambda: r.ReleaseRequest, lambda: j.JobView,
+    "Export results again that are parked, or could not be staged out; `partial`: without what is not there.")
 
 # Accounts, QOS, licences, reservations, scheduling, partitions, usage
 
@@ -271,9 +282,20 @@ CHANGE_POOL = _write("change_pool", "POST /v1/pools/{name}/change", _OPERATORS,
 REMOVE_POOL = _write("remove_pool", "POST /v1/pools/{name}/remove", _OPERATORS,
     lambda: Command, lambda: c.PoolRemovedAnswer,
     "Remove a pool that nobody holds a part of or waits for; else refused with who does.", tag="capacity")
+LIST_PLACES = _get("list_places", "/v1/places", PEOPLE | _AGENTS, lambda: j.PlacesAnswer,
+    "List places: file systems that all nodes mount, with their movers and the pools that are there.", tag="capacity")
+ADD_PLACE = _write("add_place", "POST /v1/places/{name}/add", _OPERATORS,
+    lambda: c.PlaceAddRequest, lambda: j.PlacesAnswer,
+    "Make a place of a file system that all nodes mount.", tag="capacity")
+REMOVE_PLACE = _write("remove_place", "POST /v1/places/{name}/remove", _OPERATORS,
+    lambda: Command, lambda: j.PlacesAnswer,
+    "Remove a place that no pool names; what lies there stays.", tag="capacity")
 LIST_BUFFERS = _get("list_buffers", "/v1/buffers", PEOPLE, lambda: j.BuffersAnswer,
     "List buffers: the persistent ones, those that hold or wait for something, and the newest others unless `live`.",
-    {"live": "`yes`: only buffers that hold or wait for something"}, tag="capacity")
+    {
+        "live": "`yes`: only buffers that hold or wait for something",
+        "parked": "`yes`: only those of guests that were torn down with results which nobody has exported",
+    }, tag="capacity")
 CLEAR_PERSISTENT_BUFFER = _write("clear_persistent_buffer", "POST /v1/persistent/{name}/clear", _OPERATORS,
     lambda: r.ClearRequest, lambda: r.PersistentCleared,
     "Forget a persistent buffer that cannot be removed; with `discard` also one that is whole.", tag="capacity")
@@ -316,11 +338,62 @@ REPORT_OPERATIONS = _write("report_operations", "POST /v1/agents/{node}/reports"
 LIST_TRANSFERS = _get("list_transfers", "/v1/transfers", PEOPLE, lambda: t.TransfersAnswer,
     "List what is moved, waits for its turn, or waits for somebody; with what agents told this leader last.",
     stale=False, tag="transfers")
-SHOW_JOB_TRANSFERS = _get("show_job_transfers", "/v1/transfers/{id}", PEOPLE, lambda: t.JobTransfersView,
+SHOW_JOB_TRANSFERS = _get("show_job_transfers", "/v1/transfers/{id}", _READERS, lambda: t.JobTransfersView,
     "Show what is moved for one job, what was, and what was not exported.", stale=False, tag="transfers")
 LIST_RECEIPTS = _get("list_receipts", "/v1/transfers/{id}/receipts", PEOPLE, lambda: t.ReceiptsAnswer,
     "Give every receipt of a job that the ledger has, oldest first; of one `stage` or `attempt` if that is asked.",
     {"stage": "only of `stage_in` or `stage_out`", "attempt": "only of this attempt"}, tag="transfers")
+
+# Guests: buffers whose jobs belong to another scheduler
+
+REGISTER_SCHEDULER = _write("register_scheduler", "POST /v1/scheduler/register", _SCHEDULERS,
+    lambda: g.RegisterSchedulerRequest, lambda: g.SchedulersAnswer,
+    "Have guests under the name of the certificate; refused where another cluster has them.", tag="guests")
+SHOW_SCHEDULER_SITE = _get("show_scheduler_site", "/v1/scheduler/site", _SCHEDULERS, lambda: g.SchedulerSiteAnswer,
+    "Show the pools that guests may be in with what is free, and what requests may say.", stale=False, tag="guests")
+LIST_SCHEDULERS = _get("list_schedulers", "/v1/schedulers", PEOPLE, lambda: g.SchedulersAnswer,
+    "List the other schedulers that have guests here.", tag="guests")
+RELEASE_SCHEDULER = _write("release_scheduler", "POST /v1/schedulers/{name}/release", _OPERATORS,
+    lambda: Command, lambda: g.SchedulersAnswer,
+    "Let another cluster have guests under the name of a scheduler.", tag="guests")
+LIST_GUESTS = _get("list_guests", "/v1/guests", _SCHEDULERS, lambda: g.GuestsAnswer,
+    "List the caller's guests, each with its last epoch.",
+    {"live": "`yes`: only guests that are not over"}, stale=False, tag="guests")
+SHOW_GUEST = _get("show_guest", "/v1/guests/{job}", _SCHEDULERS, lambda: g.GuestAnswer,
+    "Show one of the caller's guests, at once or as soon as it is in another phase than those of `while`.",
+    {
+        "while": "phases to wait in, separated by commas",
+        "wait_s": f"wait for at most so many seconds (default 0, at most {GUEST_WAIT_S_MAX})",
+    }, stale=False, tag="guests")
+SETUP_GUEST = _write("setup_guest", "POST /v1/guests/{job}/setup", _SCHEDULERS,
+    lambda: g.SetupGuestRequest, lambda: g.GuestAnswer,
+    "Ask for the space of a guest, or take one up again that lingers; it may wait for space.", tag="guests")
+STAGE_IN_GUEST = _write("stage_in_guest", "POST /v1/guests/{job}/stage-in", _SCHEDULERS,
+    lambda: g.GuestCommand, lambda: g.GuestAnswer,
+    "Have the data of a guest staged in.", tag="guests")
+BEGIN_GUEST_RUN = _write("begin_guest_run", "POST /v1/guests/{job}/begin-run", _SCHEDULERS,
+    lambda: g.GuestCommand, lambda: g.GuestAnswer,
+    "Say that the job of a guest begins.", tag="guests")
+END_GUEST_RUN = _write("end_guest_run", "POST /v1/guests/{job}/end-run", _SCHEDULERS,
+    lambda: g.GuestCommand, lambda: g.GuestAnswer,
+    "Say that the job of a guest has ended.", tag="guests")
+STAGE_OUT_GUEST = _write("stage_out_guest", "POST /v1/guests/{job}/stage-out", _SCHEDULERS,
+    lambda: g.GuestCommand, lambda: g.GuestAnswer,
+    "Have the results of a guest exported; then it is torn down.", tag="guests")
+TEAR_DOWN_GUEST = _write("tear_down_guest", "POST /v1/guests/{job}/teardown", _SCHEDULERS,
+    lambda: g.TearDownGuestRequest, lambda: g.GuestAnswer,
+    "Be done with a guest: it lingers, is parked or removed.", tag="guests")
+MISS_GUEST = _write("miss_guest", "POST /v1/guests/{job}/miss", _SCHEDULERS,
+    lambda: g.MissGuestRequest, lambda: g.GuestAnswer,
+    "Say that there should be a guest, and is none: the ledger has it from then on.", tag="guests")
+LIST_PERSISTENT = _get("list_persistent", "/v1/persistent", _SCHEDULERS, lambda: g.PersistentsAnswer,
+    "List the persistent buffers that all nodes see, whoever made them.", stale=False, tag="guests")
+MAKE_PERSISTENT = _write("make_persistent", "POST /v1/persistent/{name}/make", _SCHEDULERS,
+    lambda: g.MakePersistentRequest, lambda: g.PersistentAnswer,
+    "Have a persistent buffer made for a user; repeated, it says how far that is.", tag="guests")
+REMOVE_PERSISTENT = _write("remove_persistent", "POST /v1/persistent/{name}/remove", _SCHEDULERS,
+    lambda: g.RemovePersistentRequest, lambda: g.PersistentAnswer,
+    "Have a persistent buffer of a user removed; repeated, it says how far that is.", tag="guests")
 
 # Replicas, the ledger
 

@@ -15,6 +15,9 @@ import msgspec
 from cluster.schemas.base import NUMBER_MAX, Answer, Command, Number, Request
 from cluster.schemas.job_fields import SubmitRequest, UpdateRequest
 from replica.messages import OperationResult
+from replica.values import NAME_CHARACTERS_MAX, PLACES_MAX
+
+_Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]
 
 FEATURE_LEVEL_MAX = 2**31 - 1
 """Feature levels that a request may name, far more than there will ever be."""
@@ -214,6 +217,8 @@ class RegisterRequest(Command, frozen=True, kw_only=True):
     capacity_control: str = ""
     """What holds a buffer to its capacity while a job writes: project_quota, subvolume_quota, image, or watch; empty:
     not known."""
+    places: Annotated[dict[_Name, _Name], msgspec.Meta(max_length=PLACES_MAX)] = {}
+    """The places that it stages for, each with what its own file says there: then it is a mover, and has no CPUs."""
 
 
 StageWord: TypeAlias = Literal["stage_in", "run", "post_run", "stage_out", "teardown"]

@@ -10,7 +10,7 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from cluster.security.pki import AUTHORITY_NAME
-from cluster.security.tls import TlsRefused, read_pem
+from cluster.security.tls import TlsRefused, parsed_certificates, read_pem
 from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 AUTHORITY_ROLE: Final = "authority"
@@ -49,7 +49,7 @@ def certificate_of(directory: Path, name: str) -> Certificate:
     with contextlib.suppress(OSError):
         has_key = (directory / f"{name}.key").exists()
     try:
-        found = x509.load_pem_x509_certificate(read_pem(directory / f"{name}.pem", "the certificate"))
+        found = parsed_certificates(read_pem(directory / f"{name}.pem", "the certificate"))[0]
     except (TlsRefused, ValueError) as error:
         problem = str(error) if isinstance(error, TlsRefused) else f"{name}.pem is not a PEM certificate"
         return Certificate(name=name, role="", has_key=has_key, problem=problem)

@@ -34,6 +34,8 @@ class Role(StrEnum):
     AGENT = "agent"
     OPERATOR = "operator"
     USER = "user"
+    SCHEDULER = "scheduler"
+    """Another scheduler: for its guests, which stand under the name of the certificate, and nothing else."""
 
 
 class Identity(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cluster.security.identity import AUTHORITY_NAME, NAME_RULE, Role, is_name
-from cluster.security.tls import FORBIDDEN_KEY_BITS, TlsFiles, TlsRefused, check_key_file, read_pem
+from cluster.security.tls import FORBIDDEN_KEY_BITS, TlsFiles, TlsRefused, check_key_file, parsed_certificates, read_pem
 from replica.values import MICROSECONDS_PER_SECOND, Instant
 
 AUTHORITY_LIFETIME_DAYS: Final = 3650
@@ -88,7 +88,7 @@ def load_authority(directory: Path) -> Authority:
     except TlsRefused as error:
         raise PkiRefused(str(error)) from error
     try:
-        certificates = x509.load_pem_x509_certificates(certificate_pem)
+        certificates = parsed_certificates(certificate_pem)
         key = serialization.load_pem_private_key(key_pem, password=None)
     except (ValueError, TypeError) as error:
         raise PkiRefused(
@@ -133,7 +133,7 @@ def retire_authorities(directory: Path) -> int:
 
 
 def _authorities(directory: Path) -> list[x509.Certificate]:
-    return x509.load_pem_x509_certificates(read_pem(directory / f"{AUTHORITY_NAME}.pem", "the authority"))
+    return parsed_certificates(read_pem(directory / f"{AUTHORITY_NAME}.pem", "the authority"))
 
 
 def _authority_certificate(subject: x509.Name, key: ec.EllipticCurvePrivateKey, at: Instant) -> x509.Certificate:

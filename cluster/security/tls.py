@@ -209,6 +209,17 @@ def read_pem(path: Path, what: str) -> bytes:
     return data
 
 
+def parsed_certificates(pem: bytes) -> list[x509.Certificate]:
+    """Return the certificates of a PEM text, at least one; ValueError for what is none."""
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except x509.InvalidVersion as error:
+        # The one fault of a text that the library does not call a ValueError.
+        raise ValueError(str(error)) from error
+
+
 def _prepared(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_flags |= ssl.VERIFY_X509_STRICT
@@ -318,10 +329,8 @@ def _load_certificate(path: Path) -> x509.Certificate:
 
 
 def _load_certificates(path: Path, what: str) -> list[x509.Certificate]:
-    from cryptography import x509
-
     try:
-        return x509.load_pem_x509_certificates(read_pem(path, what))
+        return parsed_certificates(read_pem(path, what))
     except ValueError as error:
         raise TlsRefused(f"{path}: {what} is not a PEM certificate; run `forebay init` or issue one") from error
 

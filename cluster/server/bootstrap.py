@@ -52,7 +52,9 @@ class Bootstrap:
             return
         config = self._config
         nodes = tuple(agent.name for agent in config.agents)
-        command = FoundCluster(config.cluster.id, config.cluster.name, config.policy, config.pools, nodes)
+        command = FoundCluster(
+            config.cluster.id, config.cluster.name, config.policy, config.pools, nodes, config.places
+        )
         try:
             self._answer = self._submit(Request(b"", CONTROLLER, command))
         except (QueueFull, NotLeading):

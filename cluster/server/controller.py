@@ -30,6 +30,7 @@ from cluster.server.feature_levels import Ask, FeatureLevels, unasked
 from cluster.server.liveness import (
     LEADERLESS_S,
     NODE_DOWN_S,
+    GuestWatch,
     Liveness,
     NodeWatch,
     OrderWatch,
@@ -127,6 +128,7 @@ class Controller:
         )
         self.liveness = Liveness(clock, node_down_s=node_down_s)
         self.orders = OrderWatch(storage.state.revision)
+        self.guests = GuestWatch()
         self.transfer_totals = TransferTotals()
         self.engine = make_engine(self, self._on_change, fail)
         self.polls = PollRounds(
@@ -221,6 +223,7 @@ class Controller:
         self.proposer.stop()
         self.polls.stop()
         self.orders.wake_all()
+        self.guests.wake_all()
         await self.engine.stop()
         self.applied_log.close()
         self._storage.close()
@@ -337,6 +340,7 @@ class Controller:
             if precomputed is None:
                 self.agreed.applied(after.at)
             self.orders.applied(before, batch, after)
+            self.guests.applied(batch, after)
             if before.transfers is not after.transfers:
                 self.transfer_totals.applied(batch)
         self.applied_log.append(
@@ -414,6 +418,7 @@ class Controller:
         self._snapshot_index = self._attempted_index = image.index
         self.time_travel.installed(image.index, image.state)
         self.orders.installed(image.state.revision)
+        self.guests.wake_all()
         self.proposer.installed()
         self.applied_log.reset(image.index, image.state.revision)
         self._release_appliers()
@@ -426,6 +431,7 @@ class Controller:
         if leading_term != self._leading_term:
             self._leading_term = leading_term
             self.liveness.lead()
+            self.guests.wake_all()
             LOGGER.info("%s in term %d, leader %s", self.engine.role, self.engine.term, self.engine.leader or "unknown")
         self.proposer.leadership_changed()
         self._duties.leadership_changed()

@@ -185,7 +185,7 @@ class Liveness:
 
 def _is_current(row: Transfer, state: State) -> bool:
     job = state.jobs.get(row.job)
-    return job is not None and job.node == row.node and job.attempt == row.attempt
+    return job is not None and row.node in (job.node, job.mover) and job.attempt == row.attempt
 
 
 class NodeWatch:
@@ -293,8 +293,8 @@ class OrderWatch:
         for former in (before.jobs, after.jobs):
             for job_id in jobs:
                 job = former.get(job_id)
-                if job is not None and job.node:
-                    touched.add(job.node)
+                if job is not None:
+                    touched.update(name for name in (job.node, job.mover) if name)
         touched.update(_shared_with(before, after))
         for node in touched:
             self._changed[node] = after.revision
@@ -507,6 +507,64 @@ class PollRounds:
                 proof.set_result(None)
             else:
                 proof.set_exception(error)
+
+
+GUEST_POLLS_MAX = 4096
+GUEST_POLLS_PER_SCHEDULER_MAX = 2048
+"""Questions about guests that wait at once, count: of all, and of one scheduler; the others ask again later."""
+
+
+class GuestWatch:
+    """Who waits for a guest to come further."""
+
+    def __init__(self) -> None:
+        """Begin with nobody."""
+        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        self._of: Counter[str] = Counter()
+
+    def has_room(self, scheduler: str) -> bool:
+        """Whether one more question of the scheduler may wait."""
+        return self._of.total() < GUEST_POLLS_MAX and self._of[scheduler] < GUEST_POLLS_PER_SCHEDULER_MAX
+
+    def applied(self, batch: Batch, after: State) -> None:
+        """Have those check again who wait for a guest that the batch was about."""
+        if not self._waiting:
+            return
+        for entry in batch.entries:
+            for event in entry.events:
+                job = after.jobs.get(job_of(event) or 0)
+                if job is not None and job.guest is not None:
+                    self._wake(job.guest.name)
+
+    def wake_all(self) -> None:
+        """Have everybody check again: leadership has changed, a snapshot was installed, or the server stops."""
+        for name in list(self._waiting):
+            self._wake(name)
+
+    async def wait(self, scheduler: str, name: str, timeout_s: float) -> None:
+        """Wait until something may have happened to the guest, or `timeout_s` seconds."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(name, set()).add(future)
+        self._of[scheduler] += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                await future
+        except TimeoutError:
+            pass
+        finally:
+            self._of[scheduler] -= 1
+            if not self._of[scheduler]:
+                del self._of[scheduler]
+            others = self._waiting.get(name)
+            if others is not None:
+                others.discard(future)
+                if not others:
+                    del self._waiting[name]
+
+    def _wake(self, name: str) -> None:
+        for future in self._waiting.pop(name, ()):
+            if not future.done():
+                future.set_result(None)
 
 
 class TransferTotals:

@@ -15,6 +15,7 @@ from cluster.api.render.events import (
 from cluster.api.render.jobs import (
     buffer_view,
     capacity_controls,
+    guest_fields,
     holders,
     job_view,
     job_words,

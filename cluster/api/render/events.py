@@ -48,7 +48,7 @@ PRIVATE = frozenset({"script", "environment"})
 NAMES = frozenset({"left_out_first"})
 """Fields with names of files, which only the job's user and operators read."""
 
-_INSTANTS = frozenset({"retry_at", "begin_at", "deadline", "promised_at", "started_at", "ended_at"})
+_INSTANTS = frozenset({"retry_at", "begin_at", "deadline", "promised_at", "started_at", "ended_at", "since"})
 
 
 def event_name(event: e.Event) -> str:
@@ -231,7 +231,7 @@ def _submitted(event: e.JobSubmitted) -> str:
 
 def _allocated(event: e.BufferAllocated) -> str:
     passed = f", past job {event.passed} that waits for more" if event.passed else ""
-    return f"space is reserved and stage-in starts on {event.node}{passed}"
+    return f"space is reserved and stage-in starts on {event.mover or event.node}{passed}"
 
 
 def _stage_failed(event: e.StageFailed) -> str:
@@ -305,6 +305,16 @@ def _updated(event: e.JobUpdated) -> str:
     return "; ".join(words)
 
 
+def _guest_set_up(event: e.GuestSetUp) -> str:
+    guest = event.guest
+    asks = f"{format_size(event.granted_bytes)} of pool {event.pool}" if event.pool else "no space of its own"
+    return f"{guest.name} was set up, epoch {guest.epoch}, of user {event.request.user}: it asks for {asks}"
+
+
+def _guest_given(event: e.GuestSpaceGiven) -> str:
+    return "space is reserved" + (f", past job {event.passed} that waits for more" if event.passed else "")
+
+
 def _mail(key: str) -> str:
     """Return what a mail is about, from its key."""
     return key.split(".")[1].replace("_", "-")
@@ -318,6 +328,9 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.ClusterFounded: lambda event: f"the cluster {event.name} was founded with {len(event.pools)} pools",
     e.PoolSet: lambda event: f"pool {event.pool.name} has {format_amount(event.pool.quantity_bytes, event.pool.unit)}",
     e.SiteConfigured: lambda event: "the configuration of the site was changed",
+    e.PlaceSet: lambda event: f"place {event.place.name} is {event.place.path}",
+    e.PlaceRemoved: lambda event: f"place {event.place} was removed",
+    e.MoverChanged: lambda event: f"mover {event.mover} has the operation as attempt {event.attempt}: {event.reason}",
     e.PoolRemoved: lambda event: f"pool {event.pool} was removed",
     e.AccountSet: lambda event: f"account {event.account.name} was set, with {len(event.account.members)} users",
     e.AccountDeleted: lambda event: f"account {event.account} was deleted",
@@ -390,6 +403,18 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.TransferRulesSet: lambda event: "how data is moved was configured",
     e.TransferRecorded: _recorded,
     e.TransferCheckpointed: _checkpointed,
+    e.GuestSetUp: _guest_set_up,
+    e.GuestSpaceGiven: _guest_given,
+    e.GuestSetupFailed: lambda event: f"its setup failed: {event.reason}",
+    e.GuestStageInOrdered: lambda event: f"its scheduler asked for stage-in, which starts on {event.mover}",
+    e.GuestRunBegan: lambda event: "its scheduler began the job",
+    e.GuestRunEnded: lambda event: "its scheduler says that the job has ended",
+    e.GuestLingered: lambda event: "its scheduler tore it down before it ran: the data is kept for a while",
+    e.GuestTakenUp: lambda event: f"its scheduler set it up again, epoch {event.epoch}: it has its space as before",
+    e.GuestParked: lambda event: f"its results are kept until somebody exports them: {event.reason}",
+    e.SchedulerBound: lambda event: f"guests of scheduler {event.scheduler.name} come from {event.scheduler.address}",
+    e.SchedulerReleased: lambda event: f"another cluster may have guests as scheduler {event.scheduler}",
+    e.GuestMissed: lambda event: f"the scheduler has {event.guest} as {event.state}, and there is no such guest",
     e.ClockSet: lambda event: f"an operator set the clock back to {format_instant(event.at)}",
     e.FeatureLevelRaised: lambda event: (
         f"the feature level is {event.level}: release {event.release} or later is needed"

@@ -22,6 +22,7 @@ from replica.model import (
     takes_cpus,
     unit_in,
 )
+from replica.operations import guest_phase
 from replica.state import State
 from replica.values import MICROSECONDS_PER_SECOND, Instant
 from replica.views import buffer_word, job_tres, pool_use
@@ -85,6 +86,7 @@ def job_view(state: State, job_id: int, known: Known, *, warnings: tuple[str, ..
         pool=None if buffer is None or not buffer.pool else buffer.pool,
         capacity_bytes=0 if buffer is None else buffer.granted_bytes,
         node=job.node or None,
+        mover=job.mover or None,
         priority=request.priority,
         attempt=job.attempt,
         cpus=request.cpus,
@@ -103,6 +105,8 @@ def job_view(state: State, job_id: int, known: Known, *, warnings: tuple[str, ..
         cancelled=job.cancelled,
         warnings=warnings,
         tres=job_tres(state, job_id),
+        **guest_fields(state, job_id),
+        epoch=None if job.guest is None else job.guest.epoch,
         details=details_of(state, job),
         revision=state.revision,
     )
@@ -155,12 +159,22 @@ def buffer_view(state: State, job_id: int) -> BufferView:
         access=tuple(way.name.lower() for way in asked.access),
         type=asked.type,
         request=asked.text,
+        **guest_fields(state, job_id),
     )
+
+
+def guest_fields(state: State, job_id: int) -> dict[str, Any]:
+    """Return what is shown of a guest as such, nothing for Forebay's own jobs."""
+    job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+    if job.guest is None or buffer is None:
+        return {}
+    return {"guest": job.guest.name, "phase": guest_phase(job, buffer).value}
 
 
 def persistent_view(state: State, name: str) -> BufferView:
     """Return one persistent buffer at `state`; KeyError if it is not there."""
     buffer = state.persistent[name]
+    place = state.places.get(buffer.place)
     return _buffer_view(
         state,
         buffer,
@@ -168,6 +182,7 @@ def persistent_view(state: State, name: str) -> BufferView:
         requested_bytes=buffer.granted_bytes,
         access=tuple(way.name.lower() for way in buffer.access),
         made_by=buffer.job or None,
+        path=None if place is None else f"{place.path}/{buffer.directory}",
     )
 
 
@@ -199,7 +214,9 @@ def node_view(state: State, name: str, liveness: Liveness | None) -> NodeView:
         NodeView,
         state="DRAINING" if draining else node.state.name,
         cpus_in_use=sum(
-            state.jobs[job].request.cpus for job in jobs if takes_cpus(state.jobs[job], state.buffers.get(job))
+            state.jobs[job].request.cpus
+            for job in jobs
+            if state.jobs[job].node == name and takes_cpus(state.jobs[job], state.buffers.get(job))
         ),
         registered_time=format_instant(node.registered_at),
         jobs=tuple(jobs),

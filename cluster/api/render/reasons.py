@@ -55,7 +55,7 @@ class Known:
     def of(self, job_id: int) -> Verdict:
         """Return what `replica.views.verdict_of` returns; KeyError for a job that is not in the state."""
         job = self.state.jobs[job_id]
-        if job.state is not JobState.PENDING:
+        if job.state is not JobState.PENDING or job.guest is not None:
             return later_reason(self.state, job, self.state.buffers.get(job_id))
         return self._found[job_id] if job_id in self._found else verdict_of(self.state, job_id)
 
@@ -66,7 +66,7 @@ class Known:
 
 def _reason_alone(state: State, job: Job) -> str:
     """Return the reason of a job that waits where one can tell without looking at others; else the empty string."""
-    if job.state is not JobState.PENDING:
+    if job.state is not JobState.PENDING or job.guest is not None:
         return ""
     gate = early_gate(state, job)
     if gate is not None:

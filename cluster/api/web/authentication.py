@@ -6,7 +6,12 @@ from cluster.api.web.problems import Problem, denied
 from cluster.security import Identity, NotIdentified, Role
 from replica.messages import Actor, ActorRole
 
-_ACTOR_ROLES = {Role.OPERATOR: ActorRole.OPERATOR, Role.USER: ActorRole.USER, Role.AGENT: ActorRole.AGENT}
+_ACTOR_ROLES = {
+    Role.OPERATOR: ActorRole.OPERATOR,
+    Role.USER: ActorRole.USER,
+    Role.AGENT: ActorRole.AGENT,
+    Role.SCHEDULER: ActorRole.SCHEDULER,
+}
 
 
 def not_identified(error: NotIdentified) -> Problem:

@@ -72,6 +72,6 @@ def check_query(operation: Operation[Any, Any], query: Mapping[str, str], names:
             raise bad(sentence, f"known are: {known}", f"query {name}", "unknown_query")
     if len(names) != len(set(names)):
         raise bad("a query parameter is given twice", "give each once", "query")
-    for name, word in (("stale", "ok"), ("digest", "yes"), ("live", "yes")):
+    for name, word in (("stale", "ok"), ("digest", "yes"), ("live", "yes"), ("guests", "yes"), ("parked", "yes")):
         if query.get(name, word) != word:
             raise bad(f"{name} is {query[name]!r}", f"write {name}={word}, or leave it out", f"query {name}")

@@ -12,16 +12,25 @@ from cluster.schemas import BurstAnswer, burst_text
 from cluster.schemas import operations as ops
 from cluster.system import uid_of
 
-buffer_group = click.Group("buffer", help="List buffers.")
+buffer_group = click.Group("buffer", help="List buffers, and see to what is left in them.")
 
 
 @buffer_group.command("list")
 @click.option("--all", "everything", is_flag=True, help="Also buffers that are gone.")
+@click.option("--parked", is_flag=True, help="Only those of guests with results that nobody has exported.")
 @JSON_OPTION
-def list_buffers(everything: bool, as_json: bool) -> None:
+def list_buffers(everything: bool, parked: bool, as_json: bool) -> None:
     """List buffers, persistent ones first, their state, and what they hold; by default those that are not gone."""
-    answer = session().read(ops.LIST_BUFFERS, live=not everything)
+    answer = session().read(ops.LIST_BUFFERS, live=not everything, parked=parked)
     present(answer, as_json, lambda: buffers_table(answer.buffers))
+
+
+@buffer_group.command("export")
+@click.argument("job_ids", metavar="JOB…", type=JOB_ID, nargs=-1, required=True)
+@click.option("--partial", is_flag=True, help="Give up results that are not there, and have the others out.")
+def export(job_ids: tuple[str, ...], partial: bool) -> None:
+    """Export results again that are parked, or could not be staged out. The buffer is removed once they are out."""
+    each(job_ids, ops.EXPORT_BUFFER, partial=partial)
 
 
 @buffer_group.command("clear")

@@ -122,7 +122,7 @@ def list_certificates(as_json: bool) -> None:
     "--into", type=click.Path(path_type=Path), help="Write it and ca.pem there.  [default: the tls directory]"
 )
 def issue_certificate(name: str, role: str, hosts: tuple[str, ...], replace: bool, into: Path | None) -> None:
-    """Issue a certificate for a user, an agent, a replica or an operator (needs ca.key).
+    """Issue a certificate for a user, an agent, a replica, an operator or another scheduler (needs ca.key).
 
     A person keeps a copy of forebay.toml with a tls directory of their own beside it, made with --into: ca.pem and
     their own pair, whose key must belong to them.
@@ -161,7 +161,7 @@ def issue_certificate(name: str, role: str, hosts: tuple[str, ...], replace: boo
         f"Issued {plain(str(files.certificate))} and its key for {role} {plain(name)}, "
         f"valid until {moment(format_instant(until))[:10]}."
     )
-    if into is not None and wanted in (Role.USER, Role.OPERATOR):
+    if into is not None and wanted in (Role.USER, Role.OPERATOR, Role.SCHEDULER):
         note(f"Next: give {into} to its owner (chown -R), with a copy of {config.file.name} whose [tls] names it.")
 
 

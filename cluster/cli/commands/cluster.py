@@ -11,6 +11,7 @@ from cluster.cli.text import fields_table, moment, note, present, show, show_jso
 from cluster.client import ApiError, Client
 from cluster.schemas import FEATURE_LEVEL_MAX, ClockAnswer, FeatureLevelAnswer, FeatureLevelRequest, SetClockRequest
 from cluster.schemas import operations as ops
+from replica.values import plain
 
 UNKNOWN_ROUTE = "unknown_route"
 """The code with which a replica answers to what its release does not have."""
@@ -163,3 +164,29 @@ def close_session(number: int, as_json: bool) -> None:
     """Close a session: what its program still waits for can no longer be asked again."""
     answer = session().write(ops.CLOSE_SESSION, session=number)
     present(answer, as_json, lambda: f"Closed session {number}.")
+
+
+@click.group("scheduler")
+def scheduler_group() -> None:
+    """Show other schedulers that have guests here: buffers whose jobs are theirs."""
+
+
+@scheduler_group.command("list")
+@JSON_OPTION
+def list_schedulers(as_json: bool) -> None:
+    """List other schedulers, and the hosts that they came from last."""
+    answer = session().read(ops.LIST_SCHEDULERS)
+    if as_json:
+        show_json(answer)
+        return
+    rows = [(row.scheduler, row.cluster, row.address, moment(row.since)) for row in answer.schedulers]
+    show(table(("SCHEDULER", "CLUSTER", "FROM", "SINCE"), rows))
+
+
+@scheduler_group.command("release")
+@click.argument("name")
+@JSON_OPTION
+def release_scheduler(name: str, as_json: bool) -> None:
+    """Let another cluster have guests under a name (operators): the one that has it is no more, or has another name."""
+    answer = session().write(ops.RELEASE_SCHEDULER, name=name)
+    present(answer, as_json, lambda: f"Released {plain(name)}: the next cluster that comes under that name has it.")

@@ -66,6 +66,7 @@ def states_of(value: str | None, place: str = "--state") -> tuple[str, ...]:
 @click.option("--state", "states", callback=_states, metavar="STATE,…", help="Only these states, e.g. PENDING or PD,R.")
 @click.option("--all", "everything", is_flag=True, help="Also jobs that have ended.")
 @click.option("--user", "owner", metavar="NAME", help="Only the jobs of one user.")
+@click.option("--guests", is_flag=True, help="Only jobs of other schedulers that have a buffer here.")
 @click.option(
     "--limit",
     type=click.IntRange(1, LIMIT_MAX),
@@ -76,7 +77,7 @@ def states_of(value: str | None, place: str = "--state") -> tuple[str, ...]:
 @click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
 @JSON_OPTION
 def list_jobs(
-    states: tuple[str, ...], everything: bool, owner: str | None, limit: int, watch: bool, as_json: bool
+    states: tuple[str, ...], everything: bool, owner: str | None, guests: bool, limit: int, watch: bool, as_json: bool
 ) -> None:
     """List jobs, by default those that have not ended; columns as in squeue."""
     if everything and states:
@@ -87,7 +88,7 @@ def list_jobs(
     current = session()
 
     async def ask(client: Client) -> JobsAnswer:
-        return await listed(client, wanted, owner, limit, stale=current.stale)
+        return await listed(client, wanted, owner, limit, stale=current.stale, guests=guests)
 
     if watch:
         current.ask(lambda client: _watch(lambda: ask(client)), on_a_loop=True)
@@ -96,21 +97,27 @@ def list_jobs(
     if as_json:
         text.show_json(answer)
         return
-    text.show(text.jobs_table(answer.jobs, current.clock.now()))
+    listing = text.guests_table if guests else text.jobs_table
+    text.show(listing(answer.jobs, current.clock.now()))
     if not answer.jobs and not everything and text.is_terminal():
         text.note("No unfinished jobs; --all shows those that have ended too.")
     if answer.truncated:
         text.note(f"There are more than these {len(answer.jobs)} jobs: name a larger --limit, a --state or a --user.")
 
 
-async def listed(client: Client, states: tuple[str, ...], owner: str | None, limit: int, *, stale: bool) -> JobsAnswer:
+async def listed(
+    client: Client, states: tuple[str, ...], owner: str | None, limit: int, *, stale: bool, guests: bool = False
+) -> JobsAnswer:
     """Return the newest jobs in these states (all: in none) and of this user, at most `limit`."""
     if limit <= PAGE_JOBS:
-        return await client.call(ops.LIST_JOBS, state=",".join(states) or None, user=owner, limit=limit, stale=stale)
-    return await _newest(client, states, owner, limit, stale=stale)
+        state = ",".join(states) or None
+        return await client.call(ops.LIST_JOBS, state=state, user=owner, limit=limit, stale=stale, guests=guests)
+    return await _newest(client, states, owner, limit, stale=stale, guests=guests)
 
 
-async def _newest(client: Client, states: tuple[str, ...], owner: str | None, limit: int, *, stale: bool) -> JobsAnswer:
+async def _newest(
+    client: Client, states: tuple[str, ...], owner: str | None, limit: int, *, stale: bool, guests: bool
+) -> JobsAnswer:
     """Read all jobs page by page and keep the newest. What is submitted meanwhile may or may not be among them."""
     from cluster.schemas import JobsAnswer
 
@@ -118,7 +125,13 @@ async def _newest(client: Client, states: tuple[str, ...], owner: str | None, li
     seen = last = 0
     while True:
         page = await client.call(
-            ops.LIST_JOBS, state=",".join(states) or None, user=owner, limit=PAGE_JOBS, after=last, stale=stale
+            ops.LIST_JOBS,
+            state=",".join(states) or None,
+            user=owner,
+            limit=PAGE_JOBS,
+            after=last,
+            stale=stale,
+            guests=guests,
         )
         kept.extend(page.jobs)
         seen += len(page.jobs)

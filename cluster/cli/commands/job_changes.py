@@ -164,6 +164,8 @@ async def _bulk(
 
 async def _changed(client: Client, job_id: str, first: JobView) -> tuple[JobView, ...]:
     """Return all jobs that a change was about, of which `first` is the first."""
+    if ":" in job_id:
+        return (first,)
     array, tasks = parse_reference(job_id)
     is_task = first.details is not None and first.details.array_job_id == array
     if not is_task or (tasks is not None and len(tasks) == 1):

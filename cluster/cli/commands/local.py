@@ -211,8 +211,9 @@ _RECEIPT = {"receipt": "cluster.cli.commands.agent_receipt:agent_receipt"}
 
 @click.group("agent", commands=LazyCommands(_RECEIPT), invoke_without_command=True)
 @click.option("--name", metavar="NODE", help="Which agent (node) of the configuration this is.")
+@click.option("--mover", is_flag=True, help="Stage for the places that this machine mounts, and run no scripts.")
 @click.pass_context
-def agent(context: click.Context, name: str | None) -> None:
+def agent(context: click.Context, name: str | None, mover: bool) -> None:
     """Run one node's agent in the foreground, as a service manager would: that needs --name.
 
     With a command, look at what the agent of this node keeps; --name is needed then where several are on one node.
@@ -224,7 +225,8 @@ def agent(context: click.Context, name: str | None) -> None:
     config = session().config()
     config.agent(name)  # refused here, before another program begins
     hold_termination()
-    _replace(module_command("cluster.agent", "--config", str(config.file), "--name", name))
+    words = ("--mover",) if mover else ()
+    _replace(module_command("cluster.agent", "--config", str(config.file), "--name", name, *words))
 
 
 def _replace(command: tuple[str, ...]) -> NoReturn:

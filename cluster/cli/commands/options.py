@@ -28,14 +28,20 @@ WATCH_PERIOD_S: Final = 1.0
 
 
 class JobReference(click.ParamType):  # type: ignore[type-arg]
-    """`12`, `12_3` for a task of an array, `12_[1-4,7]` for several."""
+    """`12`, `12_3` for a task of an array, `12_[1-4,7]` for several, `slurm:42` for a job of another scheduler."""
 
     name = "job"
 
     def convert(self, value: str, parameter: click.Parameter | None, context: click.Context | None) -> str:
         """Return the reference without leading zeros."""
-        from replica.model import ArrayFault, parse_reference, shown_reference
+        from replica.model import ArrayFault, guest_job_fault, parse_reference, scheduler_fault, shown_reference
 
+        scheduler, colon, number = value.partition(":")
+        if colon:
+            fault = scheduler_fault(scheduler) or guest_job_fault(number)
+            if fault is not None:
+                self.fail(f"{fault}; write for example slurm:42", parameter, context)
+            return value
         try:
             job_id, tasks = parse_reference(value)
         except ArrayFault as fault:

@@ -1,7 +1,8 @@
-"""`forebay pool …`: where data can go, pools while they are in use."""
+"""`forebay pool|place …`: where data can go, pools while they are in use."""
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,7 +12,7 @@ from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import session
 from cluster.cli.text import note, pools_table, present, size, table, unit_in
 from cluster.client import Client
-from cluster.schemas import PoolRequest, PoolView, UnitWord
+from cluster.schemas import PlacesAnswer, PoolRequest, PoolView, UnitWord
 from cluster.schemas import operations as ops
 from replica.model import UNIT_WORDS, PoolUnit, format_amount, parse_amount, unit_of
 from replica.values import SizeError, parse_size, plain
@@ -96,6 +97,8 @@ def pool_line(pool: PoolView) -> str:
         f"out of service {format_amount(pool.out_of_service_bytes, unit)}",
         f"granularity {format_amount(pool.granularity_bytes, unit)}",
     ]
+    if pool.place:
+        parts.append(f"in place {plain(pool.place)}")
     return f"Pool {plain(pool.name)}: {', '.join(parts)}" + (", default" if pool.is_default else "")
 
 
@@ -135,15 +138,23 @@ def show_pool(name: str, as_json: bool) -> None:
     "--unit", type=click.Choice(UNIT_WORDS), default="bytes", show_default=True, help="What its numbers count."
 )
 @_DEFAULT
+@click.option("--place", metavar="PLACE", help="Have its buffers lie there, where all nodes see them.")
 @JSON_OPTION
 def add_pool(
-    name: str, quantity: str, granularity: str | None, unit: UnitWord, is_default: bool, as_json: bool
-) -> None:
+    name: str, quantity: str, granularity: str | None, unit: UnitWord, is_default: bool, place: str | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Make a pool that is not there (operators)."""
     counted = partial(parse_amount, unit=unit_of(unit) or PoolUnit.BYTES)
     _check("--quantity", quantity, counted, zero=True)
     _check("--granularity", granularity, counted)
-    fields = {"quantity": quantity, "granularity": granularity, "unit": unit, "default": is_default or None}
+    fields = {
+        "quantity": quantity,
+        "granularity": granularity,
+        "unit": unit,
+        "default": is_default or None,
+        "place": place,
+    }
     _show(session().write(ops.ADD_POOL, name=name, **fields), as_json)
 
 
@@ -203,6 +214,15 @@ def set_unit(name: str, unit: UnitWord, as_json: bool) -> None:
     _change(name, as_json, unit=unit)
 
 
+@pool_group.command("place")
+@NAME
+@click.argument("place", default="")
+@JSON_OPTION
+def set_pool_place(name: str, place: str, as_json: bool) -> None:
+    """Have the buffers of a pool lie in PLACE, or on single nodes (operators); only while nobody uses the pool."""
+    _change(name, as_json, place=place)
+
+
 @pool_group.command("remove")
 @NAME
 @JSON_OPTION
@@ -236,3 +256,58 @@ def _show(pool: PoolView, as_json: bool) -> None:
     for remark in remarks(pool):
         note(f"forebay: warning: {remark}")
     present(pool, as_json, lambda: pool_line(pool))
+
+
+# Places: file systems that all nodes mount
+
+
+place_group = click.Group("place", help="List and change places: file systems that all nodes mount.")
+
+
+@place_group.command("list")
+@JSON_OPTION
+def list_places(as_json: bool) -> None:
+    """List places with their movers, and the pools that have their buffers there."""
+    _show_places(session().read(ops.LIST_PLACES), as_json)
+
+
+@place_group.command("add")
+@NAME
+@click.argument("path")
+@JSON_OPTION
+def add_place(name: str, path: str, as_json: bool) -> None:
+    """Make a place of the file system that all nodes mount at PATH (operators)."""
+    _show_places(session().write(ops.ADD_PLACE, name=name, path=path), as_json)
+
+
+@place_group.command("remove")
+@NAME
+@JSON_OPTION
+def remove_place(name: str, as_json: bool) -> None:
+    """Remove a place that no pool has its buffers in (operators); what lies there stays."""
+    _show_places(session().write(ops.REMOVE_PLACE, name=name), as_json)
+
+
+@place_group.command("mark")
+@click.argument("path", type=click.Path(path_type=Path))
+def mark_place(path: Path) -> None:
+    """Make the file at PATH by which machines know the place, once, on one that has it mounted.
+
+    Where that file is not found nothing is written: the file system is not mounted there.
+    """
+    from cluster.agent.files import PlaceRefused, places
+
+    try:
+        note(f"{plain(str(path))} is place {places.mark(str(path))}")
+    except PlaceRefused as error:
+        raise Failure(ExitCode.REFUSED, str(error), "then mark it again") from error
+    except OSError as error:
+        raise Failure(ExitCode.REFUSED, f"{path} cannot be marked: {error.strerror}", "mark it as its owner") from error
+
+
+def _show_places(answer: PlacesAnswer, as_json: bool) -> None:
+    columns = ("PLACE", "PATH", "MOVERS", "UP", "POOLS")
+    rows = (
+        (one.name, one.path, ",".join(one.movers), len(one.movers_up), ",".join(one.pools)) for one in answer.places
+    )
+    present(answer, as_json, lambda: table(columns, rows, right=frozenset({"UP"})))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cluster.cli.text.squeue import STANDARD, Field, details_of, in_order, line, read_format
     from cluster.cli.text.tables import (
         buffers_table,
+        guests_table,
         job_number,
         jobs_table,
         members_table,
@@ -43,8 +44,8 @@ else:
         output: Cell fields_table is_terminal note present readable_size show show_json
         output: size stderr_console stdout_console table
         squeue: STANDARD Field details_of in_order line read_format
-        tables: buffers_table job_number jobs_table members_table moment nodes_table pools_table snapshot_fields
-        tables: unit_in
+        tables: buffers_table guests_table job_number jobs_table members_table moment nodes_table pools_table
+        tables: snapshot_fields unit_in
         transfer: drawing job_transfers_text receipt_text transfers_table
         """,
     )

@@ -89,7 +89,18 @@ def unit_in(pool: PoolView) -> PoolUnit:
 def pools_table(pools: Iterable[PoolView]) -> Listing:
     """Return the listing of pools; free is what the controller derived."""
     return table(
-        ("POOL", "DEFAULT", "TOTAL", "USED", "FREE", "OUT-OF-SERVICE", "GRANULARITY", "BUFFERS", "CAPACITY-BY"),
+        (
+            "POOL",
+            "DEFAULT",
+            "TOTAL",
+            "USED",
+            "FREE",
+            "OUT-OF-SERVICE",
+            "GRANULARITY",
+            "BUFFERS",
+            "CAPACITY-BY",
+            "PLACE",
+        ),
         (
             (
                 pool.name,
@@ -101,10 +112,40 @@ def pools_table(pools: Iterable[PoolView]) -> Listing:
                 format_amount(pool.granularity_bytes, unit_in(pool)),
                 pool.buffers,
                 ",".join(pool.capacity_control),
+                pool.place,
             )
             for pool in pools
         ),
         right=frozenset({"TOTAL", "USED", "FREE", "OUT-OF-SERVICE", "GRANULARITY", "BUFFERS"}),
+    )
+
+
+_BESIDES = ("lingering", "parked")
+"""What a guest may be that the state of its buffer does not say."""
+
+
+def guests_table(jobs: Iterable[JobView], now: Instant) -> Listing:
+    """Return the listing of jobs of other schedulers."""
+    return table(
+        ("GUEST", "JOBID", "EPOCH", "NAME", "USER", "PHASE", "TIME", "MOVER", "POOL", "CAPACITY", "REASON"),
+        (
+            (
+                job.guest,
+                job.job_id,
+                job.epoch,
+                shortened(job.name),
+                job.user,
+                job.phase,
+                format_elapsed(run_time_s(job, now)),
+                job.mover,
+                job.pool,
+                size(job.capacity_bytes) if job.capacity_bytes else NOTHING,
+                job.reason,
+            )
+            for job in jobs
+        ),
+        right=frozenset({"JOBID", "EPOCH", "TIME", "CAPACITY"}),
+        flexible=frozenset({"REASON"}),
     )
 
 
@@ -114,9 +155,9 @@ def buffers_table(buffers: Iterable[BufferView]) -> Listing:
         ("JOBID/NAME", "USER", "STATE", "POOL", "SIZE", "HELD", "NODE", "ACCESS", "IN", "OUT", "CREATED"),
         (
             (
-                buffer.name if buffer.job_id is None else buffer.task or buffer.job_id,
+                buffer.name if buffer.job_id is None else buffer.guest or buffer.task or buffer.job_id,
                 buffer.user,
-                buffer.state,
+                buffer.state if buffer.phase not in _BESIDES else f"{buffer.state} ({buffer.phase})",
                 buffer.pool,
                 format_amount(buffer.capacity_bytes, unit_of(buffer.unit) or PoolUnit.BYTES),
                 format_amount(buffer.held_bytes, unit_of(buffer.unit) or PoolUnit.BYTES),

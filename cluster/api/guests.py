@@ -1,0 +1,299 @@
+"""Guests: what another scheduler asks for its jobs' buffers, and what it and people ask about them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from cluster.api import wire
+from cluster.api.service import AskedCommand, Call, Reply, encoded, handles
+from cluster.api.web import bad, too_many
+from cluster.eventloop import paced
+from cluster.schemas import Command
+from cluster.schemas import guests as v
+from cluster.schemas import operations as ops
+from cluster.system import format_instant
+from replica.decide import job_about
+from replica.messages import commands as c
+from replica.model import Access, BufferState, CreatePersistent, Hold, guest_name
+from replica.operations import FoundGuest, GuestPhase, find_guest, is_lingering, lingers_until, made_later
+from replica.state import State
+from replica.views import buffer_path, free_for_guests, persistent_paths
+
+GUESTS_LISTED_MAX = 100_000
+"""Guests in one list, count: as many as there may be jobs that are not over."""
+
+PARTS_PER_GUEST = 12
+"""What rendering one guest takes of a slice: some twenty microseconds."""
+
+POLL_AGAIN_S = 1
+"""After how many seconds to ask again where too many questions wait already."""
+
+_PHASES = frozenset(phase.value for phase in GuestPhase)
+
+
+@handles(ops.REGISTER_SCHEDULER)
+async def register_scheduler(call: Call[v.RegisterSchedulerRequest]) -> Reply[v.SchedulersAnswer]:
+    command = c.RegisterScheduler(call.body.cluster, call.body.address)
+    state = (await call.service.settle(call, command)).state
+    return Reply(state.revision, _schedulers(state, call.identity.name))
+
+
+@handles(ops.LIST_SCHEDULERS)
+async def list_schedulers(call: Call[None]) -> Reply[v.SchedulersAnswer]:
+    state = await call.state()
+    return Reply(state.revision, _schedulers(state))
+
+
+@handles(ops.RELEASE_SCHEDULER)
+async def release_scheduler(call: Call[Command]) -> Reply[v.SchedulersAnswer]:
+    state = (await call.service.settle(call, c.ReleaseScheduler(call.params["name"]))).state
+    return Reply(state.revision, _schedulers(state))
+
+
+def _schedulers(state: State, only: str = "") -> v.SchedulersAnswer:
+    rows = tuple(
+        v.SchedulerView(
+            scheduler=known.name, cluster=known.cluster, address=known.address, since=format_instant(known.at)
+        )
+        for name, known in sorted(state.schedulers.items())
+        if only in ("", name)
+    )
+    return v.SchedulersAnswer(revision=state.revision, schedulers=rows)
+
+
+@handles(ops.SHOW_SCHEDULER_SITE)
+async def show_scheduler_site(call: Call[None]) -> Reply[v.SchedulerSiteAnswer]:
+    state, work = await call.state(), call.work
+    lingering: dict[str, int] = {}
+    waited_for: set[str] = set()
+    async for name in paced(state.guests, work, parts=1):
+        found = find_guest(state, name)
+        if found.phase is GuestPhase.WAITING and found.buffer is not None:
+            # First come, first served: whoever is set up now would wait behind it.
+            waited_for.add(found.buffer.pool)
+        elif found.job is not None and found.buffer is not None and is_lingering(found.job, found.buffer):
+            pool = found.buffer.pool
+            lingering[pool] = lingering.get(pool, 0) + found.buffer.held_bytes
+    pools = tuple(
+        v.GuestPoolView(
+            name=name,
+            unit=pool.unit.word,
+            quantity=pool.usable_bytes,
+            granularity=pool.granularity_bytes,
+            free=0 if name in waited_for else free_for_guests(state, name, lingering.get(name, 0)),
+            default=pool.is_default,
+        )
+        for name, pool in sorted(state.pools.items())
+        if pool.place
+    )
+    site = state.site
+    answer = v.SchedulerSiteAnswer(
+        revision=state.revision,
+        pools=pools,
+        directive=site.directive,
+        provider=site.provider,
+        allow_users=site.allow_users,
+        deny_users=site.deny_users,
+        setup_wait_s=site.guest_setup_wait_s,
+        linger_s=site.guest_linger_s,
+    )
+    return Reply(state.revision, answer)
+
+
+@handles(ops.LIST_GUESTS)
+async def list_guests(call: Call[None]) -> Reply[v.GuestsAnswer]:
+    state, work = await call.state(), call.work
+    own = f"{call.identity.name}:"
+    names = [name async for name in paced(state.guests, work, parts=1) if name.startswith(own)]
+    live, rows, truncated = call.query.get("live") == "yes", list[Any](), False
+    for name in await work.ordered(names):
+        await work.take(0, parts=PARTS_PER_GUEST)
+        found = find_guest(state, name)
+        if live and found.phase in (GuestPhase.NONE, GuestPhase.OVER):
+            continue
+        if len(rows) >= GUESTS_LISTED_MAX:
+            truncated = True
+            break
+        rows.append(encoded(v.GuestView(**_fields(state, found))))
+    return Reply(state.revision, v.GuestsAnswer(revision=state.revision, guests=tuple(rows), truncated=truncated))
+
+
+@handles(ops.SHOW_GUEST)
+async def show_guest(call: Call[None]) -> Reply[v.GuestAnswer]:
+    awaited = frozenset(word for word in call.query.get("while", "").split(",") if word)
+    unknown = sorted(awaited - _PHASES)
+    if unknown:
+        raise bad(f"the phase {unknown[0][:32]!r} is unknown", f"use {', '.join(GuestPhase)}", "query while")
+    wait_s = call.integer("wait_s", 0, least=0, most=ops.GUEST_WAIT_S_MAX)
+    scheduler, loop = call.identity.name, asyncio.get_running_loop()
+    name, until_s = guest_name(scheduler, call.params["job"]), loop.time() + wait_s
+    while True:
+        # Whoever leads says it each time: a deposed leader would have its caller wait for what has happened.
+        state = await call.service.current()
+        found, left_s = find_guest(state, name), until_s - loop.time()
+        if found.phase.value not in awaited or left_s <= 0 or call.service.stopping.is_set():
+            return Reply(state.revision, _answer(state, found))
+        watch = call.service.controller.guests
+        if not watch.has_room(scheduler):
+            raise too_many("too many questions about guests wait already", "ask again later", POLL_AGAIN_S)
+        await watch.wait(scheduler, name, left_s)
+
+
+@handles(ops.SETUP_GUEST)
+async def setup_guest(call: Call[v.SetupGuestRequest]) -> Reply[v.GuestAnswer]:
+    # First of all: what a request may say is for the leader's state to tell, not for one that lags behind.
+    await call.service.lead()
+    job, site = call.params["job"], call.service.controller.state.site
+    command, warnings = await call.service.reading(call.body, wire.guest_setup, job, call.body, site)
+    return await _settled(call, command, warnings)
+
+
+@handles(ops.STAGE_IN_GUEST)
+async def stage_in_guest(call: Call[v.GuestCommand]) -> Reply[v.GuestAnswer]:
+    return await _settled(call, c.StageInGuest(call.body.cluster, call.params["job"], call.body.epoch))
+
+
+@handles(ops.BEGIN_GUEST_RUN)
+async def begin_guest_run(call: Call[v.GuestCommand]) -> Reply[v.GuestAnswer]:
+    return await _settled(call, c.BeginGuestRun(call.body.cluster, call.params["job"], call.body.epoch))
+
+
+@handles(ops.END_GUEST_RUN)
+async def end_guest_run(call: Call[v.GuestCommand]) -> Reply[v.GuestAnswer]:
+    return await _settled(call, c.EndGuestRun(call.body.cluster, call.params["job"], call.body.epoch))
+
+
+@handles(ops.STAGE_OUT_GUEST)
+async def stage_out_guest(call: Call[v.GuestCommand]) -> Reply[v.GuestAnswer]:
+    return await _settled(call, c.StageOutGuest(call.body.cluster, call.params["job"], call.body.epoch))
+
+
+@handles(ops.TEAR_DOWN_GUEST)
+async def tear_down_guest(call: Call[v.TearDownGuestRequest]) -> Reply[v.GuestAnswer]:
+    body = call.body
+    return await _settled(call, c.TearDownGuest(body.cluster, call.params["job"], body.hurry, body.epoch, body.reason))
+
+
+@handles(ops.MISS_GUEST)
+async def miss_guest(call: Call[v.MissGuestRequest]) -> Reply[v.GuestAnswer]:
+    return await _settled(call, c.MissGuest(call.body.cluster, call.params["job"], call.body.state))
+
+
+# ---- persistent buffers
+
+
+@handles(ops.LIST_PERSISTENT)
+async def list_persistent(call: Call[None]) -> Reply[v.PersistentsAnswer]:
+    state, work, rows = await call.state(), call.work, list[Any]()
+    for name in await work.ordered(state.persistent):
+        await work.take(0, parts=PARTS_PER_GUEST)
+        if state.persistent[name].place:
+            rows.append(encoded(v.PersistentView(**_persistent(state, name))))
+    return Reply(state.revision, v.PersistentsAnswer(revision=state.revision, buffers=tuple(rows)))
+
+
+@handles(ops.MAKE_PERSISTENT)
+async def make_persistent(call: Call[v.MakePersistentRequest]) -> Reply[v.PersistentAnswer]:
+    body, name = call.body, call.params["name"]
+    create = CreatePersistent(name, body.size, body.pool, (Access.STRIPED,), "scratch", "capacity", "bare")
+    state = (
+        await call.service.settle(call, c.MakePersistent(body.cluster, body.user, body.uid, body.gid, create))
+    ).state
+    return Reply(state.revision, _persistent_answer(state, name, body.user))
+
+
+@handles(ops.REMOVE_PERSISTENT)
+async def remove_persistent(call: Call[v.RemovePersistentRequest]) -> Reply[v.PersistentAnswer]:
+    body, name = call.body, call.params["name"]
+    command = c.RemovePersistent(body.cluster, body.user, body.uid, body.gid, name, body.hurry)
+    state = (await call.service.settle(call, command)).state
+    return Reply(state.revision, _persistent_answer(state, name, body.user))
+
+
+def _persistent(state: State, name: str) -> dict[str, Any]:
+    """Return what is shown of a persistent buffer, by the fields of PersistentView."""
+    known = state.persistent.get(name)
+    if known is None:
+        return {"name": name, "state": "none"}
+    place = state.places.get(known.place)
+    return {
+        "name": name,
+        "state": known.state.word,
+        "user": known.user,
+        "pool": known.pool,
+        "size": known.granted_bytes,
+        "path": None if place is None else f"{place.path}/{known.directory}",
+        "number": known.job,
+        "create_time": format_instant(known.created_at),
+    }
+
+
+def _persistent_answer(state: State, name: str, user: str) -> v.PersistentAnswer:
+    fields, job = _persistent(state, name), job_about(state, user, name)
+    if job is None:
+        return v.PersistentAnswer(revision=state.revision, **fields)
+    buffer, asked = state.buffers.get(job.id), job.request.buffer
+    failed = job.stuck or job.hold is not Hold.NONE
+    message = _without_provider(job.message)
+    if not failed and asked is not None and buffer is not None and buffer.state is BufferState.PENDING:
+        message = made_later(state, asked)
+    return v.PersistentAnswer(
+        revision=state.revision,
+        under_way="make" if asked is not None and asked.creates else "remove",
+        failed=failed,
+        message=message,
+        **fields,
+    )
+
+
+async def _settled(
+    call: Call[AskedCommand], command: c.Command, warnings: tuple[str, ...] = ()
+) -> Reply[v.GuestAnswer]:
+    """Have a command about a guest settled; answer with the guest as it is afterwards."""
+    state = (await call.service.settle(call, command)).state
+    found = find_guest(state, guest_name(call.identity.name, call.params["job"]))
+    return Reply(state.revision, _answer(state, found, warnings))
+
+
+def _answer(state: State, found: FoundGuest, warnings: tuple[str, ...] = ()) -> v.GuestAnswer:
+    return v.GuestAnswer(revision=state.revision, warnings=warnings, **_fields(state, found))
+
+
+def _fields(state: State, found: FoundGuest) -> dict[str, Any]:
+    """Return what is shown of a guest, by the fields of GuestView."""
+    scheduler, _, number = found.name.partition(":")
+    fields: dict[str, Any] = {
+        "scheduler": scheduler,
+        "job": number,
+        "epoch": found.epoch,
+        "phase": found.phase.value,
+    }
+    job, buffer = found.job, found.buffer
+    if job is None or buffer is None:
+        return fields
+    fields |= {name: getattr(buffer, name) for name in _OF_BUFFERS}
+    return fields | {
+        "job_id": job.id,
+        "user": job.request.user,
+        "uid": 0 if job.guest is None else job.guest.uid,
+        "pool": buffer.pool,
+        "size": buffer.granted_bytes,
+        "message": _without_provider(job.message),
+        "path": buffer_path(state, job.id),
+        "persistent": persistent_paths(state, job.id),
+        "mover": job.mover or None,
+        "submit_time": format_instant(job.submitted_at),
+        "kept_until": format_instant(lingers_until(state, job)),
+    }
+
+
+_OF_BUFFERS = ("staged_in_files", "staged_in_bytes", "staged_out_files", "staged_out_bytes")
+
+
+def _without_provider(message: str) -> str:
+    """Return what an operation said without `burst_buffer/native: slurm_bb_data_in: `: the caller has words of its
+    own for that.
+    """
+    parts = message.split(": ", 2)
+    return parts[2] if len(parts) == 3 and parts[0].startswith("burst_buffer/") else message

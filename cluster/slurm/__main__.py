@@ -1,0 +1,69 @@
+"""What `forebay slurm bridge` becomes: the bridge in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import socket
+import sys
+from pathlib import Path
+from typing import Final
+
+from cluster.client import Client
+from cluster.config import Access, ConfigError
+from cluster.security import TlsRefused, until_valid
+from cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, stop_on_signals
+from cluster.slurm.calls import CALL_S
+from cluster.slurm.checks import certificate_fault
+from cluster.slurm.files import Files
+from cluster.system import SystemClock, leave_when_terminated
+
+EXIT_FAILED: Final = 1
+EXIT_CONFIGURATION: Final = 78
+"""EX_CONFIG of sysexits.h: starting again does not help until somebody changes something."""
+
+LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def run(arguments: list[str]) -> int:
+    """Read the command line and the configuration, and be the bridge; return the exit code."""
+    leave_when_terminated()
+    parser = argparse.ArgumentParser(prog="forebay slurm bridge", description="Run the bridge to a slurmctld.")
+    parser.add_argument("--config", type=Path, default=Path("forebay.toml"), help="the cluster's configuration")
+    parser.add_argument("--name", required=True, help="the scheduler, as its certificate names it")
+    parser.add_argument("--state", type=Path, required=True, help="StateSaveLocation of slurm.conf")
+    parser.add_argument("--run", type=Path, default=Path("/run/forebay-slurm"), help="where files and socket are")
+    parser.add_argument("--metrics", type=Path, help="a .prom file that Prometheus' node exporter reads")
+    parser.add_argument("--when-away", choices=("refuse", "accept"), default="refuse", help="jobs without a bridge")
+    chosen = parser.parse_args(arguments)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=LOG_FORMAT)
+    try:
+        asyncio.run(_serve(chosen))
+    except (ConfigError, TlsRefused, BridgeRefused) as error:
+        print(f"forebay slurm bridge: {error}", file=sys.stderr)
+        return EXIT_CONFIGURATION
+    except OSError as error:
+        print(f"forebay slurm bridge: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return 0
+
+
+async def _serve(chosen: argparse.Namespace) -> None:
+    access, clock, stop = Access.read(chosen.config), SystemClock(), asyncio.Event()
+    stop_on_signals(stop)
+    fault = certificate_fault(access, chosen.name, clock.now())
+    if fault:
+        raise BridgeRefused(fault)
+    if not await until_valid(access.tls_files(chosen.name).certificate, clock, stop):
+        return
+    host = socket.gethostname()
+    files = Files(chosen.run, host, away=chosen.when_away)
+    async with Client.from_config(access, chosen.name, deadline_s=CALL_S) as client:
+        token = cluster_token(chosen.state)
+        bridge = Bridge(client, files, token, host, clock, state=chosen.state, metrics_file=chosen.metrics)
+        await bridge.run(stop)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,448 @@
+"""The bridge between a slurmctld's host and the leader: files for slurmctld, FIFOs and a socket for what may wait.
+
+burst_buffer.lua asks and is answered through FIFOs. dw_wlm_cli asks by a Unix socket; a call that is not over at once
+is answered with the path of a FIFO. The bridge holds FIFOs open; who asked reads, and costs no process. When the bridge
+ends, however it ends, the reader finds the end of the file and asks the next one: calls are repeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import fcntl
+import logging
+import os
+import secrets
+import signal
+import socket
+import struct
+import termios
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from cluster.client import ApiError, Client
+from cluster.eventloop import Identities
+from cluster.schemas import guests as g
+from cluster.schemas import new_command_id, operations
+from cluster.slurm.calls import FUNCTIONS, QUESTIONS, Answer, Calls, sentence
+from cluster.slurm.fifos import Fifos, Request
+from cluster.slurm.files import RENEW_S, Files, is_listed, session_of, session_of_persistent, uptime_s
+from cluster.slurm.metrics import Metrics
+from cluster.slurm.reconciler import Reconciler
+from cluster.slurm.slurmctld import Looked, look, owner_of
+from cluster.system import Clock
+from replica.values import MICROSECONDS_PER_SECOND, SCRIPT_BYTES_MAX
+
+LOGGER = logging.getLogger(__name__)
+
+AT_ONCE_S: Final = 0.25
+"""How long a call may take to be answered at once rather than with a FIFO, seconds: several commits."""
+
+REQUEST_BYTES_MAX: Final = SCRIPT_BYTES_MAX + 16 * 1024
+"""Bytes of one request: a script, and its words."""
+
+REQUEST_S: Final = 10.0
+"""Seconds in which a request must be here: it is sent in one go by a process on this host."""
+
+ANSWER_BYTES_MAX: Final = 32 * 1024
+"""Bytes of one answer: less than a pipe holds."""
+
+CALLS_MAX: Final = 8_192
+"""FIFOs at a time, count: one a buffer job that stages. Who comes then asks again."""
+
+READ_S: Final = 30.0
+"""Seconds that a FIFO with its answer waits to be read: its reader was ended, or reads at once."""
+
+LOOK_S: Final = 0.02
+"""Seconds between two looks whether an answer was read; twice as long each time, up to a second."""
+
+LIST_EVERY: Final = 5
+"""Renewals of files between two looks at all guests: what a bridge on another host staged."""
+
+SITE_S: Final = 5.0
+"""Seconds that the question for the site may take: it is asked again every RENEW_S anyway."""
+
+NO_TEXT: Final = "the job's script is not UTF-8; write it as UTF-8"
+
+SHORTEN_MAX: Final = 60
+"""Requests at a time, count, that are being read or answered at once."""
+
+
+class BridgeRefused(Exception):
+    """A bridge that may not be one: what is wrong, and what to do, in a sentence."""
+
+
+def cluster_token(state: Path) -> str:
+    """Return the word that tells this Slurm from others, kept beside its state, which all its hosts share; OSError."""
+    path = state / "forebay.cluster"
+    with contextlib.suppress(FileExistsError):
+        beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        beside.write_text(secrets.token_hex(16) + "\n", encoding="ascii")
+        try:
+            os.link(beside, path)
+        finally:
+            beside.unlink()
+    return path.read_text(encoding="ascii").strip()
+
+
+def keep_token(state: Path, token: str) -> None:
+    """Put the word back where it was taken away with the rest of the state: these guests are of this Slurm still."""
+    path = state / "forebay.cluster"
+    if path.exists():
+        return
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        beside.write_text(token + "\n", encoding="ascii")
+        with contextlib.suppress(FileExistsError):
+            os.link(beside, path)
+        LOGGER.warning("%s was gone, and is there again", path)
+    except OSError as error:
+        LOGGER.debug("%s cannot be put back: %s", path, error)
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+
+
+class Bridge:
+    """One bridge in its directory."""
+
+    def __init__(
+        self,
+        leader: Client,
+        files: Files,
+        cluster: str,
+        host: str,
+        clock: Clock,
+        *,
+        state: Path | None = None,
+        metrics_file: Path | None = None,
+        ask: Callable[[], Awaitable[Looked | str]] = look,
+        ask_owner: Callable[[str], Awaitable[int | str]] = owner_of,
+    ) -> None:
+        """`ask` asks slurmctld for its jobs, `ask_owner` for the uid of one's user; `state`: where the word `cluster`
+        is kept, `metrics_file`: where counters are written, None: nowhere.
+        """
+        self._leader = leader
+        self._files = files
+        self._cluster = cluster
+        self._state = state
+        self._host = host
+        self._clock = clock
+        self._directory = files.directory
+        self._fifos = Fifos(files.directory, self._asked)
+        self._calls = Calls(leader, files, cluster, clock, ask_owner)
+        self._metrics, self._metrics_file = Metrics(), metrics_file
+        self._reconciler = Reconciler(leader, cluster, clock, self._metrics, ask)
+        self._identities = Identities(clock)
+        self._under_way: dict[tuple[str, ...], asyncio.Task[Answer]] = {}
+        self._answering: set[asyncio.Task[None]] = set()
+        self._requests = asyncio.Semaphore(SHORTEN_MAX)
+        self._said = ""
+        self._registered = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set; BridgeRefused, OSError. Leaves no FIFO, no socket and no task behind."""
+        with self._locked(), contextlib.ExitStack() as stack:
+            stack.callback(self._fifos.stop)
+            self._fifos.start()
+            async with self._listening():
+                renewing = asyncio.create_task(self._renew())
+                comparing = asyncio.create_task(self._reconciler.run())
+                stopping = asyncio.create_task(stop.wait())
+                try:
+                    done, _ = await asyncio.wait({renewing, comparing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                    for ended in done - {stopping}:
+                        ended.result()
+                finally:
+                    # Who waits for an answer first: he finds the end of the file, and asks the next bridge. The end of
+                    # a call would be an answer, that a later one came.
+                    await _ended(self._answering)
+                    await _ended({renewing, comparing, stopping, *self._under_way.values()})
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with open(self._directory / "lock", "w", encoding="ascii") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise BridgeRefused(f"another bridge runs in {self._directory}; end it first") from None
+            yield
+
+    # ---- files
+
+    async def _renew(self) -> None:
+        count = 0
+        while True:
+            asked_s = uptime_s()
+            try:
+                if not self._registered:
+                    await self._register()
+                if self._state is not None:
+                    keep_token(self._state, self._cluster)
+                site = await self._leader.call(operations.SHOW_SCHEDULER_SITE, deadline_s=SITE_S)
+                self._calls.site = site
+                if count % LIST_EVERY == 0:
+                    await self._list()
+                # After the first list: who finds pools finds what is in them.
+                self._files.renew(site, asked_s, self._moment(), await self._users(site))
+                count += 1
+                self._metrics.answered.set(self._clock.now() / MICROSECONDS_PER_SECOND)
+                if self._said:
+                    LOGGER.info("the leader answers again")
+                    self._said = ""
+            except ApiError as error:
+                if str(error) != self._said:
+                    LOGGER.warning("files are not renewed: %s", error)
+                    self._said = str(error)
+            self._count()
+            self._fifos.sweep()
+            await asyncio.sleep(max(0.0, RENEW_S - (uptime_s() - asked_s)))
+
+    async def _list(self) -> None:
+        """Have the files of all guests as they are; ApiError, OSError."""
+        self._files.ask()
+        listed = await self._leader.call(operations.LIST_GUESTS, live="yes", deadline_s=SITE_S)
+        whole = not listed.truncated
+        self._files.reconcile(listed.guests, whole=whole)
+        made = (await self._leader.call(operations.LIST_PERSISTENT, deadline_s=SITE_S)).buffers
+        uids = await self._identities.uids(one.user for one in made)
+        sessions = [session_of(guest) for guest in listed.guests if is_listed(guest)]
+        unsure: list[str] = []
+        for one in made:
+            uid = uids.get(one.user)
+            if uid is None:
+                unsure.append(one.name)  # of a user whom this host did not know in time
+            elif (session := session_of_persistent(one, uid)) is not None:
+                sessions.append(session)
+        self._files.list_all(sessions, whole=whole, unsure=unsure)
+        for guest in listed.guests:
+            self._calls.remember(guest)
+
+    def _count(self) -> None:
+        if self._metrics_file is None:
+            return
+        self._metrics.waiting.set(len(self._under_way))
+        try:
+            self._metrics.write(self._metrics_file)
+        except OSError as error:
+            LOGGER.warning("%s cannot be written: %s", self._metrics_file, error)
+            self._metrics_file = None
+
+    async def _register(self) -> None:
+        """Say whose guests these are; BridgeRefused where another Slurm has this name."""
+        request = g.RegisterSchedulerRequest(
+            command_id=new_command_id(self._clock), cluster=self._cluster, address=self._host
+        )
+        try:
+            await self._leader.call(operations.REGISTER_SCHEDULER, request, deadline_s=SITE_S)
+        except ApiError as error:
+            if error.status == 403 and error.outcome == "refused":
+                raise BridgeRefused(sentence(error)) from error
+            raise
+        self._registered = True
+
+    def _moment(self) -> str:
+        """Return the time of day that people of this host read."""
+        return f"{datetime.datetime.fromtimestamp(self._clock.now() // MICROSECONDS_PER_SECOND):%H:%M}"  # noqa: DTZ006
+
+    async def _users(self, site: g.SchedulerSiteAnswer) -> dict[str, list[int]]:
+        """Return the numbers of users who alone may, or may not, ask for a buffer; what is unknown is left to setup."""
+        found: dict[str, list[int]] = {}
+        for word, names in (("allow", site.allow_users), ("deny", site.deny_users)):
+            if not names:
+                continue
+            known = await self._identities.uids(name for name in names if not name.isdigit())
+            numbers = [int(name) if name.isdigit() else known.get(name) for name in names]
+            if word == "deny" or None not in numbers:
+                found[word] = [number for number in numbers if number is not None]
+        return found
+
+    # ---- calls
+
+    @contextlib.asynccontextmanager
+    async def _listening(self) -> AsyncIterator[None]:
+        path = self._directory / "socket"
+        path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # Never reachable with other permissions: the directory is this account's alone, and so is the socket.
+        before = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(before)
+        server = await asyncio.start_unix_server(self._answer, sock=listener, limit=REQUEST_BYTES_MAX, backlog=1024)
+        try:
+            yield
+        finally:
+            server.close()
+            path.unlink(missing_ok=True)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request: its words and perhaps a script, between zero bytes, up to the end."""
+        answering = asyncio.current_task()
+        assert answering is not None
+        self._answering.add(answering)
+        answering.add_done_callback(self._answering.discard)
+        try:
+            if _peer(writer) not in (0, os.geteuid()):
+                return
+            async with self._requests:
+                async with asyncio.timeout(REQUEST_S):
+                    asked = await _read(reader)
+                if asked is None:
+                    word, text = "fail", f"the request has more than {REQUEST_BYTES_MAX} bytes"
+                else:
+                    word, text = await self._settle(asked)
+            writer.write(_encoded(word, text))
+            await writer.drain()
+        except (OSError, TimeoutError, asyncio.CancelledError):
+            pass  # who asked was ended, or the bridge is: nobody else waits for this task
+        finally:
+            writer.close()
+
+    async def _settle(self, asked: bytes) -> Answer:
+        fields = asked.split(b"\0")
+        try:
+            words = [field.decode() for field in fields]
+        except UnicodeDecodeError:
+            return "fail", NO_TEXT
+        function, script = words[0], ""
+        arguments = words[1:]
+        at = _SCRIPT_OF.get(function)
+        if at is not None and len(arguments) > at + 1:
+            script, arguments = arguments[at + 1], arguments[: at + 1]
+        task = self._begin(function, arguments, script)
+        await asyncio.wait({task}, timeout=AT_ONCE_S)
+        if task.done():
+            return _outcome(task)
+        if len(self._answering) >= CALLS_MAX:
+            return "again", ""
+        name = self._fifos.make()
+        self._later(name, task)
+        return "wait", str(self._fifos.calls / name)
+
+    def _asked(self, request: Request) -> None:
+        """Begin a call that came through a FIFO; who comes when there are too many finds no answer, and asks again."""
+        if len(self._answering) >= CALLS_MAX:
+            return
+        try:
+            "".join((*request.words, request.script)).encode()
+        except UnicodeEncodeError:
+            self._later(request.name, asyncio.create_task(_refused(NO_TEXT)))
+        else:
+            self._later(request.name, self._begin(request.function, request.words, request.script))
+
+    def _begin(self, function: str, arguments: list[str], script: str) -> asyncio.Task[Answer]:
+        """Return the task of a call: the one that is under way, or a new one, which ends what the job waited for."""
+        key = (function, *arguments, script)
+        known = self._under_way.get(key)
+        if known is not None and not known.done():
+            return known
+        earlier: list[asyncio.Task[Answer]] = []
+        if function not in QUESTIONS and arguments:
+            for other, one in self._under_way.items():
+                if other[1:2] == (arguments[0],) and other[0] not in QUESTIONS:
+                    one.cancel(f"the job's {function} came")
+                    earlier.append(one)
+
+        async def perform() -> Answer:
+            if earlier:
+                await asyncio.wait(earlier)
+            began_s = uptime_s()
+            word, text = await self._calls.perform(function, arguments, script)
+            named = function if function in FUNCTIONS else "unknown"
+            self._metrics.calls.labels(named, word).observe(uptime_s() - began_s)
+            return word, text
+
+        task = asyncio.create_task(perform())
+        self._under_way[key] = task
+
+        def over(done: asyncio.Task[Answer]) -> None:
+            if self._under_way.get(key) is done:
+                del self._under_way[key]
+
+        task.add_done_callback(over)
+        return task
+
+    def _later(self, name: str, task: asyncio.Task[Answer]) -> None:
+        """Have a call's answer read from a FIFO, unless its caller has gone."""
+        # For both directions: opening it for writing alone would wait for the reader, and the reader for the writer.
+        descriptor = self._fifos.opened(name)
+        if descriptor is None:
+            return
+        answering = asyncio.create_task(self._deliver(task, name, descriptor))
+        self._answering.add(answering)
+        answering.add_done_callback(self._answering.discard)
+
+    async def _deliver(self, task: asyncio.Task[Answer], name: str, descriptor: int) -> None:
+        try:
+            await asyncio.wait({task})
+            os.write(descriptor, _encoded(*_outcome(task)))
+            left_s, look_s = READ_S, LOOK_S
+            while left_s > 0 and _unread(descriptor):
+                await asyncio.sleep(look_s)
+                left_s, look_s = left_s - look_s, min(1.0, 2 * look_s)
+        finally:
+            self._fifos.done(name, descriptor)
+
+
+_SCRIPT_OF: Final = {"setup": 5, "data_in": 1, "job_process": 0}
+"""Functions that a script comes with, and after which argument; as in forebay-bb."""
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes | None:
+    """Return all that is sent, or None where it is too much."""
+    asked = bytearray()
+    while part := await reader.read(64 * 1024):
+        asked += part
+        if len(asked) > REQUEST_BYTES_MAX:
+            return None
+    return bytes(asked)
+
+
+def _peer(writer: asyncio.StreamWriter) -> int:
+    """Return the uid of who asks, as the kernel knows it."""
+    connection = writer.get_extra_info("socket")
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)
+
+
+def _encoded(word: str, text: str) -> bytes:
+    return f"{word}\n{text}".encode("utf-8", "replace")[:ANSWER_BYTES_MAX]
+
+
+async def _refused(sentence: str) -> Answer:
+    return "fail", sentence
+
+
+async def _ended(tasks: set[asyncio.Task[Any]]) -> None:
+    """Cancel tasks, and wait for their ends."""
+    tasks = set(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _outcome(task: asyncio.Task[Answer]) -> Answer:
+    if task.cancelled():
+        return "fail", "a later call for the same job came"
+    error = task.exception()
+    if error is not None:
+        LOGGER.error("a call failed", exc_info=error)
+        return "fail", "forebay: a fault of the bridge; its log has it"
+    return task.result()
+
+
+def _unread(descriptor: int) -> int:
+    """Return how many bytes a FIFO holds."""
+    return int(struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))[0])
+
+
+def stop_on_signals(stop: asyncio.Event) -> None:
+    """Have SIGTERM and SIGINT set `stop`; SIGHUP does nothing: certificates are read when they change."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)

@@ -1,0 +1,494 @@
+"""What each function of Slurm's burst-buffer plugins comes to, as calls to the leader.
+
+Every call is a repeat or a no-op by where its guest stands (replica/decide/guests), so it is sent again until somebody
+answers, with a new command id or the old one. Of the calls of one job the later one wins: it ends the wait of an
+earlier one. On another host, where the backup slurmctld calls, that is what the epoch is for: each call asks first
+which one there is, and means no other however late it comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pwd
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Final, TypeVar
+
+from cluster.client import ApiError, Client
+from cluster.schemas import Operation, TransferView, WhyView, new_command_id, operations
+from cluster.schemas import guests as g
+from cluster.slurm.files import Files, Session, session_of_persistent
+from cluster.slurm.slurmctld import owner_of
+from cluster.system import Clock
+from replica.grammar import DirectiveRefused, read_guest_request, read_request
+from replica.model import BufferRequest
+from replica.values import MICROSECONDS_PER_SECOND, SCRIPT_BYTES_MAX, format_size, name_fault, round_up
+
+LOGGER = logging.getLogger(__name__)
+
+POLL_S: Final = 25
+"""Seconds that one question about a guest waits at the leader."""
+
+CALL_S: Final = 10.0
+"""Seconds that one call may take beside its own wait, before it is sent again."""
+
+RETRY_S: Final = 1.0
+"""Seconds between two rounds to a cluster that does not answer: the client backs off within each."""
+
+NOT_NOW: Final = frozenset({401, 408, 429})
+"""Refusals below 500 that may be over soon: certificates and limits change. All others are the guest's own."""
+
+EPOCH_S: Final = 2.0
+"""Seconds in which the leader says which epoch of a guest there is; then the one is meant that was heard of last."""
+
+KNOWN_MAX: Final = 100_000
+"""Guests whose last epoch is remembered, count: more than Slurm has buffer jobs."""
+
+ALIVE: Final = frozenset({"waiting", "set-up", "staging-in", "stage-in-failed", "staged-in"})
+"""Phases of an epoch that was set up and has not run: a setup of the same is a repeat."""
+
+CASE_OVER: Final = frozenset({"none", "over", "lingering", "parked"})
+"""Phases in which Slurm has nothing more to do with a buffer: what is parked is for people."""
+
+SETUP_WAIT_S: Final = 20
+"""Seconds that a persistent buffer waits for space where the leader has not said how long a setup does."""
+
+FIRST_LOOK_S: Final = 0.05
+"""Seconds after which it is asked again how far a persistent buffer is: a commit and an agent's report."""
+
+LOOK_S_MAX: Final = 2.0
+"""Seconds between two such questions at most: each is twice as long after the last."""
+
+Answer = tuple[str, str]
+"""A word (`ok`, `fail`, `busy`) and a text."""
+
+_T = TypeVar("_T")
+
+
+class Calls:
+    """The functions that slurmscriptd calls."""
+
+    def __init__(
+        self,
+        leader: Client,
+        files: Files,
+        cluster: str,
+        clock: Clock,
+        ask_owner: Callable[[str], Awaitable[int | str]] = owner_of,
+    ) -> None:
+        """`cluster` is what all hosts of this Slurm say when they register; `ask_owner` says whose a job is there."""
+        self._ask_owner = ask_owner
+        self._leader = leader
+        self._files = files
+        self._cluster = cluster
+        self._clock = clock
+        self._said = ""
+        self._epochs: dict[str, int] = {}
+        self.site: g.SchedulerSiteAnswer | None = None
+        """What the leader said last of this site; None until it did."""
+
+    async def perform(self, function: str, words: list[str], script: str) -> Answer:
+        """Perform one function with its arguments; never raises what the cluster or the caller did wrong."""
+        perform = _FUNCTIONS.get(function)
+        if perform is None:
+            return "fail", f"forebay: there is no function {function[:48]!r}"
+        job = words[0] if words else ""
+        if perform in _OF_NAMES:
+            fault = "starts with a digit" if job[:1].isdigit() else name_fault(job)
+            if fault is not None:
+                return "fail", f"the name of a persistent buffer {fault}"
+        elif perform not in _WITHOUT_JOB and not (job.isascii() and job.isdigit() and len(job) <= 10):
+            return "fail", f"forebay: {function} needs the number of a job, and has {job[:48]!r}"
+        try:
+            return await perform(self, words, script)
+        except ApiError as error:
+            return "fail", sentence(error)
+
+    async def _told(self, operation: Operation[Any, _T], make: Callable[..., Any] | None, **parameters: Any) -> _T:
+        """Perform an operation until somebody answers; ApiError for what is refused for good."""
+        wait_s = parameters.get("wait_s") or 0
+        while True:
+            request = None if make is None else make(command_id=new_command_id(self._clock), cluster=self._cluster)
+            try:
+                found = await self._leader.call(
+                    operation, request, deadline_s=CALL_S + wait_s, attempt_s=CALL_S / 2 + wait_s, **parameters
+                )
+            except ApiError as error:
+                if 400 <= error.status < 500 and error.status not in NOT_NOW and error.outcome == "refused":
+                    raise
+                if str(error) != self._said:
+                    LOGGER.warning("a call waits: %s", error)
+                    self._said = str(error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            self._said = ""
+            return found
+
+    async def _tell(self, operation: Operation[Any, g.GuestAnswer], job: str, **fields: Any) -> g.GuestAnswer:
+        epoch, _ = await self._last(job)
+        kind = g.TearDownGuestRequest if operation is operations.TEAR_DOWN_GUEST else g.GuestCommand
+        return await self._told(operation, lambda **own: kind(**own, epoch=epoch, **fields), job=job)
+
+    async def _last(self, job: str) -> tuple[int, str]:
+        """Return the last epoch of a guest as the call begins, 0 for none, and its phase, empty where nobody says it.
+
+        Asked of the leader; while none answers, what was heard of last. What another host begins is not meant.
+        """
+        try:
+            guest = await self._leader.call(operations.SHOW_GUEST, job=job, deadline_s=EPOCH_S)
+        except ApiError:
+            if job in self._epochs:
+                return self._epochs[job], ""
+            guest = await self._show(job)
+        self.heard(guest)
+        return guest.epoch, guest.phase
+
+    def heard(self, guest: g.GuestView) -> None:
+        """Remember which epoch of a guest there is, and list it while Slurm counts it; OSError."""
+        self._files.heard(guest)
+        self.remember(guest)
+
+    def remember(self, guest: g.GuestView) -> None:
+        """Remember which epoch of a guest there is."""
+        if guest.phase in ("none", "over"):
+            self._epochs.pop(guest.job, None)
+        elif len(self._epochs) < KNOWN_MAX:
+            self._epochs[guest.job] = guest.epoch
+
+    async def _while(self, guest: g.GuestAnswer, *phases: str) -> g.GuestAnswer:
+        """Return the guest as soon as it is in none of these phases."""
+        while guest.phase in phases:
+            guest = await self._told(
+                operations.SHOW_GUEST, None, job=guest.job, wait_s=POLL_S, **{"while": ",".join(phases)}
+            )
+        return guest
+
+    async def _show(self, job: str) -> g.GuestAnswer:
+        return await self._told(operations.SHOW_GUEST, None, job=job)
+
+    # In the order of a job's life
+
+    async def setup(self, words: list[str], script: str) -> Answer:
+        """`job, uid, gid, pool, size, script`: have the space; waits as long as the leader lets it wait."""
+        if len(words) < 5 or not all(words[at].isdigit() for at in (1, 2, 4)):
+            return "fail", "forebay: setup needs job, uid, gid, pool, size and script"
+        job, uid, gid, pool, size = words[0], int(words[1]), int(words[2]), words[3], int(words[4])
+        pool = "" if pool == "(null)" else pool
+        if self._has_none(script):
+            return "ok", ""
+        if len(script.encode()) > SCRIPT_BYTES_MAX:
+            return "fail", f"the script has more than {SCRIPT_BYTES_MAX} bytes; put its data into files and stage them"
+        fault = self._miscounted(pool, size, script)
+        if fault:
+            return "fail", fault
+        try:
+            user, groups = await asyncio.to_thread(_account, uid, gid)
+        except KeyError:
+            return "fail", f"this host knows no user with the number {uid}"
+
+        def wanted(**own: Any) -> g.SetupGuestRequest:
+            return g.SetupGuestRequest(
+                **own, epoch=epoch, user=user, uid=uid, gid=gid, groups=groups, script=script, pool=pool, size=size
+            )
+
+        now_s = self._clock.now() // MICROSECONDS_PER_SECOND
+        self._files.setup_begins(Session(job, int(job), uid, size, now_s))
+        failed = False
+        try:
+            last, phase = await self._last(job)
+            epoch = last if phase in ALIVE else last + 1
+            guest = await self._told(operations.SETUP_GUEST, wanted, job=job)
+            guest = await self._while(guest, "waiting")
+            self.heard(guest)
+            failed = guest.phase not in ("set-up", "staging-in", "staged-in")
+        except ApiError:
+            failed = True
+            raise
+        finally:
+            # Where the bridge ends, Slurm goes on counting.
+            self._files.setup_ends(job, failed=failed)
+        return ("fail", guest.message or f"the buffer is {guest.phase}") if failed else ("ok", "")
+
+    def _has_none(self, script: str) -> bool:
+        """Whether a job only makes or removes persistent buffers: Slurm asks for those by name, and it is no guest."""
+        try:
+            # Where Slurm has a word of its own (lua), nothing else asks for anything.
+            if self.site is not None and read_guest_request(script, directive=self.site.directive).request is not None:
+                return False
+            asked = read_request(script).request
+        except DirectiveRefused:
+            return False
+        return asked is not None and bool(asked.creates or asked.destroys) and not (asked.capacity_bytes or asked.uses)
+
+    def _miscounted(self, pool: str, size: int, script: str) -> str:
+        """Return why Slurm's books and the directives are not of the same; empty where they are, or nobody knows."""
+        if self.site is None:
+            return ""
+        try:
+            asked = _asked(self.site, script)
+        except DirectiveRefused as refused:
+            return str(refused)
+        found = {one.name: one for one in self.site.pools}.get(pool)
+        if asked is None or found is None:
+            return ""
+        wanted = round_up(asked.capacity_bytes, found.granularity)
+        # Who works with persistent buffers alone asks for nothing of any pool, and Slurm names its default one.
+        if (asked.pool, wanted) == (pool, size) or wanted == size == 0:
+            return ""
+        return (
+            f"{asked.places[1] or 'script'}: Slurm counts {size} bytes of pool {pool}, and the directives ask for "
+            f"{wanted} of {asked.pool or 'no pool'}; write pool= and capacity= once, with blanks between"
+        )
+
+    async def data_in(self, words: list[str], script: str) -> Answer:
+        """`job`, perhaps its script: stage in, and wait until all is there."""
+        if script and self._has_none(script):
+            return "ok", ""
+        guest = await self._tell(operations.STAGE_IN_GUEST, words[0])
+        return self._staged(await self._while(guest, "set-up", "staging-in"))
+
+    async def begin_data_in(self, words: list[str], script: str) -> Answer:
+        """`job`: stage in; `test_data_in` asks how far it is."""
+        guest = await self._tell(operations.STAGE_IN_GUEST, words[0])
+        if guest.phase in ("set-up", "staging-in"):
+            return "ok", ""
+        return self._staged(guest)
+
+    async def test_data_in(self, words: list[str], script: str) -> Answer:
+        """`job`: whether all is there."""
+        guest = await self._show(words[0])
+        return ("busy", "") if guest.phase in ("set-up", "staging-in") else self._staged(guest)
+
+    def _staged(self, guest: g.GuestAnswer) -> Answer:
+        if guest.phase not in ("staged-in", "running"):
+            return "fail", guest.message or f"the buffer is {guest.phase}"
+        # Before Slurm knows: `paths` must find it.
+        self._files.staged(guest)
+        return "ok", ""
+
+    async def pre_run(self, words: list[str], script: str) -> Answer:
+        """`job`: the run begins."""
+        guest = await self._tell(operations.BEGIN_GUEST_RUN, words[0])
+        return ("ok", "") if guest.phase == "running" else ("fail", guest.message or f"the buffer is {guest.phase}")
+
+    async def post_run(self, words: list[str], script: str) -> Answer:
+        """`job`: the run has ended."""
+        await self._tell(operations.END_GUEST_RUN, words[0])
+        return "ok", ""
+
+    async def data_out(self, words: list[str], script: str) -> Answer:
+        """`job`: export the results, and wait until they are."""
+        guest = await self._tell(operations.STAGE_OUT_GUEST, words[0])
+        return _exported(await self._while(guest, "post-run", "staging-out"))
+
+    async def begin_data_out(self, words: list[str], script: str) -> Answer:
+        """`job`: export the results; `test_data_out` asks how far it is."""
+        guest = await self._tell(operations.STAGE_OUT_GUEST, words[0])
+        return ("ok", "") if guest.phase in ("post-run", "staging-out") else _exported(guest)
+
+    async def test_data_out(self, words: list[str], script: str) -> Answer:
+        """`job`: whether the results are exported."""
+        guest = await self._show(words[0])
+        return ("busy", "") if guest.phase in ("post-run", "staging-out") else _exported(guest)
+
+    async def teardown(self, words: list[str], script: str) -> Answer:
+        """`job, hurry`: be done with the buffer."""
+        guest = await self._tell(operations.TEAR_DOWN_GUEST, words[0], hurry=words[1:2] == ["true"])
+        guest = await self._while(guest, "teardown")
+        if guest.phase not in CASE_OVER:
+            return "fail", guest.message or f"the buffer is {guest.phase}"
+        # Before Slurm strikes it off: what is listed then, it would take for another one.
+        self.heard(guest)
+        self._files.gone(words[0])
+        return "ok", ""
+
+    # Persistent buffers, which Slurm asks for by name
+
+    async def create_persistent(self, words: list[str], script: str) -> Answer:
+        """`name, uid, pool, size, access, type`: have it made; waits for space as long as a setup does."""
+        if len(words) < 4 or not (words[1].isdigit() and words[3].isdigit()):
+            return "fail", "forebay-bb: create_persistent needs a name, a user, a pool and a size"
+        name, pool, size = words[0], words[2], int(words[3])
+        access, kind = (words[4:6] + ["", ""])[:2]
+        if access not in ("", "striped") or kind not in ("", "scratch"):
+            return "fail", f"a persistent buffer is striped scratch, and {access or 'striped'} {kind} was asked for"
+        owner = await self._owner(int(words[1]))
+        if isinstance(owner, str):
+            return "fail", owner
+
+        def wanted(**own: Any) -> g.MakePersistentRequest:
+            return g.MakePersistentRequest(**own, **owner, pool=pool, size=size)
+
+        loop = asyncio.get_running_loop()
+        since_s, look_s = loop.time(), FIRST_LOOK_S
+        while True:
+            made = await self._told(operations.MAKE_PERSISTENT, wanted, name=name)
+            session = session_of_persistent(made, owner["uid"])
+            if made.state == "allocated" and session is not None:
+                # Before Slurm hears of it: it looks for the session at once.
+                self._files.made(session)
+                return "ok", "created"
+            setup_wait_s = SETUP_WAIT_S if self.site is None else self.site.setup_wait_s
+            if made.failed or (made.state in ("none", "deleting") and loop.time() - since_s > setup_wait_s):
+                await self._told(operations.REMOVE_PERSISTENT, lambda **own: _removal(**own, **owner), name=name)
+                return "fail", made.message or f"the persistent buffer {name} could not be made"
+            await asyncio.sleep(look_s)
+            look_s = min(LOOK_S_MAX, 2 * look_s)
+
+    async def destroy_persistent(self, words: list[str], script: str) -> Answer:
+        """`name, job, hurry`: have it removed for the user of that job, and wait until it is."""
+        name, job = words[0], words[1] if len(words) > 1 else ""
+        if not (job.isascii() and job.isdigit() and len(job) <= 10):
+            return "fail", f"whose job asks for the removal of {name} is not known: the path of its script says it"
+        uid = await self._ask_owner(job)
+        owner = uid if isinstance(uid, str) else await self._owner(uid)
+        if isinstance(owner, str):
+            return "fail", owner
+        hurry, look_s = words[2:3] == ["true"], FIRST_LOOK_S
+        while True:
+            left = await self._told(
+                operations.REMOVE_PERSISTENT, lambda **own: _removal(**own, **owner, hurry=hurry), name=name
+            )
+            if left.state == "none":
+                self._files.removed(name)
+                return "ok", ""
+            if left.failed:
+                return "fail", left.message or f"the persistent buffer {name} could not be removed"
+            await asyncio.sleep(look_s)
+            look_s = min(LOOK_S_MAX, 2 * look_s)
+
+    async def _owner(self, uid: int) -> dict[str, Any] | str:
+        """Return user, uid and gid as requests name them, or why not."""
+        try:
+            account = await asyncio.to_thread(pwd.getpwuid, uid)
+        except KeyError:
+            return f"this host knows no user with the number {uid}"
+        return {"user": account.pw_name, "uid": uid, "gid": account.pw_gid}
+
+    # At any time
+
+    async def pools(self, words: list[str], script: str) -> Answer:
+        """Nothing: the pools as dw_wlm_cli prints them."""
+        site = await self._told(operations.SHOW_SCHEDULER_SITE, None)
+        rows = ", ".join(
+            f'{{"id": "{pool.name}", "units": "bytes", "granularity": {pool.granularity}, '
+            f'"quantity": {pool.quantity // pool.granularity}, "free": {max(0, pool.free) // pool.granularity}}}'
+            for pool in site.pools
+        )
+        return "ok", f'{{"pools": [{rows}]}}'
+
+    async def job_process(self, words: list[str], script: str) -> Answer:
+        """A script: whether its directives can be read (datawarp; lua does it by itself)."""
+        if self.site is None:
+            return "fail", "the buffer is not available: no replica of Forebay has answered yet; try again"
+        try:
+            asked = _asked(self.site, script)
+        except DirectiveRefused as refused:
+            return "fail", str(refused)
+        if asked is None or not asked.pool:
+            return "ok", ""
+        names = sorted(pool.name for pool in self.site.pools)
+        found = {one.name: one for one in self.site.pools}.get(asked.pool)
+        if found is None:
+            return "fail", f"{asked.places[0]}: there is no pool {asked.pool!r}; use one of: {', '.join(names)}"
+        if asked.capacity_bytes > found.quantity:
+            size, asks = format_size(found.quantity), format_size(asked.capacity_bytes)
+            return "fail", f"{asked.places[1]}: the pool {found.name} has {size}, and {asks} is more; ask for less"
+        return "ok", ""
+
+    async def get_status(self, words: list[str], script: str) -> Answer:
+        """The words after `scontrol show bbstat`: a job's number. Says no paths and no users: anybody may ask, and on
+        22.05 nobody says who does.
+        """
+        jobs = [word for word in words if word.isascii() and word.isdigit() and len(word) <= 10]
+        if not jobs:
+            return "ok", "usage: scontrol show bbstat lua JOB\n"
+        # Since 24.05 the asking user's uid and gid stand first.
+        guest = await self._show(jobs[-1])
+        if guest.job_id is None:
+            return "ok", f"job {guest.job}: Forebay has no buffer of it\n"
+        name = f"{guest.scheduler}:{guest.job}"
+        why = await self._told(operations.EXPLAIN_JOB, None, id=name)
+        moved = await self._told(operations.SHOW_JOB_TRANSFERS, None, id=name)
+        return "ok", "".join(f"{line}\n" for line in _status(guest, why, moved.transfer))
+
+
+def _asked(site: g.SchedulerSiteAnswer, script: str) -> BufferRequest | None:
+    """Return what a script asks for, read as a setup of it is: by Slurm's word, or else by Forebay's own, #DW."""
+    asked = read_guest_request(script, directive=site.directive).request
+    return asked if asked is not None else read_request(script, "", "", provider=site.provider).request
+
+
+def _status(guest: g.GuestAnswer, why: WhyView, moving: TransferView | None) -> Iterator[str]:
+    size = format_size(guest.size) if guest.size else "nothing"
+    yield f"job {guest.job}: {guest.phase} (epoch {guest.epoch}, {size} of pool {guest.pool or '-'})"
+    if "/" not in why.sentence:  # a path, in what an operation said
+        yield f"why: {why.sentence}"
+    if moving is not None:
+        parts = [
+            f"{moving.files_done} of {moving.files_total} files",
+            f"{_mib(moving.bytes_done)} of {_mib(moving.bytes_total)}",
+            f"{_mib(moving.rate_bytes_s)}/s",
+        ]
+        if moving.time_left_s is not None:
+            parts.append(f"{moving.time_left_s:.0f} s left")
+        yield f"{moving.stage}, attempt {moving.attempt} on {moving.node}, {moving.state}: {', '.join(parts)}"
+    yield f"staged in: {guest.staged_in_files} files, {_mib(guest.staged_in_bytes)}"
+    yield f"staged out: {guest.staged_out_files} files, {_mib(guest.staged_out_bytes)}"
+
+
+def _removal(**fields: Any) -> g.RemovePersistentRequest:
+    return g.RemovePersistentRequest(**fields)
+
+
+def _mib(size_bytes: float) -> str:
+    return f"{size_bytes / 2**20:.1f} MiB"
+
+
+def _exported(guest: g.GuestAnswer) -> Answer:
+    if guest.phase == "stage-out-failed" or guest.phase in ("running", "post-run"):
+        return "fail", guest.message or f"the buffer is {guest.phase}"
+    return "ok", ""
+
+
+def _account(uid: int, gid: int) -> tuple[str, tuple[int, ...]]:
+    """Return a user's name and groups, which the host's name service knows; KeyError."""
+    name = pwd.getpwuid(uid).pw_name
+    return name, tuple(os.getgrouplist(name, gid))
+
+
+def sentence(error: ApiError) -> str:
+    """Return what a refusal says, with its place and remedy, on one line."""
+    said = f"{error.place}: {error.sentence}" if error.place and " line " in error.place else error.sentence
+    return (f"{said}; {error.remedy}" if error.remedy else said).replace("\n", " ")
+
+
+_FUNCTIONS: Final[dict[str, Callable[[Calls, list[str], str], Awaitable[Answer]]]] = {
+    method.__name__: method
+    for method in (
+        Calls.setup,
+        Calls.data_in,
+        Calls.begin_data_in,
+        Calls.test_data_in,
+        Calls.pre_run,
+        Calls.post_run,
+        Calls.data_out,
+        Calls.begin_data_out,
+        Calls.test_data_out,
+        Calls.teardown,
+        Calls.create_persistent,
+        Calls.destroy_persistent,
+        Calls.pools,
+        Calls.job_process,
+        Calls.get_status,
+    )
+}
+_OF_NAMES: Final = frozenset({Calls.create_persistent, Calls.destroy_persistent})
+_WITHOUT_JOB: Final = frozenset({Calls.pools, Calls.job_process, Calls.get_status})
+
+FUNCTIONS: Final = frozenset(_FUNCTIONS)
+"""Their names."""
+
+QUESTIONS: Final = frozenset({"test_data_in", "test_data_out", "pools", "job_process", "get_status"})
+"""Functions that change nothing, and so end no other's wait."""

@@ -1,0 +1,267 @@
+"""What must be so on a slurmctld's host, each check as the sentences that say what is not: file, fault and remedy."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cluster.config import Access, Config, ConfigError
+from cluster.security import Role, TlsRefused, certificate_of
+from cluster.system import format_instant
+from replica.values import Instant
+
+CONF_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Bytes of one file of Slurm's configuration: tens of thousands of nodes fit."""
+
+INCLUDES_MAX: Final = 100
+"""Files that slurm.conf includes, count: they may include each other."""
+
+PLUGIN_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Bytes of a plugin that are looked through for the Lua that it is linked against."""
+
+OTHER_TIMEOUT_S: Final = 300
+"""OtherTimeout where burst_buffer.conf does not say, seconds (burst_buffer.conf(5))."""
+
+TEARDOWN_FLAG: Final = "TeardownFailure"
+"""Flag of burst_buffer.conf with which what failed is torn down, and begins anew when it is released: Slurm never goes
+on with it otherwise (seen on 22.05.8). Nothing is lost by it: what ran is parked, and what did not lingers."""
+
+LUA_VERSIONS: Final = frozenset({"5.1", "5.2", "5.3", "5.4"})
+"""What burst_buffer.lua is tested with."""
+
+PLUGIN_PLACES: Final = (
+    "/usr/lib/*/slurm-wlm", "/usr/lib/*/slurm", "/usr/lib64/slurm", "/usr/lib/slurm", "/usr/local/lib/slurm",
+)  # fmt: skip
+"""Where packages have Slurm's plugins; slurm.conf says so where it is elsewhere."""
+
+_SHARED: Final = stat.S_IWGRP | stat.S_IWOTH
+_LINKED = re.compile(rb"liblua-?(5\.[0-9])")
+_PLAIN = re.compile(r"/[A-Za-z0-9._/-]*", re.ASCII)
+
+
+class SlurmSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is needed of slurm.conf, with Slurm's own defaults."""
+
+    cluster: str
+    user: str
+    uid: int
+    gid: int
+    state: Path
+    plugin_directories: tuple[Path, ...]
+    buffers: str
+    """BurstBufferType; empty: none."""
+
+
+class NoSlurm(Exception):
+    """A slurm.conf that cannot be used: which, why, and what would be right."""
+
+
+def read_slurm_conf(directory: Path) -> SlurmSettings:
+    """Return what slurm.conf, and what it includes, say; NoSlurm."""
+    path = directory / "slurm.conf"
+    try:
+        values = read_values(path, includes=True)
+    except OSError as error:
+        raise NoSlurm(f"{path}: cannot be read ({error.strerror}); name the directory of slurm.conf") from error
+    user = values.get("slurmuser", "root")
+    # slurmctld takes a number, too.
+    try:
+        account = pwd.getpwuid(int(user)) if user.isdigit() else pwd.getpwnam(user)
+    except (KeyError, OverflowError):
+        raise NoSlurm(f"{path}: SlurmUser={user} is no account of this host; make it, or run this there") from None
+    found = values.get("plugindir", "")
+    return SlurmSettings(
+        cluster=values.get("clustername", "").lower(),
+        user=account.pw_name,
+        uid=account.pw_uid,
+        gid=account.pw_gid,
+        state=Path(values.get("statesavelocation", "/var/spool")),
+        plugin_directories=tuple(map(Path, found.split(":"))) if found else _plugin_places(),
+        buffers=values.get("burstbuffertype", "").lower(),
+    )
+
+
+def read_values(path: Path, *, includes: bool = False) -> dict[str, str]:
+    """Return the keys of a file of Slurm's configuration, in lower case, with their values; OSError."""
+    values: dict[str, str] = {}
+    left = [path]
+    for _ in range(INCLUDES_MAX):
+        if not left:
+            break
+        with left.pop(0).open("rb") as file:
+            text = file.read(CONF_BYTES_MAX).decode("utf-8", "replace")
+        for line in text.replace("\\\n", " ").splitlines():
+            words = re.sub(r"(?<!\\)#.*", "", line).split()
+            if includes and len(words) == 2 and words[0].lower() == "include":
+                left.append(path.parent / words[1].replace("%c", values.get("clustername", "")))
+            for word in words:
+                key, equals, value = word.partition("=")
+                if equals:
+                    values[key.lower()] = value.strip('"')
+    return values
+
+
+def _plugin_places() -> tuple[Path, ...]:
+    return tuple(found for pattern in PLUGIN_PLACES for found in sorted(Path("/").glob(pattern.lstrip("/"))))
+
+
+def path_faults(paths: Iterable[Path]) -> Iterator[str]:
+    """Yield which paths cannot be written into scripts and unit files as they are."""
+    for path in paths:
+        if _PLAIN.fullmatch(str(path)) is None:
+            yield f"{path}: must begin with / and have letters, digits, '.', '_' and '-' only; choose another path"
+
+
+def trust_faults(paths: Iterable[Path], slurm_uid: int) -> Iterator[str]:
+    """Yield what on the way to these paths others than root and SlurmUser can change; what is not there is left out."""
+    seen: set[Path] = set()
+    for path in paths:
+        for way in (path, Path(os.path.realpath(path))):
+            for one in (*reversed(way.parents), way):
+                if one in seen:
+                    continue
+                seen.add(one)
+                try:
+                    status = one.lstat()
+                except OSError:
+                    break
+                yield from _status_faults(one, status, slurm_uid)
+
+
+def _status_faults(path: Path, status: os.stat_result, slurm_uid: int) -> Iterator[str]:
+    if status.st_uid not in (0, slurm_uid):
+        owner = status.st_uid
+        yield f"{path}: belongs to user id {owner}, who could change what slurmctld runs; run: chown root {path}"
+    # In a directory like /tmp nobody can replace what is another's.
+    is_sticky = stat.S_ISDIR(status.st_mode) and bool(status.st_mode & stat.S_ISVTX)
+    if not stat.S_ISLNK(status.st_mode) and status.st_mode & _SHARED and not is_sticky:
+        mode = stat.S_IMODE(status.st_mode)
+        yield f"{path}: has mode {mode:04o}, others could change what slurmctld runs; run: chmod go-w {path}"
+
+
+def plugin_faults(slurm: SlurmSettings, plugin: str) -> Iterator[str]:
+    """Yield why slurmctld could not load its plugin, or not with burst_buffer.lua."""
+    name = f"burst_buffer_{plugin}.so"
+    for directory in slurm.plugin_directories:
+        path = directory / name
+        if not path.is_file():
+            continue
+        if plugin == "lua":
+            with path.open("rb") as file:
+                linked = {version.decode() for version in _LINKED.findall(file.read(PLUGIN_BYTES_MAX))}
+            if not linked & LUA_VERSIONS:
+                found = ", ".join(sorted(linked)) or "none"
+                yield f"{path}: is linked against Lua {found}; use a Slurm that was built with Lua 5.1 to 5.4"
+        return
+    looked = ", ".join(map(str, slurm.plugin_directories)) or "the usual places"
+    remedy = "install the package that has it (Debian: slurm-wlm-basic-plugins), or set PluginDir in slurm.conf"
+    yield f"{name}: is in none of {looked}; {remedy}"
+
+
+def buffer_conf(directory: Path, plugin: str) -> Path:
+    """Return the file that Slurm reads: it looks for the general name first."""
+    general = directory / "burst_buffer.conf"
+    special = directory / f"burst_buffer_{plugin}.conf"
+    return special if special.exists() and not general.exists() else general
+
+
+def buffer_conf_faults(path: Path, programs: Mapping[str, Path], setup_wait_s: int) -> Iterator[str]:
+    """Yield what burst_buffer.conf says that Forebay cannot work with. `programs`: its keys for programs."""
+    try:
+        values = read_values(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        yield f"{path}: cannot be read ({error.strerror})"
+        return
+    said = values.get("othertimeout", str(OTHER_TIMEOUT_S))
+    if not said.isdigit() or int(said) <= setup_wait_s:
+        yield (
+            f"{path}: OtherTimeout={said} ends a setup that may wait for space for {setup_wait_s} s (GuestSetupWait); "
+            f"write OtherTimeout={OTHER_TIMEOUT_S}"
+        )
+    if TEARDOWN_FLAG.lower() not in values.get("flags", "").lower().split(","):
+        yield (
+            f"{path}: Flags is without {TEARDOWN_FLAG}: a job whose setup or stage-in failed stays in "
+            f"BurstBufferStageIn for ever once it is released; write Flags={TEARDOWN_FLAG}"
+        )
+    for key, program in programs.items():
+        if values.get(key.lower(), "") != str(program):
+            yield f"{path}: {key} is {values.get(key.lower()) or 'not set'}; write {key}={program}"
+
+
+def certificate_fault(access: Access, name: str, at: Instant) -> str:
+    """Return why every call with the certificate of a bridge would be refused, with file and remedy; empty: it is good.
+
+    One that is not valid yet is good: the clock of a machine that starts is often behind.
+    """
+    try:
+        files = access.tls_files(name)
+    except (ConfigError, TlsRefused) as error:
+        return str(error).replace("--role ROLE", f"--role {Role.SCHEDULER}")
+    found = certificate_of(files.certificate.parent, name)
+    issue = f"forebay certificate issue {name} --role {Role.SCHEDULER}"
+    if found.problem:
+        return f"{files.certificate}: {found.problem}; issue it again: {issue} --replace"
+    if found.role != Role.SCHEDULER:
+        return (
+            f"{files.certificate}: is for role {found.role or 'unknown'}, and a bridge needs one for role "
+            f"{Role.SCHEDULER}; take a name that nobody has: forebay certificate issue NAME --role {Role.SCHEDULER}"
+        )
+    if found.cluster_id != access.cluster.id:
+        return f"{files.certificate}: is of another cluster than {access.file}; issue one there: {issue}"
+    if found.valid_until <= at:
+        when = str(format_instant(found.valid_until))[:10]
+        return f"{files.certificate}: expired on {when}; issue it again where ca.key is: {issue} --replace"
+    return ""
+
+
+def reach_faults(access: Access | Config, name: str, slurm: SlurmSettings, programs: Iterable[Path]) -> Iterator[str]:
+    """Yield what SlurmUser could not read of the bridge's files and programs, and a key that is not SlurmUser's own."""
+    groups = frozenset(os.getgrouplist(slurm.user, slurm.gid))
+    certificates = access.tls.certificates
+    key = certificates / f"{name}.key"
+    remedy = "give SlurmUser a copy (--into), or change the mode"
+    found = [
+        _closed(path, slurm, groups, remedy)
+        for path in (access.file, access.tls.authority, certificates / f"{name}.pem", key)
+    ]
+    for path in programs:
+        real = Path(os.path.realpath(path))
+        found.append(_closed(real, slurm, groups, "install Forebay where SlurmUser can run it"))
+    yield from dict.fromkeys(filter(None, found))
+    with contextlib.suppress(OSError):
+        status = key.stat()
+        if status.st_uid != slurm.uid:
+            yield f"{key}: belongs to user id {status.st_uid}, not to SlurmUser; run: chown {slurm.user} {key}"
+        elif status.st_mode & 0o077:
+            yield f"{key}: others may use it; run: chmod 600 {key}"
+
+
+def _closed(path: Path, slurm: SlurmSettings, groups: frozenset[int], remedy: str) -> str:
+    """Return what on the way to a path SlurmUser may not pass or read; empty: nothing."""
+    for one in (*reversed(path.parents), path):
+        try:
+            status = one.stat()
+        except OSError as error:
+            return f"{one}: cannot be looked at ({error.strerror}); {remedy}"
+        is_way = stat.S_ISDIR(status.st_mode)
+        if not _may(status, slurm.uid, groups, 0o1 if is_way else 0o4):
+            return f"{one}: {slurm.user} (SlurmUser) may not {'pass' if is_way else 'read'} it; {remedy}"
+    return ""
+
+
+def _may(status: os.stat_result, uid: int, groups: frozenset[int], bit: int) -> bool:
+    if uid == 0:
+        return True
+    if status.st_uid == uid:
+        return bool(status.st_mode & bit << 6)
+    return bool(status.st_mode & (bit << 3 if status.st_gid in groups else bit))

@@ -1,0 +1,177 @@
+"""FIFOs between burst_buffer.lua and the bridge: one for requests, a few that are ready for answers, and those in use.
+
+Lua can make no FIFO and open no socket, and a process for each call costs more than the call. So the bridge keeps
+FIFOs ready, `slots/N`. Who calls renames one to `calls/N.FUNCTION.JOB`, which one caller succeeds in; writes that name
+and its words as one line into `requests`; and reads the answer. Two callers never have one name but for the same call
+of the same job, which is a repeat. Where the bridge ends, the reader finds the end of the file and asks the next one: a
+bridge that starts opens and removes what was left, which wakes whoever waits to open or to read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from cluster.slurm.files import uptime_s
+from replica.values import SCRIPT_BYTES_MAX
+
+LOGGER = logging.getLogger(__name__)
+
+SLOTS: Final = 64
+"""FIFOs that are ready, count; as in burst_buffer.lua. One is taken for as long as a request is on its way."""
+
+REQUEST_BYTES_MAX: Final = 4096
+"""Bytes of one request: what a pipe takes in one piece; as in burst_buffer.lua."""
+
+ABANDONED_S: Final = 15.0
+"""Seconds after which a FIFO without a request is of a caller that was ended."""
+
+_READ_BYTES: Final = 64 * 1024
+_NAME: Final = re.compile(r"([0-9]{1,3})\.[a-z_]{1,32}\.([0-9]{1,10}|-)", re.ASCII)
+_OPEN: Final = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Request(NamedTuple):
+    """A call that came through a FIFO; what is not UTF-8 in its texts is in surrogates."""
+
+    name: str
+    """Of the FIFO that its answer is read from."""
+    function: str
+    words: list[str]
+    script: str
+
+
+class Fifos:
+    """The FIFOs of one bridge, in its directory."""
+
+    def __init__(self, run: Path, take: Callable[[Request], None]) -> None:
+        """`take` is given each request, and answers it through `opened`."""
+        self._requests, self._slots, self.calls = run / "requests", run / "slots", run / "calls"
+        self._take = take
+        self._descriptor = -1
+        self._unread = b""
+        self._answered: set[str] = set()
+        self._since_s: dict[str, float] = {}
+
+    def start(self) -> None:
+        """Wake who waited for a bridge that ended, and take requests; OSError."""
+        self._wake()
+        os.mkfifo(self._requests, 0o600)
+        # For both directions: with one the end of each caller would be the end of the file.
+        self._descriptor = os.open(self._requests, _OPEN)
+        asyncio.get_running_loop().add_reader(self._descriptor, self._readable)
+        self._fill()
+
+    def stop(self) -> None:
+        """Take no more requests; who waits is woken, and asks the next bridge."""
+        if self._descriptor >= 0:
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+        self._wake()
+
+    def _wake(self) -> None:
+        """Remove everything. Slots first: what is taken while this goes on is found among the calls."""
+        for directory in (self._slots, self.calls):
+            directory.mkdir(mode=0o700, exist_ok=True)
+            for name in os.listdir(directory):
+                self._remove(directory / name)
+        with contextlib.suppress(FileNotFoundError):
+            self._remove(self._requests)
+
+    def _remove(self, path: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            is_fifo = stat.S_ISFIFO(path.lstat().st_mode)
+            descriptor = os.open(path, _OPEN) if is_fifo else -1
+            path.unlink()
+            if is_fifo:
+                os.close(descriptor)
+
+    def _fill(self) -> None:
+        for number in range(1, SLOTS + 1):
+            self._make_slot(number)
+
+    def _make_slot(self, number: int) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(self._slots / str(number), 0o600)
+
+    def sweep(self) -> None:
+        """Remove what callers left that were ended before they had asked, and make slots in their place."""
+        now_s, known = uptime_s(), self._since_s
+        self._since_s = {name: known.get(name, now_s) for name in os.listdir(self.calls) if name not in self._answered}
+        for name, since_s in self._since_s.items():
+            if now_s > since_s + ABANDONED_S:
+                self._remove(self.calls / name)
+        self._fill()
+
+    # Requests
+
+    def _readable(self) -> None:
+        try:
+            self._unread += os.read(self._descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return
+        *lines, self._unread = self._unread.split(b"\n")
+        if len(self._unread) > REQUEST_BYTES_MAX:
+            LOGGER.warning("a request has more than %d bytes and no end", REQUEST_BYTES_MAX)
+            self._unread = b""
+        for line in lines:
+            self._request(line)
+
+    def _request(self, line: bytes) -> None:
+        try:
+            name, function, *words = line.decode("utf-8", "surrogateescape").split("\0")
+        except ValueError:
+            LOGGER.warning("a request is not one: %r", line[:80])
+            return
+        found = _NAME.fullmatch(name)
+        if found is None or not 1 <= int(found[1]) <= SLOTS:
+            LOGGER.warning("a request names no FIFO: %r", name[:80])
+            return
+        self._make_slot(int(found[1]))
+        self._take(Request(name, function, words, self._script(name)))
+
+    def _script(self, name: str) -> str:
+        """Return the script that came with a request, and remove it; empty for none."""
+        path = self.calls / f"{name}.script"
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return ""
+        with open(descriptor, "rb") as file:
+            path.unlink(missing_ok=True)
+            return file.read(SCRIPT_BYTES_MAX + 2).decode("utf-8", "surrogateescape")
+
+    # Answers
+
+    def make(self) -> str:
+        """Return the name of a new FIFO for somebody who asked by the socket."""
+        name = f"socket.{secrets.token_hex(8)}"
+        os.mkfifo(self.calls / name, 0o600)
+        return name
+
+    def opened(self, name: str) -> int | None:
+        """Return a descriptor of a FIFO, open for both directions; None where its caller has gone."""
+        try:
+            descriptor = os.open(self.calls / name, _OPEN)
+        except OSError:
+            return None
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            return None
+        self._answered.add(name)
+        return descriptor
+
+    def done(self, name: str, descriptor: int) -> None:
+        """Remove a FIFO that was read; who still waits there finds its end."""
+        (self.calls / name).unlink(missing_ok=True)
+        os.close(descriptor)
+        self._answered.discard(name)

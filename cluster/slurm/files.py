@@ -1,0 +1,258 @@
+"""The files that slurmctld reads, written by rename: pools, the tables of the grammar, variables of each staged job.
+
+Times are the machine's uptime, which nobody sets: seconds, as `/proc/uptime` tells the bridge and burst_buffer.lua.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from cluster.schemas.guests import GuestView, PersistentView, SchedulerSiteAnswer
+from replica.grammar import PERSISTENT_PREFIX, guest_tables
+
+BELIEVED_S: Final = 10.0
+"""How long a file may be believed, seconds: three renewals, so that one that fails goes unnoticed."""
+
+RENEW_S: Final = 3.0
+"""Seconds between two renewals."""
+
+STAGED: Final = frozenset({"staged-in", "running", "post-run", "staging-out", "stage-out-failed"})
+"""Phases in which a job's variables point to something."""
+
+VARIABLES: Final = {"DW_JOB_STRIPED": "/striped", "DW_JOB_LDBALANCE": "/striped", "FOREBAY_JOB_DIR": ""}
+"""What a job is told of its buffer, which all its nodes see: below its directory, as agents make them."""
+
+SESSIONS: Final = STAGED | {"waiting", "set-up", "staging-in", "stage-in-failed"}
+"""Phases in which a buffer is in Slurm's books: burst_buffer/datawarp strikes one off that is not listed for a minute,
+and takes one that is listed for its own.
+"""
+
+PERSISTENT_ID: Final = 2**31
+"""What is added to the numbers of persistent buffers' sessions: those of jobs' own are the jobs' numbers, below it."""
+
+_JOB = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
+_PERSISTENT = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]*", re.ASCII)
+"""As Forebay names them; it begins with no digit, as the number of a job does."""
+
+
+def uptime_s() -> float:
+    """Return for how many seconds the machine is up, sleep included."""
+    with open("/proc/uptime", encoding="ascii") as file:
+        return float(file.read().split()[0])
+
+
+class Session(NamedTuple):
+    """One buffer as burst_buffer/datawarp lists it: `token` is the job's number, or a persistent buffer's name."""
+
+    token: str
+    number: int
+    """Which no other session has."""
+    uid: int
+    size_bytes: int
+    created_s: int
+    """When it was asked for, or made: Unix time. What is younger than OtherTimeout may be unknown to Slurm."""
+
+    def lines(self) -> bytes:
+        """Return a session, its instance and its configuration, each as JSON on a line of its own."""
+        rows: tuple[dict[str, Any], ...] = (
+            {
+                "id": self.number,
+                "token": self.token,
+                "owner": self.uid,
+                "created": self.created_s,
+                "creator": "SLURM",
+                "expiration": 0,
+                "links": {"client_nodes": []},
+                "state": {"actualized": True, "mixed": False, "transitioning": False},
+            },
+            {
+                "id": self.number,
+                "label": self.token,
+                "capacity": {"bytes": self.size_bytes, "nodes": 1},
+                "links": {"configurations": [self.number], "session": self.number},
+            },
+            {"id": self.number, "type": "scratch", "links": {"instance": self.number}},
+        )
+        return b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+
+
+def _second(written: str | None) -> int:
+    """Return a time of the API in whole seconds of Unix time, 0 for none."""
+    return int(datetime.fromisoformat(written).timestamp()) if written else 0
+
+
+def is_listed(guest: GuestView) -> bool:
+    """Whether a guest is in Slurm's books."""
+    return guest.phase in SESSIONS and _JOB.fullmatch(guest.job) is not None
+
+
+def session_of(guest: GuestView) -> Session:
+    """Return the session of a guest."""
+    created = _second(guest.submit_time)
+    return Session(guest.job, int(guest.job), guest.uid, guest.size, created)
+
+
+def session_of_persistent(buffer: PersistentView, uid: int) -> Session | None:
+    """Return the session of a persistent buffer, None of one that Slurm cannot know: not made, or in no place."""
+    if buffer.state not in ("allocated", "deleting") or buffer.path is None or not _PERSISTENT.fullmatch(buffer.name):
+        return None
+    created = _second(buffer.create_time)
+    number = PERSISTENT_ID | buffer.number & (PERSISTENT_ID - 1)
+    return Session(buffer.name, number, uid, buffer.size, created)
+
+
+class Files:
+    """The directory of the bridge, private to its account."""
+
+    def __init__(self, directory: Path, host: str, *, away: str = "refuse") -> None:
+        """Make it; OSError. `away`: whether jobs are accepted while no bridge runs, `refuse` or `accept`."""
+        self.directory: Final = directory
+        self._host = host
+        self._away = away
+        self._paths = directory / "paths"
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._paths.mkdir(mode=0o700, exist_ok=True)
+        self._sessions = directory / "sessions"
+        self._sessions.mkdir(mode=0o700, exist_ok=True)
+        self._listed: dict[str, Session] = {}
+        self._setting_up: dict[str, int] = {}
+        """Jobs whose setup is under way -> how many calls: Slurm counts them from then on, whatever Forebay knows."""
+        self._known: dict[str, str] = {}
+        self._since: set[str] = set()
+        """Jobs that were staged, or listed, since the guests were last asked for: the answer may not have them."""
+        self._ended: set[str] = set()
+        """Sessions that ended since then: the answer may still have them."""
+
+    def renew(
+        self, site: SchedulerSiteAnswer, asked_s: float, written: str, users: dict[str, list[int]] | None = None
+    ) -> None:
+        """Write what was asked for at the uptime `asked_s`; `written` is what people read of when it was, `10:03`."""
+        until = {"until": round(asked_s + BELIEVED_S, 2), "lasts": BELIEVED_S, "written": written, "host": self._host}
+        pools = [
+            {
+                "id": pool.name,
+                "quantity": pool.quantity // pool.granularity,
+                "granularity": pool.granularity,
+                "free": max(0, pool.free) // pool.granularity,
+            }
+            for pool in site.pools
+        ]
+        self._write(self.directory / "pools.json", msgspec.json.encode({**until, "pools": pools}))
+        tables: dict[str, Any] = {
+            **until,
+            **guest_tables(),
+            "away": self._away,
+            "directive": site.directive,
+            "pools": [{name: pool[name] for name in ("id", "quantity", "granularity")} for pool in pools],
+        }
+        if users:
+            tables["users"] = users
+        self._write(self.directory / "site.json", msgspec.json.encode(tables))
+
+    def staged(self, guest: GuestView) -> None:
+        """Write the variables of a job whose buffer is there; OSError."""
+        if guest.path is None or not _JOB.fullmatch(guest.job):
+            return
+        self._since.add(guest.job)
+        own = () if guest.persistent and not guest.size else VARIABLES.items()
+        text = "".join(f"{name}={guest.path}{below}\n" for name, below in own)
+        text += "".join(f"{PERSISTENT_PREFIX}{name}={path}\n" for name, path in sorted(guest.persistent.items()))
+        if self._known.get(guest.job) != text:
+            self._write(self._paths / guest.job, text.encode())
+            self._known[guest.job] = text
+
+    def gone(self, job: str) -> None:
+        """Remove the variables of a job."""
+        self._known.pop(job, None)
+        if _JOB.fullmatch(job):
+            (self._paths / job).unlink(missing_ok=True)
+
+    # Sessions: one file each, so that a change costs the same however many there are
+
+    def setup_begins(self, session: Session) -> None:
+        """Have a job listed from here on: Slurm counts it, whatever Forebay knows yet; OSError."""
+        self._setting_up[session.token] = self._setting_up.get(session.token, 0) + 1
+        self._list(session)
+
+    def setup_ends(self, job: str, *, failed: bool) -> None:
+        """Have what becomes of its guest count again; one that failed is listed no longer."""
+        self._setting_up[job] -= 1
+        if not self._setting_up[job]:
+            del self._setting_up[job]
+            if failed:
+                self._unlist(job)
+
+    def heard(self, guest: GuestView) -> None:
+        """List a guest, or do so no longer; OSError."""
+        if is_listed(guest):
+            self._list(session_of(guest))
+        elif guest.job not in self._setting_up:
+            self._unlist(guest.job)
+
+    def made(self, session: Session) -> None:
+        """List a persistent buffer; OSError."""
+        self._list(session)
+
+    def removed(self, name: str) -> None:
+        """List a persistent buffer no longer; OSError."""
+        if _PERSISTENT.fullmatch(name):
+            self._unlist(name)
+
+    def _list(self, session: Session) -> None:
+        self._since.add(session.token)
+        known = self._listed.get(session.token)
+        if known is not None and (known.uid, known.size_bytes) == (session.uid, session.size_bytes):
+            return
+        self._write(self._sessions / session.token, session.lines())
+        self._listed[session.token] = session
+
+    def _unlist(self, token: str) -> None:
+        self._ended.add(token)
+        self._listed.pop(token, None)
+        (self._sessions / token).unlink(missing_ok=True)
+
+    def ask(self) -> None:
+        """Note that all guests are being asked for, for `reconcile`."""
+        self._since.clear()
+        self._ended.clear()
+
+    def reconcile(self, guests: Iterable[GuestView], *, whole: bool = True) -> None:
+        """Have the variables of these guests, and of those that were staged since `ask`: other hosts stage, too.
+
+        `whole`: the answer has all that there are; else none is taken away.
+        """
+        wanted = {guest.job: guest for guest in guests if guest.phase in STAGED}
+        for name in os.listdir(self._paths) if whole else ():
+            if name not in wanted and name not in self._since:
+                self.gone(name)
+        for guest in wanted.values():
+            self.staged(guest)
+
+    def list_all(self, sessions: Iterable[Session], *, whole: bool = True, unsure: Iterable[str] = ()) -> None:
+        """Have these sessions, and those listed since `ask` or being set up; `whole` as in `reconcile`, and nothing is
+        said of the tokens in `unsure`.
+        """
+        before = self._since.union(unsure)
+        wanted = {session.token: session for session in sessions}
+        for name in os.listdir(self._sessions) if whole else ():
+            if name not in wanted and name not in before and name not in self._setting_up:
+                self._unlist(name)
+        for token, session in wanted.items():
+            # What ended since was heard of by `heard`, and is not in an answer that was asked for before.
+            if token in self._listed or token not in self._ended:
+                self._list(session)
+
+    def _write(self, path: Path, content: bytes) -> None:
+        # Nobody but the one bridge of this directory writes here. No sync: /run is memory.
+        beside = path.with_name(f".{path.name}.new")
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(content)
+        beside.rename(path)

@@ -1,0 +1,459 @@
+"""What Forebay writes on a slurmctld's host, and takes away again: scripts, fragments of configuration, a unit file.
+
+A manifest beside slurm.conf says what was written, with digests. It is written before the first file is put in its
+place, and removed after the last is gone, so whoever is ended in between finds in it all that can be there. Everything
+is written beside its place first: a full disk is found before anything is changed. What was changed since, and what
+somebody else wrote, is never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cluster.slurm import helper_text, script_text
+from cluster.slurm.checks import (
+    OTHER_TIMEOUT_S,
+    TEARDOWN_FLAG,
+    SlurmSettings,
+    buffer_conf,
+    buffer_conf_faults,
+    path_faults,
+    plugin_faults,
+    trust_faults,
+)
+
+SCRIPT: Final = "burst_buffer.lua"
+"""What burst_buffer/lua reads beside slurm.conf."""
+
+MANIFEST: Final = "forebay-slurm.manifest"
+"""The file beside slurm.conf that says what was written."""
+
+FRAGMENT: Final = "forebay-slurm.conf"
+"""The file beside slurm.conf that slurm.conf is to include."""
+
+UNIT: Final = "forebay-slurm-bridge.service"
+
+MANIFEST_BYTES_MAX: Final = 64 * 1024
+"""Bytes of a manifest: it names half a dozen files."""
+
+STAGE_TIMEOUT_S: Final = 86_400
+"""StageInTimeout and StageOutTimeout that are written, seconds: Slurm's own defaults (burst_buffer.conf(5))."""
+
+FIFOS: Final = 16_384
+"""Open files of the bridge, count: it holds a FIFO for each call that waits, 8,192 at most."""
+
+_BESIDE: Final = ".forebay-new"
+_PRIVATE: Final = 0o600
+_READABLE: Final = 0o644
+_EXECUTABLE: Final = 0o755
+_RUN: Final = Path("/run")
+
+
+class InstallRefused(Exception):
+    """What keeps Forebay from writing or removing anything: a sentence for each reason."""
+
+    def __init__(self, *reasons: str) -> None:
+        super().__init__("\n".join(reasons))
+        self.reasons = reasons
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """Where everything is on this host; all paths are absolute."""
+
+    plugin: str
+    """`lua` or `datawarp`."""
+    conf: Path
+    """The directory of slurm.conf."""
+    programs: Path
+    """Where dw_wlm_cli and dwstat are put (datawarp)."""
+    units: Path
+    run: Path
+    """Where the bridge has its files and its socket."""
+    config: Path
+    """Forebay's configuration."""
+    scheduler: str
+    """The name of the bridge's certificate."""
+    forebay: tuple[Path, ...]
+    """The command of Forebay, and what else of it SlurmUser runs; the first is put into the unit file."""
+
+    @property
+    def named_programs(self) -> dict[str, Path]:
+        """Keys of burst_buffer.conf for programs -> the programs."""
+        if self.plugin == "lua":
+            return {}
+        return {"GetSysState": self.programs / "dw_wlm_cli", "GetSysStatus": self.programs / "dwstat"}
+
+    @property
+    def line(self) -> str:
+        """The line that makes slurmctld use Forebay."""
+        return f"Include {self.conf / FRAGMENT}"
+
+
+class Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of a manifest."""
+
+    path: str
+    sha256: tuple[str, ...]
+    """Of what it may hold: while files are being replaced, of what was there as well."""
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was written, and which directories were made for it."""
+
+    plugin: str
+    files: tuple[Written, ...] = ()
+    directories: tuple[str, ...] = ()
+
+
+class Content(msgspec.Struct, frozen=True):
+    """What a file is to hold, and its mode."""
+
+    data: bytes
+    mode: int
+
+    @property
+    def sha256(self) -> str:
+        """Its digest, hexadecimal."""
+        return hashlib.sha256(self.data).hexdigest()
+
+
+def contents(layout: Layout, slurm: SlurmSettings) -> dict[Path, Content]:
+    """Return every file that Forebay has on this host."""
+    fragment = f"# Written by `forebay slurm install`.\nBurstBufferType=burst_buffer/{layout.plugin}\n"
+    made = {layout.conf / FRAGMENT: Content(fragment.encode(), _READABLE)}
+    if layout.plugin == "lua":
+        made[layout.conf / SCRIPT] = Content(script_text(layout.run).encode(), _READABLE)
+    else:
+        program = Content(helper_text(layout.run).encode(), _EXECUTABLE)
+        made |= dict.fromkeys(layout.named_programs.values(), program)
+    conf = buffer_conf(layout.conf, layout.plugin)
+    if not conf.exists() or str(conf) in {one.path for one in _manifest(layout.conf).files}:
+        keys = {
+            **layout.named_programs,
+            "OtherTimeout": OTHER_TIMEOUT_S,
+            "StageInTimeout": STAGE_TIMEOUT_S,
+            "StageOutTimeout": STAGE_TIMEOUT_S,
+            "Flags": TEARDOWN_FLAG,
+        }
+        lines = ["# Written by `forebay slurm install`.", *(f"{key}={value}" for key, value in keys.items())]
+        made[conf] = Content(("\n".join(lines) + "\n").encode(), _READABLE)
+    made[layout.units / UNIT] = Content(_unit(layout, slurm).encode(), _READABLE)
+    return made
+
+
+def _unit(layout: Layout, slurm: SlurmSettings) -> str:
+    writable = [slurm.state]
+    directory = ""
+    if layout.run.parent == _RUN:
+        # Kept while the bridge is away: slurmctld reads there, and calls wait at FIFOs.
+        directory = f"RuntimeDirectory={layout.run.name}\nRuntimeDirectoryMode=0700\nRuntimeDirectoryPreserve=yes\n"
+    else:
+        writable.append(layout.run)
+    words = (
+        layout.forebay[0], "--config", layout.config, "slurm", "bridge", "--name", layout.scheduler,
+        "--state", slurm.state, "--run", layout.run,
+    )  # fmt: skip
+    return f"""\
+# Written by `forebay slurm install`.
+[Unit]
+Description=Forebay's bridge to slurmctld
+Documentation=man:slurmctld(8)
+Wants=network-online.target
+After=network-online.target munge.service
+StartLimitIntervalSec=0
+
+[Service]
+User={slurm.user}
+Environment=SLURM_CONF={layout.conf / "slurm.conf"}
+ExecStart={" ".join(map(str, words))}
+Restart=always
+RestartSec=3
+# The configuration or the certificate is refused: starting again does not help.
+RestartPreventExitStatus=78
+{directory}LimitNOFILE={FIFOS}
+UMask=0077
+NoNewPrivileges=yes
+CapabilityBoundingSet=
+ProtectSystem=strict
+ReadWritePaths={" ".join(f"-{path}" for path in writable)}
+ProtectHome=read-only
+ProtectClock=yes
+ProtectHostname=yes
+ProtectControlGroups=yes
+ProtectKernelLogs=yes
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
+PrivateDevices=yes
+LockPersonality=yes
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+# What is wrong --------------------------------------------------------------------------------------------------------
+
+
+def obstacles(layout: Layout, slurm: SlurmSettings) -> list[str]:
+    """Return why nothing is to be written: others could change it, or it would replace what is not Forebay's."""
+    found = list(path_faults((layout.conf, layout.programs, layout.units, layout.run, layout.config, slurm.state)))
+    found += path_faults(layout.forebay[:1])
+    if found:
+        return found
+    made = contents(layout, slurm)
+    found += trust_faults((*made, layout.conf / "slurm.conf", layout.config, *layout.forebay), slurm.uid)
+    found += [f"{path}: is not there; name an existing directory" for path in (layout.units,) if not path.is_dir()]
+    known = _manifest(layout.conf)
+    if known.files and known.plugin != layout.plugin:
+        found.append(f"{layout.conf / MANIFEST}: was written for --plugin {known.plugin}; --remove that first")
+    ours = {one.path: one.sha256 for one in known.files}
+    for path in made:
+        digest = _digest(path)
+        if digest is None or digest in ours.get(str(path), ()):
+            continue
+        if str(path) in ours:
+            found.append(f"{path}: was changed since Forebay wrote it; move your changes away, and remove it")
+        else:
+            found.append(f"{path}: is there and not Forebay's; move it away")
+    found += plugin_faults(slurm, layout.plugin)
+    return found
+
+
+def remaining(layout: Layout, slurm: SlurmSettings, setup_wait_s: int) -> list[str]:
+    """Return what the administrator has to see to: what only they may change, and what is not written yet."""
+    found = []
+    for path, content in contents(layout, slurm).items():
+        digest = _digest(path)
+        if digest is None:
+            found.append(f"{path}: is not there; run forebay slurm install without --check")
+        elif digest != content.sha256:
+            found.append(f"{path}: is not what this release writes; run forebay slurm install without --check")
+        elif stat.S_IMODE(path.stat().st_mode) != content.mode:
+            found.append(f"{path}: has another mode; run: chmod {content.mode:04o} {path}")
+    found += buffer_conf_faults(buffer_conf(layout.conf, layout.plugin), layout.named_programs, setup_wait_s)
+    wanted = f"burst_buffer/{layout.plugin}"
+    path = layout.conf / "slurm.conf"
+    if not slurm.buffers:
+        found.append(f"{path}: has no BurstBufferType; add the line: {layout.line}")
+    elif slurm.buffers != wanted:
+        found.append(f"{path}: BurstBufferType is {slurm.buffers}; write instead of it: {layout.line}")
+    return found
+
+
+def _digest(path: Path) -> str | None:
+    """Return the digest of a file, None where there is none; what is no regular file has that of no file."""
+    try:
+        status = path.lstat()
+        return hashlib.sha256(path.read_bytes()).hexdigest() if stat.S_ISREG(status.st_mode) else ""
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+
+def install(layout: Layout, slurm: SlurmSettings) -> list[Path]:
+    """Write all files, each in one step; return those that were changed. InstallRefused, OSError: nothing was changed.
+
+    Who is ended in the middle leaves what a later call of this, or of `remove`, puts right.
+    """
+    reasons = obstacles(layout, slurm)
+    if reasons:
+        raise InstallRefused(*reasons)
+    made, known = contents(layout, slurm), _manifest(layout.conf)
+    changed = {path: content for path, content in made.items() if _digest(path) != content.sha256}
+    before = {one.path: one.sha256 for one in known.files}
+    directories = [*known.directories]
+    missing = _missing(layout.programs) if layout.named_programs else []
+    if missing:
+        directories = list(dict.fromkeys((*directories, *missing)))
+    during = Manifest(
+        plugin=layout.plugin,
+        files=tuple(
+            Written(str(path), tuple(dict.fromkeys((*before.get(str(path), ()), content.sha256))))
+            for path, content in made.items()
+        ),
+        directories=tuple(directories),
+    )
+    after = msgspec.structs.replace(
+        during, files=tuple(Written(str(path), (content.sha256,)) for path, content in made.items())
+    )
+    manifest = layout.conf / MANIFEST
+    new: list[Path] = []
+    for path in (*made, manifest):
+        # Of one who was ended.
+        _beside(path).unlink(missing_ok=True)
+    if not changed and after == known:
+        return []
+    try:
+        # First of all: it says which directories were made, and what is beside its place.
+        _stage(manifest, _encoded(during))
+        _settle(manifest)
+        for directory in map(Path, reversed(missing)):
+            directory.mkdir(mode=_EXECUTABLE)
+            new.append(directory)
+            directory.chmod(_EXECUTABLE)
+        for path, content in changed.items():
+            _stage(path, content)
+        _stage(manifest, _encoded(after))
+    except OSError:
+        _undo(layout.conf, known, changed, new)
+        raise
+    for path in (*changed, manifest):
+        _settle(path)
+    return list(changed)
+
+
+def _missing(directory: Path) -> list[str]:
+    """Return which directories are to be made, the innermost first."""
+    return [str(one) for one in (directory, *directory.parents) if not one.exists()]
+
+
+def _undo(conf: Path, known: Manifest, changed: Mapping[Path, Content], new: list[Path]) -> None:
+    """Have things as they were before anything was put in its place."""
+    manifest = conf / MANIFEST
+    for path in (manifest, *changed):
+        with contextlib.suppress(OSError):
+            _beside(path).unlink()
+    for directory in reversed(new):
+        with contextlib.suppress(OSError):
+            directory.rmdir()
+    with contextlib.suppress(OSError):
+        if known.files:
+            # Where the disk is full it stays as it is: it says more than is there, which does no harm.
+            _stage(manifest, _encoded(known))
+            _settle(manifest)
+        else:
+            manifest.unlink()
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}{_BESIDE}")
+
+
+def _stage(path: Path, content: Content) -> None:
+    """Write a file beside its place, as a whole and on disk; OSError."""
+    beside = _beside(path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(beside, flags, _PRIVATE), "wb") as file:
+        file.write(content.data)
+        os.fchmod(file.fileno(), content.mode)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _settle(path: Path) -> None:
+    """Put a file that was staged in its place."""
+    _beside(path).rename(path)
+    _sync(path.parent)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _encoded(manifest: Manifest) -> Content:
+    return Content(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n", _READABLE)
+
+
+def _manifest(conf: Path) -> Manifest:
+    """Return what was written by an earlier call; InstallRefused where the manifest cannot be read."""
+    path = conf / MANIFEST
+    try:
+        with path.open("rb") as file:
+            data = file.read(MANIFEST_BYTES_MAX)
+    except FileNotFoundError:
+        return Manifest(plugin="")
+    except OSError as error:
+        raise InstallRefused(f"{path}: cannot be read ({error.strerror})") from error
+    remedy = "put the right one back, or remove by hand what Forebay wrote, and it"
+    try:
+        known = msgspec.json.decode(data, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise InstallRefused(f"{path}: is no manifest of Forebay ({error}); {remedy}") from error
+    # SlurmUser may be able to change it, and root removes what it names.
+    foreign = [one.path for one in known.files if Path(one.path).name not in _NAMES]
+    if foreign:
+        raise InstallRefused(f"{path}: names {foreign[0]}, which is no file of Forebay's; {remedy}")
+    return known
+
+
+_NAMES: Final = frozenset(
+    {
+        *(FRAGMENT, UNIT, SCRIPT, "dw_wlm_cli", "dwstat", "burst_buffer.conf"),
+        *(f"burst_buffer_{plugin}.conf" for plugin in ("lua", "datawarp")),
+    }
+)
+"""What the files are called that Forebay writes on such a host."""
+
+
+# Removing -------------------------------------------------------------------------------------------------------------
+
+
+class Removed(msgspec.Struct, frozen=True):
+    """What `remove` did: files that are gone, and those that stay since somebody changed them."""
+
+    gone: tuple[Path, ...]
+    kept: tuple[Path, ...]
+
+
+def remove(conf: Path, slurm: SlurmSettings) -> Removed:
+    """Remove exactly what was written; nothing where nothing is left. InstallRefused, OSError.
+
+    Refused while slurm.conf still includes the fragment or names the plugin: slurmctld would not start again.
+    """
+    known = _manifest(conf)
+    if not known.files:
+        # Who was ended before the first manifest was in its place left nothing else.
+        _beside(conf / MANIFEST).unlink(missing_ok=True)
+        return Removed((), ())
+    reasons = []
+    if slurm.buffers == f"burst_buffer/{known.plugin}":
+        reasons.append(
+            f"{conf / 'slurm.conf'}: says burst_buffer/{known.plugin}, and slurmctld would not start without what "
+            f"is removed; take out the line Include {conf / FRAGMENT}, restart slurmctld, and remove then"
+        )
+    reasons += trust_faults((conf,), slurm.uid)
+    if reasons:
+        raise InstallRefused(*reasons)
+    gone, kept = [], []
+    for one in known.files:
+        path = Path(one.path)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            _beside(path).unlink()
+        digest = _digest(path)
+        if digest is None:
+            continue
+        if digest in one.sha256:
+            path.unlink()
+            _sync(path.parent)
+            gone.append(path)
+        else:
+            kept.append(path)
+    for directory in map(Path, known.directories):
+        # Perhaps somebody put something there.
+        with contextlib.suppress(OSError):
+            directory.rmdir()
+    manifest = conf / MANIFEST
+    _beside(manifest).unlink(missing_ok=True)
+    manifest.unlink()
+    _sync(conf)
+    return Removed(tuple(gone), tuple(kept))

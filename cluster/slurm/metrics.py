@@ -1,0 +1,70 @@
+"""What the bridge counts, for a file that Prometheus' node exporter reads: no port is opened on slurmctld's host."""
+
+from __future__ import annotations
+
+from collections import Counter as Count
+from collections.abc import Iterable
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, write_to_textfile
+
+from cluster.schemas.guests import GuestView
+from replica.operations import GuestPhase
+
+CALL_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1000.0, 10_000.0)
+"""Bounds of the histogram of calls, seconds: from one commit to a stage-in of hours."""
+
+
+class Metrics:
+    """The counters of one bridge."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self.calls = Histogram(
+            "forebay_slurm_call_seconds",
+            "Time of each call that Slurm made, by function and by the word of the answer.",
+            ["function", "word"],
+            buckets=CALL_BUCKETS_S,
+            registry=self._registry,
+        )
+        self.waiting = self._gauge("forebay_slurm_calls_waiting", "Calls that are under way.")
+        self.answered = self._gauge(
+            "forebay_slurm_leader_answered_timestamp_seconds", "When the leader answered last, seconds since 1970."
+        )
+        self.looks = self._counter(
+            "forebay_slurm_looks", "Comparisons of Slurm's jobs and Forebay's guests, by outcome.", "outcome"
+        )
+        self.forgotten = self._counter(
+            "forebay_slurm_guests_forgotten", "Guests that Slurm did not know any more, by what became of them.", "end"
+        )
+        self.missed = Counter(
+            "forebay_slurm_guests_missed",
+            "Buffers that Slurm believed to be there, and that Forebay did not have.",
+            registry=self._registry,
+        )
+        self._guests = Gauge(
+            "forebay_slurm_guests", "Guests at the last comparison, by phase.", ["phase"], registry=self._registry
+        )
+        self._unknown = self._gauge("forebay_slurm_unknown_to_slurm", "Guests that the last look did not find there.")
+        self._missing = self._gauge("forebay_slurm_unknown_to_forebay", "Buffers of Slurm that are no guests.")
+
+    def _gauge(self, name: str, help_text: str) -> Gauge:
+        return Gauge(name, help_text, registry=self._registry)
+
+    def _counter(self, name: str, help_text: str, label: str) -> Counter:
+        return Counter(name, help_text, [label], registry=self._registry)
+
+    def guests_are(self, guests: Iterable[GuestView]) -> None:
+        """Note how many guests there are in each phase."""
+        count = Count(guest.phase for guest in guests)
+        for phase in GuestPhase:
+            self._guests.labels(phase.value).set(count[phase.value])
+
+    def differ(self, unknown: int, missing: int) -> None:
+        """Note how many guests Slurm does not know, and how many of its buffers are no guests."""
+        self._unknown.set(unknown)
+        self._missing.set(missing)
+
+    def write(self, path: Path) -> None:
+        """Write all of it, by rename; OSError."""
+        write_to_textfile(str(path), self._registry)

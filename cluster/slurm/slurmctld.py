@@ -1,0 +1,98 @@
+"""What slurmctld says of its jobs and their buffers, asked as an administrator asks: `squeue` and `scontrol`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+ASK_S: Final = 60.0
+"""Seconds that one question may take: several timeouts of Slurm's own messages."""
+
+SAID_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Bytes of one answer: a million jobs and their buffers."""
+
+ENDED: Final = frozenset({"BF", "CA", "CD", "DL", "F", "NF", "OOM", "PR", "RV", "TO"})
+"""States of jobs that are over, as squeue abbreviates them; one whose results are staged out is SO."""
+
+_JOBS: Final = ("squeue", "--noheader", "--array", "--all", "--states=all", "--format=%A %t")
+_BUFFERS: Final = ("scontrol", "show", "burst")
+_BUFFER = re.compile(r"^ *JobID=(?:[0-9]+[_+][0-9]+\()?([0-9]+)\)? .*?State=([a-z-]+)", re.MULTILINE)
+
+
+class Looked(NamedTuple):
+    """One look at slurmctld."""
+
+    jobs: frozenset[str]
+    """Numbers of jobs that are not over, or still have a buffer there."""
+    buffers: Mapping[str, str]
+    """Numbers of jobs with a buffer -> its state."""
+    over: frozenset[str] = frozenset()
+    """Numbers of jobs that are over and still have a buffer there: it is to be torn down."""
+
+
+async def look() -> Looked | str:
+    """Return what slurmctld says, or why it says nothing."""
+    # Buffers first: a job that ends meanwhile is then missed by neither.
+    buffers = await _said(_BUFFERS)
+    if isinstance(buffers, str):
+        return buffers
+    jobs = await _said(_JOBS)
+    if isinstance(jobs, str):
+        return jobs
+    held = parsed_buffers(buffers.decode("utf-8", "replace"))
+    going_on = parsed_jobs(jobs.decode("utf-8", "replace"))
+    return Looked(going_on | held.keys(), held, frozenset(held.keys() - going_on))
+
+
+async def owner_of(job: str) -> int | str:
+    """Return the uid of a job's user as slurmctld has it, or why it says nothing."""
+    said = await _said(("squeue", "--noheader", "--all", "--states=all", f"--jobs={job}", "--format=%U"))
+    if isinstance(said, str):
+        return said
+    found = {word for word in said.decode("utf-8", "replace").split() if word.isdigit()}
+    return int(found.pop()) if len(found) == 1 else f"slurmctld does not know job {job}"
+
+
+def parsed_jobs(text: str) -> frozenset[str]:
+    """Return the numbers of the jobs that are not over."""
+    rows = (line.split() for line in text.splitlines())
+    return frozenset(row[0] for row in rows if len(row) == 2 and row[0].isdigit() and row[1] not in ENDED)
+
+
+def parsed_buffers(text: str) -> dict[str, str]:
+    """Return the jobs that have buffers, with the buffers' states; of a task of an array its own number."""
+    return {match[1]: match[2] for match in _BUFFER.finditer(text)}
+
+
+async def _said(command: tuple[str, ...]) -> bytes | str:
+    """Return what a program prints, or why that is no answer."""
+    name = " ".join(command[:3])
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+    except OSError as error:
+        return f"{command[0]} cannot be started: {error.strerror}"
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(ASK_S):
+            said = bytearray()
+            while part := await process.stdout.read(64 * 1024):
+                said += part
+                if len(said) > SAID_BYTES_MAX:
+                    return f"{name} says more than {SAID_BYTES_MAX} bytes"
+            code = await process.wait()
+    except TimeoutError:
+        return f"{name} has not answered for {ASK_S:.0f} s"
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    return bytes(said) if code == 0 else f"{name} ended with code {code}"
