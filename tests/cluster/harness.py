@@ -21,7 +21,9 @@ from cluster.eventloop import Identities
 from cluster.eventloop.slices import Work
 from cluster.schemas.command_ids import new_command_id
 from cluster.schemas.jobs import StatusView
+from cluster.security.identity import Role as CertificateRole
 from cluster.security.peers import Peers
+from cluster.security.pki import issue, load_authority
 from cluster.security.tls import client_context, server_context
 from cluster.server.applied_log import Applied
 from cluster.server.controller import Controller
@@ -69,7 +71,10 @@ def make_cluster(directory: Path, replicas: int = 1) -> Config:
         destination_roots=(directory / "out",),
         allow_root=True,
     )
-    return found(directory, founding, clock=SystemClock())
+    config = found(directory, founding, clock=SystemClock())
+    authority, at = load_authority(config.tls.authority.parent), SystemClock().now()
+    issue(authority, config.tls.certificates, role=CertificateRole.SCHEDULER, name="slurm", at=at)
+    return config
 
 
 def placed(config: Config, directory: Path) -> Config:
@@ -234,6 +239,14 @@ class Answer(NamedTuple):
     @property
     def sentence(self) -> str:
         return str(self.body["error"]["sentence"])
+
+    @property
+    def remedy(self) -> str:
+        return str(self.body["error"]["remedy"])
+
+    @property
+    def place(self) -> str:
+        return str(self.body["error"]["place"])
 
     @property
     def revision(self) -> int:

@@ -42,6 +42,7 @@ from replica.scheduler.scheduling_pass import events_of_pass
 from replica.state.state import EMPTY, State
 from replica.values.errors import Refusal
 from replica.values.units import Instant, Revision
+from replica.views.orders import orders_for
 from tests.replica.world import START, World
 from wal.codec import decode_batch, encode_batch
 
@@ -164,6 +165,10 @@ class InMemory(World):
         self.applied_log.append(applied)
         self.timeline.append(Step(applied, before, after))
         self.orders_watch.applied(before, batch, after)
+        for node in after.nodes:
+            if orders_for(before, node) != orders_for(after, node):
+                # Else its agent would hear of them when its poll ends.
+                assert self.orders_watch.changed_since(node, before.revision), (node, batch)
         if before.transfers is not after.transfers:
             self.transfer_totals.applied(batch)
         if self._index is not None:

@@ -95,7 +95,7 @@ class Maker:
         return list(answer.body["orders"])
 
     async def order(self, job: int) -> tuple[str, dict[str, Any]] | None:
-        for node in NODES:
+        for node in sorted(self.state.nodes):
             for order in await self.orders(node):
                 if order["job"] == job:
                     return node, order

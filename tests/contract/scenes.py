@@ -133,7 +133,6 @@ async def lua_site(m: Maker) -> None:
 
 async def configuration(m: Maker) -> None:
     """Every key, and what is refused of them."""
-    await m.operator("GET /v1/configuration")
     for key, value in (
         ("StageRetries", "2"), ("RetryBackoff", "2"), ("RetryBackoffMax", "10"), ("FinishedJobsKept", "12"),
         ("StagedHoldTime", "400"), ("MaxPasses", "3"), ("ArrayStageCount", "2"), ("HoldOversized", "yes"),
@@ -594,6 +593,37 @@ async def nodes(m: Maker) -> None:
     await m.finish(job)
 
 
+async def places(m: Maker) -> None:
+    """A file system that all nodes mount: its pool, its movers, one that takes over from the other."""
+    await m.operator("POST /v1/places/bb/add", path="/bb/fast")
+    await m.operator("POST /v1/places/inner/add", path="/bb/fast/inner")
+    await m.ask("user ada", "POST /v1/places/mine/add", path="/mine")
+    await m.operator("POST /v1/places/spare/add", path="/bb/spare")
+    await m.operator("POST /v1/pools/shared/add", quantity="64GiB", granularity="1GiB", place="nowhere")
+    await m.operator("POST /v1/pools/shared/add", quantity="64GiB", granularity="1GiB", place="spare")
+    await m.operator("POST /v1/pools/shared/change", place="bb")
+    for mover in ("m1", "m2"):
+        about = {"instance": "i1", "storage_id": f"disk of {mover}", "cpus": 0}
+        await m.operator(f"POST /v1/nodes/{mover}/admit")
+        for seen in ({"bb": "another"} if mover == "m2" else {"nowhere": "x"}, {"bb": "the-one"}):
+            await m.ask(f"agent {mover}", f"POST /v1/agents/{mover}/register", **about, places=seen)
+    await m.ask("user ada", "GET /v1/places")
+    first = await m.submit("ada", bb="capacity=4GiB pool=shared")
+    other = await m.submit("ben", bb="capacity=4GiB pool=shared")
+    await m.inside("mark_node_down", 40, node="m1", reason="its agent has not been heard of for 40 s")
+    await m.operator("POST /v1/pools/shared/change", place="")
+    await m.until(first, "run")
+    await m.inside("mark_node_back", 20, node="m1")
+    await m.operator("POST /v1/nodes/m2/drain", reason="looked at")
+    await m.finish(first)
+    await m.finish(other)
+    await m.operator("POST /v1/places/bb/remove")
+    await m.operator("POST /v1/pools/shared/remove")
+    await m.operator("POST /v1/places/spare/remove")
+    await m.operator("POST /v1/places/bb/remove")
+    await m.operator("GET /v1/pools")
+
+
 async def in_bulk(m: Maker) -> None:
     """Many commands in one request, and requests that are sent again."""
     work: dict[str, Any] = {"script": DW, "time_limit_s": 60, "workdir": "/out"}
@@ -661,7 +691,161 @@ async def sessions(m: Maker) -> None:
     await m.finish(job)
 
 
+class Bridge:
+    """What stands between another scheduler and the cluster."""
+
+    def __init__(self, m: Maker) -> None:
+        self.m = m
+
+    async def tell(self, what: str, job: int = 7, after_s: float = 1, **more: Any) -> int:
+        """Ask something for a guest; return the number of its record here."""
+        path = f"POST /v1/guests/{job}/{what}"
+        answer = await self.m.ask("scheduler slurm", path, after_s, **{"cluster": "6f1c", **more})
+        return int(answer.body.get("job_id") or 0) if answer.status == 200 else 0
+
+    async def setup(self, job: int = 7, after_s: float = 1, **more: Any) -> int:
+        body = {"user": "ada", "uid": 1000, "gid": 100, "script": SHARED, **more}
+        return await self.tell("setup", job, after_s, **body)
+
+    async def life(self, job: int, until: str) -> int:
+        """Have a guest come as far as the step `until`."""
+        number = await self.setup(job)
+        for what in ("stage-in", "begin-run", "end-run", "stage-out"):
+            await self.tell(what, job)
+            if what == until:
+                break
+            if what == "stage-in":
+                await self.m.done(number)
+        return number
+
+
+SHARED = asks(
+    "#DW jobdw capacity=2GiB access_mode=striped type=scratch pool=shared",
+    "#DW stage_in type=directory source=/in/%u destination=$DW_JOB_STRIPED/data",
+    "#DW stage_out type=file source=$DW_JOB_STRIPED/result destination=/out/result.%j",
+)
+
+
+async def guests(m: Maker) -> None:
+    """Buffers whose jobs another scheduler has: whole lives, restarts, what lingers and what is parked."""
+    await m.clear_away()
+    slurm = Bridge(m)
+    await slurm.setup()
+    for cluster, address in (("6f1c", "head1"), ("6f1c", "head2"), ("another", "head7")):
+        await m.ask("scheduler slurm", "POST /v1/scheduler/register", cluster=cluster, address=address)
+    await slurm.setup()
+    await m.operator("POST /v1/pools/shared/add", quantity="10GiB", granularity="1GiB")
+    await slurm.setup()
+    await m.operator("POST /v1/pools/shared/remove")
+    await m.operator("POST /v1/places/bb/add", path="/bb/fast")
+    await m.operator("POST /v1/pools/shared/add", quantity="10GiB", granularity="1GiB", place="bb")
+    about = {"instance": "i1", "storage_id": "disk of m1", "cpus": 0}
+    await slurm.setup(6)
+    await slurm.tell("stage-in", 6)
+    await slurm.tell("teardown", 6)
+    await m.ask("agent m1", "POST /v1/agents/m1/register", **about, places={"bb": "the-one"})
+    for wrong in ({"uid": 0}, {"user": "root"}, {"script": asks("#DW jobdw")}, {"script": SCRIPT.format("")}):
+        await slurm.setup(**wrong)
+    first = await slurm.life(7, "stage-out")
+    await m.ask("scheduler slurm", "GET /v1/guests/7?while=waiting,set-up")
+    for who in ("user ada", "operator"):
+        await m.ask(who, "GET /v1/jobs/slurm:7")
+    await m.ask("user ada", "GET /v1/jobs/slurm:7/why")
+    await m.ask("user ada", "POST /v1/jobs/slurm:7/cancel")
+    await m.done(first)
+    for what in ("end-run", "stage-out", "teardown"):
+        await slurm.tell(what)
+    await m.done(first)
+    again = await slurm.setup(epoch=2, pool="shared", size=3 << 30, groups=[100, 7], name="again", workdir="/out")
+    await slurm.tell("stage-in", epoch=1)
+    await slurm.tell("stage-in", epoch=2)
+    await m.done(again)
+    await slurm.tell("teardown", hurry=True)
+    await m.ask("scheduler slurm", "GET /v1/scheduler/site")
+    await slurm.setup(pool="shared", size=3 << 30, groups=[100, 7], name="again", workdir="/out")
+    await slurm.tell("stage-in")
+    await m.report(again, failed("no space left on the device", final=True))
+    await slurm.tell("teardown", hurry=True)
+    waits = await m.submit("ben", script=asks("#DW jobdw capacity=9GiB access_mode=striped pool=shared"))
+    await m.done(again)
+    for job in (8, 9):
+        await slurm.setup(job, script=asks("#DW jobdw capacity=1GiB access_mode=striped type=scratch pool=shared"))
+    await slurm.setup(10, 21, script=asks("#DW jobdw capacity=9GiB access_mode=striped type=scratch pool=shared"))
+    await m.wait(30)
+    await m.finish(waits)
+    for job in (8, 9, 10, 11):
+        await slurm.tell("teardown", job)
+    passed = await m.submit("ben", script=asks("#DW jobdw capacity=6GiB access_mode=striped pool=shared"))
+    await m.submit("ben", script=asks("#DW jobdw capacity=6GiB access_mode=striped pool=shared"))
+    await slurm.life(12, "stage-out")
+    parked = int(m.state.guests["slurm:12"].job)
+    await m.report(parked, failed("the disk quota is used up", final=True))
+    await slurm.tell("teardown", 12)
+    await m.operator("GET /v1/buffers?parked=yes")
+    await m.operator("GET /v1/jobs?guests=yes")
+    await m.ask("user ben", "POST /v1/jobs/slurm:12/export")
+    await m.ask("user ada", "POST /v1/jobs/slurm:12/export", partial=True)
+    await m.finish(parked)
+    await m.finish(passed)
+    gone = await slurm.life(13, "begin-run")
+    await slurm.tell("teardown", 13)
+    await m.ask("user ada", "POST /v1/jobs/slurm:13/export")
+    await m.operator("POST /v1/jobs/slurm:13/clear", discard=True)
+    await m.finish(gone)
+    kept = await slurm.life(14, "stage-in")
+    await m.done(kept)
+    await slurm.tell("teardown", 14, epoch=1)
+    await m.wait(301)
+    await m.finish(kept)
+    for job, state in ((15, "staged-in"), (14, "running"), (15, "wrong\n")):
+        await slurm.tell("miss", job, state=state)
+    for job, until in ((16, "stage-in"), (17, "begin-run")):
+        forgotten = await slurm.life(job, until)
+        await m.done(forgotten)
+        await slurm.tell("teardown", job, reason="Slurm does not know the job any more")
+        await m.operator("GET /v1/jobs/slurm:17/history")
+        await m.operator(f"POST /v1/jobs/slurm:{job}/clear", discard=True)
+        await m.finish(forgotten)
+    await _persistent_of_guests(m, slurm)
+    await m.ask("scheduler slurm", "GET /v1/guests")
+    await m.ask("scheduler slurm", "GET /v1/guests?live=yes")
+    await m.ask("scheduler slurm", "GET /v1/jobs")
+    await m.ask("scheduler slurm", f"GET /v1/transfers/{first}")
+    await m.ask("scheduler slurm", f"GET /v1/jobs/{waits}/why")
+    await m.operator("GET /v1/schedulers")
+    for name in ("slurm", "slurm"):
+        await m.operator(f"POST /v1/schedulers/{name}/release")
+    await m.ask("scheduler slurm", "POST /v1/scheduler/register", cluster="another", address="head7")
+    await m.operator("POST /v1/schedulers/slurm/release")
+    await m.clear_away()
+
+
+async def _persistent_of_guests(m: Maker, slurm: Bridge) -> None:
+    """A persistent buffer that another scheduler has made, used by a guest, and removed."""
+
+    async def ask(what: str, name: str = "pond", **more: Any) -> None:
+        body = {"cluster": "6f1c", "user": "ada", "uid": 1000, "gid": 100, **more}
+        await m.ask("scheduler slurm", f"POST /v1/persistent/{name}/{what}", **body)
+
+    wanted = {"pool": "shared", "size": 1 << 30}
+    for wrong in ({"uid": 0}, {"pool": "fast"}):
+        await ask("make", **{**wanted, **wrong})
+    await ask("make", **wanted)
+    await m.finish(m.state.next_job - 1)
+    await ask("make", **wanted, user="ben")
+    await m.ask("scheduler slurm", "GET /v1/persistent")
+    uses = await slurm.setup(18, script=asks("#DW persistentdw name=pond"))
+    await slurm.tell("stage-in", 18)
+    await ask("remove", user="ben")
+    await ask("remove", hurry=True)
+    removing = m.state.next_job - 1
+    await slurm.tell("teardown", 18)
+    await m.finish(uses)
+    await m.finish(removing)
+    await ask("remove")
+
+
 SCENES = (
     opening, lua_site, configuration, records, taken_away, whole_lives, runs, persistent, arrays, waiting, capacity,
-    giving_way, turns, nodes, in_bulk,
+    giving_way, turns, nodes, places, in_bulk, guests,
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import sys
 
-from tests.fuzzing.runner import main
+from tests.fuzzing import guests, runner
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit((guests if "--guests" in sys.argv else runner).main())

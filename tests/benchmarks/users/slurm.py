@@ -6,7 +6,7 @@ import pwd
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tests.benchmarks.processes import Members, ServerFailed
@@ -16,14 +16,14 @@ from tests.ports import free_ports
 PACKAGES = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "sinfo")
 NODES = ("n1", "n2")
-START_WAIT_S = 30.0
+START_WAIT_S = 120.0
 
 KEY_BYTES = 128
 """Bytes of munge's key: what its own tool makes."""
 
 CONFIGURATION = """\
 ClusterName=bench
-SlurmctldHost=localhost(127.0.0.1)
+{hosts}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -52,7 +52,8 @@ MailProg=/bin/true
 MaxJobCount=200000
 SchedulerType=sched/backfill
 SchedulerParameters=default_queue_depth=1000
-BurstBufferType=burst_buffer/lua
+BurstBufferType=burst_buffer/{plugin}
+{settings}
 NodeName={nodes} NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{first_port}-{last_port}] CPUs={cpus} RealMemory=16000
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=10 State=UP
 """
@@ -120,12 +121,31 @@ cp "$BUFFER/in" "$BUFFER/out"
 
 
 class SlurmSite(Members):
-    """A fresh Slurm; `nodes` False: nodes that never answer, so no job starts."""
+    """A fresh Slurm; `nodes` False: nodes that never answer, so no job starts; `script`: its burst_buffer.lua;
+    `buffers`: the text of its burst_buffer.conf; `settings`: further lines of slurm.conf; `preload`: more variables of
+    slurmctld alone.
+    """
 
     name = "slurm"
+    hosts = "SlurmctldHost=localhost(127.0.0.1)"
 
-    def __init__(self, directory: Path, *, nodes: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        nodes: bool = True,
+        script: str = SCRIPT_OF_SITE,
+        plugin: str = "lua",
+        buffers: str | None = None,
+        settings: str = "",
+        preload: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__()
+        self._settings = settings
+        self._plugin = plugin
+        self._buffers_file = buffers or "StageInTimeout=86400\n"
+        self._script = script
+        self.preload = dict(preload or {})
         self._directory = directory.absolute()
         self._nodes = NODES if nodes else ()
         self._results = self._directory.with_name(f"{directory.name}-files")
@@ -156,25 +176,63 @@ class SlurmSite(Members):
                 last_port=ports[-1],
                 cpus=CPUS,
                 nodes=f"n[1-{len(NODES)}]",
+                plugin=self._plugin,
+                hosts=self.hosts,
+                settings=self._settings,
             )
         )
-        (run / "burst_buffer.conf").write_text("StageInTimeout=86400\n")
-        (run / "burst_buffer.lua").write_text(SCRIPT_OF_SITE.replace("@ROOT@", str(run / "buffers")))
+        (run / "burst_buffer.conf").write_text(self._buffers_file)
+        (run / "burst_buffer.lua").write_text(self._script.replace("@ROOT@", str(run / "buffers")))
         options = [f"--{name}-file={run}/munge/{name}" for name in ("key", "pid", "log", "seed")]
         self._launch("munged", "--foreground", "--force", f"--socket={run}/munge/socket", "--num-threads=4", *options)
         self._wait("munged's socket", (run / "munge" / "socket").exists)
-        self._launch("slurmctld", "-D", "-f", str(run / "slurm.conf"))
+        self._launch_controllers()
         for name in self._nodes:
             self._launch("slurmd", "-D", "-f", str(run / "slurm.conf"), "-N", name)
         self._wait("slurmctld and idle nodes", self._ready)
 
-    def _launch(self, program: str, *options: str) -> None:
+    def _launch_controllers(self) -> None:
+        self._launch_primary()
+
+    def _launch_primary(self) -> None:
+        self._launch("slurmctld", "-D", "-f", str(self._directory / "slurm.conf"))
+
+    def _launch(self, program: str, *options: str, name: str = "", within: Sequence[str] = ()) -> None:
+        """Start a program, `within` another's command line; `name` is what it is called here."""
         found = shutil.which(program, path=self.environment["PATH"])
         if found is None:
             raise ServerFailed(missing())
-        command = [*REAPER, found, *options]
-        name = f"{program}-{options[-1]}" if program == "slurmd" else program
+        more = [f"{key}={value}" for key, value in self.preload.items()] if program == "slurmctld" else []
+        command = [*REAPER, *within, *(["env", *more] if more else []), found, *options]
+        name = name or (f"{program}-{options[-1]}" if program == "slurmd" else program)
         self._processes.start(name, command, self._directory / f"{name}.output")
+
+    def controller(self) -> int:
+        """Return the pid of slurmctld."""
+        reaper = self._processes.process("slurmctld")
+        children = Path(f"/proc/{reaper.pid}/task/{reaper.pid}/children").read_text().split()
+        return int(children[0])
+
+    def end_controller(self, number: int) -> None:
+        """End slurmctld by a signal, and wait for its end."""
+        reaper = self._processes.process("slurmctld")
+        os.kill(self.controller(), number)
+        reaper.wait()
+        self._processes.end("slurmctld")
+
+    def configure_buffers(self, more: str) -> None:
+        """Add lines to burst_buffer.conf; slurmctld reads it when it starts."""
+        (self._directory / "burst_buffer.conf").write_text(self._buffers_file + more)
+
+    @property
+    def state(self) -> Path:
+        """StateSaveLocation."""
+        return self._directory / "state"
+
+    def controller_again(self) -> None:
+        """Start slurmctld on its state, with what `preload` says now; return when it answers."""
+        self._launch_primary()
+        self._wait("slurmctld", lambda: self.ask("squeue", "-h").returncode == 0)
 
     def _ready(self) -> bool:
         asked = self.ask("sinfo", "-h", "-o", "%T %D")

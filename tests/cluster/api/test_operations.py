@@ -13,15 +13,19 @@ from replica.messages import commands as c
 
 NAMES = """
     submit_job list_jobs send_commands show_job show_job_history explain_job estimate_job update_job cancel_job hold_job
-    release_job suspend_job resume_job requeue_job clear_buffer
+    release_job suspend_job resume_job requeue_job clear_buffer export_buffer
     list_accounts set_account delete_account list_qos set_qos delete_qos list_licenses set_license delete_license
     list_revocations revoke_certificate unrevoke_certificate
     list_reservations set_reservation delete_reservation show_scheduling_rules set_scheduling_rules
     list_partitions set_partition delete_partition list_usage reset_usage
-    list_pools set_pool add_pool change_pool remove_pool list_buffers clear_persistent_buffer show_burst
+    list_pools set_pool add_pool change_pool remove_pool list_places add_place remove_place list_buffers
+    clear_persistent_buffer show_burst
     show_provider_status show_configuration configure_site compare_configuration
     list_nodes admit_node drain_node resume_node register_node poll_orders report_operations
     list_transfers show_job_transfers list_receipts
+    register_scheduler show_scheduler_site list_schedulers release_scheduler list_guests show_guest setup_guest
+    stage_in_guest begin_guest_run end_guest_run stage_out_guest tear_down_guest miss_guest
+    list_persistent make_persistent remove_persistent
     list_members add_member remove_member replace_member transfer_leadership show_feature_level raise_feature_level
     list_sessions open_session close_session show_clock set_clock
     show_status list_digests read_ledger read_stored_entries save_snapshot stream_events

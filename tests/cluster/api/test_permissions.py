@@ -10,16 +10,16 @@ from cluster.schemas.operations import OPERATIONS, Operation
 from cluster.security.identity import Role
 from tests.cluster.harness import Harness, story
 
-O, U, A, R = Role.OPERATOR, Role.USER, Role.AGENT, Role.REPLICA  # noqa: E741
-WHO = {O: "operator", U: "alice", A: "n1", R: "r1"}
+O, U, A, R, S = Role.OPERATOR, Role.USER, Role.AGENT, Role.REPLICA, Role.SCHEDULER  # noqa: E741
+WHO = {O: "operator", U: "alice", A: "n1", R: "r1", S: "slurm"}
 
 ALLOWED: dict[tuple[str, str], str] = {
     ("POST", "/v1/jobs"): "operator user",
     ("GET", "/v1/jobs"): "operator user",
     ("POST", "/v1/commands"): "operator user",
     ("GET", "/v1/jobs/{id}"): "operator user",
-    ("GET", "/v1/jobs/{id}/history"): "operator user",
-    ("GET", "/v1/jobs/{id}/why"): "operator user",
+    ("GET", "/v1/jobs/{id}/history"): "operator user scheduler",
+    ("GET", "/v1/jobs/{id}/why"): "operator user scheduler",
     ("POST", "/v1/jobs/{id}/cancel"): "operator user",
     ("POST", "/v1/jobs/{id}/hold"): "operator user",
     ("POST", "/v1/jobs/{id}/release"): "operator user",
@@ -27,6 +27,23 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("POST", "/v1/jobs/{id}/resume"): "operator user",
     ("POST", "/v1/jobs/{id}/requeue"): "operator user",
     ("POST", "/v1/jobs/{id}/clear"): "operator",
+    ("POST", "/v1/jobs/{id}/export"): "operator user",
+    ("POST", "/v1/scheduler/register"): "scheduler",
+    ("GET", "/v1/scheduler/site"): "scheduler",
+    ("GET", "/v1/schedulers"): "operator user",
+    ("POST", "/v1/schedulers/{name}/release"): "operator",
+    ("GET", "/v1/guests"): "scheduler",
+    ("GET", "/v1/guests/{job}"): "scheduler",
+    ("POST", "/v1/guests/{job}/setup"): "scheduler",
+    ("POST", "/v1/guests/{job}/stage-in"): "scheduler",
+    ("POST", "/v1/guests/{job}/begin-run"): "scheduler",
+    ("POST", "/v1/guests/{job}/end-run"): "scheduler",
+    ("POST", "/v1/guests/{job}/stage-out"): "scheduler",
+    ("POST", "/v1/guests/{job}/teardown"): "scheduler",
+    ("POST", "/v1/guests/{job}/miss"): "scheduler",
+    ("GET", "/v1/persistent"): "scheduler",
+    ("POST", "/v1/persistent/{name}/make"): "scheduler",
+    ("POST", "/v1/persistent/{name}/remove"): "scheduler",
     ("POST", "/v1/persistent/{name}/clear"): "operator",
     ("GET", "/v1/pools"): "operator user",
     ("PUT", "/v1/pools/{name}"): "operator",
@@ -37,14 +54,14 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("POST", "/v1/nodes/{name}/drain"): "operator",
     ("POST", "/v1/nodes/{name}/resume"): "operator",
     ("GET", "/v1/transfers"): "operator user",
-    ("GET", "/v1/transfers/{id}"): "operator user",
+    ("GET", "/v1/transfers/{id}"): "operator user scheduler",
     ("GET", "/v1/transfers/{id}/receipts"): "operator user",
-    ("GET", "/v1/members"): "operator user agent replica",
+    ("GET", "/v1/members"): "operator user agent replica scheduler",
     ("POST", "/v1/members"): "operator",
     ("POST", "/v1/members/transfer"): "operator",
     ("POST", "/v1/members/{name}/remove"): "operator",
     ("POST", "/v1/members/{name}/replace"): "operator",
-    ("GET", "/v1/status"): "operator user agent replica",
+    ("GET", "/v1/status"): "operator user agent replica scheduler",
     ("GET", "/v1/ledger"): "operator replica",
     ("GET", "/v1/ledger/history"): "replica",
     ("GET", "/v1/digests"): "operator replica",
@@ -60,13 +77,16 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("POST", "/v1/agents/{node}/register"): "agent",
     ("POST", "/v1/agents/{node}/poll"): "agent",
     ("POST", "/v1/agents/{node}/reports"): "agent",
-    ("GET", "/v1/openapi.json"): "operator user agent replica",
-    ("GET", "/healthz"): "operator user agent replica",
-    ("GET", "/readyz"): "operator user agent replica",
-    ("GET", "/metrics"): "operator user agent replica",
+    ("GET", "/v1/openapi.json"): "operator user agent replica scheduler",
+    ("GET", "/healthz"): "operator user agent replica scheduler",
+    ("GET", "/readyz"): "operator user agent replica scheduler",
+    ("GET", "/metrics"): "operator user agent replica scheduler",
     ("POST", "/v1/pools/{name}/add"): "operator",
     ("POST", "/v1/pools/{name}/change"): "operator",
     ("POST", "/v1/pools/{name}/remove"): "operator",
+    ("GET", "/v1/places"): "operator user agent",
+    ("POST", "/v1/places/{name}/add"): "operator",
+    ("POST", "/v1/places/{name}/remove"): "operator",
     ("GET", "/v1/configuration"): "operator",
     ("POST", "/v1/configuration"): "operator",
     ("POST", "/v1/configuration/diff"): "operator",
@@ -109,7 +129,7 @@ def product() -> Iterator[tuple[Operation[Any, Any], Role, bool]]:
 
 
 def target(route: Operation[Any, Any]) -> str:
-    return route.path.replace("{id}", "1").replace("{name}", "n1").replace("{node}", "n1")
+    return route.path.replace("{id}", "1").replace("{name}", "n1").replace("{node}", "n1").replace("{job}", "42")
 
 
 @story
@@ -121,9 +141,14 @@ async def test_each_role_may_ask_exactly_what_the_table_says(config: Config) -> 
                 continue
             revision = harness.controller.state.revision
             body: dict[str, Any] | None = {} if route.has_body else None
+            own = role is Role.SCHEDULER and "/v1/guests" not in route.path and "{id}" in route.path
             answer = await harness.ask(route.method, target(route), body, who=WHO[role])
             asked = f"{role} {route.method} {route.path}: {answer}"
-            if allowed:
+            if allowed and own:
+                # It came past the permission, to a job that is none of its guests.
+                assert answer.status == 403, asked
+                assert answer.sentence == "scheduler slurm may look at its own guests only", asked
+            elif allowed:
                 # The empty body of a write is refused as such: the request came past the permission.
                 assert answer.status != 403, asked
                 # Here no provider can be asked for bbstat, which the handler says.

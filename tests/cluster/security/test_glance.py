@@ -1,5 +1,6 @@
 """A certificate that is plainly sound is one that the library which reads everything finds sound, too."""
 
+import base64
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.security import glance
+from cluster.security.certificates import certificate_of
 from cluster.security.identity import Role
-from cluster.security.pki import CERTIFICATE_LIFETIME_DAYS, create_authority, issue
+from cluster.security.pki import CERTIFICATE_LIFETIME_DAYS, PkiRefused, create_authority, issue, load_authority
 from cluster.security.tls import NotValidNow, TlsFiles, TlsRefused, check_validity, examine
 from cluster.system.clock import SystemClock
 from replica.values.units import Instant
@@ -74,3 +76,18 @@ def test_no_text_is_a_fault_and_what_is_plainly_sound_has_sound_dates(
         except TlsRefused as refused:
             # A byte of the signature or of a key was changed, or of what a glance does not read: replicas refuse it.
             assert "expired" not in str(refused) and "valid from" not in str(refused)
+
+
+def test_a_certificate_of_a_version_that_there_is_not_is_refused_wherever_one_is_read(tmp_path: Path) -> None:
+    files = pki(tmp_path, "6f1c")
+    for path in (files.certificate, files.authority):
+        body = b"".join(line for line in path.read_bytes().splitlines() if not line.startswith(b"-"))
+        der = base64.b64decode(body)
+        assert der.count(b"\xa0\x03\x02\x01\x02") == 1
+        forged = base64.encodebytes(der.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x06"))
+        path.write_bytes(b"-----BEGIN CERTIFICATE-----\n" + forged + b"-----END CERTIFICATE-----\n")
+    with pytest.raises(TlsRefused, match="is not a PEM certificate"):
+        examine(files)
+    assert "is not a PEM certificate" in certificate_of(tmp_path, "alice").problem
+    with pytest.raises(PkiRefused, match="is not an unencrypted PEM file"):
+        load_authority(tmp_path)

@@ -1,0 +1,176 @@
+"""A leader's double for the bridge: guests in the phases of the API, and who says when something ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from cluster.client import ApiError
+from cluster.schemas import JobTransfersView, TransferView, WhyView
+from cluster.schemas import guests as g
+from cluster.schemas import operations as ops
+from replica.grammar import DirectiveRefused, read_guest_request
+
+GRAIN = 2**20
+NEVER_RAN = ("waiting", "set-up", "staging-in", "stage-in-failed", "staged-in")
+
+
+class LeaderDouble:
+    """What `cluster.client.Client` is to the bridge. `hold`: operations that end only when `release` is called."""
+
+    def __init__(self, place: str = "/bb/fast") -> None:
+        self.place = place
+        self.total = 64 * GRAIN
+        self.guests: dict[str, dict[str, Any]] = {}
+        self.asked: list[tuple[str, str]] = []
+        self.hold: set[str] = set()
+        self.failing: dict[str, str] = {}
+        self.away = False
+        self.sentence = "the buffer is being staged in"
+        self.transfer: TransferView | None = None
+        self.missed: list[tuple[str, str]] = []
+        self.forgotten: list[tuple[str, str]] = []
+        self.changed = asyncio.Event()
+        self.persistent: dict[str, g.PersistentView] = {}
+        self.persistent_fails = ""
+        """Why a persistent buffer is neither made nor removed, empty: it is, when it is asked for a second time."""
+
+    async def call(self, operation: Any, request: Any = None, *, job: str = "", **parameters: Any) -> Any:
+        """Perform an operation as the API would."""
+        if self.away:
+            await asyncio.sleep(0.01)
+            raise ApiError(0, "unreachable", "no replica answers")
+        if operation not in (ops.SHOW_SCHEDULER_SITE, ops.LIST_GUESTS, ops.SHOW_GUEST, ops.LIST_PERSISTENT):
+            self.asked.append((operation.name, job or parameters.get("name", "")))
+        if operation is ops.LIST_PERSISTENT:
+            return g.PersistentsAnswer(revision=1, buffers=tuple(self.persistent.values()))
+        if operation in (ops.MAKE_PERSISTENT, ops.REMOVE_PERSISTENT):
+            return self._persistent(operation is ops.MAKE_PERSISTENT, request, parameters["name"])
+        if operation is ops.SHOW_SCHEDULER_SITE:
+            return self._site()
+        if operation is ops.REGISTER_SCHEDULER:
+            return g.SchedulersAnswer(revision=1, schedulers=())
+        if operation is ops.LIST_GUESTS:
+            return g.GuestsAnswer(revision=1, guests=tuple(self._view(job) for job in self.guests))
+        if operation is ops.EXPLAIN_JOB:
+            return WhyView(revision=1, at="", job_id=7, state="PENDING", reason="/in/a is gone", sentence=self.sentence)
+        if operation is ops.SHOW_JOB_TRANSFERS:
+            return JobTransfersView(revision=1, job_id=7, transfer=self.transfer)
+        if operation is ops.SHOW_GUEST:
+            return await self._shown(job, parameters)
+        if operation is ops.MISS_GUEST:
+            self.missed.append((job, request.state))
+            return self._view(job)
+        guest = self.guests.setdefault(job, {"phase": "none", "epoch": 0})
+        meant = getattr(request, "epoch", 0)
+        if operation is not ops.SETUP_GUEST and meant and meant != guest["epoch"]:
+            return self._view(job)  # it comes late
+        if operation is ops.SETUP_GUEST:
+            self._set_up(guest, request)
+        elif operation is ops.STAGE_IN_GUEST and guest["phase"] in ("set-up", "stage-in-failed"):
+            self._begin(job, "staging-in", "staged-in", "stage-in-failed")
+        elif operation is ops.BEGIN_GUEST_RUN and guest["phase"] == "staged-in":
+            guest["phase"] = "running"
+        elif operation is ops.END_GUEST_RUN and guest["phase"] == "running":
+            guest["phase"] = "post-run"
+        elif operation is ops.STAGE_OUT_GUEST and guest["phase"] in ("running", "post-run", "stage-out-failed"):
+            self._begin(job, "staging-out", "over", "stage-out-failed")
+        elif operation is ops.TEAR_DOWN_GUEST and guest["phase"] != "none":
+            ran = guest["phase"] not in NEVER_RAN
+            if request.reason:
+                self.forgotten.append((job, request.reason))
+                guest["phase"] = "parked" if ran else "over"
+            else:
+                guest["phase"] = "over" if ran else "lingering"
+        self._news()
+        return self._view(job)
+
+    def _site(self) -> g.SchedulerSiteAnswer:
+        held = sum(guest["size"] for guest in self.guests.values() if guest["phase"] not in ("none", "over"))
+        pool = g.GuestPoolView(
+            name="fast", unit="bytes", quantity=self.total, granularity=GRAIN, free=self.total - held, default=True
+        )
+        return g.SchedulerSiteAnswer(
+            revision=1,
+            pools=(pool,),
+            directive="BB_LUA",
+            provider="native",
+            allow_users=(),
+            deny_users=(),
+            setup_wait_s=20,
+            linger_s=300,
+        )
+
+    def _set_up(self, guest: dict[str, Any], request: Any) -> None:
+        try:
+            read_guest_request(request.script)
+        except DirectiveRefused as refused:
+            found = refused.refusal
+            raise ApiError(
+                400, "invalid_directive", found.sentence, remedy=found.remedy, place=found.place
+            ) from refused
+        if guest["phase"] in ("none", "over", "lingering"):
+            guest |= {"phase": "set-up", "epoch": guest["epoch"] + 1, "size": request.size, "uid": request.uid}
+
+    def _persistent(self, makes: bool, request: Any, name: str) -> g.PersistentAnswer:
+        known = self.persistent.get(name)
+        if known is not None and known.user != request.user:
+            raise ApiError(403, "permission_denied", f"{name} is another user's")
+        during, after = ("allocating", "allocated") if makes else ("deleting", "none")
+        state = "none" if known is None else known.state
+        if state != after and not self.persistent_fails:
+            state = after if state == during else during
+        if state == "none":
+            self.persistent.pop(name, None)
+        else:
+            self.persistent[name] = g.PersistentView(
+                name=name, state=state, user=request.user, pool="fast", size=4 * GRAIN, number=9,
+                path=f"{self.place}/slurm/{name}.9.1", create_time="2026-11-20T10:00:00Z",
+            )  # fmt: skip
+        shown = self.persistent.get(name) or g.PersistentView(name=name, state="none")
+        failed = bool(self.persistent_fails) and state != after
+        fields = {field: getattr(shown, field) for field in g.PersistentView.__struct_fields__}
+        return g.PersistentAnswer(revision=1, failed=failed, message=self.persistent_fails, **fields)
+
+    def _begin(self, job: str, during: str, after: str, failed: str) -> None:
+        self.guests[job]["phase"] = during
+        if during not in self.hold:
+            self.end(job, failed if during in self.failing else after, self.failing.get(during, ""))
+
+    def end(self, job: str, phase: str, message: str = "") -> None:
+        """Have what is under way for a guest end in a phase."""
+        self.guests[job] |= {"phase": phase, "message": message}
+        self._news()
+
+    def _news(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def _shown(self, job: str, parameters: dict[str, Any]) -> g.GuestAnswer:
+        awaited = parameters.get("while", "").split(",")
+        try:
+            async with asyncio.timeout(parameters.get("wait_s") or 0.001):
+                while self._view(job).phase in awaited and not self.away:
+                    await self.changed.wait()
+        except TimeoutError:
+            pass
+        return self._view(job)
+
+    def _view(self, job: str) -> g.GuestAnswer:
+        guest = self.guests.get(job, {"phase": "none", "epoch": 0})
+        epoch = guest["epoch"]
+        return g.GuestAnswer(
+            revision=1,
+            scheduler="slurm",
+            job=job,
+            epoch=epoch,
+            phase=guest["phase"],
+            job_id=7 if epoch else None,
+            user="alice" if epoch else "",
+            uid=guest.get("uid", 0),
+            size=guest.get("size", 0),
+            message=guest.get("message", ""),
+            path=f"{self.place}/slurm/{job}.{epoch}",
+            persistent=guest.get("persistent", {}),
+            pool="fast",
+        )

@@ -1,0 +1,571 @@
+"""The bridge from the side of Slurm: burst_buffer.lua in a real Lua, forebay-bb, and a double of the leader."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from cluster.agent.files.paths import VARIABLES as INSIDE
+from cluster.client import Client
+from cluster.schemas import TransferView
+from cluster.schemas.guests import GuestView
+from cluster.slurm import RUN, fifos, helper_text, script_text
+from cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, keep_token
+from cluster.slurm.fifos import SLOTS
+from cluster.slurm.files import VARIABLES, Files, uptime_s
+from cluster.slurm.slurmctld import Looked
+from cluster.system import SystemClock
+from tests.cluster.harness import story, until
+from tests.cluster.slurm.leader import GRAIN, LeaderDouble
+from tests.fuzzing.guests import interpreters
+
+SCRIPT = "#!/bin/sh\n#BB_LUA pool=fast capacity=8MiB\ntrue\n"
+UID = str(os.getuid() or 65534)
+
+pytestmark = pytest.mark.skipif(not interpreters(), reason="no Lua is installed: scripts/install-backends --slurm")
+
+
+class Host:
+    """One slurmctld's host: what Slurm would call."""
+
+    def __init__(self, directory: Path) -> None:
+        self.run = directory / "run"
+        self.leader = LeaderDouble()
+        self.owners: dict[str, int] = {}
+        self.slurm: Looked | str = "slurmctld does not answer"
+        self.script = directory / "script"
+        self.script.write_text(SCRIPT)
+        self.lua = directory / "burst_buffer.lua"
+        self.lua.write_text(script_text(self.run))
+
+    async def owner(self, job: str) -> int | str:
+        """Whose job slurmctld says it is."""
+        return self.owners.get(job, f"slurmctld does not know job {job}")
+
+    async def look(self) -> Looked | str:
+        """What slurmctld says."""
+        return self.slurm
+
+    @asynccontextmanager
+    async def bridge(self, **options: Any) -> AsyncIterator[Bridge]:
+        stop = asyncio.Event()
+        state = options.pop("state", None)
+        files = Files(self.run, "head1", **options)
+        bridge = Bridge(
+            cast(Client, self.leader), files, "token", "head1", SystemClock(),
+            state=state, ask=self.look, ask_owner=self.owner,
+        )  # fmt: skip
+        running = asyncio.create_task(bridge.run(stop))
+        try:
+            await until(lambda: running.done() or (self.run / "site.json").exists() or self.leader.away)
+            await until(lambda: running.done() or (self.run / "socket").exists())
+            yield bridge
+        finally:
+            stop.set()
+            await running
+
+    async def start(self, function: str, *arguments: str) -> asyncio.subprocess.Process:
+        """Have a Lua of its own call a function, as slurmscriptd does."""
+        words = ", ".join(json.dumps(word) for word in arguments)
+        text = (
+            "slurm = {SUCCESS = 0, ERROR = -1}\n"
+            f"dofile('{self.lua}')\n"
+            f"local rc, said = slurm_bb_{function}({words})\n"
+            "io.write(tostring(rc), '\\n', tostring(said or ''))\n"
+        )
+        return await asyncio.create_subprocess_exec(
+            interpreters()[0], "-e", text, stdout=asyncio.subprocess.PIPE, start_new_session=True
+        )
+
+    async def call(self, function: str, *arguments: str) -> tuple[int, str]:
+        """Return code and text of a function."""
+        return await self.end_of(await self.start(function, *arguments))
+
+    async def end_of(self, process: asyncio.subprocess.Process) -> tuple[int, str]:
+        said, _ = await process.communicate()
+        code, _, text = said.decode().partition("\n")
+        return int(code), text
+
+    async def set_up(self, job: str = "42") -> tuple[int, str]:
+        return await self.call("setup", job, UID, UID, "fast", str(8 * GRAIN), str(self.script))
+
+    def waiting(self) -> list[str]:
+        return os.listdir(self.run / "calls")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+@story
+async def test_a_job_goes_through_its_life(host: Host, tmp_path: Path) -> None:
+    async with host.bridge():
+        assert await host.call("job_process", str(host.script)) == (0, "")
+        assert await host.set_up() == (0, "")
+        assert await host.call("data_in", "42", str(host.script)) == (0, "")
+        variables = tmp_path / "path_file"
+        assert await host.call("paths", "42", str(host.script), str(variables)) == (0, "")
+        assert "DW_JOB_STRIPED=/bb/fast/slurm/42.1/striped\n" in variables.read_text()
+        for function in ("pre_run", "post_run", "data_out"):
+            assert await host.call(function, "42", str(host.script)) == (0, ""), function
+        assert await host.call("job_teardown", "42", str(host.script), "false") == (0, "")
+        assert (await host.call("paths", "42", str(host.script), str(variables)))[0] == -1
+        assert [name for name, job in host.leader.asked if job == "42"] == [
+            "setup_guest",
+            "stage_in_guest",
+            "begin_guest_run",
+            "end_guest_run",
+            "stage_out_guest",
+            "tear_down_guest",
+        ]
+
+
+@story
+async def test_what_takes_time_costs_no_process_but_slurm_s_own(host: Host) -> None:
+    host.leader.hold.add("staging-in")
+    async with host.bridge():
+        await host.set_up()
+        process = await host.start("data_in", "42", str(host.script))
+        await until(lambda: len(host.waiting()) == 1)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        assert children.read_text().strip() == ""
+        host.leader.end("42", "staged-in")
+        assert await host.end_of(process) == (0, "")
+        await until(lambda: host.waiting() == [])
+
+
+@story
+async def test_a_call_outlives_the_bridge_that_it_asked(host: Host) -> None:
+    host.leader.hold.add("staging-in")
+    async with host.bridge():
+        await host.set_up()
+        process = await host.start("data_in", "42", str(host.script))
+        await until(lambda: len(host.waiting()) == 1)
+    assert host.waiting() == [] and not (host.run / "socket").exists()
+    host.leader.end("42", "staged-in")
+    async with host.bridge():
+        assert await host.end_of(process) == (0, "")
+
+
+@story
+async def test_a_call_of_a_bridge_that_ends_before_it_names_a_fifo_is_asked_again(host: Host) -> None:
+    host.leader.hold.add("staging-in")
+    async with host.bridge():
+        await host.set_up()
+        helper = host.run / "dw_wlm_cli"
+        helper.write_text(helper_text(host.run))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-IS", str(helper), "--function", "data_in", "--token", "42", stdout=subprocess.PIPE
+        )
+        # From here on a quarter of a second is left until the FIFO.
+        await until(lambda: ("stage_in_guest", "42") in host.leader.asked)
+    host.leader.end("42", "staged-in")
+    async with host.bridge():
+        said, _ = await process.communicate()
+        assert (process.returncode, said) == (0, b"")
+
+
+@story
+async def test_more_callers_than_slots_each_have_their_own_answer(host: Host) -> None:
+    host.leader.hold.add("staging-in")
+    waiting = [str(job) for job in range(100, 110 + SLOTS)]
+    async with host.bridge():
+        for job in waiting:
+            await host.set_up(job)
+        processes = [await host.start("data_in", job, str(host.script)) for job in waiting]
+        await until(lambda: len(host.waiting()) == len(waiting))
+        asked = [await host.start("get_status", str(job)) for job in range(10)]
+        for job, process in enumerate(asked):
+            assert await host.end_of(process) == (0, f"job {job}: Forebay has no buffer of it\n")
+        for job in waiting[::2]:
+            host.leader.end(job, "staged-in")
+        for process in processes[::2]:
+            assert await host.end_of(process) == (0, "")
+        assert len(host.waiting()) == len(waiting) / 2
+        for job in waiting[1::2]:
+            host.leader.end(job, "stage-in-failed")
+        for process in processes[1::2]:
+            assert (await host.end_of(process))[0] == -1
+
+
+@story
+async def test_what_is_no_request_is_dropped_and_the_next_one_answered(host: Host) -> None:
+    outside = host.run.parent / "outside"
+    outside.write_text("as before")
+    async with host.bridge():
+        calls = host.run / "calls"
+        (calls / "1.teardown.7").symlink_to(outside)
+        (calls / "2.teardown.7").write_text("no FIFO")
+        (calls / "3.setup.7.script").symlink_to(outside)
+        lines = [
+            b"", b"\0", b"\xff\xfe\0setup", b"../../outside\0get_status", b"1.teardown.7\0teardown\x007\0true",
+            b"2.teardown.7\0teardown\x007", b"3.setup.7\0setup\x007", b"4.setup.7", b"65.setup.7\0setup", b"x" * 9000,
+        ]  # fmt: skip
+        for line in lines:
+            requests = os.open(host.run / "requests", os.O_RDWR)
+            os.write(requests, line + b"\n")
+            os.close(requests)
+        assert await host.call("get_status", "7") == (0, "job 7: Forebay has no buffer of it\n")
+    assert outside.read_text() == "as before"
+
+
+@story
+async def test_a_slot_of_a_caller_that_was_ended_comes_back(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(fifos, "uptime_s", lambda: now_s)
+    host.run.mkdir()
+    taken: list[fifos.Request] = []
+    mine = fifos.Fifos(host.run, taken.append)
+    mine.start()
+    for slot in range(1, SLOTS + 1):
+        os.rename(host.run / "slots" / str(slot), host.run / "calls" / f"{slot}.data_in.{slot}")
+    (host.run / "calls" / "5.setup.5.script").write_text("half a scri")
+    answered = mine.opened("9.data_in.9")
+    assert answered is not None
+    mine.sweep()
+    assert len(os.listdir(host.run / "slots")) == SLOTS, "whoever calls next finds one at once"
+    now_s += fifos.ABANDONED_S + 1
+    mine.sweep()
+    assert os.listdir(host.run / "calls") == ["9.data_in.9"], "what is being answered stays"
+    mine.done("9.data_in.9", answered)
+    mine.stop()
+    assert os.listdir(host.run / "calls") == os.listdir(host.run / "slots") == [] and taken == []
+
+
+@story
+async def test_who_waits_to_open_a_fifo_of_a_bridge_that_died_is_woken(host: Host) -> None:
+    (host.run / "calls").mkdir(parents=True)
+    left = host.run / "calls" / "7.abc"
+    os.mkfifo(left)
+    process = await asyncio.create_subprocess_exec("cat", str(left), stdout=asyncio.subprocess.PIPE)
+    about = Path(f"/proc/{process.pid}")
+    # It sleeps, and there is nothing but the FIFO to sleep on.
+    await until(lambda: (about / "stat").read_text().split()[1:3] == ["(cat)", "S"])
+    async with host.bridge():
+        assert (await process.communicate())[0] == b""
+
+
+@story
+async def test_a_later_call_of_a_job_ends_the_wait_of_an_earlier_one(host: Host) -> None:
+    host.leader.hold.add("staging-in")
+    async with host.bridge():
+        await host.set_up()
+        process = await host.start("data_in", "42", str(host.script))
+        await until(lambda: len(host.waiting()) == 1)
+        assert await host.call("job_teardown", "42", str(host.script), "true") == (0, "")
+        assert (await host.end_of(process))[0] == -1
+
+
+@story
+async def test_a_call_whose_helper_is_ended_is_no_success(host: Host) -> None:
+    host.leader.away = True
+    async with host.bridge():
+        process = await host.start("data_in", "42", str(host.script))
+        await until(lambda: len(host.waiting()) == 1)
+    # No bridge any more: it sleeps between two questions, and Slurm's timeout ends the whole group.
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+
+    def sleeping() -> list[int]:
+        found = [int(child) for child in children.read_text().split()]
+        return [child for child in found if b"sleep" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+    await until(lambda: sleeping() != [])
+    for child in sleeping():
+        os.kill(child, signal.SIGTERM)
+    code, text = await host.end_of(process)
+    assert code == -1 and "was ended" in text
+
+
+@story
+async def test_a_newer_slurm_asks_again_instead_of_waiting(host: Host) -> None:
+    host.leader.hold.add("staging-in")
+    async with host.bridge():
+        await host.set_up()
+        assert await host.call("data_in", "42", str(host.script), UID, UID, "info") == (0, "")
+        assert await host.call("test_data_in", "42", str(host.script), UID, UID, "info") == (0, "BUSY")
+        host.leader.end("42", "stage-in-failed", "/in/a: no such file")
+        assert await host.call("test_data_in", "42") == (-1, "/in/a: no such file")
+
+
+@story
+async def test_what_slurm_counts_otherwise_fails_in_setup(host: Host) -> None:
+    async with host.bridge():
+        code, text = await host.call("setup", "42", UID, UID, "fast", str(GRAIN), str(host.script))
+        assert code == -1 and text.startswith("script line 2, column 19: Slurm counts 1048576 bytes of pool fast")
+        assert host.leader.guests == {}
+
+
+@story
+async def test_a_script_may_end_in_the_zero_byte_that_slurm_writes(host: Host) -> None:
+    host.script.write_text(SCRIPT + "\0")
+    async with host.bridge():
+        assert await host.call("job_process", str(host.script)) == (0, "")
+        assert await host.set_up() == (0, "")
+
+
+@story
+async def test_a_script_that_is_no_text_fails_with_a_sentence(host: Host) -> None:
+    host.script.write_bytes(SCRIPT.encode() + b"# caf\xe9\n")
+    async with host.bridge():
+        code, text = await host.set_up()
+        assert code == -1 and "not UTF-8" in text
+
+
+@story
+async def test_without_fresh_news_nothing_is_free_and_buffer_jobs_are_refused(host: Host) -> None:
+    async with host.bridge():
+        assert json.loads((await host.call("pools"))[1])["pools"] == [
+            {"id": "fast", "quantity": 64, "granularity": GRAIN, "free": 64}
+        ]
+    for name in ("pools.json", "site.json"):
+        found = json.loads((host.run / name).read_text())
+        (host.run / name).write_text(json.dumps({**found, "until": uptime_s() - 0.01}))
+    assert json.loads((await host.call("pools"))[1])["pools"][0]["free"] == 0
+    code, text = await host.call("job_process", str(host.script))
+    assert code == -1
+    assert text.startswith("the buffer is not available on head1 (bridge not running since ")
+    assert text.endswith("); try again, or submit without it")
+    # Of another boot of the machine: too far ahead.
+    found = json.loads((host.run / "pools.json").read_text())
+    (host.run / "pools.json").write_text(json.dumps({**found, "until": uptime_s() + 1000}))
+    assert json.loads((await host.call("pools"))[1])["pools"][0]["free"] == 0
+
+
+@story
+async def test_a_site_may_accept_jobs_while_no_bridge_runs(host: Host) -> None:
+    async with host.bridge(away="accept"):
+        pass
+    found = json.loads((host.run / "site.json").read_text())
+    (host.run / "site.json").write_text(json.dumps({**found, "until": 0}))
+    assert await host.call("job_process", str(host.script)) == (0, "")
+    host.script.write_text(SCRIPT.replace("fast", "fsat"))
+    assert "there is no pool 'fsat'" in (await host.call("job_process", str(host.script)))[1]
+
+
+@story
+async def test_calls_wait_for_a_leader_and_succeed_when_there_is_one(host: Host) -> None:
+    async with host.bridge():
+        host.leader.away = True
+        words = ("42", UID, UID, "fast", str(8 * GRAIN), str(host.script))
+        process = await host.start("setup", *words)
+        await until(lambda: len(host.waiting()) == 1)
+        host.leader.away = False
+        assert await host.end_of(process) == (0, "")
+
+
+@story
+async def test_one_bridge_runs_in_a_directory(host: Host) -> None:
+    async with host.bridge():
+        with pytest.raises(BridgeRefused, match="another bridge runs in"):
+            files = Files(host.run, "head1")
+            await Bridge(cast(Client, host.leader), files, "token", "head1", SystemClock()).run(asyncio.Event())
+
+
+@story
+async def test_nobody_but_slurm_s_account_reaches_files_and_socket(host: Host) -> None:
+    async with host.bridge():
+        assert (host.run.stat().st_mode & 0o777) == 0o700
+        assert ((host.run / "socket").stat().st_mode & 0o777) == 0o600
+        assert {path.stat().st_mode & 0o077 for path in host.run.iterdir() if path.name.endswith(".json")} == {0}
+
+
+def test_all_hosts_of_a_slurm_have_one_token(tmp_path: Path) -> None:
+    first = cluster_token(tmp_path)
+    assert len(first) == 32 and cluster_token(tmp_path) == first
+    assert os.listdir(tmp_path) == ["forebay.cluster"]
+
+
+@story
+async def test_a_bridge_that_runs_puts_the_word_back_that_went_with_slurm_s_state(host: Host, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    async with host.bridge(state=state):
+        await until(lambda: (state / "forebay.cluster").exists())
+    assert cluster_token(state) == "token" and os.listdir(state) == ["forebay.cluster"]
+
+
+def test_a_word_that_is_there_or_a_state_that_is_not_is_left_alone(tmp_path: Path) -> None:
+    own = cluster_token(tmp_path)
+    keep_token(tmp_path, "token")
+    assert cluster_token(tmp_path) == own
+    keep_token(tmp_path / "none", "token")
+    assert os.listdir(tmp_path) == ["forebay.cluster"]
+
+
+@story
+async def test_dw_wlm_cli_accepts_jobs_without_a_bridge_where_the_site_says_so(host: Host, tmp_path: Path) -> None:
+    async with host.bridge(away="accept"):
+        pass
+    (tmp_path / "dw_wlm_cli").write_text(helper_text(host.run))
+    words = ("--function", "job_process", "--job", str(host.script))
+    for name in ("pools.json", "site.json"):
+        known = json.loads((host.run / name).read_text())
+        (host.run / name).write_text(json.dumps({**known, "until": uptime_s() - 0.01}))
+    command = [sys.executable, "-I", "-S", str(tmp_path / "dw_wlm_cli"), *words]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "job_file_valid True\n")
+
+
+@story
+async def test_dw_wlm_cli_and_dwstat_answer_as_slurm_s_plugin_reads_them(host: Host, tmp_path: Path) -> None:
+    for name in ("dw_wlm_cli", "dwstat"):
+        text = helper_text(host.run)
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+
+    async def asked(name: str, *words: str) -> tuple[int, str]:
+        command = [sys.executable, "-I", "-S", str(tmp_path / name), *words]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout
+
+    async def function(name: str, *words: str) -> tuple[int, str]:
+        return await asked("dw_wlm_cli", "--function", name, *words)
+
+    job = ("--token", "42", "--job", str(host.script))
+    async with host.bridge():
+        code, text = await function("pools")
+        assert (code, json.loads(text)["pools"][0]["free"]) == (0, 64)
+        assert await function("show_sessions") == (0, '{"sessions": []}\n')
+        assert await function("job_process", "--job", str(host.script)) == (0, "job_file_valid True\n")
+        capacity = ("--caller", "SLURM", "--user", UID, "--groupid", UID, "--capacity", "fast:8MiB")
+        assert await function("setup", *job, *capacity) == (0, "")
+        assert await function("data_in", *job) == (0, "")
+        assert await function("real_size", "--token", "42") == (0, "")
+        assert await function("paths", *job, "--pathfile", str(tmp_path / "env")) == (0, "")
+        assert "DW_JOB_STRIPED=" in (tmp_path / "env").read_text()
+        for name in ("pre_run", "post_run", "data_out"):
+            assert await function(name, *job) == (0, ""), name
+        assert await function("teardown", *job, "--hurry") == (0, "")
+        assert await function("paths", *job, "--pathfile", str(tmp_path / "env")) == (1, "No matching session\n")
+        assert (await asked("dwstat", "42"))[1].startswith("job 42: over")
+
+
+@story
+async def test_dw_wlm_cli_refuses_what_no_setup_could_have_whatever_word_lua_sites_have(host: Host) -> None:
+    async with host.bridge() as bridge:
+        for line, sentence in (
+            ("#DW jobdw pool=fast capacity=8MiB access_mode=striped type=scratch", ""),
+            (
+                "#DW jobdw pool=fsat capacity=8MiB access_mode=striped type=scratch",
+                "there is no pool 'fsat'; use one of",
+            ),
+            (
+                "#DW jobdw pool=fast capacity=99TiB access_mode=striped type=scratch",
+                "the pool fast has 64MiB, and 99TiB",
+            ),
+            ("#DW jobdw pool=fast capacity=8MiB access_mode=stripped type=scratch", "stripped"),
+        ):
+            word, text = await bridge._calls.perform("job_process", [], f"#!/bin/sh\n{line}\ntrue\n")
+            assert (word == "fail") is bool(sentence) and sentence in text, text
+            assert not sentence or "line 2, column" in text
+
+
+@story
+async def test_while_no_bridge_runs_dw_wlm_cli_says_so_at_once_and_nothing_is_free(host: Host, tmp_path: Path) -> None:
+    def asked(name: str, *words: str) -> tuple[int, str]:
+        (tmp_path / name).write_text(helper_text(host.run))
+        command = [sys.executable, "-I", "-S", str(tmp_path / name), *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        return done.returncode, done.stdout
+
+    words = ("--function", "job_process", "--job", str(host.script))
+    code, text = asked("dw_wlm_cli", *words)
+    assert (code, text.split(" (")[0]) == (1, "the buffer is not available on this host")
+    async with host.bridge():
+        pass
+    # A bridge that stands still: its socket is there, and nobody answers.
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(host.run / "socket"))
+    listener.listen()
+    known = json.loads((host.run / "pools.json").read_text())
+    (host.run / "pools.json").write_text(json.dumps({**known, "until": uptime_s() - 0.01}))
+    code, text = asked("dw_wlm_cli", *words)
+    assert code == 1 and text.startswith("the buffer is not available on head1 (bridge not running since ")
+    code, text = asked("dw_wlm_cli", "--function", "pools")
+    assert code == 0
+    assert json.loads(text)["pools"] == [
+        {"id": "fast", "quantity": 64, "granularity": GRAIN, "free": 0, "units": "bytes"}
+    ]
+    assert asked("dwstat", "42")[0] == 1
+    listener.close()
+
+
+def test_the_helper_is_one_file_that_any_python_since_3_6_reads() -> None:
+    import ast
+
+    text = helper_text(RUN)
+    ast.parse(text, feature_version=(3, 6))
+    assert text.startswith("#!/usr/bin/python3 -IS\n")
+    assert shutil.which("python3")
+
+
+@story
+async def test_bbstat_tells_how_far_a_transfer_is_and_neither_paths_nor_users(host: Host) -> None:
+    host.leader.hold.add("staging-in")
+    host.leader.transfer = TransferView(
+        job_id=7, attempt=2, node="m1", stage="stage_in", files_done=3, files_total=9, bytes_done=2**20,
+        bytes_total=2**22, rate_bytes_s=2**19, time_left_s=6, user="alice", file="/in/secret", message="/in/a: gone",
+    )  # fmt: skip
+    async with host.bridge():
+        assert (await host.call("get_status", "42")) == (0, "job 42: Forebay has no buffer of it\n")
+        await host.set_up()
+        await host.call("data_in", "42", str(host.script), UID, UID, "info")
+        code, text = await host.call("get_status", "42")
+        assert code == 0
+        assert text.splitlines() == [
+            "job 42: staging-in (epoch 1, 8MiB of pool fast)",
+            "why: the buffer is being staged in",
+            "stage_in, attempt 2 on m1, moving: 3 of 9 files, 1.0 MiB of 4.0 MiB, 0.5 MiB/s, 6 s left",
+            "staged in: 0 files, 0.0 MiB",
+            "staged out: 0 files, 0.0 MiB",
+        ]
+        host.leader.sentence = "staging in failed: /in/a is gone"
+        text = (await host.call("get_status", "1000", "1000", "42"))[1]
+        assert "/in" not in text and "alice" not in text
+
+
+def test_what_is_staged_while_all_guests_are_asked_for_keeps_its_variables(tmp_path: Path) -> None:
+    files = Files(tmp_path, "head1")
+    staged = GuestView(scheduler="slurm", job="42", epoch=1, phase="staged-in", path="/bb/c/7.1")
+    files.ask()
+    files.staged(staged)
+    files.reconcile(())  # the answer of before
+    assert (tmp_path / "paths" / "42").read_text().startswith("DW_JOB_STRIPED=/bb/c/7.1/striped\n")
+    files.ask()
+    files.reconcile((), whole=False)
+    assert (tmp_path / "paths" / "42").exists()
+    files.reconcile(())
+    assert not (tmp_path / "paths" / "42").exists()
+
+
+@story
+async def test_a_call_that_waited_means_no_epoch_that_began_meanwhile(host: Host) -> None:
+    async with host.bridge():
+        await host.set_up()
+        host.leader.away = True
+        process = await host.start("job_teardown", "42", str(host.script), "true")
+        await until(lambda: len(host.waiting()) == 1)
+        # The backup slurmctld, on another host, has torn it down and set it up again, and it runs.
+        host.leader.guests["42"] |= {"phase": "running", "epoch": 2}
+        host.leader.away = False
+        await host.end_of(process)
+        assert host.leader.guests["42"]["phase"] == "running"
+
+
+def test_slurm_s_jobs_have_the_directories_that_agents_make() -> None:
+    assert {name: below.strip("/") for name, below in VARIABLES.items()} == {
+        name: "/".join(INSIDE[name]) for name in VARIABLES
+    }

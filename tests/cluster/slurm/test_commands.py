@@ -1,0 +1,120 @@
+"""`forebay slurm …` as typed: the bridge as a process at a double of the API, and the codes with which it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.security.identity import Role
+from cluster.security.pki import create_authority, issue, load_authority
+from cluster.slurm.__main__ import EXIT_CONFIGURATION
+from cluster.system.clock import SystemClock
+from replica.values import Instant
+from tests.cluster.cli.double import Double, forebay, serving
+
+YEARS_AGO = Instant(SystemClock().now() - 30 * 366 * 86_400 * 1_000_000)
+ENDS_S = 60.0
+
+
+@pytest.fixture
+def double(tmp_path: Path) -> Iterator[Double]:
+    with serving(tmp_path / "cluster") as double:
+        yield double
+
+
+def certify(double: Double, name: str, role: Role, at: Instant | None = None) -> Path:
+    tls = double.config.tls
+    authority = load_authority(tls.authority.parent)
+    issue(authority, tls.certificates, role=role, name=name, at=at or SystemClock().now(), addresses=[])
+    return tls.certificates / f"{name}.pem"
+
+
+def bridge(config: Path, directory: Path, name: str = "tall") -> tuple[int, str]:
+    """Run a bridge that ends by itself; return its code and what it said."""
+    (directory / "state").mkdir(exist_ok=True)
+    words = ["--name", name, "--state", str(directory / "state"), "--run", str(directory / "run")]
+    done = subprocess.run(
+        [sys.executable, "-m", "cluster.cli", "--config", str(config), "slurm", "bridge", *words],
+        capture_output=True, text=True, check=False, timeout=ENDS_S,
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+def test_a_bridge_without_a_certificate_ends_with_78_and_says_which_file(double: Double, tmp_path: Path) -> None:
+    code, said = bridge(double.config.file, tmp_path)
+    assert code == EXIT_CONFIGURATION == 78
+    assert f"there is no certificate {double.config.tls.certificates}/tall.pem" in said
+    assert "forebay certificate issue tall --role scheduler" in said
+
+
+@pytest.mark.parametrize("role", [role for role in Role if role not in (Role.SCHEDULER, Role.REPLICA)])
+def test_a_bridge_with_a_certificate_for_something_else_ends_with_78(
+    double: Double, tmp_path: Path, role: Role
+) -> None:
+    path = certify(double, "tall", role)
+    code, said = bridge(double.config.file, tmp_path)
+    assert code == 78
+    assert f"{path}: is for role {role}, and a bridge needs one for role scheduler" in said
+    assert "forebay certificate issue NAME --role scheduler" in said
+    assert double.asked == []
+
+
+def test_a_bridge_whose_certificate_has_expired_ends_with_78(double: Double, tmp_path: Path) -> None:
+    path = certify(double, "tall", Role.SCHEDULER, YEARS_AGO)
+    code, said = bridge(double.config.file, tmp_path)
+    assert code == 78
+    assert f"{path}: expired on " in said and "--role scheduler --replace" in said
+
+
+def test_a_bridge_whose_certificate_is_of_another_cluster_ends_with_78(double: Double, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    at = SystemClock().now()
+    create_authority(other, cluster_name="other", cluster_id="0" * 32, at=at)
+    issue(load_authority(other), double.config.tls.certificates, role=Role.SCHEDULER, name="tall", at=at, addresses=[])
+    code, said = bridge(double.config.file, tmp_path)
+    assert code == 78
+    assert f"{double.config.tls.certificates}/tall.pem: is of another cluster than {double.config.file}" in said
+
+
+@pytest.mark.parametrize("wrong", ["", "not a certificate"])
+def test_a_bridge_whose_certificate_cannot_be_read_as_one_ends_with_78(
+    double: Double, tmp_path: Path, wrong: str
+) -> None:
+    path = certify(double, "tall", Role.SCHEDULER)
+    path.chmod(0o644)
+    path.write_text(wrong)
+    code, said = bridge(double.config.file, tmp_path)
+    assert code == 78 and str(path) in said and "forebay certificate issue tall" in said
+
+
+def test_a_bridge_without_a_configuration_ends_with_78(tmp_path: Path) -> None:
+    code, said = bridge(tmp_path / "none.toml", tmp_path)
+    assert code == 78 and "none.toml" in said
+
+
+def test_a_second_slurm_of_the_same_name_ends_with_78_and_the_address_of_the_first(
+    double: Double, tmp_path: Path
+) -> None:
+    certify(double, "tall", Role.SCHEDULER)
+    double.refuse(
+        "POST", "/v1/scheduler/register", 403, "permission_denied",
+        "the guests of scheduler tall are of another cluster, which last came from head7",
+        remedy="give one of the two clusters another name", place="cluster",
+    )  # fmt: skip
+    code, said = bridge(double.config.file, tmp_path)
+    assert code == 78
+    assert "which last came from head7; give one of the two clusters another name" in said
+    [asked] = [asked for asked in double.asked if asked.method == "POST"]
+    assert (asked.target, asked.identity) == ("/v1/scheduler/register", "scheduler tall")
+
+
+def test_install_names_the_slurm_conf_that_is_not_there(double: Double, tmp_path: Path) -> None:
+    result = forebay(double.config, "slurm", "install", "--conf-dir", str(tmp_path))
+    assert result.exit_code == 1
+    assert f"{tmp_path}/slurm.conf: cannot be read (No such file or directory)" in result.stderr
+    result = forebay(double.config, "slurm", "install", "--conf-dir", str(tmp_path), "--check", "--remove")
+    assert result.exit_code == 2

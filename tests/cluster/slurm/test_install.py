@@ -1,0 +1,419 @@
+"""`forebay slurm install`: what it writes, refuses and removes, on a host made of temporary directories."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cluster.config.new_site import Founding, found
+from cluster.slurm import checks
+from cluster.slurm import install as installing
+from cluster.slurm.checks import NoSlurm, SlurmSettings, read_slurm_conf
+from cluster.slurm.install import FRAGMENT, MANIFEST, SCRIPT, UNIT, InstallRefused, Layout, Removed, install, obstacles
+from cluster.system.clock import SystemClock
+from tests.fuzzing.guests import interpreters
+
+ACCOUNT = pwd.getpwuid(os.geteuid()).pw_name
+SETUP_WAIT_S = 20
+
+
+class SlurmHost:
+    """A directory that looks like a host of slurmctld."""
+
+    def __init__(self, root: Path, plugin: str) -> None:
+        self.conf, self.units, self.plugins = root / "etc", root / "units", root / "plugins"
+        for directory in (self.conf, self.units, self.plugins):
+            directory.mkdir(mode=0o755)
+        self.program, self.config = root / "forebay", root / "forebay.toml"
+        for path in (self.program, self.config, self.conf / "other"):
+            path.write_text("theirs\n")
+            path.chmod(0o644)
+        (self.plugins / f"burst_buffer_{plugin}.so").write_bytes(b"\x7fELF\0liblua5.1.so.0\0")
+        self.lines = ["ClusterName=Tall", f"SlurmUser={ACCOUNT}", f"StateSaveLocation={root}/state", "# plain"]
+        self.lines.append(f"PluginDir={root}/none:{self.plugins}")
+        self.write()
+        self.layout = Layout(
+            plugin=plugin, conf=self.conf, programs=root / "libexec" / "forebay", units=self.units,
+            run=Path("/run/forebay-slurm"), config=self.config, scheduler="tall", forebay=(self.program,),
+        )  # fmt: skip
+        self.root = root
+
+    def write(self) -> None:
+        (self.conf / "slurm.conf").write_text("\n".join(self.lines) + "\n")
+        (self.conf / "slurm.conf").chmod(0o644)
+
+    def install(self) -> list[Path]:
+        return install(self.layout, read_slurm_conf(self.conf))
+
+    def remove(self) -> Removed:
+        return installing.remove(self.conf, read_slurm_conf(self.conf))
+
+    def findings(self) -> list[str]:
+        slurm = read_slurm_conf(self.conf)
+        return obstacles(self.layout, slurm) + installing.remaining(self.layout, slurm, SETUP_WAIT_S)
+
+    def use(self) -> None:
+        """Have slurmctld use what was written, as the administrator is told to."""
+        self.lines.append(self.layout.line)
+        self.write()
+
+    def tree(self) -> dict[str, tuple[int, bytes]]:
+        """Return everything there is, with modes."""
+        return {
+            str(path.relative_to(self.root)): (path.lstat().st_mode, path.read_bytes() if path.is_file() else b"")
+            for path in sorted(self.root.rglob("*"))
+        }
+
+
+@pytest.fixture(params=["lua", "datawarp"])
+def host(tmp_path: Path, request: pytest.FixtureRequest) -> SlurmHost:
+    return SlurmHost(tmp_path, request.param)
+
+
+def test_what_was_written_and_nothing_else_is_removed(host: SlurmHost) -> None:
+    before = host.tree()
+    written = host.install()
+    assert len(written) >= 4 and all(path.is_file() for path in written)
+    assert {path for path in host.tree() if path not in before} >= {str(p.relative_to(host.root)) for p in written}
+    assert host.install() == [], "a second time there is nothing to do"
+    host.use()
+    assert host.findings() == []
+    with pytest.raises(InstallRefused, match="slurmctld would not start"):
+        host.remove()
+    host.lines.pop()
+    host.write()
+    assert set(host.remove().gone) == set(written)
+    assert host.tree() == before
+    assert host.remove() == Removed((), ())
+
+
+def test_scripts_and_unit_file_have_the_paths_of_this_host(host: SlurmHost) -> None:
+    host.layout = msgspec.structs.replace(host.layout, run=host.root / "run")
+    host.install()
+    unit = (host.units / UNIT).read_text()
+    for line in ("Restart=always", "RestartPreventExitStatus=78", f"User={ACCOUNT}", "NoNewPrivileges=yes"):
+        assert f"\n{line}\n" in unit
+    assert f"slurm bridge --name tall --state {host.root}/state --run {host.root}/run\n" in unit
+    assert "RuntimeDirectory" not in unit and f"-{host.root}/run" in unit
+    programs = list(host.layout.programs.iterdir()) if host.layout.plugin == "datawarp" else []
+    assert host.layout.programs.exists() is (host.layout.plugin == "datawarp")
+    assert {program.name for program in programs} == ({"dw_wlm_cli", "dwstat"} if programs else set())
+    for program in programs:
+        assert stat.S_IMODE(program.stat().st_mode) == 0o755
+        assert f'\nRUN = "{host.root}/run"\n' in program.read_text()
+    if host.layout.plugin == "lua":
+        script = (host.conf / "burst_buffer.lua").read_text()
+        assert f'\nlocal RUN = "{host.root}/run"\n' in script
+        for lua in interpreters():
+            subprocess.run([lua, "-e", f"assert(loadfile('{host.conf}/burst_buffer.lua'))"], check=True)
+
+
+def test_the_directory_of_the_bridge_is_slurmuser_s_alone_and_outlives_it(host: SlurmHost) -> None:
+    host.install()
+    unit = (host.units / UNIT).read_text()
+    for line in ("=forebay-slurm", "Mode=0700", "Preserve=yes"):
+        assert f"\nRuntimeDirectory{line}\n" in unit
+
+
+def _group_may_write(path: Path) -> None:
+    path.chmod(path.stat().st_mode | stat.S_IWGRP)
+
+
+def _all_may_write(path: Path) -> None:
+    path.chmod(path.stat().st_mode | stat.S_IWOTH)
+
+
+OTHERS: dict[str, Callable[[SlurmHost], Path]] = {
+    "conf": lambda host: host.conf,
+    "slurm.conf": lambda host: host.conf / "slurm.conf",
+    "units": lambda host: host.units,
+    "forebay": lambda host: host.program,
+    "forebay.toml": lambda host: host.config,
+    "root": lambda host: host.root,
+    "fragment": lambda host: host.conf / FRAGMENT,
+    "program": lambda host: next(iter(host.layout.named_programs.values()), host.conf / SCRIPT),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+@pytest.mark.parametrize("change", [_group_may_write, _all_may_write])
+def test_what_others_can_change_is_refused_by_name(host: SlurmHost, what: str, change: Callable[[Path], None]) -> None:
+    host.install()
+    host.use()
+    change(OTHERS[what](host))
+    before = host.tree()
+    assert [line for line in host.findings() if line.startswith(f"{OTHERS[what](host)}: has mode 0")] != []
+    with pytest.raises(InstallRefused, match="chmod go-w"):
+        host.install()
+    assert host.tree() == before
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_what_belongs_to_somebody_else_is_refused_by_name(
+    host: SlurmHost, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.install()
+    path, plain = OTHERS[what](host), Path.lstat
+
+    def lstat(one: Path) -> os.stat_result:
+        found = plain(one)
+        return os.stat_result((*found[:4], 4_000_000, *found[5:])) if one == path else found
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    assert any(line.startswith(f"{path}: belongs to user id 4000000") for line in host.findings())
+    with pytest.raises(InstallRefused, match="chown root"):
+        host.install()
+
+
+def _no_plugin(host: SlurmHost) -> None:
+    next(host.plugins.iterdir()).unlink()
+
+
+def _foreign_unit(host: SlurmHost) -> None:
+    (host.units / UNIT).write_text("theirs\n")
+
+
+def _link_in_the_way(host: SlurmHost) -> None:
+    (host.conf / FRAGMENT).symlink_to(host.conf / "other")
+
+
+def _odd_run(host: SlurmHost) -> None:
+    host.layout = msgspec.structs.replace(host.layout, run=Path('/run/a"b'))
+
+
+def _no_units(host: SlurmHost) -> None:
+    host.units.rmdir()
+
+
+def _damaged_manifest(host: SlurmHost) -> None:
+    (host.conf / MANIFEST).write_text("{}")
+
+
+WRONG: dict[str, tuple[Callable[[SlurmHost], None], str]] = {
+    "plugin": (_no_plugin, "is in none of"),
+    "foreign file": (_foreign_unit, "is there and not Forebay's; move it away"),
+    "symbolic link": (_link_in_the_way, "is there and not Forebay's; move it away"),
+    "path": (_odd_run, "choose another path"),
+    "directory": (_no_units, "name an existing directory"),
+    "manifest": (_damaged_manifest, "is no manifest of Forebay"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_keeps_it_from_working_is_refused_before_anything_is_written(host: SlurmHost, wrong: str) -> None:
+    make, sentence = WRONG[wrong]
+    make(host)
+    before = host.tree()
+    with pytest.raises(InstallRefused, match=sentence):
+        host.install()
+    assert host.tree() == before
+
+
+def test_lua_is_one_that_the_script_was_tested_with(tmp_path: Path) -> None:
+    host = SlurmHost(tmp_path, "lua")
+    plugin = host.plugins / "burst_buffer_lua.so"
+    for version, good in (("5.0", False), ("5.1", True), ("-5.3", True), ("-5.4", True), ("-5.9", False)):
+        plugin.write_bytes(f"liblua{version}.so\0".encode())
+        assert (host.findings() == [] or "Lua" not in "".join(host.findings())) is good, version
+
+
+def test_a_changed_file_is_neither_replaced_nor_removed(host: SlurmHost) -> None:
+    written = host.install()
+    for changed in written:
+        data = changed.read_bytes()
+        changed.write_bytes(data + b"# mine\n")
+        with pytest.raises(InstallRefused, match="was changed since"):
+            host.install()
+        assert changed.read_bytes() == data + b"# mine\n"
+        changed.write_bytes(data)
+    kept = written[0]
+    kept.write_bytes(b"mine\n")
+    removed = host.remove()
+    assert removed.kept == (kept,) and set(removed.gone) == set(written[1:])
+    assert kept.read_bytes() == b"mine\n"
+    assert host.remove() == Removed((), ())
+
+
+def test_a_burst_buffer_conf_of_the_site_stays_and_is_judged(host: SlurmHost) -> None:
+    path = host.conf / "burst_buffer.conf"
+    path.write_text("OtherTimeout=20 # short\n")
+    host.install()
+    host.use()
+    found = host.findings()
+    assert found[0].startswith(f"{path}: OtherTimeout=20 ends a setup that may wait for space for 20 s")
+    named = host.layout.named_programs
+    assert found[1].startswith(f"{path}: Flags is without TeardownFailure: ")
+    assert found[2:] == [f"{path}: {key} is not set; write {key}={program}" for key, program in named.items()]
+    path.write_text(
+        "othertimeout=21\nFlags=EnablePersistent,teardownfailure\n"
+        + "".join(f"{key}={program}\n" for key, program in named.items())
+    )
+    assert host.findings() == []
+    host.lines.pop()
+    host.write()
+    host.remove()
+    assert path.exists()
+
+
+def test_another_plugin_s_files_are_removed_first(tmp_path: Path) -> None:
+    host = SlurmHost(tmp_path, "lua")
+    host.install()
+    (host.plugins / "burst_buffer_datawarp.so").touch()
+    host.layout = msgspec.structs.replace(host.layout, plugin="datawarp")
+    with pytest.raises(InstallRefused, match="written for --plugin lua; --remove that first"):
+        host.install()
+
+
+def test_slurm_conf_is_read_as_slurm_reads_it(tmp_path: Path) -> None:
+    host = SlurmHost(tmp_path, "lua")
+    (host.conf / "more.conf").write_text("BURSTBUFFERTYPE=burst_buffer/other # and why\n")
+    host.lines += ["include more.conf", "SlurmdPort=1 StateSaveLocation=\\", "/state"]
+    host.write()
+    slurm = read_slurm_conf(host.conf)
+    assert (slurm.cluster, slurm.user, slurm.buffers) == ("tall", ACCOUNT, "burst_buffer/other")
+    assert any("BurstBufferType is burst_buffer/other; write instead of it: Include" in one for one in host.findings())
+    host.lines.append("SlurmUser=nobody-has-this-name")
+    host.write()
+    with pytest.raises(NoSlurm, match="is no account of this host"):
+        read_slurm_conf(host.conf)
+    with pytest.raises(NoSlurm, match="cannot be read"):
+        read_slurm_conf(host.units)
+
+
+# Disks that are full, and kills ---------------------------------------------------------------------------------------
+
+
+def test_a_disk_that_is_full_at_any_write_leaves_everything_as_it_was(
+    host: SlurmHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, plain = host.tree(), os.fsync
+    writes = 0
+    while True:
+        left = writes
+
+        def fsync(descriptor: int) -> None:
+            nonlocal left
+            if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                if left == 0:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                left -= 1
+            plain(descriptor)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        try:
+            host.install()
+        except OSError:
+            writes += 1
+            assert host.tree() == before, f"write {writes}"
+            continue
+        break
+    assert writes >= 6, "each file, and the manifest twice"
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+left = int(sys.argv[1])
+def count(event, arguments):
+    global left
+    if event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod") or (
+        event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_CREAT
+    ):
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+import msgspec
+from cluster.slurm.checks import read_slurm_conf
+from cluster.slurm.install import Layout, install, remove
+layout = msgspec.json.decode(sys.argv[2], type=Layout, dec_hook=lambda kind, value: Path(value))
+slurm = read_slurm_conf(layout.conf)
+sys.addaudithook(count)
+install(layout, slurm) if sys.argv[3] == "install" else remove(layout.conf, slurm)
+"""
+
+
+@pytest.mark.parametrize("what", ["install", "remove"])
+def test_a_kill_at_any_step_is_put_right_by_either_command(tmp_path: Path, what: str) -> None:
+    host = SlurmHost(tmp_path, "lua")
+    before = host.tree()
+    host.install()
+    whole = host.tree()
+    host.remove()
+    layout = msgspec.json.encode(host.layout, enc_hook=str).decode()
+    steps = 0
+    while True:
+        if what == "remove":
+            host.install()
+        words = [sys.executable, "-c", KILLED, str(steps), layout, what]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            break
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        steps += 1
+        # By turns, each from a state of its own.
+        if steps % 2:
+            host.install()
+            assert host.tree() == whole, f"step {steps}"
+        host.remove()
+        assert host.tree() == before, f"step {steps}"
+        if what == "install" and steps > 100:
+            pytest.fail("it does not end")
+    assert steps >= 6
+
+
+def test_slurmuser_is_judged_as_the_kernel_does() -> None:
+    status = os.stat_result((0o640, 0, 0, 1, 7, 8, 0, 0, 0, 0))
+    reads = {(uid, group): checks._may(status, uid, frozenset({group}), 0o4) for uid in (0, 7, 9) for group in (8, 9)}
+    assert reads == {(0, 8): True, (0, 9): True, (7, 8): True, (7, 9): True, (9, 8): True, (9, 9): False}
+
+
+@pytest.mark.parametrize(
+    "closed", ["forebay.toml", "tls/ca.pem", "tls/operator.pem", "tls/operator.key", "tls", "program"]
+)
+def test_what_slurmuser_may_not_read_is_named(tmp_path: Path, closed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site"
+    config = found(site, Founding(replicas=1, agents=1), clock=SystemClock())
+    program = site / "program"
+    program.write_text("#!/bin/sh\n")
+    account = pwd.getpwuid(os.geteuid())
+    uid = os.geteuid() or 4_000_000
+    for one in (program, config.file, *(site / "tls").iterdir(), site / "tls", site, *site.parents):
+        if one.owner() == account.pw_name and one != one.parent and one.is_relative_to(tmp_path):
+            one.chmod(0o755 if one.suffix != ".key" else 0o400)
+    # As root sees it for an account that is not root.
+    plain = Path.stat
+
+    def stat_of(one: Path, **options: bool) -> os.stat_result:
+        seen = plain(one, **options)
+        mode = seen.st_mode
+        if one == site / closed:
+            mode &= ~0o777
+        elif one in tmp_path.parents or one == tmp_path:
+            mode |= 0o111
+        return os.stat_result((mode, *seen[1:4], uid, *seen[5:]))
+
+    monkeypatch.setattr(Path, "stat", stat_of)
+    slurm = SlurmSettings(
+        cluster="tall",
+        user=account.pw_name,
+        uid=uid,
+        gid=account.pw_gid,
+        state=tmp_path,
+        plugin_directories=(),
+        buffers="",
+    )
+    said = list(checks.reach_faults(config, "operator", slurm, [program]))
+    word = "pass" if closed == "tls" else "read"
+    assert [line.partition(";")[0] for line in said] == [
+        f"{site / closed}: {account.pw_name} (SlurmUser) may not {word} it"
+    ]

@@ -1,0 +1,61 @@
+"""burst_buffer.lua reads requests as the grammar does: nothing that Forebay accepts is refused at submission."""
+
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.fuzzing.guests import (
+    ACCEPTED,
+    ELSEWHERE,
+    INTERPRETERS,
+    LAXER,
+    REFUSED,
+    STRICTER,
+    GuestCase,
+    asked_of_lua,
+    compare,
+    interpreters,
+    kind_of,
+    make_guest_case,
+)
+
+CASES = 4_000
+
+lua = pytest.mark.parametrize(
+    "interpreter",
+    [
+        pytest.param(name, marks=pytest.mark.skipif(name not in interpreters(), reason=f"{name} is not installed"))
+        for name in INTERPRETERS
+    ],
+)
+
+
+@lua
+def test_nothing_that_forebay_accepts_is_refused_by_lua(interpreter: str, tmp_path: Path) -> None:
+    cases = [make_guest_case(Random(f"{interpreter}:{number}")) for number in range(CASES)]
+    found = compare(interpreter, cases, tmp_path)
+    assert [one for one in found if kind_of(one) == STRICTER] == []
+    count = Counter(kind_of(one) for one in found)
+    assert count[ACCEPTED] > CASES // 5 and count[REFUSED] > CASES // 5
+    # In the other direction it may be laxer, and `setup` says it then; it hardly ever is.
+    assert count[LAXER] + count[ELSEWHERE] < CASES // 50, count
+
+
+@lua
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("#BB_LUA jobdw pool=fsat capacity=1GiB", "column 15: there is no pool 'fsat'; use one of: fast, test_pool"),
+        ("#BB_LUA pool=fast capacity=1.5GiB", "column 29: Slurm reads '1.5GiB' as the whole number before its point"),
+        ("#BB_LUA pool=fast capacity=4097PiB", "column 19: the pool fast has 4PiB, and '4097PiB' is more"),
+        ("#BB_LUA pool=fast capacity=1GiB é x", "column 33: 'é' is not an option"),
+    ],
+)
+def test_a_refusal_at_submission_names_line_column_and_remedy(
+    interpreter: str, line: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.fuzzing.guests.POOLS", {"fast": 2**52, "test_pool": 2**30})
+    found = asked_of_lua(interpreter, [GuestCase(f"#!/bin/sh\n{line}\n", "BB_LUA")], tmp_path)
+    assert found[0].startswith(f"script line 2, {says}")

@@ -1,0 +1,164 @@
+"""Persistent buffers through dw_wlm_cli: what burst_buffer/datawarp asks for, and what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from cluster.slurm import helper_text
+from cluster.slurm.files import PERSISTENT_ID
+from tests.cluster.harness import story
+from tests.cluster.slurm.leader import GRAIN
+from tests.cluster.slurm.test_bridge import UID, Host
+from tests.cluster.slurm.test_sessions import shown, tokens
+
+Asked = Callable[..., Awaitable[tuple[int, str]]]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+@pytest.fixture
+def asked(host: Host, tmp_path: Path) -> Asked:
+    program = tmp_path / "dw_wlm_cli"
+    program.write_text(helper_text(host.run))
+
+    async def function(name: str, *words: str) -> tuple[int, str]:
+        command = [sys.executable, "-I", "-S", str(program), "--function", name, *words]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False, timeout=60)
+        return done.returncode, done.stdout
+
+    return function
+
+
+CREATES = ("-c", "CLI", "-t", "lake", "-u", UID, "-C", f"fast:{4 * GRAIN}", "-a", "striped", "-T", "scratch")
+
+
+def of_job(directory: Path, job: str, text: str) -> str:
+    """Return the path of a job's script, as slurmctld has it."""
+    path = directory / f"hash.{job[-1]}" / f"job.{job}" / "script"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+@story
+async def test_one_is_made_listed_and_removed_for_the_user_whom_slurm_names(
+    host: Host, asked: Asked, tmp_path: Path
+) -> None:
+    script = of_job(tmp_path, "7", "#!/bin/sh\n#BB destroy_persistent name=lake\n")
+    async with host.bridge():
+        assert await asked("create_persistent", *CREATES) == (0, "created\n")
+        assert host.leader.persistent["lake"].user == pwd.getpwuid(int(UID)).pw_name
+        [session] = shown(host.run, "sessions")
+        assert (session["token"], session["owner"]) == ("lake", int(UID))
+        assert session["id"] == PERSISTENT_ID + 9, "its number is that of a job, too"
+        assert shown(host.run, "instances")[0]["capacity"]["bytes"] == 4 * GRAIN
+        host.owners["7"] = int(UID)
+        assert await asked("teardown", "--token", "lake", "--job", script, "--hurry") == (0, "")
+        assert host.leader.persistent == {} and tokens(host.run) == []
+    assert [name for name, _ in host.leader.asked if "persistent" in name] == [
+        "make_persistent", "make_persistent", "remove_persistent", "remove_persistent",
+    ]  # fmt: skip
+
+
+@story
+async def test_it_stays_listed_while_it_is_being_removed_whoever_starts_again(host: Host, asked: Asked) -> None:
+    # Slurm's plugin goes on with its record after the removal: struck off meanwhile, it would be gone under it.
+    async with host.bridge():
+        assert await asked("create_persistent", *CREATES) == (0, "created\n")
+        known = host.leader.persistent["lake"]
+        host.leader.persistent["lake"] = type(known)(
+            **{name: getattr(known, name) for name in known.__struct_fields__} | {"state": "deleting"}
+        )
+    (host.run / "sessions" / "lake").unlink()
+    (host.run / "site.json").unlink()
+    async with host.bridge():
+        assert tokens(host.run) == ["lake"]
+
+
+@story
+async def test_what_another_user_s_job_wants_removed_stays(host: Host, asked: Asked, tmp_path: Path) -> None:
+    other = next(account.pw_uid for account in pwd.getpwall() if account.pw_uid not in (0, int(UID)))
+    script = of_job(tmp_path, "7", "#!/bin/sh\n#BB destroy_persistent name=lake\n")
+    async with host.bridge():
+        assert await asked("create_persistent", *CREATES) == (0, "created\n")
+        host.owners["7"] = other
+        assert await asked("teardown", "--token", "lake", "--job", script) == (1, "lake is another user's\n")
+        del host.owners["7"]
+        assert await asked("teardown", "--token", "lake", "--job", script) == (1, "slurmctld does not know job 7\n")
+        code, said = await asked("teardown", "--token", "lake", "--job", "/elsewhere")
+        assert code == 1 and "whose job asks for the removal of lake is not known" in said
+        assert tokens(host.run) == ["lake"]
+
+
+@story
+async def test_what_cannot_be_made_is_given_up_and_says_why(host: Host, asked: Asked) -> None:
+    host.leader.persistent_fails = "no mover of place bb is up"
+    async with host.bridge():
+        assert await asked("create_persistent", *CREATES) == (1, "no mover of place bb is up\n")
+        assert [name for name, _ in host.leader.asked if "persistent" in name][-1] == "remove_persistent"
+        assert tokens(host.run) == []
+
+
+@pytest.mark.parametrize(
+    "option, value, said",
+    [
+        ("-t", "1lake", "the name of a persistent buffer starts with a digit"),
+        ("-t", "../x", "the name of a persistent buffer '../x' has a character"),
+        ("-a", "private", "a persistent buffer is striped scratch, and private scratch was asked for"),
+        ("-T", "cache", "a persistent buffer is striped scratch, and striped cache was asked for"),
+        ("-C", "fast:4N", "forebay-bb: create_persistent needs a name, a user, a pool and a size"),
+        ("-u", "4294967294", "this host knows no user with the number 4294967294"),
+    ],
+)
+def test_what_no_persistent_buffer_can_be_is_refused(
+    host: Host, asked: Asked, option: str, value: str, said: str
+) -> None:
+    words = list(CREATES)
+    words[words.index(option) + 1] = value
+
+    @story
+    async def run() -> None:
+        async with host.bridge():
+            code, text = await asked("create_persistent", *words)
+            assert code == 1 and text.startswith(said)
+            assert os.listdir(host.run / "sessions") == []
+
+    run()
+
+
+@story
+async def test_a_job_that_only_makes_or_removes_them_is_no_guest(host: Host, asked: Asked, tmp_path: Path) -> None:
+    script = of_job(tmp_path, "8", "#!/bin/sh\n#BB create_persistent name=lake capacity=4MiB pool=fast\n")
+    token = ("--token", "8", "--job", script)
+    async with host.bridge():
+        capacity = ("--caller", "SLURM", "--user", UID, "--groupid", UID, "--capacity", "fast:0")
+        assert await asked("setup", *token, *capacity) == (0, "")
+        assert await asked("data_in", *token) == (0, "")
+        for name in ("post_run", "data_out", "teardown"):
+            assert await asked(name, *token) == (0, ""), name
+        assert host.leader.guests.get("8", {"phase": "none"})["phase"] == "none"
+        assert tokens(host.run) == []
+
+
+@story
+async def test_a_job_finds_its_persistent_buffers_by_variables(host: Host, asked: Asked, tmp_path: Path) -> None:
+    script = of_job(tmp_path, "9", "#!/bin/sh\n#DW persistentdw name=lake\n")
+    token, file = ("--token", "9", "--job", script), tmp_path / "env"
+    capacity = ("--caller", "SLURM", "--user", UID, "--groupid", UID, "--capacity", "fast:0")
+    async with host.bridge():
+        assert await asked("setup", *token, *capacity) == (0, "")
+        host.leader.guests["9"]["persistent"] = {"lake": "/bb/fast/slurm/lake.9.1"}
+        assert await asked("data_in", *token) == (0, "")
+        assert await asked("paths", *token, "--pathfile", str(file)) == (0, "")
+    assert file.read_text() == "DW_PERSISTENT_STRIPED_lake=/bb/fast/slurm/lake.9.1\n"

@@ -1,0 +1,204 @@
+"""Slurm's jobs and Forebay's guests, compared: what is done, and when nothing is."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from cluster.client import Client
+from cluster.slurm import slurmctld
+from cluster.slurm.metrics import Metrics
+from cluster.slurm.reconciler import FORGOTTEN, LEFT, Reconciler
+from cluster.slurm.slurmctld import Looked, parsed_buffers, parsed_jobs
+from cluster.system import SystemClock
+from replica.operations import GuestPhase
+from tests.cluster.harness import story
+from tests.cluster.slurm.leader import LeaderDouble
+
+NOBODY = Looked(frozenset(), {})
+
+
+class Books:
+    """Both sides."""
+
+    def __init__(self) -> None:
+        self.leader = LeaderDouble()
+        self.slurm: Looked | str = NOBODY
+        self.metrics = Metrics()
+        self.reconciler = Reconciler(cast(Client, self.leader), "token", SystemClock(), self.metrics, self.ask)
+
+    async def ask(self) -> Looked | str:
+        return self.slurm
+
+    def guest(self, phase: str, job: str = "42", epoch: int = 1) -> None:
+        self.leader.guests[job] = {"phase": phase, "epoch": epoch, "size": 1}
+
+    async def looks(self, *answers: Looked | str) -> None:
+        for answer in answers:
+            self.slurm = answer
+            await self.reconciler.look()
+
+
+AT_WORK = [
+    "waiting", "set-up", "staging-in", "stage-in-failed", "staged-in", "running", "post-run", "staging-out",
+    "stage-out-failed",
+]  # fmt: skip
+WITH_BUFFER = Looked(frozenset({"42"}), {"42": "staged-in"})
+OVER = Looked(frozenset({"42"}), {"42": "allocated"}, frozenset({"42"}))
+PENDING = Looked(frozenset({"42"}), {})
+
+
+@story
+@pytest.mark.parametrize("phase", list(GuestPhase))
+async def test_a_guest_is_torn_down_when_slurm_did_not_know_it_in_two_looks(phase: GuestPhase) -> None:
+    books = Books()
+    books.guest(phase.value)
+    await books.looks(NOBODY)
+    assert books.leader.forgotten == []
+    await books.looks(NOBODY)
+    assert books.leader.forgotten == ([("42", FORGOTTEN)] if phase.value in AT_WORK else [])
+    await books.looks(NOBODY, NOBODY)
+    assert len(books.leader.forgotten) <= 1
+
+
+@story
+@pytest.mark.parametrize("phase", list(GuestPhase))
+async def test_a_buffer_that_slurm_has_not_torn_down_for_two_looks_after_its_job_is(phase: GuestPhase) -> None:
+    books = Books()
+    books.guest(phase.value)
+    await books.looks(WITH_BUFFER, OVER)
+    assert books.leader.forgotten == []
+    await books.looks(OVER)
+    assert books.leader.forgotten == ([("42", LEFT)] if phase.value in AT_WORK else [])
+
+
+@story
+@pytest.mark.parametrize("between", [WITH_BUFFER, PENDING, "slurmctld does not answer"])
+async def test_one_look_never_suffices_and_silence_is_no_look(between: Looked | str) -> None:
+    books = Books()
+    books.guest("staged-in")
+    await books.looks(NOBODY, between)
+    assert books.leader.forgotten == []
+    await books.looks(NOBODY)
+    # Who was known in between begins anew; who nobody could ask about does not.
+    assert bool(books.leader.forgotten) is isinstance(between, str)
+
+
+@story
+async def test_nothing_is_done_while_slurmctld_does_not_answer() -> None:
+    books = Books()
+    for phase, job in zip(AT_WORK, itertools.count(1)):
+        books.guest(phase, str(job))
+    await books.looks(*["slurmctld does not answer"] * 5)
+    assert (books.leader.forgotten, books.leader.missed) == ([], [])
+
+
+@story
+async def test_a_guest_of_the_next_epoch_is_another_guest() -> None:
+    books = Books()
+    books.guest("staged-in")
+    await books.looks(NOBODY)
+    books.guest("staged-in", epoch=2)
+    await books.looks(NOBODY)
+    assert books.leader.forgotten == []
+    await books.looks(NOBODY)
+    assert [job for job, _ in books.leader.forgotten] == ["42"]
+
+
+@story
+async def test_a_buffer_that_is_no_guest_is_said_once() -> None:
+    books = Books()
+    await books.looks(WITH_BUFFER)
+    assert books.leader.missed == []
+    await books.looks(WITH_BUFFER, WITH_BUFFER)
+    assert books.leader.missed == [("42", "staged-in")]
+    books.guest("staged-in")
+    await books.looks(WITH_BUFFER)
+    del books.leader.guests["42"]
+    await books.looks(WITH_BUFFER, WITH_BUFFER)
+    assert len(books.leader.missed) == 2  # lost once more
+
+
+@story
+async def test_the_counters_are_in_a_file_that_the_node_exporter_reads(tmp_path: Path) -> None:
+    books = Books()
+    books.guest("staged-in")
+    books.guest("running", "43")
+    await books.looks(NOBODY, NOBODY, "slurmctld does not answer")
+    books.metrics.write(tmp_path / "forebay.prom")
+    text = (tmp_path / "forebay.prom").read_text()
+    for line in (
+        'forebay_slurm_looks_total{outcome="compared"} 2.0',
+        'forebay_slurm_looks_total{outcome="slurm_away"} 1.0',
+        'forebay_slurm_guests{phase="staged-in"} 1.0',
+        'forebay_slurm_guests_forgotten_total{end="parked"} 1.0',
+        'forebay_slurm_guests_forgotten_total{end="removed"} 1.0',
+        "forebay_slurm_unknown_to_slurm 2.0",
+    ):
+        assert line in text, line
+
+
+def test_jobs_that_are_over_are_not_known_and_those_that_stage_out_are() -> None:
+    text = "7 PD\n8 R\n9 SO\n10 CG\n11 CD\n12 F\n13 CA\n14 TO\n15 S\n\nsqueue: error\n"
+    assert parsed_jobs(text) == {"7", "8", "9", "10", "15"}
+
+
+def test_buffers_are_read_as_scontrol_prints_them() -> None:
+    text = (
+        "Name=lua DefaultPool=pool1 Granularity=1K TotalSpace=9M FreeSpace=9M UsedSpace=3K\n"
+        "  Flags=DisablePersistent\n"
+        "  Allocated Buffers:\n"
+        "    JobID=1_3(4) CreateTime=2026-11-20T22:33:48 Pool=pool1 Size=1KiB State=allocated UserID=bbu1(20001)\n"
+        "    JobID=12 CreateTime=2026-11-20T22:33:48 Pool=pool1 Size=1KiB State=staged-in UserID=bbu1(20001)\n"
+        "    Name=alpha CreateTime=2026-11-20T22:33:48 Pool=pool1 Size=1KiB State=allocated UserID=bbu1(20001)\n"
+        "  Per User Buffer Use:\n"
+        "    UserID=bbu1(20001) Used=2KiB\n"
+    )
+    assert parsed_buffers(text) == {"4": "allocated", "12": "staged-in"}
+
+
+@story
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("exit 1", "ended with code 1"),
+        ("exec sleep 1000", "has not answered for"),
+        ("exec cat /dev/zero", "says more than"),
+        (None, "cannot be started"),
+    ],
+)
+async def test_a_slurmctld_that_says_nothing_sensible_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, why: str
+) -> None:
+    monkeypatch.setattr(slurmctld, "ASK_S", 0.5 if script == "exec sleep 1000" else 60.0)
+    monkeypatch.setattr(slurmctld, "SAID_BYTES_MAX", 1_000_000)
+    for name in ("scontrol", "squeue"):
+        if script is not None:
+            (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+            (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin" if script else str(tmp_path))
+    said = await slurmctld.look()
+    assert isinstance(said, str) and why in said
+
+
+@pytest.mark.parametrize(
+    "said, owner",
+    [
+        ("echo 1000", 1000),
+        ("echo 1000; echo 1000", 1000),
+        ("true", "slurmctld does not know job 7"),
+        ("echo 1000; echo 1001", "slurmctld does not know job 7"),
+        ("echo slurm_load_jobs error: Invalid job id >&2; exit 1", "squeue --noheader --all ended with code 1"),
+    ],
+)
+@story
+async def test_whose_job_it_is_slurmctld_alone_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, owner: int | str
+) -> None:
+    (tmp_path / "squeue").write_text(f'#!/bin/sh\ncase "$*" in *--jobs=7\\ *) {said};; *) echo 0;; esac\n')
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert await slurmctld.owner_of("7") == owner

@@ -1,0 +1,160 @@
+"""Sessions, instances and configurations: what burst_buffer/datawarp reads of all buffers, and when it reads what."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.schemas.guests import GuestView
+from cluster.slurm import helper_text
+from cluster.slurm.files import Files, Session
+from replica.operations import GuestPhase
+from tests.cluster.harness import story, until
+from tests.cluster.slurm.leader import GRAIN
+from tests.cluster.slurm.test_bridge import UID, Host
+
+COUNTED = {
+    "waiting", "set-up", "staging-in", "stage-in-failed", "staged-in", "running", "post-run", "staging-out",
+    "stage-out-failed",
+}  # fmt: skip
+"""Phases between a setup and the end of a teardown, as Slurm's plugin has them in its books."""
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def guest(job: str, phase: str, epoch: int = 1) -> GuestView:
+    return GuestView(
+        scheduler="slurm", job=job, epoch=epoch, phase=phase, user="alice", uid=1000, size=8 * GRAIN,
+        submit_time="2026-11-20T10:00:00Z",
+    )  # fmt: skip
+
+
+def shown(run: Path, what: str) -> list[dict[str, Any]]:
+    """Return what slurmctld is told, as it would ask."""
+    program = run.parent / "dw_wlm_cli"
+    program.write_text(helper_text(run))
+    command = [sys.executable, "-I", "-S", str(program), "--function", f"show_{what}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    [(name, rows)] = json.loads(done.stdout).items()
+    assert name == what
+    found: list[dict[str, Any]] = rows
+    return found
+
+
+def tokens(run: Path) -> list[str]:
+    return [row["token"] for row in shown(run, "sessions")]
+
+
+def test_a_session_has_its_size_by_its_instance_and_its_owner_by_number(tmp_path: Path) -> None:
+    files = Files(tmp_path / "run", "head1")
+    files.heard(guest("42", "staged-in"))
+    files.heard(guest("43", "running"))
+    sessions = {row["token"]: row for row in shown(tmp_path / "run", "sessions")}
+    assert (sessions["42"]["owner"], sessions["42"]["created"]) == (1000, 1763632800 + 365 * 86_400)
+    instances = shown(tmp_path / "run", "instances")
+    assert {row["links"]["session"]: row["capacity"]["bytes"] for row in instances} == {
+        sessions[job]["id"]: 8 * GRAIN for job in ("42", "43")
+    }
+    configurations = shown(tmp_path / "run", "configurations")
+    assert {row["links"]["instance"] for row in configurations} == {row["id"] for row in instances}
+
+
+@pytest.mark.parametrize("before", [None, *GuestPhase])
+@pytest.mark.parametrize("phase", list(GuestPhase))
+def test_what_slurm_counts_is_listed_and_nothing_else_is(
+    tmp_path: Path, before: GuestPhase | None, phase: GuestPhase
+) -> None:
+    files = Files(tmp_path / "run", "head1")
+    if before is not None:
+        files.heard(guest("42", before.value))
+    files.heard(guest("42", phase.value))
+    assert os.listdir(tmp_path / "run" / "sessions") == (["42"] if phase.value in COUNTED else [])
+
+
+def test_a_list_that_was_asked_for_before_something_changed_does_not_undo_it(tmp_path: Path) -> None:
+    files = Files(tmp_path / "run", "head1")
+    ended, begun, gone = (Session(token, 1, 1000, GRAIN, 0) for token in ("1", "2", "3"))
+    files.list_all([ended, gone])
+    files.ask()
+    files.heard(guest("1", "lingering"))
+    files.heard(guest("2", "set-up"))
+    files.list_all([ended])
+    assert sorted(os.listdir(tmp_path / "run" / "sessions")) == ["2"]
+    files.ask()
+    files.list_all([], unsure=["2"])
+    assert sorted(os.listdir(tmp_path / "run" / "sessions")) == ["2"]
+    files.ask()
+    files.list_all([begun, gone], whole=False)
+    assert sorted(os.listdir(tmp_path / "run" / "sessions")) == ["2", "3"]
+
+
+def test_what_is_being_set_up_is_listed_though_forebay_knows_nothing_of_it(tmp_path: Path) -> None:
+    files, listed = Files(tmp_path / "run", "head1"), tmp_path / "run" / "sessions"
+    for _ in range(2):  # as Slurm may ask again while its first call waits
+        files.setup_begins(Session("42", 42, 1000, GRAIN, 0))
+    files.heard(guest("42", "none", 0))
+    files.ask()
+    files.list_all([])
+    files.setup_ends("42", failed=True)
+    assert os.listdir(listed) == ["42"]
+    files.setup_ends("42", failed=True)
+    assert os.listdir(listed) == []
+
+
+@story
+async def test_a_job_is_listed_from_its_setup_to_the_end_of_its_teardown_whoever_is_away(host: Host) -> None:
+    async with host.bridge():
+        host.leader.away = True
+        setup = await host.start("setup", "42", UID, UID, "fast", str(8 * GRAIN), str(host.script))
+        # Slurm counts it already, and strikes off what is not listed for a minute.
+        await until(lambda: tokens(host.run) == ["42"])
+        host.leader.away = False
+        assert await host.end_of(setup) == (0, "")
+        [row] = shown(host.run, "sessions")
+        assert (row["token"], row["owner"]) == ("42", int(UID))
+        assert shown(host.run, "instances")[0]["capacity"]["bytes"] == 8 * GRAIN
+    assert tokens(host.run) == ["42"]
+    async with host.bridge():
+        assert tokens(host.run) == ["42"]
+        assert await host.call("job_teardown", "42", str(host.script), "true") == (0, "")
+        assert tokens(host.run) == []
+
+
+@story
+async def test_a_setup_that_fails_is_not_listed(host: Host) -> None:
+    async with host.bridge():
+        host.script.write_text("#!/bin/sh\n#BB_LUA pool=fast capacity=8MiB\n#BB_LUA frob\n")
+        assert (await host.set_up())[0] == -1
+        assert tokens(host.run) == []
+
+
+@story
+async def test_who_finds_pools_of_a_bridge_that_starts_finds_its_sessions(host: Host) -> None:
+    async with host.bridge():
+        assert await host.set_up() == (0, "")
+    for name in ("pools.json", "site.json", "sessions/42"):
+        (host.run / name).unlink()  # as after the host started again
+    async with host.bridge():
+        await until(lambda: (host.run / "pools.json").exists())
+        assert tokens(host.run) == ["42"]
+
+
+def test_before_any_bridge_ran_neither_pools_nor_sessions_are_an_answer(tmp_path: Path) -> None:
+    # Slurm's plugin keeps its books where it can read no pools, and not where it can read no sessions.
+    program = tmp_path / "dw_wlm_cli"
+    program.write_text(helper_text(tmp_path))
+    for what in ("pools", "show_sessions", "show_instances", "show_configurations"):
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", str(program), "--function", what],
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 1 and not done.stdout.startswith("{"), what

@@ -1,0 +1,175 @@
+"""Holds burst_buffer.lua to the grammar: what Forebay accepts of a job that Slurm schedules, the script accepts too."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any, Final, NamedTuple
+
+from cluster.slurm import RUN, script_text
+from replica.grammar import DirectiveRefused, guest_tables, read_guest_request
+from tests.fuzzing.generator import NAMES, PATHS, SIZES, _lines, _mutated
+
+CHECK: Final = Path(__file__).with_name("check.lua")
+INTERPRETERS: Final = ("lua5.1", "lua5.2", "lua5.3", "lua5.4")
+CASES_PER_PROCESS: Final = 5_000
+DIRECTIVES: Final = ("BB_LUA", "BB_LUA", "DW")
+POOLS: Final = dict.fromkeys(NAMES[:4], 2**62)
+"""Pools of the site and what each has, bytes."""
+
+SHOWN_MAX: Final = 5
+"""Differences that are printed, count."""
+
+ACCEPTED, REFUSED, ELSEWHERE, LAXER, STRICTER = "accepted", "refused", "refused elsewhere", "laxer", "stricter"
+"""Both accept; both refuse, naming the same place or another; only Forebay refuses; only the script does."""
+
+
+class GuestCase(NamedTuple):
+    """One script, and the word of the site's directives."""
+
+    script: str
+    directive: str
+
+
+class Difference(NamedTuple):
+    """What the two said of one case; empty: accepted."""
+
+    case: GuestCase
+    forebay: str
+    lua: str
+
+
+def interpreters() -> list[str]:
+    """Return the Lua interpreters that are installed."""
+    return [name for name in INTERPRETERS if shutil.which(name)]
+
+
+def make_guest_case(random: Random) -> GuestCase:
+    """Return the next case of this source of randomness."""
+    directive = random.choice(DIRECTIVES)
+    kind = f"#{directive}"
+    size, pool = random.choice(SIZES[2:5] if random.random() < 0.9 else SIZES), random.choice(NAMES[:4])
+    options = [f"capacity={size}", f"pool={pool}"]
+    if random.random() < 0.3:
+        options.append(random.choice(("type=scratch", "access_mode=striped", "access_mode=striped,ldbalance", "x=y")))
+    random.shuffle(options)
+    space = f"{kind} {random.choice(('jobdw ', ''))}{' '.join(options)}"
+    moves = []
+    for _ in range(random.choice((0, 0, 1, 2))):
+        outside, inside = random.choice(PATHS[:3]), random.choice((PATHS[5], PATHS[5], PATHS[7], PATHS[8], PATHS[6]))
+        what = random.choice(("file", "file", "directory", "list"))
+        choice = random.choice(("", "", " acls=yes", " links=follow", " backend=rsync", " colour=red", " # a comment"))
+        if random.random() < 0.5:
+            moves.append(f"{kind} stage_in type={what} source={outside} destination={inside}{choice}")
+        else:
+            source, into = (outside, outside) if what == "list" else (inside, outside)
+            moves.append(f"{kind} stage_out type={what} source={source} destination={into}{choice}")
+    lines = [space, *moves]
+    random.shuffle(lines)
+    if random.random() < 0.2:
+        lines.insert(random.randrange(len(lines) + 1), random.choice(("", "#SBATCH -n1", "# a comment", "#BB x", " ")))
+    if random.random() < 0.2:
+        line = random.randrange(len(lines))
+        words = lines[line].split(" ")
+        cut = random.randrange(1, len(words) + 1)
+        lines[line] = " ".join(words[:cut]) + f" \\\n{kind} " + " ".join(words[cut:])
+    text = "#!/bin/sh\n" + "\n".join(lines) + "\ntrue\n"
+    if random.random() < 0.3:
+        text = "#!/bin/sh\n" + _lines(random).replace("#DW", kind) + text[10:]
+    if random.random() < 0.6:
+        text = _mutated(random, text)
+    return GuestCase(text, directive)
+
+
+def site_of(directive: str) -> dict[str, Any]:
+    """Return the tables of a site, as the bridge writes them."""
+    pools = [{"id": name, "quantity": size // 2**20, "granularity": 2**20} for name, size in POOLS.items()]
+    return {**guest_tables(), "directive": directive, "pools": pools}
+
+
+def asked_of_forebay(case: GuestCase) -> str:
+    """Return why Forebay refuses a case, with its place; empty where it accepts it."""
+    try:
+        request = read_guest_request(case.script, directive=case.directive).request
+    except DirectiveRefused as refused:
+        return str(refused)
+    if request is None:
+        return ""
+    if request.pool not in POOLS:
+        return f"{request.places[0]}: there is no pool"
+    if request.capacity_bytes > POOLS[request.pool]:
+        return f"{request.places[1]}: more than the pool has"
+    return ""
+
+
+def asked_of_lua(interpreter: str, cases: list[GuestCase], directory: Path) -> list[str]:
+    """Return what the script says of cases that have one directive, in their order."""
+    if not cases:
+        return []
+    site = directory / "site.json"
+    site.write_text(json.dumps(site_of(cases[0].directive)))
+    said = b"".join(
+        b"%d\n%s" % (len(text), text) for case in cases for text in [case.script.encode("utf-8", "surrogatepass")]
+    )
+    script = directory / "burst_buffer.lua"
+    script.write_text(script_text(RUN))
+    command = [interpreter, str(CHECK), str(script), str(site)]
+    done = subprocess.run(command, input=said, capture_output=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr.decode("utf-8", "replace"))
+    found = done.stdout.decode("utf-8", "replace").split("\n")[:-1]
+    assert len(found) == len(cases), (len(found), len(cases))
+    return found
+
+
+def compare(interpreter: str, cases: list[GuestCase], directory: Path) -> list[Difference]:
+    """Return what both said of each case."""
+    found = []
+    for directive in sorted({case.directive for case in cases}):
+        same = [case for case in cases if case.directive == directive]
+        for case, lua in zip(same, asked_of_lua(interpreter, same, directory), strict=True):
+            found.append(Difference(case, asked_of_forebay(case), lua))
+    return found
+
+
+def kind_of(difference: Difference) -> str:
+    """Return how the two answers compare."""
+    forebay, lua = difference.forebay, difference.lua
+    if not forebay or not lua:
+        return ACCEPTED if forebay == lua else STRICTER if lua else LAXER
+    return REFUSED if place_of(forebay) == place_of(lua) else ELSEWHERE
+
+
+def place_of(sentence: str) -> str:
+    """Return where a refusal says that the fault is."""
+    return sentence.partition(": ")[0]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run until the number of cases is reached; 1 where the script refuses what Forebay accepts."""
+    parser = argparse.ArgumentParser(prog="scripts/fuzz --guests", description="Hold burst_buffer.lua to the grammar.")
+    parser.add_argument("--guests", action="store_true", help="what this is")
+    parser.add_argument("--cases", type=int, default=100_000, help="how many cases, all interpreters together")
+    parser.add_argument("--seed", type=int, default=1, help="where the randomness begins")
+    chosen = parser.parse_args(arguments)
+    found = interpreters()
+    if not found:
+        print("scripts/fuzz: no Lua is installed; scripts/install-backends --slurm installs it")
+        return 1
+    count: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as directory:
+        for begin in range(0, chosen.cases, CASES_PER_PROCESS):
+            numbers = range(begin, min(begin + CASES_PER_PROCESS, chosen.cases))
+            cases = [make_guest_case(Random(f"{chosen.seed}:{number}")) for number in numbers]
+            for one in compare(found[begin // CASES_PER_PROCESS % len(found)], cases, Path(directory)):
+                count[kind_of(one)] += 1
+                if kind_of(one) == STRICTER and count[STRICTER] <= SHOWN_MAX:
+                    print(f"refused by Lua only: {one.case!r}\n  {one.lua}")
+    print(json.dumps({"seed": chosen.seed, "interpreters": found, "cases": chosen.cases, **count}))
+    return 1 if count[STRICTER] else 0

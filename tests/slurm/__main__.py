@@ -1,0 +1,153 @@
+"""The command line of scripts/slurm."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.faults.ending import perform
+from tests.slurm.exercises import EXERCISES, ROWS
+from tests.slurm.site import Site, missing
+
+PREFIX = "forebay-slurm."
+PID, USE, STAYED_LOG = "pid", "use", "stay.log"
+"""Files of a site that was started: whose process has it, how to use it, and what that process printed."""
+
+UNABLE = 77
+"""Exit code where a machine cannot do it; the sentence says what it lacks."""
+
+
+def main(arguments: list[str]) -> int:
+    """Return the exit code: 0 if all held, 1 if something did not, 77 if this machine cannot."""
+    parser = argparse.ArgumentParser(prog="scripts/slurm", description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    start = verbs.add_parser("start", help="start a site in the background, and say how to use it")
+    stop = verbs.add_parser("stop", help="end such a site, and remove it")
+    stop.add_argument("directory", type=Path, help="what `start` printed")
+    does = verbs.add_parser("exercise", help="found a site, do one exercise, and remove it; the last line is JSON")
+    does.add_argument("name", choices=EXERCISES)
+    for verb in (start, does):
+        verb.add_argument("--plugin", choices=("lua", "datawarp"), default="lua")
+    start.add_argument("--backup", action="store_true", help="slurmctld has a backup")
+    start.add_argument("--stay", type=Path, help=argparse.SUPPRESS)
+    does.add_argument("--rounds", "--jobs", type=int, dest="rounds", help="how often, or how many jobs")
+    does.add_argument("--rows", default="", help="which rows of `refusals`, separated by commas; all unless told")
+    does.add_argument("--seed", type=int, default=1)
+    chosen = parser.parse_args(arguments)
+    reason = missing()
+    if reason:
+        print(f"scripts/slurm: {reason}", file=sys.stderr)
+        return UNABLE
+    if chosen.verb == "stop":
+        return _stop(chosen.directory)
+    if chosen.verb == "start":
+        if chosen.stay:
+            return _stay(Site(chosen.stay, plugin=chosen.plugin, backup=chosen.backup))
+        return _start(arguments)
+    rows = [row for row in chosen.rows.split(",") if row]
+    if unknown := set(rows) - set(ROWS):
+        parser.error(f"--rows: there is no {', '.join(sorted(unknown))}; rows are {', '.join(ROWS)}")
+    return _exercise(chosen.name, chosen.plugin, chosen.rounds, chosen.seed, rows)
+
+
+def _exercise(name: str, plugin: str, size: int | None, seed: int, rows: list[str]) -> int:
+    signal.signal(signal.SIGTERM, _interrupt)
+    directory = Path(tempfile.mkdtemp(prefix=PREFIX))
+    exercise = EXERCISES[name]
+    rounds = exercise.size if size is None else size
+    site = Site(directory, plugin=plugin, rows=rows, **exercise.site(rounds))
+    figures: dict[str, object] = {}
+
+    async def run() -> None:
+        await site.start()
+        async with site.client(deadline_s=30) as client:
+            figures.update(await exercise.told(site, client, rounds, seed))
+        site.check()
+
+    title = f"slurm exercise {name} --plugin {plugin}"
+    ended = perform(title, run(), release=site.stop, directory=directory, seed=seed)
+    row = {"exercise": name, "plugin": plugin, "seed": seed, "seconds": round(ended.took_s, 1)}
+    print(json.dumps({**row, "failed": int(not ended.succeeded), **figures}))
+    return 0 if ended.succeeded else 1
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _start(arguments: list[str]) -> int:
+    """Start a process that has a site, and print what that says once the site can be used."""
+    directory = Path(tempfile.mkdtemp(prefix=PREFIX))
+    command = [sys.executable, "-m", "tests.slurm", *arguments, "--stay", str(directory)]
+    with (directory / STAYED_LOG).open("wb") as log:
+        staying = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    try:
+        while not (directory / USE).exists():
+            if staying.poll() is not None:
+                said = (directory / STAYED_LOG).read_text(errors="replace") if directory.exists() else ""
+                print(f"scripts/slurm: the site did not start\n{said}", file=sys.stderr)
+                return 1
+            time.sleep(0.1)
+    except KeyboardInterrupt:
+        staying.terminate()
+        staying.wait()
+        return 130
+    print((directory / USE).read_text(), end="")
+    return 0
+
+
+def _stop(directory: Path) -> int:
+    """End the process that has a site, and wait until both are gone."""
+    try:
+        pid = int((directory / PID).read_text())
+        descriptor = os.pidfd_open(pid)
+    except (OSError, ValueError):
+        print(f"scripts/slurm: no site runs in {directory}; name the directory that `start` printed", file=sys.stderr)
+        return 1
+    signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+    select.select([descriptor], [], [])
+    return 0
+
+
+def _stay(site: Site) -> int:
+    async def run() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        (site.directory / PID).write_text(f"{os.getpid()}\n")
+        starting = asyncio.create_task(site.start())
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            beside = site.directory / f".{USE}"
+            beside.write_text(
+                f"export SLURM_CONF={site.slurm.environment['SLURM_CONF']} PATH=$PATH:/usr/sbin\n"
+                f"export FOREBAY_CONFIG={site.cluster.file}\n"
+                f"# inputs: {site.input}; results: {site.results}; the place: {site.place}\n"
+                f"# when done: scripts/slurm stop {site.directory}\n"
+            )
+            beside.rename(site.directory / USE)
+            await stopping
+        starting.cancel()
+
+    try:
+        asyncio.run(run())
+    finally:
+        site.stop()
+        site.remove()
+    return 0
+
+
+if __name__ == "__main__":
+    os.umask(0o022)
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,38 @@
+"""What is exercised at a site with a real Slurm: each a story that returns figures, or raises RunFailed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from tests.slurm.exercises.common import Told
+from tests.slurm.exercises.deaths import leader_kill, slurmctld_kill
+from tests.slurm.exercises.lives import lifecycle, unexported
+from tests.slurm.exercises.load import away, mass
+from tests.slurm.exercises.refusals import ROWS, refusals
+from tests.slurm.exercises.space import overcommit
+from tests.slurm.site import POOL_GRAINS
+
+__all__ = ["EXERCISES", "ROWS", "Exercise"]
+
+
+class Exercise(NamedTuple):
+    """An exercise, of which size it is unless somebody says another, and at what site it is done."""
+
+    told: Told
+    size: int = 1
+    site: Callable[[int], dict[str, Any]] = lambda size: {}
+    """Options of `Site` by the size."""
+
+
+EXERCISES: Final = {
+    "lifecycle": Exercise(lifecycle),
+    "leader-kill": Exercise(leader_kill, 50),
+    "slurmctld-kill": Exercise(slurmctld_kill, 30, lambda size: {"backup": True}),
+    "overcommit": Exercise(overcommit, 200, lambda size: {"grains": 2 * POOL_GRAINS}),
+    "refusals": Exercise(refusals),
+    "unexported": Exercise(unexported),
+    "away": Exercise(away, 100),
+    "mass": Exercise(mass, 2000, lambda size: {"grains": max(size, 160) + POOL_GRAINS, "gates": False}),
+}
+"""By their names."""

@@ -1,0 +1,75 @@
+"""What the exercises have in common: a batch of jobs, what must hold of each, and of the site afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from cluster.client import Client
+from cluster.schemas import operations as ops
+from tests.slurm.site import RunFailed, Site
+from tests.slurm.slurm import PATIENCE_S, Submitted
+
+Figures = dict[str, Any]
+Jobs = dict[str, tuple[str, bytes]]
+"""Names and contents of what is staged, by the numbers of Slurm's jobs."""
+
+Told = Callable[[Site, Client, int, int], Awaitable[Figures]]
+"""A story of a site: its size and its seed come last."""
+
+SETTLED: Final = ("none", "over")
+
+
+def require(holds: object, sentence: str) -> None:
+    """Raise RunFailed with the sentence unless it holds."""
+    if not holds:
+        raise RunFailed(sentence)
+
+
+async def nothing_left(site: Site, client: Client, patience_s: float = PATIENCE_S) -> None:
+    """Wait until no guest holds anything, no buffer lies in the place, and the pool is free."""
+
+    async def gone() -> bool:
+        guests = await site.guests(client)
+        held = [pool.held_bytes for pool in (await client.call(ops.LIST_POOLS)).pools]
+        return all(guest.phase in SETTLED for guest in guests.values()) and not any(held) and not site.left()
+
+    await site.until("all buffers are gone", gone, patience_s)
+
+
+def exported(site: Submitted, name: str, data: bytes) -> None:
+    """Raise RunFailed unless the result is what was staged in, and the user's."""
+    path = site.results / name
+    require(path.exists(), f"{name} was not exported")
+    require(path.read_bytes() == data, f"{name} is not what was staged in")
+    require(path.stat().st_uid == site.exports_as, f"{name} is not its user's")
+
+
+async def many(
+    site: Submitted, count: int, tag: str, *body: str, size_bytes: int = 100_000, options: tuple[str, ...] = ()
+) -> Jobs:
+    """Submit jobs that stage a file in and out; return by their numbers the names and contents of what they stage."""
+    jobs = {}
+    for number in range(count):
+        name = f"{tag}.{number}"
+        data = site.make_input(name, size_bytes)
+        jobs[await site.submit(site.script(name, *body), *options)] = name, data
+    return jobs
+
+
+async def all_well(site: Site, client: Client, jobs: Jobs) -> None:
+    """Raise RunFailed unless each job ended as if nothing had happened, and each byte was moved in once."""
+    for job, (name, data) in jobs.items():
+        ended = await site.over(job)
+        require(ended.state == "COMPLETED", f"job {job} ended as {ended}")
+        exported(site, name, data)
+    written = await site.written_in(client, jobs)
+    for job, (_, data) in jobs.items():
+        require(written[job] == len(data), f"job {job} had {written[job]} bytes written for {len(data)}")
+
+
+async def refusal(site: Site, script: str) -> str:
+    """Return what sbatch says to a script that it refuses; RunFailed if it accepts it."""
+    done = await site.ask("sbatch", script=script)
+    require(done.returncode != 0, f"this was accepted: {script}")
+    return str(done.stderr)

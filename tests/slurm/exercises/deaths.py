@@ -1,0 +1,188 @@
+"""Deaths of the leader and of slurmctld in each call of Slurm's and between them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections import Counter
+from typing import Final
+
+from cluster.client import Client
+from tests.slurm.exercises.common import Figures, Jobs, all_well, exported, many, nothing_left, require
+from tests.slurm.plain import PlainSite
+from tests.slurm.site import RunFailed, Site
+from tests.slurm.slurm import Submitted
+
+CALLS: Final = ("setup", "data_in", "pre_run", "post_run", "data_out", "teardown")
+"""Calls of both plugins that reach the bridge, in the order of a job's life: a gate holds each."""
+
+STATES: Final = ("staged-in", "running")
+"""What lies between two calls, as Slurm shows it. A staged job waits for nodes; a running one for its sleep."""
+
+BLOCKER: Final = "#!/bin/sh\n#SBATCH -o /dev/null\n#SBATCH -N2 --exclusive\nsleep 600\n"
+"""A job without a buffer that has all nodes."""
+
+WORK: Final = ("sleep 1", "cp $DW_JOB_STRIPED/in $DW_JOB_STRIPED/out")
+
+STUCK_S: Final = 150.0
+"""Seconds after which a job that has not ended never will: Slurm sets up anew a minute after it started."""
+
+COMES_S: Final = 150.0
+"""Seconds for a moment of a job's life to come: after a restart Slurm sets up anew after a minute."""
+
+
+async def _at(site: Submitted, moment: str, tag: str) -> tuple[Jobs, list[str]]:
+    """Begin three jobs and return them when one is at a moment of its life, and what blocks the nodes."""
+    blockers = []
+    if moment == "staged-in":
+        blockers = [await site.submit(BLOCKER)]
+    if moment not in STATES:
+        site.gates.close(moment)
+    jobs = await many(site, 3, tag, *WORK)
+    first = next(iter(jobs))
+
+    async def there() -> bool:
+        if moment not in STATES:
+            return site.gates.waits_at(moment)
+        found = await site.seen(first)
+        return bool(found is not None and found.buffer == moment)
+
+    await site.until(f"job {first} is in {moment}", there, COMES_S)
+    return jobs, blockers
+
+
+async def leader_kill(site: Site, client: Client, rounds: int, seed: int) -> Figures:
+    """SIGKILL of the leader in each call and between them: every job ends as if nothing had happened."""
+    chance = random.Random(seed)
+    moments = [*CALLS, *STATES] + (["paths"] if site.plugin == "datawarp" else [])
+    killed: Counter[str] = Counter()
+    for number in range(rounds):
+        moment = moments[number % len(moments)]
+        jobs, blockers = await _at(site, moment, f"leader{number}")
+        leader = await site.leader(client)
+        before = chance.random() < 0.5
+        if before:  # the call finds no leader; else it loses the one that it has reached
+            site.cluster.kill(leader)
+        site.gates.open()
+        await asyncio.sleep(chance.uniform(0, 0.3))
+        if not before:
+            site.cluster.kill(leader)
+        for blocker in blockers:
+            await site.ask("scancel", blocker)
+        await asyncio.sleep(chance.uniform(0, 1))
+        site.cluster.start(leader)
+        await all_well(site, client, jobs)
+        killed[moment] += 1
+        print(f"round {number + 1}: {leader} was killed in {moment}; {len(jobs)} jobs ended well", flush=True)
+    await nothing_left(site, client)
+    return {"rounds": rounds, "jobs": 3 * rounds, "killed_in": dict(killed), "bytes_again": 0}
+
+
+# ---- slurmctld
+
+WAYS: Final = ("SIGTERM", "SIGKILL", "takeover")
+"""How slurmctld ends: the last is SIGKILL, and the backup goes on; the first is started again only then. The seed says
+with which of them the exercise begins."""
+
+
+async def slurmctld_kill(site: Site, client: Client, rounds: int, seed: int) -> Figures:
+    """Ends of slurmctld in each call and between them: nothing is copied again, no buffer is left behind, and what
+    Slurm itself leaves stuck is stuck with a script that copies by itself, too.
+    """
+    plain = PlainSite(site.directory / "plain", backup=True)
+    ends: dict[str, Counter[str]] = {}
+    beside: dict[str, Counter[str]] = {}
+    ended_in: Counter[str] = Counter()
+    moments, parked = [*CALLS, *STATES], 0
+    try:
+        await plain.start()
+        for number in range(rounds):
+            moment, way = moments[number % len(moments)], WAYS[(number // len(moments) + seed - 1) % len(WAYS)]
+            chance = random.Random(f"{seed} {number}")
+            pauses_s = chance.uniform(0, 2), chance.uniform(0, 2)
+            since = await site.newest(client)
+            jobs, _ = await asyncio.gather(
+                _ended(site, f"ctld{number}", moment, way, pauses_s[0], ends.setdefault(way, Counter())),
+                _beside(plain, f"ctld{number}", moment, way, pauses_s[1], beside.setdefault(way, Counter())),
+            )
+            written = await site.written_in(client, jobs, since=since)
+            for job, (_, data) in jobs.items():
+                require(written[job] <= len(data), f"job {job} had {written[job]} bytes written for {len(data)}")
+            # Slurm begins a job anew that had run, if it forgot so: what that had not exported is kept for people.
+            parked += await site.discard_parked(client)
+            ended_in[f"{moment}, {way}"] += 1
+            shown = f"{dict(ends[way])}, beside it {dict(beside[way])}"
+            print(f"round {number + 1}: {way} in {moment}; so far with {way}: {shown}", flush=True)
+    finally:
+        await asyncio.to_thread(plain.stop)
+    await nothing_left(site, client)
+    return {
+        "rounds": rounds,
+        "ends": {way: dict(counts) for way, counts in ends.items()},
+        "beside": {way: dict(counts) for way, counts in beside.items()},
+        "ended_in": dict(ended_in),
+        "parked": parked,
+        "bytes_again": 0,
+    }
+
+
+async def _ended(site: Submitted, tag: str, moment: str, way: str, pause_s: float, ends: Counter[str]) -> Jobs:
+    """Have slurmctld end when a job of three is at a moment of its life, and go on; count how the jobs end."""
+    jobs, blockers = await _at(site, moment, tag)
+    site.slurmctld(signal.SIGTERM if way == "SIGTERM" else signal.SIGKILL)
+    site.gates.open()
+    await asyncio.sleep(pause_s)
+    if way != "takeover":
+        await site.slurmctld_again()
+
+    async def answers() -> bool:
+        return (await site.ask("squeue", "-h")).returncode == 0
+
+    await site.until("slurmctld or its backup answers", answers, 60)
+    await site.nodes_up()
+    for blocker in blockers:
+        await site.ask("scancel", blocker)
+    for job, (name, data) in jobs.items():
+        ends[await _after_restart(site, job, name, data)] += 1
+    if way == "takeover":
+        await site.slurmctld_again()
+        await site.nodes_up()
+    return jobs
+
+
+async def _beside(site: PlainSite, tag: str, moment: str, way: str, pause_s: float, ends: Counter[str]) -> None:
+    """Do the same where nothing is promised: what is stuck there may keep nodes from those that come later."""
+    try:
+        await _ended(site, tag, moment, way, pause_s, ends)
+    except RunFailed:
+        ends["never came so far"] += 1
+        site.gates.open()
+
+
+async def _after_restart(site: Submitted, job: str, name: str, data: bytes) -> str:
+    """Check a job after a restart; return how it ended: `well`, or what Slurm itself has made of it."""
+
+    async def ended() -> str:
+        found = await site.seen(job)
+        if found is None:
+            # Slurm had not saved it yet when it was killed.
+            return "well" if (site.results / name).exists() else "forgotten by Slurm"
+        if found.reason == "JobHeldAdmin" and (site.results / name).exists():
+            # It had run, and its results are there; a slurmctld that was killed had not saved that.
+            return "run before, held by Slurm"
+        if not found.is_over:
+            return ""
+        return "well" if found.state == "COMPLETED" else found.state
+
+    try:
+        end = str(await site.until(f"job {job} ends", ended, STUCK_S))
+    except RunFailed:
+        found = await site.seen(job)
+        end = "left by Slurm" if found is None else f"left by Slurm as {found.state}, {found.reason}, {found.buffer}"
+    if end == "well":
+        exported(site, name, data)
+    else:
+        await site.ask("scancel", "--hurry", job)
+        await site.ask("scancel", job)
+    return end

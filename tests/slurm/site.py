@@ -1,0 +1,299 @@
+"""A whole site on loopback: three replicas, two movers of one place, a bridge, and a real Slurm of two nodes.
+
+Nothing is doubled: real processes, real TLS, Debian's Slurm. Needs root, since data moves as the jobs' user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from cluster.client import Client
+from cluster.schemas import operations as ops
+from cluster.schemas.jobs import JobView
+from cluster.slurm import helper_text, script_text
+from tests.account import KNOWN
+from tests.benchmarks.users.slurm import SlurmSite, missing
+from tests.faults.local_cluster import REPLICAS, LocalCluster, RunFailed
+from tests.slurm.controllers import BACKUP, TwoControllers, on_host
+from tests.slurm.gates import FUNCTIONS
+from tests.slurm.slurm import SETTINGS, Seen, Submitted
+
+GRAIN = 2**20
+POOL_GRAINS = 20
+MOVERS = ("n1", "n2")
+START_S = 120.0
+REFUSED_S = 60.0
+"""Seconds within which a bridge that may not be one has ended."""
+
+_PLUGINS = {"lua": "#BB_LUA", "datawarp": "#DW"}
+
+__all__ = ["GRAIN", "POOL_GRAINS", "REPLICAS", "RunFailed", "Seen", "Site", "missing"]
+
+
+class Site(Submitted):
+    """One such site in a directory of its own."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        plugin: str = "lua",
+        grains: int = POOL_GRAINS,
+        gates: bool = True,
+        backup: bool = False,
+        rows: Iterable[str] = (),
+    ) -> None:
+        """`gates`: calls of Slurm can be stopped on their way; `backup`: slurmctld has one; `rows`: which parts of an
+        exercise that has several are done, none: all.
+        """
+        super().__init__(directory)
+        self.plugin = plugin
+        self.grains = grains
+        self.rows = frozenset(rows)
+        self.cluster = LocalCluster(directory / "site", user=KNOWN)
+        self.place = directory / "bb"
+        self.run = directory / "run"
+        self._helpers = directory / "helpers"
+        self._gated = gates
+        buffers = None if plugin == "lua" else self._datawarp()
+        if backup:
+            self.slurm: SlurmSite = TwoControllers(
+                directory / "slurm",
+                script=self._script(),
+                plugin=plugin,
+                buffers=buffers,
+                settings=SETTINGS,
+                run=self.run,
+            )
+        else:
+            self.slurm = SlurmSite(
+                directory / "slurm", script=self._script(), plugin=plugin, buffers=buffers, settings=SETTINGS
+            )
+        self._more: dict[str, subprocess.Popen[bytes]] = {}
+        self._ended: set[str] = set()
+
+    # From nothing to a first idle node
+
+    def _script(self) -> str:
+        text = script_text(self.run)
+        return text + self.gates.around(FUNCTIONS) if self._gated else text
+
+    def _datawarp(self) -> str:
+        programs = f"GetSysState={self._helpers}/dw_wlm_cli\nGetSysStatus={self._helpers}/dwstat\n"
+        return f"{programs}StageInTimeout=86400\nFlags=EnablePersistent\n"
+
+    def _write_helpers(self) -> None:
+        """Write what Slurm runs, with the line that `install` writes, behind gates."""
+        text = helper_text(self.run)
+        behind = self._helpers / "behind" if self._gated else self._helpers
+        self.gates.make()
+        for directory in (self._helpers, behind):
+            directory.mkdir(exist_ok=True)
+        for name in ("dw_wlm_cli", "dwstat"):
+            (behind / name).write_text(text)
+            (behind / name).chmod(0o755)
+            if behind != self._helpers:
+                (self._helpers / name).write_text(self.gates.text(str(behind / name)))
+                (self._helpers / name).chmod(0o755)
+
+    def found(self) -> None:
+        """Write the cluster's configuration, its certificates, the place, and what jobs read."""
+        super().found()
+        for path, mode in ((self.place, 0o711), (self.directory / "state", 0o755)):
+            path.mkdir()
+            path.chmod(mode)
+        self.cluster.found({"fast": f"{self.grains}MiB/1MiB,default"}, "1GiB", accounts="switch")
+        text = self.cluster.file.read_text()
+        place = f'[[place]]\nname = "bb"\npath = "{self.place}"\n\n[[pool]]\nplace = "bb"\n'
+        text = text.replace("[[pool]]\n", place, 1)
+        text = re.sub(r"sources = .*", f'sources = ["{self.input}"]', text)
+        text = re.sub(r"destinations = .*", f'destinations = ["{self.results}"]', text)
+        tls = str(self.directory / "site" / "tls")
+        self.cluster.file.write_text(text)
+        self.cluster.forebay("place", "mark", str(self.place))
+        self.cluster.forebay("certificate", "issue", "slurm", "--role", "scheduler", "--into", tls)
+        self._write_helpers()
+
+    async def start(self) -> None:
+        """Start everything; return when a buffer job could be submitted."""
+        self.found()
+        for name in REPLICAS:
+            self.cluster.start(name)
+        for name in MOVERS:
+            self.start_mover(name)
+        async with asyncio.timeout(START_S):
+            async with self.client(deadline_s=START_S) as client:
+                while True:
+                    places = (await client.call(ops.LIST_PLACES)).places
+                    if places and len(places[0].movers_up) == len(MOVERS):
+                        break
+                    await asyncio.sleep(0.1)
+            # Slurm's own burst_buffer.conf says so, too; with lua it asks for none.
+            await asyncio.to_thread(self.cluster.forebay, "config", "set", "Flags=EnablePersistent")
+            self.start_bridge()
+            while not all((run / "pools.json").exists() for run in self.runs().values()):
+                self.check()
+                await asyncio.sleep(0.05)
+        await asyncio.to_thread(self.slurm.start)
+
+    def stop(self) -> None:
+        """End every process that was started here."""
+        with contextlib.suppress(FileNotFoundError):
+            self.slurm.stop()
+        for process in self._more.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+        self.gates.open()
+        self.cluster.stop_all()
+        for process in self._more.values():
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _start(self, name: str, command: list[str], environment: dict[str, str] | None = None) -> None:
+        self._ended.discard(name)
+        with (self.directory / f"{name}.log").open("ab") as log:
+            self._more[name] = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, env=environment
+            )
+
+    def start_mover(self, name: str) -> None:
+        """Start the agent of a mover."""
+        self._start(name, self.cluster.command("agent", "--name", name, "--mover"))
+
+    def _bridge(self, state: Path, run: Path) -> list[str]:
+        words = ["--config", str(self.cluster.file), "--name", "slurm", "--state", str(state), "--run", str(run)]
+        return [sys.executable, "-m", "cluster.slurm", *words]
+
+    def runs(self) -> dict[str, Path]:
+        """Return where each bridge is, by its name here."""
+        if isinstance(self.slurm, TwoControllers):
+            return {"bridge": self.run, "bridge-backup": self.slurm.backup_run}
+        return {"bridge": self.run}
+
+    def start_bridge(self, *more: str) -> None:
+        """Start the bridge, and that of the backup's host, with further options."""
+        for name, run in self.runs().items():
+            command = self._bridge(self.directory / "state", run)
+            host = on_host(BACKUP) if name == "bridge-backup" else []
+            metrics = ["--metrics", str(self.directory / f"{name}.prom")]
+            self._start(name, [*host, *command, *metrics, *more], self.slurm.environment)
+
+    def pids(self) -> list[int]:
+        """Return the processes of Forebay: replicas, movers, bridge."""
+        return [process.pid for process in (*self.cluster.processes.values(), *self._more.values())]
+
+    def process(self, name: str) -> subprocess.Popen[bytes]:
+        """Return the bridge or a mover."""
+        return self._more[name]
+
+    async def refused_bridge(self, state: Path | None = None, run: Path | None = None) -> tuple[int, str]:
+        """Run a bridge that ends by itself, of this host unless told otherwise; return its code and what it said."""
+        command = self._bridge(state or self.directory / "state", run or self.run)
+        done = await asyncio.to_thread(
+            subprocess.run, command, capture_output=True, text=True, check=False, timeout=REFUSED_S
+        )
+        return done.returncode, done.stderr
+
+    def start_agent(self, name: str) -> None:
+        """Add a node to the cluster that runs scripts of Forebay's own jobs, and start its agent."""
+        text = self.cluster.file.read_text()
+        agent = f'[[agent]]\nname = "{name}"\ndirectory = "{name}"\ncpus = 2\naccounts = "switch"\n\n[[place]]'
+        self.cluster.file.write_text(text.replace("[[place]]", agent, 1))
+        self.cluster.forebay("certificate", "issue", name, "--role", "agent")
+        self.cluster.forebay("node", "admit", name)
+        self._start(name, self.cluster.command("agent", "--name", name))
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to the bridge or a mover, and wait for the end of who is killed."""
+        process = self._more[name]
+        if number in (signal.SIGKILL, signal.SIGTERM):
+            self._ended.add(name)
+        process.send_signal(number)
+        if number in (signal.SIGKILL, signal.SIGTERM):
+            process.wait()
+
+    def check(self) -> None:
+        """Raise RunFailed for a process that ended though nobody ended it."""
+        for name, process in self._more.items():
+            if process.poll() is not None and name not in self._ended:
+                log = (self.directory / f"{name}.log").read_text(errors="replace").splitlines()
+                raise RunFailed(f"{name} exited {process.returncode}: {' / '.join(log[-3:])}")
+        if ended := self.cluster.ended():
+            raise RunFailed("; ".join(ended))
+
+    # Forebay's side
+
+    def client(self, *, deadline_s: float = 10.0) -> Client:
+        """Return an operator's client."""
+        return self.cluster.client(deadline_s=deadline_s)
+
+    async def leader(self, client: Client) -> str:
+        """Return who leads."""
+        members = await client.call(ops.LIST_MEMBERS, deadline_s=30)
+        return next(member.name for member in members.members if member.role == "leader")
+
+    async def guests(self, client: Client) -> dict[str, JobView]:
+        """Return all guests by the number of their job."""
+        jobs = (await client.call(ops.LIST_JOBS, guests="yes", deadline_s=30)).jobs
+        return {str(job.guest).partition(":")[2]: job for job in jobs}
+
+    async def newest(self, client: Client) -> int:
+        """Return the number of the newest guest, 0 where there is none."""
+        return max((job.job_id for job in (await self.guests(client)).values()), default=0)
+
+    async def written_in(self, client: Client, jobs: Iterable[str], *, since: int = 0) -> dict[str, int]:
+        """Return how many bytes stage-ins of jobs of Slurm have written, in all attempts of all epochs, but for those
+        that had run when Slurm began the job anew.
+
+        Of guests that are newer than `since`: a slurmctld that forgets jobs gives their numbers to others.
+        """
+        written = dict.fromkeys(jobs, 0)
+        listed = (await client.call(ops.LIST_JOBS, guests="yes", deadline_s=30)).jobs
+        last: dict[str, int] = {}
+        for one in listed:
+            last[str(one.guest)] = max(one.epoch or 0, last.get(str(one.guest), 0))
+        for one in listed:
+            job = str(one.guest).partition(":")[2]
+            ran_before = one.start_time is not None and one.epoch != last[str(one.guest)]
+            if job in written and one.job_id > since and not ran_before:
+                answer = await client.call(ops.LIST_RECEIPTS, id=one.job_id, stage="stage_in", deadline_s=30)
+                written[job] += sum(receipt.written_bytes for receipt in answer.receipts)
+        return written
+
+    async def discard_parked(self, client: Client) -> int:
+        """Have what is parked removed, as a person would who has seen to it; return how many buffers that were."""
+        listed = (await client.call(ops.LIST_JOBS, guests="yes", deadline_s=30)).jobs
+        parked = [one.job_id for one in listed if one.phase == "parked"]
+        for number in parked:
+            await asyncio.to_thread(self.cluster.forebay, "buffer", "clear", str(number), "--discard")
+        return len(parked)
+
+    def left(self) -> list[str]:
+        """Return the buffers that are in the place."""
+        found = [path for path in self.place.glob("*/*") if path.parent.name != ".forebay-records"]
+        return sorted(path.name for path in found)
+
+    def script(self, name: str, *body: str, grains: int = 1, lines: Iterable[str] = ()) -> str:
+        """Return a job that stages `name` in and what it makes of it out; `lines` are further directives' texts."""
+        word = _PLUGINS[self.plugin]
+        space = f"{word} jobdw pool=fast capacity={grains}MiB access_mode=striped type=scratch"
+        if self.plugin == "lua":
+            space = f"{word} pool=fast capacity={grains}MiB"
+        moves = [
+            f"stage_in type=file source={self.input}/{name} destination=$DW_JOB_STRIPED/in",
+            f"stage_out type=file source=$DW_JOB_STRIPED/out destination={self.results}/{name}",
+            *lines,
+        ]
+        work = body or ("cp $DW_JOB_STRIPED/in $DW_JOB_STRIPED/out",)
+        return "\n".join(("#!/bin/sh", "#SBATCH -o /dev/null", space, *(f"{word} {move}" for move in moves), *work, ""))
