@@ -31,6 +31,9 @@ STUCK_S: Final = 150.0
 COMES_S: Final = 150.0
 """Seconds for a moment of a job's life to come: after a restart Slurm sets up anew after a minute."""
 
+HANDED_BACK_S, ANSWERS = 6.0, 12
+"""Seconds, and how often in them slurmctld has to answer, until what a backup took over counts as given back."""
+
 
 async def _at(site: Submitted, moment: str, tag: str) -> tuple[Jobs, list[str]]:
     """Begin three jobs and return them when one is at a moment of its life, and what blocks the nodes."""
@@ -147,8 +150,22 @@ async def _ended(site: Submitted, tag: str, moment: str, way: str, pause_s: floa
         ends[await _after_restart(site, job, name, data)] += 1
     if way == "takeover":
         await site.slurmctld_again()
+        await _handed_back(site)
         await site.nodes_up()
     return jobs
+
+
+async def _handed_back(site: Submitted) -> None:
+    """Wait until the backup has given back: while it does, there are moments in which neither of the two answers."""
+    answered = [0]
+
+    async def in_a_row() -> bool:
+        done = await site.ask("squeue", "-h")
+        answered[0] = answered[0] + 1 if done.returncode == 0 else 0
+        await asyncio.sleep(HANDED_BACK_S / ANSWERS)
+        return answered[0] >= ANSWERS
+
+    await site.until("slurmctld answers again and again", in_a_row, 120)
 
 
 async def _beside(site: PlainSite, tag: str, moment: str, way: str, pause_s: float, ends: Counter[str]) -> None:
