@@ -61,6 +61,14 @@ class Gates:
         gate.write_text(self.text("true"))
         gate.chmod(0o755)
 
+    def program(self, path: Path, text: str) -> None:
+        """Make a program behind the gates."""
+        behind = path.parent / "behind" / path.name
+        behind.parent.mkdir(exist_ok=True)
+        for file, content in ((behind, text), (path, self.text(str(behind)))):
+            file.write_text(content)
+            file.chmod(0o755)
+
     def close(self, function: str) -> None:
         """Have the next call of a function wait until the gates are opened."""
         (self._directory / function).touch()

@@ -92,16 +92,15 @@ class Site(Submitted):
     def _write_helpers(self) -> None:
         """Write what Slurm runs, with the line that `install` writes, behind gates."""
         text = helper_text(self.run)
-        behind = self._helpers / "behind" if self._gated else self._helpers
         self.gates.make()
-        for directory in (self._helpers, behind):
-            directory.mkdir(exist_ok=True)
+        self._helpers.mkdir(exist_ok=True)
         for name in ("dw_wlm_cli", "dwstat"):
-            (behind / name).write_text(text)
-            (behind / name).chmod(0o755)
-            if behind != self._helpers:
-                (self._helpers / name).write_text(self.gates.text(str(behind / name)))
-                (self._helpers / name).chmod(0o755)
+            path = self._helpers / name
+            if self._gated:
+                self.gates.program(path, text)
+            else:
+                path.write_text(text)
+                path.chmod(0o755)
 
     def found(self) -> None:
         """Write the cluster's configuration, its certificates, the place, and what jobs read."""

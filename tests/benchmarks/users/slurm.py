@@ -77,7 +77,7 @@ function slurm_bb_pools()
   return slurm.SUCCESS, '{"pools": [{"id": "fast", "quantity": 1048576, "granularity": 1048576}]}'
 end
 function slurm_bb_setup(job, uid, gid)
-  return run("mkdir " .. place(job) .. " && chown " .. uid .. ":" .. gid .. " " .. place(job))
+  return run("mkdir -p " .. place(job) .. " && chown " .. uid .. ":" .. gid .. " " .. place(job))
 end
 function slurm_bb_data_in(job, script) return run("cp " .. option(script, "in") .. " " .. place(job) .. "/in") end
 function slurm_bb_test_data_in() return slurm.SUCCESS end

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import time
 from collections import Counter
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 from cluster.client import Client
 from tests.slurm.exercises.common import Figures, Jobs, all_well, exported, many, nothing_left, require
@@ -30,6 +32,15 @@ STUCK_S: Final = 150.0
 
 COMES_S: Final = 150.0
 """Seconds for a moment of a job's life to come: after a restart Slurm sets up anew after a minute."""
+
+SAVED: Final = 0.7
+"""In how many of the rounds slurmctld has saved the moment in which it ends."""
+
+SAVES_S: Final = 8.0
+"""Seconds in which it saves what is new."""
+
+LEFT: Final = "left by Slurm"
+"""How the ends begin of jobs that never ended."""
 
 HANDED_BACK_S, ANSWERS = 6.0, 12
 """Seconds, and how often in them slurmctld has to answer, until what a backup took over counts as given back."""
@@ -93,7 +104,7 @@ async def slurmctld_kill(site: Site, client: Client, rounds: int, seed: int) -> 
     """Ends of slurmctld in each call and between them: nothing is copied again, no buffer is left behind, and what
     Slurm itself leaves stuck is stuck with a script that copies by itself, too.
     """
-    plain = PlainSite(site.directory / "plain", backup=True)
+    plain = PlainSite(site.directory / "plain", plugin=site.plugin, backup=True)
     ends: dict[str, Counter[str]] = {}
     beside: dict[str, Counter[str]] = {}
     ended_in: Counter[str] = Counter()
@@ -103,11 +114,11 @@ async def slurmctld_kill(site: Site, client: Client, rounds: int, seed: int) -> 
         for number in range(rounds):
             moment, way = moments[number % len(moments)], WAYS[(number // len(moments) + seed - 1) % len(WAYS)]
             chance = random.Random(f"{seed} {number}")
-            pauses_s = chance.uniform(0, 2), chance.uniform(0, 2)
+            end = _End(f"ctld{number}", moment, way, chance.random() < SAVED, chance.uniform(0, 2))
             since = await site.newest(client)
             jobs, _ = await asyncio.gather(
-                _ended(site, f"ctld{number}", moment, way, pauses_s[0], ends.setdefault(way, Counter())),
-                _beside(plain, f"ctld{number}", moment, way, pauses_s[1], beside.setdefault(way, Counter())),
+                _ended(site, end, ends.setdefault(way, Counter())),
+                _beside(plain, end, beside.setdefault(way, Counter())),
             )
             written = await site.written_in(client, jobs, since=since)
             for job, (_, data) in jobs.items():
@@ -120,8 +131,12 @@ async def slurmctld_kill(site: Site, client: Client, rounds: int, seed: int) -> 
     finally:
         await asyncio.to_thread(plain.stop)
     await nothing_left(site, client)
+    stuck, stuck_beside = (_stuck(counts.values()) for counts in (ends, beside))
+    require(stuck <= stuck_beside, f"{stuck} jobs are stuck, beside it {stuck_beside}: {ends}, beside it {beside}")
     return {
         "rounds": rounds,
+        "stuck": stuck,
+        "stuck_beside": stuck_beside,
         "ends": {way: dict(counts) for way, counts in ends.items()},
         "beside": {way: dict(counts) for way, counts in beside.items()},
         "ended_in": dict(ended_in),
@@ -130,12 +145,30 @@ async def slurmctld_kill(site: Site, client: Client, rounds: int, seed: int) -> 
     }
 
 
-async def _ended(site: Submitted, tag: str, moment: str, way: str, pause_s: float, ends: Counter[str]) -> Jobs:
+class _End(NamedTuple):
+    """One end of slurmctld: in which moment of a job's life, how, and for how long it is away."""
+
+    tag: str
+    moment: str
+    way: str
+    is_saved: bool
+    """Whether it has saved that moment before: what it has not, a slurmctld that is killed forgets."""
+    pause_s: float
+
+
+def _stuck(ends: Iterable[Counter[str]]) -> int:
+    return sum(count for counts in ends for end, count in counts.items() if end.startswith(LEFT))
+
+
+async def _ended(site: Submitted, one: _End, ends: Counter[str]) -> Jobs:
     """Have slurmctld end when a job of three is at a moment of its life, and go on; count how the jobs end."""
-    jobs, blockers = await _at(site, moment, tag)
+    jobs, blockers = await _at(site, one.moment, one.tag)
+    if one.is_saved:
+        await _saved(site)
+    way = one.way
     site.slurmctld(signal.SIGTERM if way == "SIGTERM" else signal.SIGKILL)
     site.gates.open()
-    await asyncio.sleep(pause_s)
+    await asyncio.sleep(one.pause_s)
     if way != "takeover":
         await site.slurmctld_again()
 
@@ -155,6 +188,13 @@ async def _ended(site: Submitted, tag: str, moment: str, way: str, pause_s: floa
     return jobs
 
 
+async def _saved(site: Submitted) -> None:
+    """Wait until slurmctld has written its jobs down; where nothing is new to it, it does not."""
+    path, since_s, deadline_s = site.slurm.state / "job_state", time.time(), time.monotonic() + SAVES_S
+    while path.stat().st_mtime < since_s and time.monotonic() < deadline_s:
+        await asyncio.sleep(0.1)
+
+
 async def _handed_back(site: Submitted) -> None:
     """Wait until the backup has given back: while it does, there are moments in which neither of the two answers."""
     answered = [0]
@@ -168,10 +208,10 @@ async def _handed_back(site: Submitted) -> None:
     await site.until("slurmctld answers again and again", in_a_row, 120)
 
 
-async def _beside(site: PlainSite, tag: str, moment: str, way: str, pause_s: float, ends: Counter[str]) -> None:
+async def _beside(site: PlainSite, one: _End, ends: Counter[str]) -> None:
     """Do the same where nothing is promised: what is stuck there may keep nodes from those that come later."""
     try:
-        await _ended(site, tag, moment, way, pause_s, ends)
+        await _ended(site, one, ends)
     except RunFailed:
         ends["never came so far"] += 1
         site.gates.open()
@@ -196,7 +236,7 @@ async def _after_restart(site: Submitted, job: str, name: str, data: bytes) -> s
         end = str(await site.until(f"job {job} ends", ended, STUCK_S))
     except RunFailed:
         found = await site.seen(job)
-        end = "left by Slurm" if found is None else f"left by Slurm as {found.state}, {found.reason}, {found.buffer}"
+        end = LEFT if found is None else f"{LEFT} as {found.state}, {found.reason}, {found.buffer}"
     if end == "well":
         exported(site, name, data)
     else:
