@@ -145,6 +145,7 @@ class Bridge:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; BridgeRefused, OSError. Leaves no FIFO, no socket and no task behind."""
         with self._locked(), contextlib.ExitStack() as stack:
+            self._files.publish()
             stack.callback(self._fifos.stop)
             self._fifos.start()
             async with self._listening():

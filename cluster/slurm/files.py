@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from cluster.schemas.guests import GuestView, PersistentView, SchedulerSiteAnswer
+from cluster.slurm import PARTS, script_parts
 from replica.grammar import PERSISTENT_PREFIX, guest_tables
 
 BELIEVED_S: Final = 10.0
@@ -121,6 +123,9 @@ class Files:
         self._paths.mkdir(mode=0o700, exist_ok=True)
         self._sessions = directory / "sessions"
         self._sessions.mkdir(mode=0o700, exist_ok=True)
+        self._parts = directory / PARTS
+        self._compiled = secrets.token_hex(8)
+        """What slurmctld calls its compiled parts by: those of an earlier bridge may be of another release."""
         self._listed: dict[str, Session] = {}
         self._setting_up: dict[str, int] = {}
         """Jobs whose setup is under way -> how many calls: Slurm counts them from then on, whatever Forebay knows."""
@@ -129,6 +134,16 @@ class Files:
         """Jobs that were staged, or listed, since the guests were last asked for: the answer may not have them."""
         self._ended: set[str] = set()
         """Sessions that ended since then: the answer may still have them."""
+
+    def publish(self) -> None:
+        """Write the parts of burst_buffer.lua, and remove what slurmctld kept of earlier ones; OSError."""
+        self._parts.mkdir(mode=0o700, exist_ok=True)
+        wanted = script_parts()
+        for name, text in wanted.items():
+            self._write(self._parts / name, text.encode())
+        for name in os.listdir(self._parts):
+            if name not in wanted:
+                (self._parts / name).unlink(missing_ok=True)
 
     def renew(
         self, site: SchedulerSiteAnswer, asked_s: float, written: str, users: dict[str, list[int]] | None = None
@@ -149,6 +164,7 @@ class Files:
             **until,
             **guest_tables(),
             "away": self._away,
+            "compiled": self._compiled,
             "directive": site.directive,
             "pools": [{name: pool[name] for name in ("id", "quantity", "granularity")} for pool in pools],
         }

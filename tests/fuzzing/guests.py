@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final, NamedTuple
 
-from cluster.slurm import RUN, script_text
+from cluster.slurm import PARTS, script_parts
 from replica.grammar import DirectiveRefused, guest_tables, read_guest_request
 from tests.fuzzing.generator import NAMES, PATHS, SIZES, _lines, _mutated
 
@@ -117,9 +117,11 @@ def asked_of_lua(interpreter: str, cases: list[GuestCase], directory: Path) -> l
     said = b"".join(
         b"%d\n%s" % (len(text), text) for case in cases for text in [case.script.encode("utf-8", "surrogatepass")]
     )
-    script = directory / "burst_buffer.lua"
-    script.write_text(script_text(RUN))
-    command = [interpreter, str(CHECK), str(script), str(site)]
+    parts = directory / PARTS
+    parts.mkdir(exist_ok=True)
+    for name, text in script_parts().items():
+        (parts / name).write_text(text)
+    command = [interpreter, str(CHECK), str(directory), str(site)]
     done = subprocess.run(command, input=said, capture_output=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(done.stderr.decode("utf-8", "replace"))

@@ -26,6 +26,8 @@ class LeaderDouble:
         self.hold: set[str] = set()
         self.failing: dict[str, str] = {}
         self.away = False
+        self.unanswered: set[str] = set()
+        """Jobs that were asked about while it was away."""
         self.sentence = "the buffer is being staged in"
         self.transfer: TransferView | None = None
         self.missed: list[tuple[str, str]] = []
@@ -38,6 +40,7 @@ class LeaderDouble:
     async def call(self, operation: Any, request: Any = None, *, job: str = "", **parameters: Any) -> Any:
         """Perform an operation as the API would."""
         if self.away:
+            self.unanswered.add(job)
             await asyncio.sleep(0.01)
             raise ApiError(0, "unreachable", "no replica answers")
         if operation not in (ops.SHOW_SCHEDULER_SITE, ops.LIST_GUESTS, ops.SHOW_GUEST, ops.LIST_PERSISTENT):

@@ -367,6 +367,15 @@ async def test_calls_wait_for_a_leader_and_succeed_when_there_is_one(host: Host)
 
 
 @story
+async def test_a_call_on_a_host_without_a_bridge_waits_for_one(host: Host) -> None:
+    waiting = await host.start("setup", "42", UID, UID, "fast", str(8 * GRAIN), str(host.script))
+    await asyncio.sleep(0.3)
+    assert waiting.returncode is None
+    async with host.bridge():
+        assert await host.end_of(waiting) == (0, "")
+
+
+@story
 async def test_one_bridge_runs_in_a_directory(host: Host) -> None:
     async with host.bridge():
         with pytest.raises(BridgeRefused, match="another bridge runs in"):
@@ -557,7 +566,7 @@ async def test_a_call_that_waited_means_no_epoch_that_began_meanwhile(host: Host
         await host.set_up()
         host.leader.away = True
         process = await host.start("job_teardown", "42", str(host.script), "true")
-        await until(lambda: len(host.waiting()) == 1)
+        await until(lambda: "42" in host.leader.unanswered)
         # The backup slurmctld, on another host, has torn it down and set it up again, and it runs.
         host.leader.guests["42"] |= {"phase": "running", "epoch": 2}
         host.leader.away = False

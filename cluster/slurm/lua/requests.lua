@@ -1,10 +1,9 @@
--- The check of requests: what `sbatch` refuses, before Slurm has a job. Part of burst_buffer.lua, where it is compiled by
--- `job_process` alone: slurmctld compiles that file anew for each call of any function.
+-- The check of requests: what `sbatch` refuses, before Slurm has a job. A chunk that returns it, for `job_process`.
 --
 -- The grammar is replica/grammar/slurm.py in other words. Refuses nothing that Forebay accepts.
 -- tests/cluster/slurm/test_lua_grammar.py and the fuzzer hold it to that.
 
-local SCRIPT_BYTES_MAX, integer = forebay.SCRIPT_BYTES_MAX, forebay.integer
+local SCRIPT_BYTES_MAX, integer, is_among = ...
 local SHOWN_BYTES = 48 -- of what a user wrote, repeated in a sentence
 
 local function quote(text)
@@ -192,13 +191,6 @@ local function without_comment(words)
 end
 
 local function listed(values, between) return table.concat(values, between or ", ") end
-
-local function is_among(value, values)
-  for _, one in ipairs(values) do
-    if one == value then return true end
-  end
-  return false
-end
 
 local function read_options(words, from, keys)
   local found = {}
@@ -471,7 +463,7 @@ local function check_pool(asked, site)
 end
 
 -- Return nil where a script may be submitted, else why not, with its place. `site` is site.json as a table.
-function forebay.check(text, site)
+return function(text, site)
   local fine, why = pcall(function()
     if #text > SCRIPT_BYTES_MAX then
       error({ sentence = "the script has more than " .. integer(SCRIPT_BYTES_MAX) .. " bytes; put its data into files" }, 0)

@@ -1,0 +1,110 @@
+-- What burst_buffer.lua does in slurmscriptd: one exchange with the bridge through two FIFOs. No process is started, and
+-- nobody waits but Slurm's own.
+
+local RUN = ...
+
+local SCRIPT_BYTES_MAX = 256 * 1024 -- a longer script is refused by Forebay, too
+local ANSWER_BYTES_MAX = 64 * 1024 -- of the bridge: status of a job
+local SLOTS = 64 -- FIFOs that the bridge keeps ready for answers: the files slots/1 to slots/64
+local REQUEST_BYTES_MAX = 4096 -- of one request: what a pipe takes in one piece
+local AWAY_WAIT_S = 3 -- between two questions while no bridge answers
+
+local function read_all(file)
+  local parts, size = {}, 0
+  while size < ANSWER_BYTES_MAX do
+    local part = file:read(4096)
+    if not part then break end
+    parts[#parts + 1], size = part, size + #part
+  end
+  return table.concat(parts)
+end
+
+-- Take a FIFO for an answer: Lua can make none, but of those that rename one, one succeeds. Its new name says whose it
+-- is, so it can never be taken for another call's. Return that name, or nil where none is left, or no bridge.
+local function claim(call)
+  local from = #call * 7 + (tonumber(call:match("%d+")) or 0)
+  for tried = 1, SLOTS do
+    local slot = (from + tried) % SLOTS + 1
+    local name = slot .. "." .. call
+    if os.rename(RUN .. "/slots/" .. slot, RUN .. "/calls/" .. name) then return name end
+  end
+end
+
+local function write_file(path, text, mode)
+  local file = io.open(path, mode)
+  if not file then return false end
+  file:setvbuf("full", REQUEST_BYTES_MAX + 1) -- in one piece: others write to the same FIFO
+  local written = file:write(text)
+  return file:close() and written
+end
+
+-- Return the bridge's answer, empty where there is none: no bridge, or it ended. The FIFO for requests is opened for
+-- both directions, which never waits and makes no file where there is none.
+local function exchange(name, words, script)
+  local taken = claim(name .. "." .. (words[1] and words[1]:match("^%d+$") or "-"))
+  if not taken then return "" end
+  local line = taken .. "\0" .. name
+  for _, word in ipairs(words) do line = line .. "\0" .. word end
+  if #line >= REQUEST_BYTES_MAX or line:find("\n", 1, true) then
+    return "fail\nthe call has more than " .. REQUEST_BYTES_MAX .. " bytes, or a line break"
+  end
+  if script and not write_file(RUN .. "/calls/" .. taken .. ".script", script, "w") then return "" end
+  if not write_file(RUN .. "/requests", line .. "\n", "r+") then return "" end
+  local reply = io.open(RUN .. "/calls/" .. taken, "r")
+  if not reply then return "" end
+  local answer = read_all(reply)
+  reply:close()
+  return answer
+end
+
+-- Ask the bridge; return slurm's code and a text. An answer is a word, a line break and a text: `ok`, `fail`, `busy`.
+-- What comes cut short, since somebody was ended, is asked for again; and nothing but `ok` is ever a success: Slurm would
+-- take a timeout for one.
+local function ask(name, words, script)
+  for index, word in ipairs(words) do words[index] = tostring(word) end
+  while true do
+    local word, text = exchange(name, words, script):match("^(%l+)\n(.*)$")
+    if word == "ok" then
+      if text ~= "" then return slurm.SUCCESS, text end
+      return slurm.SUCCESS
+    end
+    if word == "busy" then return slurm.SUCCESS, slurm.SLURM_BB_BUSY or "BUSY" end
+    if word == "fail" then return slurm.ERROR, text end
+    local slept = os.execute("sleep " .. AWAY_WAIT_S)
+    if slept ~= 0 and slept ~= true then return slurm.ERROR, name .. " was ended while no bridge answered" end
+  end
+end
+
+local calls = {}
+
+function calls.setup(job, uid, gid, pool, size, script)
+  local file = io.open(script, "rb")
+  local text = file and file:read(SCRIPT_BYTES_MAX + 2) or ""
+  if file then file:close() end
+  if not file or #text > SCRIPT_BYTES_MAX + 1 then return slurm.ERROR, "the job's script cannot be read, or is too long" end
+  -- What Slurm makes of a script with its symbols replaced ends in a zero byte.
+  return ask("setup", { job, uid, gid, pool, size }, (text:gsub("%z+$", "")))
+end
+
+-- From 24.05 on there are five arguments, and somebody who asks again.
+function calls.data_in(job, script, uid, gid, info)
+  return ask(info ~= nil and "begin_data_in" or "data_in", { job })
+end
+
+function calls.test_data_in(job) return ask("test_data_in", { job }) end
+
+function calls.pre_run(job) return ask("pre_run", { job }) end
+
+function calls.post_run(job) return ask("post_run", { job }) end
+
+function calls.data_out(job, script, uid, gid, info)
+  return ask(info ~= nil and "begin_data_out" or "data_out", { job })
+end
+
+function calls.test_data_out(job) return ask("test_data_out", { job }) end
+
+function calls.job_teardown(job, script, hurry) return ask("teardown", { job, hurry }) end
+
+function calls.get_status(...) return ask("get_status", { ... }) end
+
+return calls

@@ -1,0 +1,110 @@
+"""What slurmctld compiles of burst_buffer.lua for a call, in every Lua: parts that the bridge of this boot wrote."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cluster.slurm import PARTS, script_text
+from cluster.slurm.files import Files, uptime_s
+from tests.cluster.slurm.leader import LeaderDouble
+from tests.fuzzing.guests import INTERPRETERS, interpreters
+
+SCRIPT = "#!/bin/sh\n#BB_LUA pool=fast capacity=8MiB\ntrue\n"
+WRONG = SCRIPT.replace("fast", "fsat")
+
+lua = pytest.mark.parametrize(
+    "interpreter",
+    [
+        pytest.param(name, marks=pytest.mark.skipif(name not in interpreters(), reason=f"{name} is not installed"))
+        for name in INTERPRETERS
+    ],
+)
+
+
+class SlurmctldHost:
+    """What slurmctld sees of a bridge: its files."""
+
+    def __init__(self, directory: Path, interpreter: str) -> None:
+        self.run = directory / "run"
+        self.parts = self.run / PARTS
+        self._interpreter = interpreter
+        self._script = directory / "job"
+        self._lua = directory / "burst_buffer.lua"
+        self._lua.write_text(script_text(self.run))
+
+    def bridge(self, users: dict[str, list[int]] | None = None) -> None:
+        """Write what a bridge that starts writes."""
+        files = Files(self.run, "head1")
+        files.publish()
+        files.renew(LeaderDouble()._site(), uptime_s(), "10:03", users)
+
+    def submit(self, script: str, *more: str) -> tuple[int, str]:
+        """Return code and text of `job_process`."""
+        self._script.write_text(script)
+        words = ", ".join((json.dumps(str(self._script)), *more))
+        text = (
+            f"slurm = {{SUCCESS = 0, ERROR = -1}}\ndofile('{self._lua}')\n"
+            f"local rc, said = slurm_bb_job_process({words})\nio.write(tostring(rc), '\\n', tostring(said or ''))\n"
+        )
+        done = subprocess.run([self._interpreter, "-e", text], capture_output=True, text=True, check=True)
+        code, _, said = done.stdout.partition("\n")
+        return int(code), said
+
+    def compiled(self) -> list[Path]:
+        """Return what slurmctld keeps compiled."""
+        return [path for path in self.parts.iterdir() if path.suffix != ".lua"]
+
+
+@lua
+def test_where_slurm_says_whose_job_it_is_users_who_may_not_are_refused(interpreter: str, tmp_path: Path) -> None:
+    host = SlurmctldHost(tmp_path, interpreter)
+    host.bridge({"allow": [1001]})
+    assert host.submit(SCRIPT, "1001") == (0, "")
+    assert host.submit(SCRIPT, "1002") == (-1, "User not found in AllowUsers")
+    host.bridge({"deny": [1001]})
+    assert host.submit(SCRIPT, "1001") == (-1, "User found in DenyUsers")
+    assert host.submit(SCRIPT, "1002") == (0, "")
+    assert host.submit(SCRIPT) == (0, "")
+
+
+@lua
+def test_the_check_is_compiled_once_for_each_bridge_and_never_read_from_an_earlier_one(
+    interpreter: str, tmp_path: Path
+) -> None:
+    host = SlurmctldHost(tmp_path, interpreter)
+    host.bridge()
+    assert host.submit(WRONG)[1].startswith("script line 2, column 9: there is no pool 'fsat'")
+    (kept,) = host.compiled()
+    (host.parts / "requests.lua").write_text("error('compiled again')")
+    assert host.submit(WRONG)[1].startswith("script line 2, column 9: there is no pool 'fsat'")
+    content = kept.read_bytes()
+    host.bridge()
+    assert host.compiled() == []
+    kept.write_bytes(b"return function() return 'of an earlier bridge' end")
+    assert host.submit(WRONG)[1].startswith("script line 2, column 9: there is no pool 'fsat'")
+    assert sorted(len(path.read_bytes()) for path in host.compiled() if path != kept) == [len(content)]
+
+
+@lua
+def test_what_is_no_longer_believed_is_checked_by_what_the_bridge_wrote(interpreter: str, tmp_path: Path) -> None:
+    # Of an earlier boot, perhaps of one that ended while it was written: what was compiled then is not read.
+    host = SlurmctldHost(tmp_path, interpreter)
+    host.bridge()
+    host.submit(SCRIPT)
+    (kept,) = host.compiled()
+    kept.write_bytes(b"return function() return 'of an earlier boot' end")
+    assert host.submit(SCRIPT) == (-1, "of an earlier boot")
+    site = host.run / "site.json"
+    site.write_text(json.dumps({**json.loads(site.read_text()), "until": uptime_s() - 1, "away": "accept"}))
+    assert host.submit(SCRIPT) == (0, "")
+    assert host.submit(WRONG)[1].startswith("script line 2, column 9: there is no pool 'fsat'")
+
+
+@lua
+def test_a_host_on_which_no_bridge_has_run_refuses_buffer_jobs(interpreter: str, tmp_path: Path) -> None:
+    code, said = SlurmctldHost(tmp_path, interpreter).submit(SCRIPT)
+    assert code == -1 and said.startswith("the buffer is not available on this host (bridge not running)")
