@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from tests.slurm.slurm import SETTINGS, Seen, Submitted
 GRAIN = 2**20
 POOL_GRAINS = 20
 MOVERS = ("n1", "n2")
+MEMORY = Path("/dev/shm")
 START_S = 120.0
 REFUSED_S = 60.0
 """Seconds within which a bridge that may not be one has ended."""
@@ -59,7 +61,9 @@ class Site(Submitted):
         self.rows = frozenset(rows)
         self.cluster = LocalCluster(directory / "site", user=KNOWN)
         self.place = directory / "bb"
-        self.run = directory / "run"
+        # In memory, as /run is: its files are made and removed many times a job.
+        self._memory = MEMORY / directory.name
+        self.run = self._memory / "run"
         self._helpers = directory / "helpers"
         self._gated = gates
         buffers = None if plugin == "lua" else self._datawarp()
@@ -105,6 +109,7 @@ class Site(Submitted):
     def found(self) -> None:
         """Write the cluster's configuration, its certificates, the place, and what jobs read."""
         super().found()
+        self._memory.mkdir()
         for path, mode in ((self.place, 0o711), (self.directory / "state", 0o755)):
             path.mkdir()
             path.chmod(mode)
@@ -158,6 +163,7 @@ class Site(Submitted):
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        shutil.rmtree(self._memory, ignore_errors=True)
 
     def _start(self, name: str, command: list[str], environment: dict[str, str] | None = None) -> None:
         self._ended.discard(name)
