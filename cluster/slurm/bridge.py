@@ -292,23 +292,28 @@ class Bridge:
             async with self._requests:
                 async with asyncio.timeout(REQUEST_S):
                     asked = await _read(reader)
+                function, words = "", list[str]()
                 if asked is None:
                     word, text = "fail", f"the request has more than {REQUEST_BYTES_MAX} bytes"
                 else:
-                    word, text = await self._settle(asked)
+                    function, words, (word, text) = await self._settle(asked)
             writer.write(_encoded(word, text))
             await writer.drain()
+            # Who was ended meanwhile has closed its end, and nothing could be sent.
+            if word not in _NO_ANSWER and not writer.is_closing():
+                self._calls.answered(function, words, word)
         except (OSError, TimeoutError, asyncio.CancelledError):
             pass  # who asked was ended, or the bridge is: nobody else waits for this task
         finally:
             writer.close()
 
-    async def _settle(self, asked: bytes) -> Answer:
+    async def _settle(self, asked: bytes) -> tuple[str, list[str], Answer]:
+        """Return the function that is asked for, its words, and its answer, or where that will be read."""
         fields = asked.split(b"\0")
         try:
             words = [field.decode() for field in fields]
         except UnicodeDecodeError:
-            return "fail", NO_TEXT
+            return "", [], ("fail", NO_TEXT)
         function, script = words[0], ""
         arguments = words[1:]
         at = _SCRIPT_OF.get(function)
@@ -317,12 +322,12 @@ class Bridge:
         task = self._begin(function, arguments, script)
         await asyncio.wait({task}, timeout=AT_ONCE_S)
         if task.done():
-            return _outcome(task)
+            return function, arguments, _outcome(task)
         if len(self._answering) >= CALLS_MAX:
-            return "again", ""
+            return function, arguments, ("again", "")
         name = self._fifos.make()
-        self._later(name, task)
-        return "wait", str(self._fifos.calls / name)
+        self._later(name, task, function, arguments)
+        return function, arguments, ("wait", str(self._fifos.calls / name))
 
     def _asked(self, request: Request) -> None:
         """Begin a call that came through a FIFO; who comes when there are too many finds no answer, and asks again."""
@@ -331,9 +336,10 @@ class Bridge:
         try:
             "".join((*request.words, request.script)).encode()
         except UnicodeEncodeError:
-            self._later(request.name, asyncio.create_task(_refused(NO_TEXT)))
+            self._later(request.name, asyncio.create_task(_refused(NO_TEXT)), "", [])
         else:
-            self._later(request.name, self._begin(request.function, request.words, request.script))
+            task = self._begin(request.function, request.words, request.script)
+            self._later(request.name, task, request.function, request.words)
 
     def _begin(self, function: str, arguments: list[str], script: str) -> asyncio.Task[Answer]:
         """Return the task of a call: the one that is under way, or a new one, which ends what the job waited for."""
@@ -367,27 +373,35 @@ class Bridge:
         task.add_done_callback(over)
         return task
 
-    def _later(self, name: str, task: asyncio.Task[Answer]) -> None:
+    def _later(self, name: str, task: asyncio.Task[Answer], function: str, words: list[str]) -> None:
         """Have a call's answer read from a FIFO, unless its caller has gone."""
         # For both directions: opening it for writing alone would wait for the reader, and the reader for the writer.
         descriptor = self._fifos.opened(name)
         if descriptor is None:
             return
-        answering = asyncio.create_task(self._deliver(task, name, descriptor))
+        answering = asyncio.create_task(self._deliver(task, name, descriptor, function, words))
         self._answering.add(answering)
         answering.add_done_callback(self._answering.discard)
 
-    async def _deliver(self, task: asyncio.Task[Answer], name: str, descriptor: int) -> None:
+    async def _deliver(
+        self, task: asyncio.Task[Answer], name: str, descriptor: int, function: str, words: list[str]
+    ) -> None:
         try:
             await asyncio.wait({task})
-            os.write(descriptor, _encoded(*_outcome(task)))
+            word, text = _outcome(task)
+            os.write(descriptor, _encoded(word, text))
             left_s, look_s = READ_S, LOOK_S
             while left_s > 0 and _unread(descriptor):
                 await asyncio.sleep(look_s)
                 left_s, look_s = left_s - look_s, min(1.0, 2 * look_s)
+            if not _unread(descriptor):
+                self._calls.answered(function, words, word)
         finally:
             self._fifos.done(name, descriptor)
 
+
+_NO_ANSWER: Final = ("wait", "again")
+"""Words of an answer that somebody reads elsewhere, or asks for again."""
 
 _SCRIPT_OF: Final = {"setup": 5, "data_in": 1, "job_process": 0}
 """Functions that a script comes with, and after which argument; as in forebay-bb."""

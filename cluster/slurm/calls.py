@@ -149,6 +149,11 @@ class Calls:
         self._files.heard(guest)
         self.remember(guest)
 
+    def answered(self, function: str, words: list[str], word: str) -> None:
+        """Note that Slurm has the answer to a call; OSError."""
+        if function == "teardown" and words:
+            self._files.teardown_heard(words[0], done=word == "ok")
+
     def remember(self, guest: g.GuestView) -> None:
         """Remember which epoch of a guest there is."""
         if guest.phase in ("none", "over"):
@@ -294,11 +299,11 @@ class Calls:
 
     async def teardown(self, words: list[str], script: str) -> Answer:
         """`job, hurry`: be done with the buffer."""
+        self._files.teardown_begins(words[0], self._clock.now() // MICROSECONDS_PER_SECOND)
         guest = await self._tell(operations.TEAR_DOWN_GUEST, words[0], hurry=words[1:2] == ["true"])
         guest = await self._while(guest, "teardown")
         if guest.phase not in CASE_OVER:
             return "fail", guest.message or f"the buffer is {guest.phase}"
-        # Before Slurm strikes it off: what is listed then, it would take for another one.
         self.heard(guest)
         self._files.gone(words[0])
         return "ok", ""

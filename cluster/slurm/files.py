@@ -39,6 +39,9 @@ and takes one that is listed for its own.
 PERSISTENT_ID: Final = 2**31
 """What is added to the numbers of persistent buffers' sessions: those of jobs' own are the jobs' numbers, below it."""
 
+LEAVING_S: Final = 900.0
+"""Seconds for which a job is listed of whose teardown Slurm has not heard: a slurmctld that ended is back by then."""
+
 _JOB = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
 _PERSISTENT = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]*", re.ASCII)
 """As Forebay names them; it begins with no digit, as the number of a job does."""
@@ -134,6 +137,8 @@ class Files:
         """Jobs that were staged, or listed, since the guests were last asked for: the answer may not have them."""
         self._ended: set[str] = set()
         """Sessions that ended since then: the answer may still have them."""
+        self._leaving_s: dict[str, float] = {}
+        """Jobs that are being torn down, and since which uptime: Slurm counts them until it has heard the answer."""
 
     def publish(self) -> None:
         """Write the parts of burst_buffer.lua, and remove what slurmctld kept of earlier ones; OSError."""
@@ -195,6 +200,7 @@ class Files:
     def setup_begins(self, session: Session) -> None:
         """Have a job listed from here on: Slurm counts it, whatever Forebay knows yet; OSError."""
         self._setting_up[session.token] = self._setting_up.get(session.token, 0) + 1
+        self._leaving_s.pop(session.token, None)
         self._list(session)
 
     def setup_ends(self, job: str, *, failed: bool) -> None:
@@ -205,8 +211,26 @@ class Files:
             if failed:
                 self._unlist(job)
 
+    def teardown_begins(self, job: str, now_s: int) -> None:
+        """Keep a job listed until `teardown_heard`, as if it were made at the Unix time `now_s`; OSError.
+
+        A slurmctld that ends meanwhile has it torn down again when it is back, but only what it finds listed; one that
+        has just heard the answer takes what is that young for nobody's.
+        """
+        known = self._listed.get(job)
+        if known is not None:
+            self._leaving_s[job] = uptime_s()
+            self._write(self._sessions / job, known._replace(created_s=now_s).lines())
+
+    def teardown_heard(self, job: str, *, done: bool) -> None:
+        """Have what becomes of a guest count again, since Slurm knows how its teardown ended; unlist what is gone."""
+        if self._leaving_s.pop(job, None) is not None and done:
+            self._unlist(job)
+
     def heard(self, guest: GuestView) -> None:
         """List a guest, or do so no longer; OSError."""
+        if guest.job in self._leaving_s:
+            return
         if is_listed(guest):
             self._list(session_of(guest))
         elif guest.job not in self._setting_up:
@@ -255,14 +279,16 @@ class Files:
         """Have these sessions, and those listed since `ask` or being set up; `whole` as in `reconcile`, and nothing is
         said of the tokens in `unsure`.
         """
-        before = self._since.union(unsure)
+        late_s = uptime_s() - LEAVING_S
+        self._leaving_s = {job: since_s for job, since_s in self._leaving_s.items() if since_s > late_s}
+        before = self._since.union(unsure, self._leaving_s)
         wanted = {session.token: session for session in sessions}
         for name in os.listdir(self._sessions) if whole else ():
             if name not in wanted and name not in before and name not in self._setting_up:
                 self._unlist(name)
         for token, session in wanted.items():
             # What ended since was heard of by `heard`, and is not in an answer that was asked for before.
-            if token in self._listed or token not in self._ended:
+            if token not in self._leaving_s and (token in self._listed or token not in self._ended):
                 self._list(session)
 
     def _write(self, path: Path, content: bytes) -> None:

@@ -16,7 +16,7 @@ NEVER_RAN = ("waiting", "set-up", "staging-in", "stage-in-failed", "staged-in")
 
 
 class LeaderDouble:
-    """What `cluster.client.Client` is to the bridge. `hold`: operations that end only when `release` is called."""
+    """What `cluster.client.Client` is to the bridge. `hold`: phases that last until `end` is called."""
 
     def __init__(self, place: str = "/bb/fast") -> None:
         self.place = place
@@ -83,6 +83,8 @@ class LeaderDouble:
             if request.reason:
                 self.forgotten.append((job, request.reason))
                 guest["phase"] = "parked" if ran else "over"
+            elif "teardown" in self.hold:
+                guest["phase"] = "teardown"
             else:
                 guest["phase"] = "over" if ran else "lingering"
         self._news()

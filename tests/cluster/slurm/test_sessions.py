@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from cluster.schemas.guests import GuestView
 from cluster.slurm import helper_text
-from cluster.slurm.files import Files, Session
+from cluster.slurm.files import Files, Session, session_of
 from replica.operations import GuestPhase
 from tests.cluster.harness import story, until
 from tests.cluster.slurm.leader import GRAIN
@@ -126,7 +127,7 @@ async def test_a_job_is_listed_from_its_setup_to_the_end_of_its_teardown_whoever
     async with host.bridge():
         assert tokens(host.run) == ["42"]
         assert await host.call("job_teardown", "42", str(host.script), "true") == (0, "")
-        assert tokens(host.run) == []
+        await until(lambda: tokens(host.run) == [])
 
 
 @story
@@ -158,3 +159,53 @@ def test_before_any_bridge_ran_neither_pools_nor_sessions_are_an_answer(tmp_path
             capture_output=True, text=True, check=False, timeout=60,
         )  # fmt: skip
         assert done.returncode == 1 and not done.stdout.startswith("{"), what
+
+
+def test_until_slurm_has_heard_of_a_teardown_the_job_is_listed_as_one_that_is_young(tmp_path: Path) -> None:
+    files, listed = Files(tmp_path / "run", "head1"), tmp_path / "run" / "sessions"
+    files.heard(guest("42", "staging-out"))
+    files.teardown_begins("42", 2_000_000_000)
+    files.heard(guest("42", "over"))
+    files.ask()
+    files.list_all([])
+    assert [row["created"] for row in shown(tmp_path / "run", "sessions")] == [2_000_000_000]
+    files.teardown_heard("42", done=False)
+    files.ask()
+    files.list_all([session_of(guest("42", "stage-out-failed"))])
+    assert os.listdir(listed) == ["42"]
+    files.teardown_begins("42", 2_000_000_000)
+    files.teardown_heard("42", done=True)
+    assert os.listdir(listed) == []
+    # Its number is used again while the answer is on its way.
+    files.heard(guest("43", "running"))
+    files.teardown_begins("43", 2_000_000_000)
+    files.setup_begins(Session("43", 43, 1000, GRAIN, 2_000_000_001))
+    files.teardown_heard("43", done=True)
+    assert os.listdir(listed) == ["43"]
+
+
+@story
+async def test_a_teardown_whose_caller_was_ended_is_there_for_slurm_to_call_again(host: Host) -> None:
+    program = host.run.parent / "dw_wlm_cli"
+    program.write_text(helper_text(host.run))
+    words = ("-I", "-S", str(program), "--function", "teardown", "--token", "42", "--job", str(host.script))
+    async with host.bridge():
+        assert await host.set_up() == (0, "")
+        for is_slow in (False, True):
+            host.leader.guests["42"] |= {"phase": "staging-out"}
+            await until(lambda: tokens(host.run) == ["42"])
+            host.leader.hold = {"teardown"}
+            asking = await asyncio.create_subprocess_exec(sys.executable, *words)
+            await until(lambda: host.leader.asked[-1] == ("tear_down_guest", "42"))
+            if is_slow:  # it reads a FIFO by then
+                await until(lambda: len(host.waiting()) == 1)
+            asking.kill()
+            await asking.wait()
+            host.leader.end("42", "over")
+            await asyncio.sleep(0.1)
+            assert tokens(host.run) == ["42"]
+            host.leader.asked.append(("", ""))
+        host.leader.hold = set()
+        again = await asyncio.create_subprocess_exec(sys.executable, *words)
+        assert await again.wait() == 0
+        await until(lambda: tokens(host.run) == [])
