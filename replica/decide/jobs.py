@@ -67,7 +67,8 @@ def _of_another_scheduler(job: Job, guest: Guest) -> Refusal:
     )
 
 
-def _cancel_job(state: Facts, actor: c.Actor, command: c.CancelJob, at: Instant) -> Decision:
+def cancel_job(state: Facts, actor: c.Actor, command: c.CancelJob, at: Instant) -> Decision:
+    """Return what a cancellation leads to, of one's own job or as an operator."""
     job = _find_job(state, actor, command.job)
     if isinstance(job, Refusal):
         return job
@@ -198,7 +199,7 @@ def _restart_operations(state: Facts, actor: c.Actor, command: c.RestartOperatio
 
 JOBS_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = {
     c.SubmitJob: _submit_job,
-    c.CancelJob: _cancel_job,
+    c.CancelJob: cancel_job,
     c.HoldJob: _hold_job,
     c.ReleaseJob: _release_job,
     c.SuspendJob: _suspend_job,

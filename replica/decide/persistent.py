@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from replica.decide.buffer_request import pool_of
 from replica.decide.checks import Rejected, check_name, require
 from replica.decide.guests import scheduler_refusal
-from replica.decide.jobs import _cancel_job
+from replica.decide.jobs import cancel_job
 from replica.decide.submit import NO_OUTPUT, job_submitted
 from replica.messages import NOTHING, Accepted, Decision
 from replica.messages import commands as c
@@ -114,7 +114,7 @@ def _remove_persistent(state: Facts, actor: c.Actor, command: c.RemovePersistent
         return NOTHING
     if under_way is not None and (known is None or known.state is BufferState.ALLOCATING):
         # Its teardown removes what was begun.
-        return _cancel_job(state, actor, c.CancelJob(under_way.id, hurry=True), at)
+        return cancel_job(state, actor, c.CancelJob(under_way.id, hurry=True), at)
     if known is None or known.state is BufferState.DELETING:
         return NOTHING
     text = f"#BB destroy_persistent name={name}{' hurry' if command.hurry else ''}"
