@@ -122,20 +122,22 @@ def open_records(place: OrderPlace, attempt: int) -> int:
                 os.mkdir(name, _PRIVATE, dir_fd=directory)
             directory = open_directory(name, dir_fd=directory)
             opened.callback(os.close, directory)
-        earlier = sorted(int(name) for name in names_in(directory) if name.isdecimal() and int(name) < attempt)
-        new = str(attempt) not in names_in(directory)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(str(attempt), _PRIVATE, dir_fd=directory)
-        own = open_directory(str(attempt), dir_fd=directory)
-        try:
-            if earlier and new:
-                _copy(directory, str(earlier[-1]), own)
-            for former in earlier[:-1]:
-                remove_tree(directory, str(former), shown="what is known of an earlier attempt")
-        except BaseException:
-            os.close(own)
-            raise
-        return own
+        names = names_in(directory)
+        earlier = sorted(int(name) for name in names if name.isdecimal() and int(name) < attempt)
+        if str(attempt) not in names:
+            # Whole or not at all: the next attempt begins with these alone.
+            begun = f"{attempt}.copying"
+            remove_tree(directory, begun, shown="a copy of the records of an earlier attempt")
+            os.mkdir(begun, _PRIVATE, dir_fd=directory)
+            with closing(open_directory(begun, dir_fd=directory)) as copy:
+                if earlier:
+                    _copy(directory, str(earlier[-1]), copy)
+                os.fsync(copy)
+            os.rename(begun, str(attempt), src_dir_fd=directory, dst_dir_fd=directory)
+            os.fsync(directory)
+        for former in earlier[:-1]:
+            remove_tree(directory, str(former), shown="what is known of an earlier attempt")
+        return open_directory(str(attempt), dir_fd=directory)
 
 
 _ORDER: Final = ("control", "manifest", "chunks", "made")

@@ -451,6 +451,7 @@ def remove_sources(transfer: TransferState) -> int:
                 if record.kind == DIRECTORY:
                     directories.append(record)
                 elif record.kind in (FILE, LINK) and row.state is State.DONE:
+                    transfer.context.before_removal()
                     removed += _remove(paths, record, row.copied)
             except FileNotFoundError:
                 removed += 1
@@ -467,9 +468,12 @@ def remove_sources(transfer: TransferState) -> int:
 def _remove(paths: RecordPaths, record: Record, copied: Copied) -> int:
     directory, name = paths.source(record)
     now = os.stat(name, dir_fd=directory, follow_symlinks=False)
-    if (now.st_ino, now.st_dev) != (record.inode, record.device):
+    # Not the device: it has another number after a boot, and on another machine that goes on with the removal.
+    if now.st_ino != record.inode:
         return 0
     if record.kind == FILE and (now.st_size, now.st_mtime_ns) != (copied.size, copied.mtime_ns):
+        return 0
+    if record.kind == LINK and now.st_mtime_ns != record.mtime_ns:
         return 0
     if not is_there(paths, record, copied):
         # Somebody took the copy away, so this is the last one.

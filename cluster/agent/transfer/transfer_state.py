@@ -100,6 +100,9 @@ class Context(NamedTuple):
     """Told the files and bytes of each item before anything is copied; what it raises ends the transfer."""
     release: Callable[[], None] = nothing
     """Told when the staging directories are needed no more, before the tops of trees get their times."""
+    before_removal: Callable[[], None] = nothing
+    """Asked before each source is removed: returns while nobody else can have begun with the transfer, and raises what
+    ends this one."""
 
 
 SMALL_BATCH_FILES: Final = 4096

@@ -432,10 +432,7 @@ def _goes_on(order: Order, buffer: int, run: TransferRun, options: Options) -> b
         return False
     with RecordPaths(order, buffer, run.persistent) as paths:
         moves = movements(order, paths, run.home)
-        items = [
-            _chosen(move, backend, shared=run.shared)
-            for move, backend in zip(moves, backends_of(order, moves), strict=True)
-        ]
+        items = [_chosen(move, backend) for move, backend in zip(moves, backends_of(order, moves), strict=True)]
         return resumable(items, options, run.context.workspace)
 
 
@@ -455,7 +452,7 @@ def _run(
         items = []
         for move, backend in zip(moves, backends_of(order, moves), strict=True):
             with named(order.stage, move.source, move.destination):
-                item = _chosen(move, backend, shared=run.shared)
+                item = _chosen(move, backend)
                 inside = buffer is not None and not move.persistent
                 if inside:
                     items.append(item._replace(staging=own))
@@ -464,7 +461,11 @@ def _run(
         try:
             # When everything is claimed: a newer attempt is ordered after this moment, and finds the claims.
             run.await_order()
-            receipt = run_transfer(items, options, run.context._replace(planned=planned, release=claims.release))
+            context = run.context._replace(planned=planned, release=claims.release)
+            if run.shared:
+                # Another mover that has taken over knows whether all was whole, and may still need what was not.
+                context = context._replace(before_removal=run.await_order)
+            receipt = run_transfer(items, options, context)
         except TransferFailed as error:
             claims.tidy()
             raise _named(order, moves, error) from error
@@ -475,14 +476,12 @@ def _run(
     return receipt
 
 
-def _chosen(move: Movement, backend: str, *, shared: bool) -> Item:
+def _chosen(move: Movement, backend: str) -> Item:
     """Return the item as its directive wants it; a link that is named itself stands for what it leads to beneath the
     directory that its path begins in.
     """
     choice = move.choice
-    item = move.item._replace(
-        backend=backend, move=choice.move and not shared, links=cast(Links, choice.links or "keep")
-    )
+    item = move.item._replace(backend=backend, move=choice.move, links=cast(Links, choice.links or "keep"))
     item = item._replace(acls=choice.acls)
     found = leads_to(item.source) if item.links in ("keep", "follow") else None
     return item if found is None else item._replace(source=found)

@@ -6,18 +6,23 @@ import asyncio
 import contextlib
 import functools
 import os
+import shutil
 import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import IO
 
+import msgspec
 import pytest
 
-from cluster.agent.files.places import MARK, PlaceRefused, identity_at, mark
+from cluster.agent.files.places import MARK, PlaceRefused, identity_at, mark, open_records
 from cluster.schemas.jobs import PlaceView
+from cluster.system.descriptors import closing
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.orders import Order, OrderPlace, SpecialTransfers
 from replica.model.requests import CreatePersistent, DestroyPersistent
+from replica.model.transfers import TransferChoice, TransferRules
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import ControllerDouble
 from tests.cluster.harness import until
@@ -61,6 +66,12 @@ def family(pid: int) -> list[int]:
     return [pid, *(one for child in children for one in family(int(child)))]
 
 
+def signalled(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 def stage_in(site: Site, place: OrderPlace, attempt: int) -> Order:
     transfer = Transfer(TransferKind.DIRECTORY, str(site.sources / "tree"), "$DW_JOB_STRIPED/tree")
     return site.order(7, attempt, "stage_in", transfers=(transfer,), place=place, capacity_bytes=10**9)
@@ -79,18 +90,14 @@ async def test_a_mover_that_was_stopped_changes_nothing_once_another_has_taken_o
             await controller.order(stage_in(site, place, 1))
             await controller.wait(lambda: any(row.bytes_done for poll in controller.polls for row in poll.progress))
             stopped = family(process.pid)
-            for pid in stopped:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGSTOP)
+            signalled(stopped, signal.SIGSTOP)
             await second.order(stage_in(site, place, 2))
             result = await second.result(7, 2)
             assert isinstance(result, OperationDone), result
             assert result.files == FILES and found(buffer) == data
             before = {path.name: path.stat().st_mtime_ns for path in buffer.iterdir()}
             inodes = {path.name: path.stat().st_ino for path in buffer.iterdir()}
-            for pid in stopped:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
+            signalled(stopped, signal.SIGCONT)
             late = await controller.result(7, 1)
             assert isinstance(late, OperationFailed), late
             assert found(buffer) == data
@@ -124,6 +131,67 @@ async def test_what_one_mover_has_moved_another_does_not_move_again(site: Site, 
             assert isinstance(result, OperationDone), result
             assert found(buffer) == data
             assert there and there.items() <= {path.name: path.stat().st_ino for path in buffer.iterdir()}.items()
+    finally:
+        other.clean_up()
+
+
+def moved_out(site: Site, place: OrderPlace, attempt: int, *, uses: dict[str, object] | None = None) -> Order:
+    """Return an order that moves the tree of a buffer, or that of the persistent buffer lake."""
+    inside = "$DW_PERSISTENT_STRIPED_lake/tree" if uses else "$DW_JOB_STRIPED/tree"
+    transfer = Transfer(TransferKind.DIRECTORY, str(site.destinations / "back"), inside)
+    special = msgspec.structs.replace(GRANTED if uses else SpecialTransfers(), choices=(TransferChoice(move=True),))
+    fields = {"transfers": (transfer,), "place": place, "rules": TransferRules(), **(uses or {}), "special": special}
+    return site.order(7, attempt, "stage_out", **fields)
+
+
+@in_a_loop
+async def test_what_is_moved_out_of_a_place_is_gone_from_it(site: Site, tmp_path: Path) -> None:
+    place, data = placed(tmp_path / "bb"), filled(site)
+    lake = OrderPlace("bb", place.path, place.identity, "test/lake.5.1")
+    trees = [tmp_path / "bb" / one.directory / sub for one, sub in ((place, "striped/tree"), (lake, "tree"))]
+    async with site.running() as (controller, _):
+        await controller.order(stage_in(site, place, 1))
+        assert isinstance(await controller.result(7, 1), OperationDone)
+        shutil.copytree(trees[0], trees[1])
+        for attempt, uses in enumerate((None, {"uses": ("lake",), "persistent": (("lake", lake),)}), 2):
+            await controller.order(moved_out(site, place, attempt, uses=uses))
+            result = await controller.result(7, attempt)
+            assert isinstance(result, OperationDone) and result.receipt is not None, result
+            assert (result.files, result.receipt.removed_files) == (FILES, FILES)
+            assert found(site.destinations / "back") == data
+            assert found(trees[attempt - 2]) == {}
+            shutil.rmtree(site.destinations / "back")
+
+
+@in_a_loop
+async def test_a_mover_that_takes_over_finishes_a_move_and_the_late_one_removes_nothing(
+    site: Site, tmp_path: Path
+) -> None:
+    place, data = placed(tmp_path / "bb"), filled(site)
+    site.configure(more="copy_rate = '8MiB'")
+    (tmp_path / "other").mkdir()
+    other = Site(tmp_path / "other", site._tls)
+    tree = tmp_path / "bb" / place.directory / "striped" / "tree"
+    shutil.copytree(site.sources / "tree", tree)
+    order = msgspec.structs.replace(moved_out(site, place, 1), roots=(str(site.destinations),))
+    try:
+        async with site.running() as (controller, process), other.running() as (second, _):
+            await controller.order(order)
+            await controller.wait(lambda: any(row.bytes_done for poll in controller.polls for row in poll.progress))
+            stopped = family(process.pid)
+            signalled(stopped, signal.SIGSTOP)
+            await second.order(msgspec.structs.replace(order, attempt=2))
+            result = await second.result(7, 2)
+            assert isinstance(result, OperationDone) and result.receipt is not None, result
+            assert (result.files, result.receipt.removed_files) == (FILES, FILES)
+            assert found(site.destinations / "back") == data and found(tree) == {}
+            shutil.copytree(
+                site.sources / "tree", tree, dirs_exist_ok=True
+            )  # the job's next results, by the same names
+            signalled(stopped, signal.SIGCONT)
+            late = await controller.result(7, 1)
+            assert isinstance(late, OperationFailed), late
+            assert found(site.destinations / "back") == data == found(tree)
     finally:
         other.clean_up()
 
@@ -268,6 +336,31 @@ async def test_no_persistent_buffer_is_made_where_the_place_is_not_mounted(site:
         assert isinstance(result, OperationFailed) and MARK in result.message
         assert result.operation == "create_persistent"
         assert list((tmp_path / "bb").iterdir()) == []
+
+
+def test_records_that_were_copied_in_part_are_not_what_the_next_attempt_begins_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = placed(tmp_path / "bb")
+    kept = {f"7.stage_out.{kind}.0": kind.encode() for kind in ("control", "manifest", "chunks")}
+    with closing(open_records(place, 1)) as records:
+        os.mkdir("transfers", dir_fd=records)
+    first = tmp_path / "bb" / ".forebay-records" / place.directory / "1" / "transfers"
+    for name, data in kept.items():
+        (first / name).write_bytes(data)
+    copied = iter(range(1))
+
+    def killed(source: IO[bytes], destination: IO[bytes]) -> None:
+        next(copied)
+        destination.write(source.read())
+
+    with monkeypatch.context() as patch, pytest.raises(StopIteration):
+        patch.setattr(shutil, "copyfileobj", killed)
+        open_records(place, 2)
+    for attempt in (2, 3, 4):
+        os.close(open_records(place, attempt))
+        assert found(first.parent.parent / str(attempt) / "transfers") == kept
+    assert sorted(os.listdir(first.parent.parent)) == ["3", "4"]
 
 
 def test_a_place_is_told_by_its_own_file_and_belongs_to_its_agents(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ class Harness:
         self.pace: Pace = Unpaced()
         self.planned: Callable[[], object] = nothing
         """Called between the walk and the copying."""
+        self.before_removal: Callable[[], object] = nothing
+        """Called before each source is removed."""
         self.attempt = 0
 
     def close(self) -> None:
@@ -111,6 +113,7 @@ class Harness:
                     stage=Stage.STAGE_OUT,
                     attempt=self.attempt,
                     planned=lambda _: self.planned(),
+                    before_removal=lambda: self.before_removal(),
                 ),
             )
 

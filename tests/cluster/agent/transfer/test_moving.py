@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cluster.agent.transfer import transfer
+from cluster.agent.transfer.errors import Paused
 from cluster.agent.transfer.options import Kind, Options
+from cluster.agent.transfer.progress import nothing
 from tests.cluster.agent.transfer.crashing import calls_of, dies_at
 from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
 
@@ -78,6 +82,49 @@ def test_a_source_whose_copy_somebody_took_away_is_the_last_one_and_stays(
     monkeypatch.setattr(transfer, "remove_sources", late)
     assert harness.carry([harness.item(move=True)]).removed_files == 2
     assert sorted(tree_of(harness.source)) == ["a", "d", "d/b"]
+
+
+def _paused_after(removals: int) -> Callable[[], None]:
+    left = iter(range(removals))
+
+    def before_removal() -> None:
+        if next(left, None) is None:
+            raise Paused
+
+    return before_removal
+
+
+def test_no_source_is_removed_while_somebody_else_may_have_begun(harness: Harness) -> None:
+    plant(harness.source, TREE)
+    before = tree_of(harness.source)
+    harness.before_removal = _paused_after(2)
+    with pytest.raises(Paused):
+        harness.carry([harness.item(move=True)])
+    assert len([data for data in tree_of(harness.source).values() if data is not None]) == 2
+    assert tree_of(harness.destination) == before
+
+
+def test_another_machine_finishes_a_removal_although_it_numbers_the_device_differently(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(harness.source, {**TREE, "d": {"b": b"b"}})
+    (harness.source / "link").symlink_to("a")
+    before = tree_of(harness.source)
+    harness.before_removal = _paused_after(2)
+    with pytest.raises(Paused):
+        harness.carry([harness.item(move=True)])
+    harness.before_removal = nothing
+    look = os.stat
+
+    def elsewhere(*args: Any, **kwargs: Any) -> os.stat_result:
+        seen = look(*args, **kwargs)
+        return os.stat_result((*seen[:2], seen.st_dev + 1, *seen[3:]), {"st_mtime_ns": seen.st_mtime_ns})
+
+    monkeypatch.setattr(transfer.os, "stat", elsewhere)
+    receipt = harness.carry([harness.item(move=True)])
+    monkeypatch.undo()
+    assert (receipt.files, receipt.removed_files) == (3, 3)
+    assert (tree_of(harness.source), tree_of(harness.destination)) == ({}, before)
 
 
 @pytest.mark.parametrize("part", [0, 1])
