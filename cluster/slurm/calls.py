@@ -373,16 +373,6 @@ class Calls:
 
     # At any time
 
-    async def pools(self, words: list[str], script: str) -> Answer:
-        """Nothing: the pools as dw_wlm_cli prints them."""
-        site = await self._told(operations.SHOW_SCHEDULER_SITE, None)
-        rows = ", ".join(
-            f'{{"id": "{pool.name}", "units": "bytes", "granularity": {pool.granularity}, '
-            f'"quantity": {pool.quantity // pool.granularity}, "free": {max(0, pool.free) // pool.granularity}}}'
-            for pool in site.pools
-        )
-        return "ok", f'{{"pools": [{rows}]}}'
-
     async def job_process(self, words: list[str], script: str) -> Answer:
         """A script: whether its directives can be read (datawarp; lua does it by itself)."""
         if self.site is None:
@@ -408,7 +398,7 @@ class Calls:
         """
         jobs = [word for word in words if word.isascii() and word.isdigit() and len(word) <= 10]
         if not jobs:
-            return "ok", "usage: scontrol show bbstat lua JOB\n"
+            return "ok", "usage: scontrol show bbstat PLUGIN JOB, where PLUGIN is lua or datawarp\n"
         # Since 24.05 the asking user's uid and gid stand first.
         guest = await self._show(jobs[-1])
         if guest.job_id is None:
@@ -484,16 +474,15 @@ _FUNCTIONS: Final[dict[str, Callable[[Calls, list[str], str], Awaitable[Answer]]
         Calls.teardown,
         Calls.create_persistent,
         Calls.destroy_persistent,
-        Calls.pools,
         Calls.job_process,
         Calls.get_status,
     )
 }
 _OF_NAMES: Final = frozenset({Calls.create_persistent, Calls.destroy_persistent})
-_WITHOUT_JOB: Final = frozenset({Calls.pools, Calls.job_process, Calls.get_status})
+_WITHOUT_JOB: Final = frozenset({Calls.job_process, Calls.get_status})
 
 FUNCTIONS: Final = frozenset(_FUNCTIONS)
 """Their names."""
 
-QUESTIONS: Final = frozenset({"test_data_in", "test_data_out", "pools", "job_process", "get_status"})
+QUESTIONS: Final = frozenset({"test_data_in", "test_data_out", "job_process", "get_status"})
 """Functions that change nothing, and so end no other's wait."""
