@@ -13,7 +13,7 @@ from typing import Final
 from cluster.client import Client
 from cluster.config import Access, ConfigError
 from cluster.security import TlsRefused, until_valid
-from cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, stop_on_signals
+from cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, report_served, stop_on_signals
 from cluster.slurm.calls import CALL_S
 from cluster.slurm.checks import certificate_fault
 from cluster.slurm.files import Files
@@ -22,6 +22,9 @@ from cluster.system import SystemClock, leave_when_terminated
 EXIT_FAILED: Final = 1
 EXIT_CONFIGURATION: Final = 78
 """EX_CONFIG of sysexits.h: starting again does not help until somebody changes something."""
+
+SERVED_S: Final = 10.0
+"""Seconds after which a bridge counts as started though no leader answers: slurmctld is started after it."""
 
 LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -52,6 +55,7 @@ def run(arguments: list[str]) -> int:
 async def _serve(chosen: argparse.Namespace) -> None:
     access, clock, stop = Access.read(chosen.config), SystemClock(), asyncio.Event()
     stop_on_signals(stop)
+    asyncio.get_running_loop().call_later(SERVED_S, report_served)
     fault = certificate_fault(access, chosen.name, clock.now())
     if fault:
         raise BridgeRefused(fault)
@@ -61,7 +65,10 @@ async def _serve(chosen: argparse.Namespace) -> None:
     files = Files(chosen.run, host, away=chosen.when_away)
     async with Client.from_config(access, chosen.name, deadline_s=CALL_S) as client:
         token = cluster_token(chosen.state)
-        bridge = Bridge(client, files, token, host, clock, state=chosen.state, metrics_file=chosen.metrics)
+        bridge = Bridge(
+            client, files, token, host, clock,
+            state=chosen.state, metrics_file=chosen.metrics, on_served=report_served,
+        )  # fmt: skip
         await bridge.run(stop)
 
 

@@ -120,9 +120,11 @@ class Bridge:
         metrics_file: Path | None = None,
         ask: Callable[[], Awaitable[Looked | str]] = look,
         ask_owner: Callable[[str], Awaitable[int | str]] = owner_of,
+        on_served: Callable[[], None] = lambda: None,
     ) -> None:
         """`ask` asks slurmctld for its jobs, `ask_owner` for the uid of one's user; `state`: where the word `cluster`
-        is kept, `metrics_file`: where counters are written, None: nowhere.
+        is kept, `metrics_file`: where counters are written, None: nowhere; `on_served` is called when a slurmctld
+        would find pools, and perhaps again.
         """
         self._leader = leader
         self._files = files
@@ -141,6 +143,7 @@ class Bridge:
         self._requests = asyncio.Semaphore(SHORTEN_MAX)
         self._said = ""
         self._registered = False
+        self._on_served = on_served
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; BridgeRefused, OSError. Leaves no FIFO, no socket and no task behind."""
@@ -188,6 +191,8 @@ class Bridge:
                     await self._list()
                 # After the first list: who finds pools finds what is in them.
                 self._files.renew(site, asked_s, self._moment(), await self._users(site))
+                if count == 0:
+                    self._on_served()
                 count += 1
                 self._metrics.answered.set(self._clock.now() / MICROSECONDS_PER_SECOND)
                 if self._said:
@@ -461,3 +466,11 @@ def stop_on_signals(stop: asyncio.Event) -> None:
     loop.add_signal_handler(signal.SIGHUP, lambda: None)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+
+
+def report_served() -> None:
+    """Tell the service manager that this process serves, as sd_notify(3) does; where there is none, nobody."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as telling, contextlib.suppress(OSError):
+            telling.sendto(b"READY=1", "\0" + address[1:] if address[0] == "@" else address)

@@ -168,9 +168,12 @@ Description=Forebay's bridge to slurmctld
 Documentation=man:slurmctld(8)
 Wants=network-online.target
 After=network-online.target munge.service
+# A slurmctld that finds no pools asks again after 30 s, and refuses buffer jobs until then.
+Before=slurmctld.service
 StartLimitIntervalSec=0
 
 [Service]
+Type=notify
 User={slurm.user}
 Environment=SLURM_CONF={layout.conf / "slurm.conf"}
 ExecStart={" ".join(map(str, words))}

@@ -168,7 +168,7 @@ def _remove(conf: Path, slurm: SlurmSettings) -> None:
         click.echo("There is nothing to remove.")
         return
     note("Next, on this host:")
-    note(f"  systemctl stop {_unit()}; systemctl daemon-reload")
+    note(f"  systemctl disable --now {_unit()}; systemctl daemon-reload")
 
 
 def _findings(layout: Layout, slurm: SlurmSettings, setup_wait_s: int) -> list[str]:

@@ -22,7 +22,7 @@ from cluster.client import Client
 from cluster.schemas import TransferView
 from cluster.schemas.guests import GuestView
 from cluster.slurm import RUN, fifos, helper_text, script_text
-from cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, keep_token
+from cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, keep_token, report_served
 from cluster.slurm.fifos import SLOTS
 from cluster.slurm.files import BELIEVED_S, VARIABLES, Files, uptime_s
 from cluster.slurm.slurmctld import Looked
@@ -64,11 +64,11 @@ class Host:
     @asynccontextmanager
     async def bridge(self, **options: Any) -> AsyncIterator[Bridge]:
         stop = asyncio.Event()
-        state = options.pop("state", None)
+        state, on_served = options.pop("state", None), options.pop("on_served", lambda: None)
         files = Files(self.run, "head1", **options)
         bridge = Bridge(
             cast(Client, self.leader), files, "token", "head1", SystemClock(),
-            state=state, ask=self.look, ask_owner=self.owner,
+            state=state, ask=self.look, ask_owner=self.owner, on_served=on_served,
         )  # fmt: skip
         running = asyncio.create_task(bridge.run(stop))
         try:
@@ -384,6 +384,23 @@ async def test_one_bridge_runs_in_a_directory(host: Host) -> None:
         with pytest.raises(BridgeRefused, match="another bridge runs in"):
             files = Files(host.run, "head1")
             await Bridge(cast(Client, host.leader), files, "token", "head1", SystemClock()).run(asyncio.Event())
+
+
+@story
+async def test_the_service_manager_hears_of_a_bridge_once_slurmctld_would_find_pools(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.leader.away = True
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        async with host.bridge(on_served=report_served):
+            with pytest.raises(BlockingIOError):
+                manager.recv(100)
+            host.leader.away = False
+            heard = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(manager, 100), 30)
+            assert heard == b"READY=1" and json.loads((host.run / "pools.json").read_text())["pools"]
 
 
 @story

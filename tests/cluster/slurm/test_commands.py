@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -94,6 +96,25 @@ def test_a_bridge_whose_certificate_cannot_be_read_as_one_ends_with_78(
 def test_a_bridge_without_a_configuration_ends_with_78(tmp_path: Path) -> None:
     code, said = bridge(tmp_path / "none.toml", tmp_path)
     assert code == 78 and "none.toml" in said
+
+
+def test_a_bridge_counts_as_started_though_nobody_answers(
+    double: Double, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certify(double, "tall", Role.SCHEDULER)
+    away = double.config.file.with_name("away.toml")
+    away.write_text(re.sub(r'(api = "127.0.0.1:)\d+', r"\g<1>9", double.config.file.read_text()))
+    (tmp_path / "state").mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(ENDS_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        words = ["--name", "tall", "--state", str(tmp_path / "state"), "--run", str(tmp_path / "run")]
+        with subprocess.Popen([sys.executable, "-m", "cluster.slurm", "--config", str(away), *words]) as process:
+            assert manager.recv(100) == b"READY=1"
+            assert not (tmp_path / "run" / "pools.json").exists()
+            process.terminate()
+        assert process.returncode == 0
 
 
 def test_a_second_slurm_of_the_same_name_ends_with_78_and_the_address_of_the_first(

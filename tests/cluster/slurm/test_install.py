@@ -101,7 +101,14 @@ def test_scripts_and_unit_file_have_the_paths_of_this_host(host: SlurmHost) -> N
     host.layout = msgspec.structs.replace(host.layout, run=host.root / "run")
     host.install()
     unit = (host.units / UNIT).read_text()
-    for line in ("Restart=always", "RestartPreventExitStatus=78", f"User={ACCOUNT}", "NoNewPrivileges=yes"):
+    for line in (
+        "Type=notify",
+        "Before=slurmctld.service",
+        "Restart=always",
+        "RestartPreventExitStatus=78",
+        f"User={ACCOUNT}",
+        "NoNewPrivileges=yes",
+    ):
         assert f"\n{line}\n" in unit
     assert f"slurm bridge --name tall --state {host.root}/state --run {host.root}/run\n" in unit
     assert "RuntimeDirectory" not in unit and f"-{host.root}/run" in unit
