@@ -34,6 +34,23 @@ async def _records(slurm: Slurm, job: str) -> list[JobView]:
     return [one for one in jobs if one.guest == f"slurm:{job}"]
 
 
+async def _wipe(slurm: Slurm, token: Path) -> None:
+    """Have a slurmctld begin anew. With its state goes the word that tells it from others: the bridge, which runs, puts
+    it back.
+    """
+    site, word = slurm.site, token.read_text()
+    site.slurmctld(signal.SIGKILL)
+    token.unlink()
+    shutil.rmtree(site.slurm.state)
+    site.slurm.state.mkdir(mode=0o755)
+    await asyncio.to_thread(site.slurm.controller_again)
+
+    async def is_back() -> bool:
+        return token.exists() and token.read_text() == word
+
+    await site.until("the bridge has put the word back", is_back, 30)
+
+
 async def state_wiped(slurm: Slurm) -> None:
     """A job's number is used again after Slurm's state was wiped: a new epoch; what the old one left is parked."""
     site = slurm.site
@@ -51,24 +68,19 @@ async def state_wiped(slurm: Slurm) -> None:
     await slurm.phase(never, "staged-in")
     [running], [staged] = await _records(slurm, ran), await _records(slurm, never)
 
-    # The word that tells this Slurm from others goes with the state: the bridge, which runs, puts it back.
     token = site.directory / "state" / "forebay.cluster"
-    word = token.read_text()
-    site.slurmctld(signal.SIGKILL)
-    token.unlink()
-    shutil.rmtree(site.slurm.state)
-    site.slurm.state.mkdir(mode=0o755)
-    await asyncio.to_thread(site.slurm.controller_again)
-
-    async def is_back() -> bool:
-        return token.exists() and token.read_text() == word
-
-    await site.until("the bridge has put the word back", is_back, 30)
+    await _wipe(slurm, token)
 
     async def has_ended() -> bool:
         return not _runs()
 
     await site.until("Slurm has ended what it does not know", has_ended)
+    if site.plugin == "datawarp":
+        # It tears down what sessions list, and gives their numbers to nobody: only what is parked can meet its own.
+        await slurm.phase(ran, "parked")
+        other = await site.submit(PLAIN, "--hold")
+        require(other not in (ran, never), f"Slurm gave number {other} again")
+        await _wipe(slurm, token)
     new = {ran: site.make_input("new"), never: site.make_input("newer")}
     names = dict(zip(new, ("new", "newer"), strict=True))
     number = 0
