@@ -16,7 +16,7 @@ from cluster.security import TlsRefused, until_valid
 from cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, report_served, stop_on_signals
 from cluster.slurm.calls import CALL_S
 from cluster.slurm.checks import certificate_fault
-from cluster.slurm.files import Files
+from cluster.slurm.files import DirectoryRefused, Files
 from cluster.system import SystemClock, leave_when_terminated
 
 EXIT_FAILED: Final = 1
@@ -43,7 +43,7 @@ def run(arguments: list[str]) -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=LOG_FORMAT)
     try:
         asyncio.run(_serve(chosen))
-    except (ConfigError, TlsRefused, BridgeRefused) as error:
+    except (ConfigError, TlsRefused, BridgeRefused, DirectoryRefused) as error:
         print(f"forebay slurm bridge: {error}", file=sys.stderr)
         return EXIT_CONFIGURATION
     except OSError as error:

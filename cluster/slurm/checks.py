@@ -139,12 +139,23 @@ def trust_faults(paths: Iterable[Path], slurm_uid: int) -> Iterator[str]:
 def _status_faults(path: Path, status: os.stat_result, slurm_uid: int) -> Iterator[str]:
     if status.st_uid not in (0, slurm_uid):
         owner = status.st_uid
-        yield f"{path}: belongs to user id {owner}, who could change what slurmctld runs; run: chown root {path}"
+        remedy = f"choose a directory of root's, or run: chown root {path}"
+        yield f"{path}: belongs to user id {owner}, who could change what slurmctld runs; {remedy}"
     # In a directory like /tmp nobody can replace what is another's.
     is_sticky = stat.S_ISDIR(status.st_mode) and bool(status.st_mode & stat.S_ISVTX)
     if not stat.S_ISLNK(status.st_mode) and status.st_mode & _SHARED and not is_sticky:
         mode = stat.S_IMODE(status.st_mode)
         yield f"{path}: has mode {mode:04o}, others could change what slurmctld runs; run: chmod go-w {path}"
+
+
+def claim_faults(path: Path) -> Iterator[str]:
+    """Yield why others could make a directory that is not there yet: in one like /tmp everybody can."""
+    way = Path(os.path.realpath(path))
+    if way.exists():
+        return
+    parent = next(one for one in way.parents if one.exists())
+    if parent.stat().st_mode & _SHARED:
+        yield f"{path}: is not there, and others could make it in {parent}; choose another path"
 
 
 def plugin_faults(slurm: SlurmSettings, plugin: str) -> Iterator[str]:

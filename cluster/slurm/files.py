@@ -113,16 +113,29 @@ def session_of_persistent(buffer: PersistentView, uid: int) -> Session | None:
     return Session(buffer.name, number, uid, buffer.size, created)
 
 
+class DirectoryRefused(Exception):
+    """A directory that others than the bridge's account could change: what is wrong, and what to do."""
+
+
 class Files:
     """The directory of the bridge, private to its account."""
 
     def __init__(self, directory: Path, host: str, *, away: str = "refuse") -> None:
-        """Make it; OSError. `away`: whether jobs are accepted while no bridge runs, `refuse` or `accept`."""
+        """Make it; OSError, DirectoryRefused.
+
+        `away`: whether jobs are accepted while no bridge runs, `refuse` or `accept`.
+        """
         self.directory: Final = directory
         self._host = host
         self._away = away
         self._paths = directory / "paths"
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = directory.stat()
+        # What lies in it becomes the environment of everybody's jobs.
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise DirectoryRefused(
+                f"{directory}: others than SlurmUser could change it; remove it, or name another directory (--run)"
+            )
         self._paths.mkdir(mode=0o700, exist_ok=True)
         self._sessions = directory / "sessions"
         self._sessions.mkdir(mode=0o700, exist_ok=True)

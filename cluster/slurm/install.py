@@ -25,6 +25,7 @@ from cluster.slurm.checks import (
     SlurmSettings,
     buffer_conf,
     buffer_conf_faults,
+    claim_faults,
     path_faults,
     plugin_faults,
     trust_faults,
@@ -218,7 +219,9 @@ def obstacles(layout: Layout, slurm: SlurmSettings) -> list[str]:
     if found:
         return found
     made = contents(layout, slurm)
-    found += trust_faults((*made, layout.conf / "slurm.conf", layout.config, *layout.forebay), slurm.uid)
+    read = (layout.conf / "slurm.conf", layout.config, *layout.forebay, layout.run)
+    found += trust_faults((*made, *read), slurm.uid)
+    found += claim_faults(layout.run)
     found += [f"{path}: is not there; name an existing directory" for path in (layout.units,) if not path.is_dir()]
     known = _manifest(layout.conf)
     if known.files and known.plugin != layout.plugin:

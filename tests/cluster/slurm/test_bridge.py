@@ -24,7 +24,7 @@ from cluster.schemas.guests import GuestView
 from cluster.slurm import RUN, fifos, helper_text, script_text
 from cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, keep_token, report_served
 from cluster.slurm.fifos import SLOTS
-from cluster.slurm.files import BELIEVED_S, VARIABLES, Files, uptime_s
+from cluster.slurm.files import BELIEVED_S, VARIABLES, DirectoryRefused, Files, uptime_s
 from cluster.slurm.slurmctld import Looked
 from cluster.system import SystemClock
 from tests.cluster.harness import story, until
@@ -409,6 +409,21 @@ async def test_nobody_but_slurm_s_account_reaches_files_and_socket(host: Host) -
         assert (host.run.stat().st_mode & 0o777) == 0o700
         assert ((host.run / "socket").stat().st_mode & 0o777) == 0o600
         assert {path.stat().st_mode & 0o077 for path in host.run.iterdir() if path.name.endswith(".json")} == {0}
+
+
+@pytest.mark.parametrize("how", ["mode", "owner"])
+def test_a_directory_that_others_could_change_is_none_for_a_bridge(tmp_path: Path, how: str) -> None:
+    run = tmp_path / "run"
+    run.mkdir(mode=0o700)
+    if how == "mode":
+        run.chmod(0o722)
+    elif os.getuid() == 0:
+        os.chown(run, 65534, 65534)
+    else:
+        run = Path("/")
+    with pytest.raises(DirectoryRefused, match="others than SlurmUser could change it"):
+        Files(run, "head1")
+    assert how == "owner" or not list(run.iterdir())
 
 
 def test_all_hosts_of_a_slurm_have_one_token(tmp_path: Path) -> None:

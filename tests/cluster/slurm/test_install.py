@@ -198,6 +198,18 @@ def _odd_run(host: SlurmHost) -> None:
     host.layout = msgspec.structs.replace(host.layout, run=Path('/run/a"b'))
 
 
+def _foreign_run(host: SlurmHost) -> None:
+    run = host.root / "home" / "run"
+    run.parent.mkdir(mode=0o777)
+    run.parent.chmod(0o777)
+    host.layout = msgspec.structs.replace(host.layout, run=run)
+
+
+def _claimable_run(host: SlurmHost) -> None:
+    _foreign_run(host)
+    host.layout.run.parent.chmod(0o1777)
+
+
 def _no_units(host: SlurmHost) -> None:
     host.units.rmdir()
 
@@ -211,6 +223,8 @@ WRONG: dict[str, tuple[Callable[[SlurmHost], None], str]] = {
     "foreign file": (_foreign_unit, "is there and not Forebay's; move it away"),
     "symbolic link": (_link_in_the_way, "is there and not Forebay's; move it away"),
     "path": (_odd_run, "choose another path"),
+    "run directory of others": (_foreign_run, "others could change what slurmctld runs"),
+    "run directory of whoever comes first": (_claimable_run, "others could make it in .*; choose another path"),
     "directory": (_no_units, "name an existing directory"),
     "manifest": (_damaged_manifest, "is no manifest of Forebay"),
 }
