@@ -387,6 +387,9 @@ class Calls:
         found = {one.name: one for one in self.site.pools}.get(asked.pool)
         if found is None:
             return "fail", f"{asked.places[0]}: there is no pool {asked.pool!r}; use one of: {', '.join(names)}"
+        if not found.quantity:
+            remedy = "use another one, or submit without a buffer"
+            return "fail", f"{asked.places[0]}: the pool {found.name} is out of service; {remedy}"
         if asked.capacity_bytes > found.quantity:
             size, asks = format_size(found.quantity), format_size(asked.capacity_bytes)
             return "fail", f"{asked.places[1]}: the pool {found.name} has {size}, and {asks} is more; ask for less"

@@ -456,6 +456,9 @@ local function check_pool(asked, site)
       #names > 0 and "use one of: " .. listed(names) or "this cluster has none yet: ask its operator")
   end
   local most = pool.quantity * pool.granularity
+  if most == 0 then
+    refuse(asked.pool.word, "the pool " .. pool.id .. " is out of service", "use another one, or submit without a buffer")
+  end
   if asked.size.bytes > most then
     refuse(asked.capacity.word, "the pool " .. pool.id .. " has " .. size_text(most, site) .. ", and "
       .. quote(asked.capacity.text) .. " is more", "ask for less")

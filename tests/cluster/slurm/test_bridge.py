@@ -515,6 +515,11 @@ async def test_dw_wlm_cli_refuses_what_no_setup_could_have_whatever_word_lua_sit
             word, text = await bridge._calls.perform("job_process", [], f"#!/bin/sh\n{line}\ntrue\n")
             assert (word == "fail") is bool(sentence) and sentence in text, text
             assert not sentence or "line 2, column" in text
+        host.leader.total = 0
+        await until(lambda: bridge._calls.site is not None and not bridge._calls.site.pools[0].quantity)
+        line = "#DW jobdw pool=fast capacity=8MiB access_mode=striped type=scratch"
+        word, text = await bridge._calls.perform("job_process", [], f"#!/bin/sh\n{line}\ntrue\n")
+        assert word == "fail" and "line 2, column" in text and "the pool fast is out of service" in text
 
 
 @story

@@ -47,7 +47,8 @@ def test_nothing_that_forebay_accepts_is_refused_by_lua(interpreter: str, tmp_pa
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("#BB_LUA jobdw pool=fsat capacity=1GiB", "column 15: there is no pool 'fsat'; use one of: fast, test_pool"),
+        ("#BB_LUA jobdw pool=fsat capacity=1GiB", "column 15: there is no pool 'fsat'; use one of: fast, gone"),
+        ("#BB_LUA pool=gone capacity=1GiB", "column 9: the pool gone is out of service; use another one, or submit"),
         ("#BB_LUA pool=fast capacity=1.5GiB", "column 29: Slurm reads '1.5GiB' as the whole number before its point"),
         ("#BB_LUA pool=fast capacity=4097PiB", "column 19: the pool fast has 4PiB, and '4097PiB' is more"),
         ("#BB_LUA pool=fast capacity=1GiB é x", "column 33: 'é' is not an option"),
@@ -56,6 +57,6 @@ def test_nothing_that_forebay_accepts_is_refused_by_lua(interpreter: str, tmp_pa
 def test_a_refusal_at_submission_names_line_column_and_remedy(
     interpreter: str, line: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.fuzzing.guests.POOLS", {"fast": 2**52, "test_pool": 2**30})
+    monkeypatch.setattr("tests.fuzzing.guests.POOLS", {"fast": 2**52, "gone": 0})
     found = asked_of_lua(interpreter, [GuestCase(f"#!/bin/sh\n{line}\n", "BB_LUA")], tmp_path)
     assert found[0].startswith(f"script line 2, {says}")
