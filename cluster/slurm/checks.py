@@ -34,6 +34,9 @@ TEARDOWN_FLAG: Final = "TeardownFailure"
 """Flag of burst_buffer.conf with which what failed is torn down, and begins anew when it is released: Slurm never goes
 on with it otherwise (seen on 22.05.8). Nothing is lost by it: what ran is parked, and what did not lingers."""
 
+PERSISTENT_FLAG: Final = "EnablePersistent"
+"""Flag of burst_buffer.conf without which Slurm refuses persistent buffers by itself, and says nothing."""
+
 LUA_VERSIONS: Final = frozenset({"5.1", "5.2", "5.3", "5.4"})
 """What burst_buffer.lua is tested with."""
 

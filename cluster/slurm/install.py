@@ -21,6 +21,7 @@ import msgspec
 from cluster.slurm import helper_text, script_text
 from cluster.slurm.checks import (
     OTHER_TIMEOUT_S,
+    PERSISTENT_FLAG,
     TEARDOWN_FLAG,
     SlurmSettings,
     buffer_conf,
@@ -136,13 +137,17 @@ def contents(layout: Layout, slurm: SlurmSettings) -> dict[Path, Content]:
         program = Content(helper_text(layout.run).encode(), _EXECUTABLE)
         made |= dict.fromkeys(layout.named_programs.values(), program)
     conf = buffer_conf(layout.conf, layout.plugin)
-    if not conf.exists() or str(conf) in {one.path for one in _manifest(layout.conf).files}:
+    ours = {one.path: one.sha256 for one in _manifest(layout.conf).files}
+    digest = _digest(conf)
+    # Once somebody has changed it, it is the site's own, and no longer written.
+    if digest is None or digest in ours.get(str(conf), ()):
         keys = {
             **layout.named_programs,
             "OtherTimeout": OTHER_TIMEOUT_S,
             "StageInTimeout": STAGE_TIMEOUT_S,
             "StageOutTimeout": STAGE_TIMEOUT_S,
-            "Flags": TEARDOWN_FLAG,
+            # Who may make persistent buffers is for Forebay to say, with a sentence.
+            "Flags": TEARDOWN_FLAG if layout.plugin == "lua" else f"{TEARDOWN_FLAG},{PERSISTENT_FLAG}",
         }
         lines = ["# Written by `forebay slurm install`.", *(f"{key}={value}" for key, value in keys.items())]
         made[conf] = Content(("\n".join(lines) + "\n").encode(), _READABLE)
@@ -160,7 +165,7 @@ def _unit(layout: Layout, slurm: SlurmSettings) -> str:
         writable.append(layout.run)
     words = (
         layout.forebay[0], "--config", layout.config, "slurm", "bridge", "--name", layout.scheduler,
-        "--state", slurm.state, "--run", layout.run,
+        "--state", slurm.state, "--run", layout.run, "$BRIDGE_OPTIONS",
     )  # fmt: skip
     return f"""\
 # Written by `forebay slurm install`.
@@ -177,6 +182,8 @@ StartLimitIntervalSec=0
 Type=notify
 User={slurm.user}
 Environment=SLURM_CONF={layout.conf / "slurm.conf"}
+# What else a site gives it: `systemctl edit` keeps that apart from this file.
+Environment=BRIDGE_OPTIONS=
 ExecStart={" ".join(map(str, words))}
 Restart=always
 RestartSec=3
@@ -219,7 +226,8 @@ def obstacles(layout: Layout, slurm: SlurmSettings) -> list[str]:
     if found:
         return found
     made = contents(layout, slurm)
-    read = (layout.conf / "slurm.conf", layout.config, *layout.forebay, layout.run)
+    conf = buffer_conf(layout.conf, layout.plugin)
+    read = (layout.conf / "slurm.conf", conf, layout.config, *layout.forebay, layout.run)
     found += trust_faults((*made, *read), slurm.uid)
     found += claim_faults(layout.run)
     found += [f"{path}: is not there; name an existing directory" for path in (layout.units,) if not path.is_dir()]

@@ -110,7 +110,8 @@ def test_scripts_and_unit_file_have_the_paths_of_this_host(host: SlurmHost) -> N
         "NoNewPrivileges=yes",
     ):
         assert f"\n{line}\n" in unit
-    assert f"slurm bridge --name tall --state {host.root}/state --run {host.root}/run\n" in unit
+    assert f"slurm bridge --name tall --state {host.root}/state --run {host.root}/run $BRIDGE_OPTIONS\n" in unit
+    assert "\nEnvironment=BRIDGE_OPTIONS=\n" in unit
     assert "RuntimeDirectory" not in unit and f"-{host.root}/run" in unit
     programs = list(host.layout.programs.iterdir()) if host.layout.plugin == "datawarp" else []
     assert host.layout.programs.exists() is (host.layout.plugin == "datawarp")
@@ -250,7 +251,7 @@ def test_lua_is_one_that_the_script_was_tested_with(tmp_path: Path) -> None:
 
 def test_a_changed_file_is_neither_replaced_nor_removed(host: SlurmHost) -> None:
     written = host.install()
-    for changed in written:
+    for changed in (path for path in written if path.name != "burst_buffer.conf"):
         data = changed.read_bytes()
         changed.write_bytes(data + b"# mine\n")
         with pytest.raises(InstallRefused, match="was changed since"):
@@ -284,6 +285,21 @@ def test_a_burst_buffer_conf_of_the_site_stays_and_is_judged(host: SlurmHost) ->
     host.write()
     host.remove()
     assert path.exists()
+
+
+def test_a_burst_buffer_conf_that_was_changed_is_the_site_s_own_from_then_on(host: SlurmHost) -> None:
+    host.install()
+    host.use()
+    path = host.conf / "burst_buffer.conf"
+    text = path.read_text()
+    assert ("EnablePersistent" in text) is (host.layout.plugin == "datawarp")
+    path.write_text(text + "StageInTimeout=900\n")
+    assert host.findings() == [] and host.install() == [] and host.findings() == []
+    path.write_text(text.replace("OtherTimeout=300", "OtherTimeout=3"))
+    assert ["OtherTimeout=3 ends a setup" in line for line in host.findings()] == [True]
+    host.lines.pop()
+    host.write()
+    assert path not in (*host.remove().gone,) and path.exists()
 
 
 def test_another_plugin_s_files_are_removed_first(tmp_path: Path) -> None:
