@@ -25,7 +25,8 @@ _STAGED_AGAIN = (BufferState.STAGING_IN, BufferState.STAGED_IN)
 
 
 def _wrong(job: Job, sentence: str, remedy: str) -> Refusal:
-    return Refusal(RefusalCode.WRONG_STATE, f"job {job.id} {sentence}", remedy, "job")
+    name = job.id if job.guest is None else job.guest.name
+    return Refusal(RefusalCode.WRONG_STATE, f"job {name} {sentence}", remedy, "job")
 
 
 def suspended(state: Facts, job: Job) -> Events | Refusal:
@@ -107,10 +108,11 @@ def cleared_job(state: Facts, actor: c.Actor, job: Job, discard: bool) -> Events
         return (e.BufferCleared(job.id, by), *gone(state, job))
     if job.state is JobState.STAGE_OUT:
         if not discard:
+            again = "release it" if job.guest is None else "export it (forebay buffer export)"
             return _wrong(
                 job,
                 f"has results that are not staged out (its buffer is {buffer.state.word})",
-                "release it to try again, or say --discard to lose them",
+                f"{again} to try again, or say --discard to lose them",
             )
         result = JobState.CANCELLED if job.result is JobState.PENDING else job.result
         return (e.TeardownStarted(job.id, job.attempt + 1, result, True, f"results discarded, {by}"),)

@@ -519,7 +519,9 @@ def test_a_stage_out_that_goes_on_as_it_is_parked_goes_on() -> None:
 def test_what_is_parked_is_removed_only_with_discard() -> None:
     world = world_at(GuestPhase.PARKED)
     job = world.guest().id
-    assert isinstance(world.settle(c.ClearBuffer(job)), Refusal)
+    refused = world.settle(c.ClearBuffer(job))
+    assert isinstance(refused, Refusal) and refused.sentence.startswith("job slurm:42 has results")
+    assert refused.remedy.startswith("export it (forebay buffer export) to try again")
     assert world.settle(c.ClearBuffer(job, discard=True)) == job
     assert world.phase() is GuestPhase.TEARDOWN
 
