@@ -355,6 +355,11 @@ def _undo(conf: Path, known: Manifest, changed: Mapping[Path, Content], new: lis
             manifest.unlink()
 
 
+def known_plugin(conf: Path) -> str:
+    """Return for which plugin an earlier call wrote files; empty: there was none. InstallRefused."""
+    return _manifest(conf).plugin
+
+
 def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}{_BESIDE}")
 
@@ -429,10 +434,11 @@ class Removed(msgspec.Struct, frozen=True):
     kept: tuple[Path, ...]
 
 
-def remove(conf: Path, slurm: SlurmSettings) -> Removed:
+def remove(conf: Path, slurm: SlurmSettings, in_use: str = "") -> Removed:
     """Remove exactly what was written; nothing where nothing is left. InstallRefused, OSError.
 
-    Refused while slurm.conf still includes the fragment or names the plugin: slurmctld would not start again.
+    Refused while slurm.conf still includes the fragment or names the plugin: slurmctld would not start again; and while
+    the BurstBufferType `in_use`, with which slurmctld runs, is that plugin: it would lose what it calls.
     """
     known = _manifest(conf)
     if not known.files:
@@ -445,6 +451,8 @@ def remove(conf: Path, slurm: SlurmSettings) -> Removed:
             f"{conf / 'slurm.conf'}: says burst_buffer/{known.plugin}, and slurmctld would not start without what "
             f"is removed; take out the line Include {conf / FRAGMENT}, restart slurmctld, and remove then"
         )
+    elif in_use == f"burst_buffer/{known.plugin}":
+        reasons.append(f"slurmctld still runs with {in_use}, and calls what is removed; restart it, and remove then")
     reasons += trust_faults((conf,), slurm.uid)
     if reasons:
         raise InstallRefused(*reasons)

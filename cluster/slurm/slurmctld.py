@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
+import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final, NamedTuple
 
 ASK_S: Final = 60.0
@@ -14,11 +17,15 @@ ASK_S: Final = 60.0
 SAID_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bytes of one answer: a million jobs and their buffers."""
 
+CONFIG_S: Final = 20.0
+"""Seconds that the question for slurmctld's configuration may take: a person waits, and it may well be down."""
+
 ENDED: Final = frozenset({"BF", "CA", "CD", "DL", "F", "NF", "OOM", "PR", "RV", "TO"})
 """States of jobs that are over, as squeue abbreviates them; one whose results are staged out is SO."""
 
 _JOBS: Final = ("squeue", "--noheader", "--array", "--all", "--states=all", "--format=%A %t")
 _BUFFERS: Final = ("scontrol", "show", "burst")
+_TYPE = re.compile(r"^BurstBufferType +=[ ]*(\S+)", re.MULTILINE)
 _BUFFER = re.compile(r"^ *JobID=(?:[0-9]+[_+][0-9]+\()?([0-9]+)\)? .*?State=([a-z-]+)", re.MULTILINE)
 
 
@@ -54,6 +61,25 @@ async def owner_of(job: str) -> int | str:
         return said
     found = {word for word in said.decode("utf-8", "replace").split() if word.isdigit()}
     return int(found.pop()) if len(found) == 1 else f"slurmctld does not know job {job}"
+
+
+def buffers_in_use(conf: Path) -> str:
+    """Return the BurstBufferType that the slurmctld of a slurm.conf's directory runs with; empty where none answers."""
+    environment = {**os.environ, "SLURM_CONF": str(conf / "slurm.conf")}
+    command = ("scontrol", "show", "config")
+    try:
+        done = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=CONFIG_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return parsed_type(done.stdout.decode("utf-8", "replace")) if done.returncode == 0 else ""
+
+
+def parsed_type(text: str) -> str:
+    """Return the BurstBufferType of what `scontrol show config` prints; empty: none."""
+    found = _TYPE.search(text)
+    return found[1] if found and found[1] != "(null)" else ""
 
 
 def parsed_jobs(text: str) -> frozenset[str]:

@@ -100,7 +100,7 @@ def install(
     started or stopped: what to type is printed.
     """
     from cluster.slurm.checks import NoSlurm, read_slurm_conf
-    from cluster.slurm.install import InstallRefused, Layout
+    from cluster.slurm.install import InstallRefused, Layout, known_plugin
     from cluster.slurm.install import install as write
 
     if check and removes:
@@ -129,6 +129,7 @@ def install(
                 sys.exit(int(ExitCode.REFUSED))
             click.echo(f"All is well: slurmctld uses Forebay by burst_buffer/{plugin}.")
             return
+        again = known_plugin(conf) == plugin
         changed = write(layout, slurm)
     except (NoSlurm, InstallRefused) as error:
         *first, last = str(error).splitlines()
@@ -146,7 +147,8 @@ def install(
     for line in left:
         note(f"forebay: to do: {plain(line)}")
     note("Next, on this host:")
-    for line in ("systemctl daemon-reload", f"systemctl enable --now {_unit()}", "systemctl restart slurmctld"):
+    start = f"systemctl restart {_unit()}" if again else f"systemctl enable --now {_unit()}"
+    for line in ("systemctl daemon-reload", start, "systemctl restart slurmctld"):
         note(f"  {line}")
 
 
@@ -158,8 +160,9 @@ def _unit() -> str:
 
 def _remove(conf: Path, slurm: SlurmSettings) -> None:
     from cluster.slurm.install import remove
+    from cluster.slurm.slurmctld import buffers_in_use
 
-    removed = remove(conf, slurm)
+    removed = remove(conf, slurm, buffers_in_use(conf))
     for path in removed.gone:
         click.echo(f"Removed {path}")
     for path in removed.kept:

@@ -20,6 +20,7 @@ from cluster.slurm import checks
 from cluster.slurm import install as installing
 from cluster.slurm.checks import NoSlurm, SlurmSettings, read_slurm_conf
 from cluster.slurm.install import FRAGMENT, MANIFEST, SCRIPT, UNIT, InstallRefused, Layout, Removed, install, obstacles
+from cluster.slurm.slurmctld import parsed_type
 from cluster.system.clock import SystemClock
 from tests.fuzzing.guests import interpreters
 
@@ -82,7 +83,9 @@ def host(tmp_path: Path, request: pytest.FixtureRequest) -> SlurmHost:
 
 def test_what_was_written_and_nothing_else_is_removed(host: SlurmHost) -> None:
     before = host.tree()
+    assert installing.known_plugin(host.conf) == ""
     written = host.install()
+    assert installing.known_plugin(host.conf) == host.layout.plugin
     assert len(written) >= 4 and all(path.is_file() for path in written)
     assert {path for path in host.tree() if path not in before} >= {str(p.relative_to(host.root)) for p in written}
     assert host.install() == [], "a second time there is nothing to do"
@@ -92,9 +95,19 @@ def test_what_was_written_and_nothing_else_is_removed(host: SlurmHost) -> None:
         host.remove()
     host.lines.pop()
     host.write()
+    plugin = host.layout.plugin
+    with pytest.raises(InstallRefused, match=f"slurmctld still runs with burst_buffer/{plugin}, .*; restart it"):
+        installing.remove(host.conf, read_slurm_conf(host.conf), f"burst_buffer/{plugin}")
     assert set(host.remove().gone) == set(written)
     assert host.tree() == before
     assert host.remove() == Removed((), ())
+
+
+def test_what_slurmctld_runs_with_is_read_as_scontrol_prints_it() -> None:
+    said = "BatchStartTimeout       = 10 sec\nBurstBufferType         = {}\nCliFilterPlugins        = (null)"
+    for shown, plugin in (("burst_buffer/lua", "burst_buffer/lua"), ("(null)", ""), ("", "")):
+        assert parsed_type(said.format(shown)) == plugin, shown
+    assert parsed_type("slurm_load_ctl_conf error: Unable to contact slurm controller (connect failure)\n") == ""
 
 
 def test_scripts_and_unit_file_have_the_paths_of_this_host(host: SlurmHost) -> None:
