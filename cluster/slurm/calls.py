@@ -152,7 +152,7 @@ class Calls:
     def answered(self, function: str, words: list[str], word: str) -> None:
         """Note that Slurm has the answer to a call; OSError."""
         if function == "teardown" and words:
-            self._files.teardown_heard(words[0], done=word == "ok")
+            self._files.teardown_read(words[0], done=word == "ok")
 
     def remember(self, guest: g.GuestView) -> None:
         """Remember which epoch of a guest there is."""

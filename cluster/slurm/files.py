@@ -40,7 +40,10 @@ PERSISTENT_ID: Final = 2**31
 """What is added to the numbers of persistent buffers' sessions: those of jobs' own are the jobs' numbers, below it."""
 
 LEAVING_S: Final = 900.0
-"""Seconds for which a job is listed of whose teardown Slurm has not heard: a slurmctld that ended is back by then."""
+"""Seconds for which a job is listed of whose teardown Slurm has not read: a slurmctld that ended is back by then."""
+
+LEFT_S: Final = 60.0
+"""Seconds for which it is listed after that was read: slurmctld may hear of it later than slurmscriptd."""
 
 _JOB = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
 _PERSISTENT = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]*", re.ASCII)
@@ -151,7 +154,7 @@ class Files:
         self._ended: set[str] = set()
         """Sessions that ended since then: the answer may still have them."""
         self._leaving_s: dict[str, float] = {}
-        """Jobs that are being torn down, and since which uptime: Slurm counts them until it has heard the answer."""
+        """Jobs that are torn down -> until which uptime they are listed: Slurm counts them until it has heard of it."""
 
     def publish(self) -> None:
         """Write the parts of burst_buffer.lua, and remove what slurmctld kept of earlier ones; OSError."""
@@ -225,19 +228,28 @@ class Files:
                 self._unlist(job)
 
     def teardown_begins(self, job: str, now_s: int) -> None:
-        """Keep a job listed until `teardown_heard`, as if it were made at the Unix time `now_s`; OSError.
+        """Keep a job listed until Slurm knows of its teardown, as if it were made at the Unix time `now_s`; OSError.
 
         A slurmctld that ends meanwhile has it torn down again when it is back, but only what it finds listed; one that
-        has just heard the answer takes what is that young for nobody's.
+        has heard the answer takes what is that young for nobody's.
         """
         known = self._listed.get(job)
         if known is not None:
-            self._leaving_s[job] = uptime_s()
+            self._leaving_s[job] = uptime_s() + LEAVING_S
             self._write(self._sessions / job, known._replace(created_s=now_s).lines())
 
-    def teardown_heard(self, job: str, *, done: bool) -> None:
-        """Have what becomes of a guest count again, since Slurm knows how its teardown ended; unlist what is gone."""
-        if self._leaving_s.pop(job, None) is not None and done:
+    def teardown_read(self, job: str, *, done: bool) -> None:
+        """Note that the answer was read: what is gone leaves the list soon, what is not stays as others do."""
+        if job in self._leaving_s and done:
+            self._leaving_s[job] = uptime_s() + LEFT_S
+        elif not done:
+            self._leaving_s.pop(job, None)
+
+    def _leave(self) -> None:
+        """Unlist what was torn down long enough ago."""
+        now_s = uptime_s()
+        for job in [job for job, until_s in self._leaving_s.items() if until_s <= now_s]:
+            del self._leaving_s[job]
             self._unlist(job)
 
     def heard(self, guest: GuestView) -> None:
@@ -292,8 +304,7 @@ class Files:
         """Have these sessions, and those listed since `ask` or being set up; `whole` as in `reconcile`, and nothing is
         said of the tokens in `unsure`.
         """
-        late_s = uptime_s() - LEAVING_S
-        self._leaving_s = {job: since_s for job, since_s in self._leaving_s.items() if since_s > late_s}
+        self._leave()
         before = self._since.union(unsure, self._leaving_s)
         wanted = {session.token: session for session in sessions}
         for name in os.listdir(self._sessions) if whole else ():

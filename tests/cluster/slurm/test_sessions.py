@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from cluster.schemas.guests import GuestView
+from cluster.slurm import files as module
 from cluster.slurm import helper_text
-from cluster.slurm.files import Files, Session, session_of
+from cluster.slurm.bridge import Bridge
+from cluster.slurm.files import LEAVING_S, LEFT_S, Files, Session, session_of
 from replica.operations import GuestPhase
 from tests.cluster.harness import story, until
 from tests.cluster.slurm.leader import GRAIN
@@ -111,8 +113,21 @@ def test_what_is_being_set_up_is_listed_though_forebay_knows_nothing_of_it(tmp_p
     assert os.listdir(listed) == []
 
 
+async def _listed_anew(bridge: Bridge, host: Host, jobs: list[str]) -> None:
+    """Wait until a list of all guests has these jobs listed."""
+    for _ in range(100):
+        await bridge._list()
+        if tokens(host.run) == jobs:
+            return
+        await asyncio.sleep(0.02)
+    assert tokens(host.run) == jobs
+
+
 @story
-async def test_a_job_is_listed_from_its_setup_to_the_end_of_its_teardown_whoever_is_away(host: Host) -> None:
+async def test_a_job_is_listed_from_its_setup_to_the_end_of_its_teardown_whoever_is_away(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LEFT_S", 0.0)
     async with host.bridge():
         host.leader.away = True
         setup = await host.start("setup", "42", UID, UID, "fast", str(8 * GRAIN), str(host.script))
@@ -124,10 +139,10 @@ async def test_a_job_is_listed_from_its_setup_to_the_end_of_its_teardown_whoever
         assert (row["token"], row["owner"]) == ("42", int(UID))
         assert shown(host.run, "instances")[0]["capacity"]["bytes"] == 8 * GRAIN
     assert tokens(host.run) == ["42"]
-    async with host.bridge():
+    async with host.bridge() as bridge:
         assert tokens(host.run) == ["42"]
         assert await host.call("job_teardown", "42", str(host.script), "true") == (0, "")
-        await until(lambda: tokens(host.run) == [])
+        await _listed_anew(bridge, host, [])
 
 
 @story
@@ -161,35 +176,61 @@ def test_before_any_bridge_ran_neither_pools_nor_sessions_are_an_answer(tmp_path
         assert done.returncode == 1 and not done.stdout.startswith("{"), what
 
 
-def test_until_slurm_has_heard_of_a_teardown_the_job_is_listed_as_one_that_is_young(tmp_path: Path) -> None:
+def test_what_is_torn_down_is_listed_as_young_until_slurm_has_heard_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_s = 1000.0
+    monkeypatch.setattr(module, "uptime_s", lambda: at_s)
     files, listed = Files(tmp_path / "run", "head1"), tmp_path / "run" / "sessions"
+
+    def look(*guests: GuestView) -> list[str]:
+        files.ask()
+        files.list_all(map(session_of, guests))
+        return sorted(os.listdir(listed))
+
     files.heard(guest("42", "staging-out"))
     files.teardown_begins("42", 2_000_000_000)
     files.heard(guest("42", "over"))
-    files.ask()
-    files.list_all([])
+    assert look() == ["42"]
     assert [row["created"] for row in shown(tmp_path / "run", "sessions")] == [2_000_000_000]
-    files.teardown_heard("42", done=False)
-    files.ask()
-    files.list_all([session_of(guest("42", "stage-out-failed"))])
-    assert os.listdir(listed) == ["42"]
-    files.teardown_begins("42", 2_000_000_000)
-    files.teardown_heard("42", done=True)
-    assert os.listdir(listed) == []
-    # Its number is used again while the answer is on its way.
-    files.heard(guest("43", "running"))
+    at_s += LEAVING_S - 1
+    assert look() == ["42"]
+    files.teardown_read("42", done=True)
+    # slurmscriptd has read it; slurmctld may hear of it when another call ends.
+    at_s += LEFT_S - 1
+    assert look() == ["42"]
+    at_s += 2
+    assert look() == []
+    # Nobody has ever read it.
+    files.heard(guest("43", "staging-out"))
     files.teardown_begins("43", 2_000_000_000)
-    files.setup_begins(Session("43", 43, 1000, GRAIN, 2_000_000_001))
-    files.teardown_heard("43", done=True)
-    assert os.listdir(listed) == ["43"]
+    at_s += LEAVING_S + 1
+    assert look() == []
+    # It failed.
+    failed = guest("44", "stage-out-failed")
+    files.heard(failed)
+    files.teardown_begins("44", 2_000_000_000)
+    files.teardown_read("44", done=False)
+    at_s += LEFT_S + 1
+    assert look(failed) == ["44"]
+    # Its number is used again meanwhile.
+    again = Session("44", 44, 1000, GRAIN, 2_000_000_001)
+    files.teardown_begins("44", 2_000_000_000)
+    files.setup_begins(again)
+    files.teardown_read("44", done=True)
+    at_s += LEFT_S + 1
+    assert look() == ["44"]
 
 
 @story
-async def test_a_teardown_whose_caller_was_ended_is_there_for_slurm_to_call_again(host: Host) -> None:
+async def test_a_teardown_whose_caller_was_ended_is_there_for_slurm_to_call_again(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LEFT_S", 0.0)
     program = host.run.parent / "dw_wlm_cli"
     program.write_text(helper_text(host.run))
     words = ("-I", "-S", str(program), "--function", "teardown", "--token", "42", "--job", str(host.script))
-    async with host.bridge():
+    async with host.bridge() as bridge:
         assert await host.set_up() == (0, "")
         for is_slow in (False, True):
             host.leader.guests["42"] |= {"phase": "staging-out"}
@@ -203,9 +244,10 @@ async def test_a_teardown_whose_caller_was_ended_is_there_for_slurm_to_call_agai
             await asking.wait()
             host.leader.end("42", "over")
             await asyncio.sleep(0.1)
+            await bridge._list()
             assert tokens(host.run) == ["42"]
             host.leader.asked.append(("", ""))
         host.leader.hold = set()
         again = await asyncio.create_subprocess_exec(sys.executable, *words)
         assert await again.wait() == 0
-        await until(lambda: tokens(host.run) == [])
+        await _listed_anew(bridge, host, [])

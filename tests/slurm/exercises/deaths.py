@@ -42,6 +42,9 @@ SAVES_S: Final = 8.0
 LEFT: Final = "left by Slurm"
 """How the ends begin of jobs that never ended."""
 
+HELD: Final = ("JobHeldAdmin", "JobHeldUser", "Burst_buffer_pre_run_error")
+"""Reasons of jobs that Slurm does not begin again, since paths or pre_run failed, or a node did."""
+
 HANDED_BACK_S, ANSWERS = 6.0, 12
 """Seconds, and how often in them slurmctld has to answer, until what a backup took over counts as given back."""
 
@@ -229,7 +232,7 @@ async def _after_restart(site: Submitted, job: str, name: str, data: bytes) -> s
         if found is None:
             # Slurm had not saved it yet when it was killed.
             return "well" if (site.results / name).exists() else "forgotten by Slurm"
-        if found.reason == "JobHeldAdmin" and (site.results / name).exists():
+        if found.reason in HELD and (site.results / name).exists():
             # It had run, and its results are there; a slurmctld that was killed had not saved that.
             return "run before, held by Slurm"
         if not found.is_over:
