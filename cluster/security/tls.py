@@ -220,6 +220,15 @@ def parsed_certificates(pem: bytes) -> list[x509.Certificate]:
         raise ValueError(str(error)) from error
 
 
+def _unreadable(files: TlsFiles) -> Path:
+    """Return which of certificate and key cannot be read."""
+    try:
+        files.certificate.open("rb").close()
+    except OSError:
+        return files.certificate
+    return files.key
+
+
 def _prepared(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_flags |= ssl.VERIFY_X509_STRICT
@@ -245,7 +254,8 @@ def _prepared(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
         ) from error
     except OSError as error:
         raise TlsRefused(
-            f"{files.certificate}: the certificate or its key cannot be read ({error.strerror})"
+            f"{_unreadable(files)}: cannot be read ({error.strerror}); give it to the account that this process runs "
+            f"as (user id {os.geteuid()})"
         ) from error
     return context
 

@@ -2,6 +2,7 @@
 
 import os
 import ssl
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from tests.clocks import ManualClock
 from tests.cluster.security.test_pki import shake_hands
 
 NOW = SystemClock().now()
+NOBODY = 65534
 
 
 class Place:
@@ -133,3 +135,22 @@ def test_the_authority_is_renewed_in_three_steps_and_everybody_is_believed_in_ea
         former = create_authority(place.tls.parent / "other", cluster_name="demo", cluster_id="c1", at=NOW)
         stranger = issue(former, place.tls.parent / "other", role=Role.AGENT, name="n1", at=NOW)
         client_context(TlsFiles(authority=place.replica.authority, certificate=stranger.certificate, key=stranger.key))
+
+
+@pytest.mark.parametrize("closed", ["certificate", "key"])
+def test_a_file_that_this_account_may_not_read_is_named(closed: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        place = Place(Path(directory) / "tls")
+        path: Path = getattr(place.agent, closed)
+        is_root = os.geteuid() == 0
+        for one in (*place.tls.iterdir(), place.tls, Path(directory)) if is_root else ():
+            os.chown(one, NOBODY, -1)
+        path.chmod(0)
+        if is_root:
+            os.seteuid(NOBODY)
+        try:
+            with pytest.raises(TlsRefused, match=f"{path}: cannot be read .Permission denied.; give it to the account"):
+                client_context(place.agent, examined=True)
+        finally:
+            if is_root:
+                os.seteuid(0)
