@@ -33,6 +33,9 @@ STUCK_S: Final = 150.0
 COMES_S: Final = 150.0
 """Seconds for a moment of a job's life to come: after a restart Slurm sets up anew after a minute."""
 
+TAKEN_OVER_S: Final = 240.0
+"""Seconds in which a backup answers: it waits for SlurmctldTimeout twice, and reads its state on a busy machine."""
+
 SAVED: Final = 0.7
 """In how many of the rounds slurmctld has saved the moment in which it ends."""
 
@@ -183,7 +186,7 @@ async def _ended(site: Submitted, one: _End, ends: Counter[str]) -> Jobs:
     async def answers() -> bool:
         return (await site.ask("squeue", "-h")).returncode == 0
 
-    await site.until("slurmctld or its backup answers", answers, 60)
+    await site.until("slurmctld or its backup answers", answers, TAKEN_OVER_S)
     await site.nodes_up()
     for blocker in blockers:
         await site.ask("scancel", blocker)
