@@ -3,13 +3,14 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from cluster.api.render import entry_view, record_view
+from cluster.audit.deep import snapshots_in, verify_deep
 from cluster.audit.replay import ReplayFailed, ReplayRefused, replay
 from cluster.cli.audit_commands import audit_commands
 from cluster.cli.exits import ExitCode, Failure, bad_input
@@ -115,8 +116,10 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def verify(options: dict[str, Any]) -> None:
     """Recompute the chain, hold it against what is known from elsewhere, and say what is held."""
-    expected = _expected(options["expect"])
+    expected, compared = _expected(options["expect"]), None
     with _ledger(options) as running:
+        # Listed first: none of them is of an entry that was applied later.
+        snapshots = _snapshots(options) if options["deep"] else []
         ledger = running.as_of_now()
         cluster = running.cluster_id
         if options["cluster"] is not None and cluster != options["cluster"]:
@@ -130,6 +133,9 @@ def verify(options: dict[str, Any]) -> None:
         revision = ledger.applied_revision
         if expected is not None:
             _check_expected(ledger, *expected)
+        if options["deep"]:
+            with _progress("folding") as progress:
+                compared = verify_deep(ledger, verified.gaps, snapshots, progress)
     if options["complete"] and verified.gaps:
         listed = ", ".join(f"{gap.first_index} to {gap.last_index}" for gap in verified.gaps)
         raise Failure(
@@ -149,20 +155,36 @@ def verify(options: dict[str, Any]) -> None:
             for gap in verified.gaps
         ],
     }
+    if compared is not None:
+        found["state_digest"] = compared.state_digest.hex()
+        found["snapshots"] = [
+            {"file": str(one.path), "index": one.entry, "state_digest": one.state_digest.hex(), "proven": one.proven}
+            for one in compared.snapshots
+        ]
     if options["as_json"]:
         show_json(found)
         return
     missing = ", ".join(f"{gap.first_index} to {gap.last_index}" for gap in verified.gaps) or "nothing"
-    show(
-        fields_table(
-            [
-                ("Verified", verified_words(verified)),
-                ("Revision", revision),
-                ("LedgerDigest", verified.digest.hex()),
-                ("NotHeldHere", missing),
-            ]
-        )
-    )
+    rows: list[tuple[str, str | int | None]] = [
+        ("Verified", verified_words(verified)),
+        ("Revision", revision),
+        ("LedgerDigest", verified.digest.hex()),
+        ("NotHeldHere", missing),
+    ]
+    if compared is not None:
+        rows.append(("StateDigest", compared.state_digest.hex()))
+        rows += [("Snapshot", f"{one.path.name}: {_PROVEN if one.proven else _UNPROVEN}") for one in compared.snapshots]
+    show(fields_table(rows))
+
+
+_PROVEN: Final = "what the ledger folds to"
+_UNPROVEN: Final = "not compared: entries before it are not held"
+
+
+def _snapshots(options: dict[str, Any]) -> list[tuple[int, Path]]:
+    """Return the snapshots beside the ledger; those of a running replica change."""
+    directory = _directory(click.get_current_context(), options["data"], options["name"])
+    return snapshots_in(directory.parent / "snapshots")
 
 
 def _expected(text: str | None) -> tuple[int, str] | None:

@@ -103,10 +103,32 @@ def replay(
     ReplayFailed or LedgerBroken where the ledger is not what it must be.
     """
     ledger = ledger.as_of_now()
-    replaying = Replayed(EMPTY, 0, b"", at_revision) if start is None else _from_image(ledger, start, at_revision)
-    last_index = ledger.applied_index
+    replaying = from_nothing(at_revision) if start is None else from_image(ledger, start, at_revision)
     if at_revision is not None and at_revision < replaying.state.revision:
         raise ReplayRefused(f"revision {at_revision} lies before revision {replaying.state.revision} of the snapshot")
+    fold(ledger, replaying, ledger.applied_index, progress)
+    return finished(ledger, replaying)
+
+
+def from_nothing(at_revision: int | None = None) -> Replayed:
+    """Return a replay that begins with the first entry."""
+    return Replayed(EMPTY, 0, b"", at_revision)
+
+
+def from_image(ledger: Ledger, image: Image, at_revision: int | None = None) -> Replayed:
+    """Return a replay that begins behind a snapshot; ReplayRefused, ReplayFailed where that is not of this ledger."""
+    if image.index > ledger.applied_index:
+        raise ReplayRefused(
+            f"the snapshot is of entry {image.index}, the ledger ends at {ledger.applied_index}; use an older snapshot"
+        )
+    known = next(iter(ledger.read(image.index, limit=1)), None)
+    if known is not None and known.index == image.index and known.digest != image.chain_digest:
+        raise ReplayFailed(image.index, "the snapshot's digest of the ledger is not that of this ledger")
+    return Replayed(image.state, image.index, image.chain_digest, at_revision)
+
+
+def fold(ledger: Ledger, replaying: Replayed, last_index: int, progress: Progress | None = None) -> None:
+    """Fold up to an entry, or to the moment that was asked for; the errors of `replay`."""
     while replaying.last_index < last_index and not replaying.arrived:
         before = replaying.last_index
         for entry in ledger.read(before + 1, limit=min(READ_ENTRIES, last_index - before)):
@@ -119,22 +141,11 @@ def replay(
                 f"that does, or start from a snapshot with --from-snapshot"
             )
         if progress is not None:
-            progress(replaying.last_index, last_index)
-    return _finished(ledger, replaying)
+            progress(replaying.last_index, ledger.applied_index)
 
 
-def _from_image(ledger: Ledger, image: Image, at_revision: int | None) -> Replayed:
-    if image.index > ledger.applied_index:
-        raise ReplayRefused(
-            f"the snapshot is of entry {image.index}, the ledger ends at {ledger.applied_index}; use an older snapshot"
-        )
-    known = next(iter(ledger.read(image.index, limit=1)), None)
-    if known is not None and known.index == image.index and known.digest != image.chain_digest:
-        raise ReplayFailed(image.index, "the snapshot's digest of the ledger is not that of this ledger")
-    return Replayed(image.state, image.index, image.chain_digest, at_revision)
-
-
-def _finished(ledger: Ledger, replaying: Replayed) -> Replayed:
+def finished(ledger: Ledger, replaying: Replayed) -> Replayed:
+    """Return a replay that has come to its end, once what it came to is checked; ReplayRefused, ReplayFailed."""
     state = replaying.state
     if replaying.at_revision is not None and state.revision != replaying.at_revision:
         raise ReplayRefused(f"revision {replaying.at_revision} is not settled; the last one is {state.revision}")

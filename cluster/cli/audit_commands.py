@@ -37,6 +37,7 @@ def audit_commands(perform: Perform) -> tuple[list[click.Command], click.Command
         help="Fail unless the ledger up to this entry has this digest, or begins so.",
     )
     @click.option("--complete", is_flag=True, help="Fail if an entry from the first one on is not held.")
+    @click.option("--deep", is_flag=True, help="Fold it, too: each snapshot beside it must be what it comes to there.")
     @_JSON
     def verify(**options: Any) -> None:
         """Recompute the hash chain of a replica's ledger.
@@ -44,6 +45,9 @@ def audit_commands(perform: Perform) -> tuple[list[click.Command], click.Command
         Every checksum, digest, index and term is checked, from the first entry held to the last one applied, and what
         is recorded of revisions and gaps is derived again. A digest from elsewhere (--expect: of another replica, of a
         note that was kept) shows what no ledger can show of itself: that it was not written anew.
+
+        With --deep all is folded once, and each snapshot of the replica compared with the state at its entry. Behind
+        history that is not held here the next snapshot is taken as it is, and said to be.
         """
         perform(("ledger", "verify"), options)
 

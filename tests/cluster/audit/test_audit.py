@@ -1,5 +1,7 @@
 """Audits of a real ledger: the same digest however it is folded, and every damage found by name."""
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
@@ -12,7 +14,9 @@ from cluster.schemas.ledger import LedgerEntryView, SnapshotView
 from replica.fold.apply import apply_batch, apply_entry
 from replica.state.digest import state_digest
 from replica.state.state import EMPTY
+from replica.values.units import Instant
 from snapshots.finalize import write_snapshot
+from snapshots.image import Image
 from tests.cluster.audit.ledgers import CLUSTER, MAP_SIZE_BYTES, REPLICA, Made, lived, make, real, typed
 from tests.wal.support import edit
 from wal.codec import encode_batch
@@ -274,6 +278,78 @@ def test_history_that_is_not_held_here_is_named_and_can_be_bridged_by_a_snapshot
     snapshot = write_snapshot(tmp_path / "snapshots", image)
     bridged = typed("ledger", "replay", "--data", tmp_path, "--from-snapshot", snapshot, "--expect", made.state_digest)
     assert (bridged.exit_code, bridged.stderr) == (0, "")
+    write_snapshot(tmp_path / "snapshots", made.image(5))
+    write_snapshot(tmp_path / "snapshots", made.image(index + 2))
+    deep = typed("ledger", "verify", "--data", tmp_path, "--deep", "--json")
+    assert [(one["index"], one["proven"]) for one in msgspec.json.decode(deep.stdout)["snapshots"]] == [
+        (5, False), (index, False), (index + 2, True),
+    ]  # fmt: skip
+    snapshot.unlink()
+    # The next one stands for what is missing; without any the state is not known.
+    deep = typed("ledger", "verify", "--data", tmp_path, "--deep", "--json")
+    assert msgspec.json.decode(deep.stdout)["state_digest"] == made.state_digest
+    shutil.rmtree(tmp_path / "snapshots")
+    deep = typed("ledger", "verify", "--data", tmp_path, "--deep")
+    assert deep.exit_code == ExitCode.NOT_FOUND and "does not hold the entries 1 to" in deep.stderr
+
+
+def _with_snapshots(made: Made, directory: Path, *images: Image) -> Path:
+    """Return a copy of a replica's directory that has these snapshots."""
+    shutil.copytree(made.directory / "wal", directory / "wal")
+    (directory / "snapshots").mkdir()
+    for image in images:
+        write_snapshot(directory / "snapshots", image)
+    return directory
+
+
+def test_each_snapshot_is_held_against_what_the_ledger_folds_to(made: Made, tmp_path: Path) -> None:
+    last = len(made.entries)
+    directory = _with_snapshots(made, tmp_path, made.image(5), made.image(last))
+    found = typed("ledger", "verify", "--data", directory, "--deep", "--json")
+    assert (found.exit_code, found.stderr) == (0, "")
+    answer = msgspec.json.decode(found.stdout)
+    assert answer["state_digest"] == made.state_digest
+    assert [(one["index"], one["proven"]) for one in answer["snapshots"]] == [(5, True), (last, True)]
+    shown = typed("ledger", "verify", "--data", directory, "--deep").stdout
+    assert shown.count("what the ledger folds to") == 2
+    assert "snapshots" not in msgspec.json.decode(typed("ledger", "verify", "--data", directory, "--json").stdout)
+
+
+def _doubled_pool(image: Image) -> Image:
+    name, pool = next(iter(image.state.pools.items()))
+    pools = image.state.pools.set(name, msgspec.structs.replace(pool, quantity_bytes=2 * pool.quantity_bytes))
+    return msgspec.structs.replace(image, state=msgspec.structs.replace(image.state, pools=pools))
+
+
+def _other_moment(image: Image) -> Image:
+    return msgspec.structs.replace(image, state=msgspec.structs.replace(image.state, at=Instant(image.state.at + 1)))
+
+
+@pytest.mark.parametrize(
+    ("forged", "why"),
+    [
+        (_doubled_pool, "is not what the ledger comes to: its state digest is"),
+        (_other_moment, "is not what the ledger comes to: its state digest is"),
+        (lambda image: msgspec.structs.replace(image, chain_digest=bytes(32)), "is of another ledger"),
+    ],
+)
+def test_a_forged_snapshot_is_named_though_all_its_checksums_are_right(
+    made: Made, tmp_path: Path, forged: Callable[[Image], Image], why: str
+) -> None:
+    directory = _with_snapshots(made, tmp_path, made.image(5), forged(made.image(7)))
+    assert typed("ledger", "verify", "--data", directory).exit_code == 0
+    result = typed("ledger", "verify", "--data", directory, "--deep")
+    assert result.exit_code == ExitCode.VERIFICATION_FAILED
+    assert "fails at entry 7" in result.stderr and "snapshot-00000000000000000007" in result.stderr
+    assert why in result.stderr
+
+
+def test_a_snapshot_of_an_entry_that_never_was_is_named(made: Made, tmp_path: Path) -> None:
+    last = len(made.entries)
+    beyond = msgspec.structs.replace(made.image(last), index=last + 3)
+    result = typed("ledger", "verify", "--data", _with_snapshots(made, tmp_path, beyond), "--deep")
+    assert result.exit_code == ExitCode.VERIFICATION_FAILED
+    assert f"is of entry {last + 3}, and the ledger ends here" in result.stderr
 
 
 def test_a_snapshot_of_another_history_is_refused(made: Made, tmp_path: Path) -> None:
