@@ -16,9 +16,9 @@ from cluster.system import format_instant
 from replica.decide import job_about
 from replica.messages import commands as c
 from replica.model import Access, BufferState, CreatePersistent, Hold, guest_name
-from replica.operations import FoundGuest, GuestPhase, find_guest, is_lingering, lingers_until, made_later
+from replica.operations import FoundGuest, GuestPhase, find_guest, lingers_until, made_later
 from replica.state import State
-from replica.views import buffer_path, free_for_guests, persistent_paths
+from replica.views import buffer_path, persistent_paths
 
 GUESTS_LISTED_MAX = 100_000
 """Guests in one list, count: as many as there may be jobs that are not over."""
@@ -64,28 +64,19 @@ def _schedulers(state: State, only: str = "") -> v.SchedulersAnswer:
 
 @handles(ops.SHOW_SCHEDULER_SITE)
 async def show_scheduler_site(call: Call[None]) -> Reply[v.SchedulerSiteAnswer]:
-    state, work = await call.state(), call.work
-    lingering: dict[str, int] = {}
-    waited_for: set[str] = set()
-    async for name in paced(state.guests, work, parts=1):
-        found = find_guest(state, name)
-        if found.phase is GuestPhase.WAITING and found.buffer is not None:
-            # First come, first served: whoever is set up now would wait behind it.
-            waited_for.add(found.buffer.pool)
-        elif found.job is not None and found.buffer is not None and is_lingering(found.job, found.buffer):
-            pool = found.buffer.pool
-            lingering[pool] = lingering.get(pool, 0) + found.buffer.held_bytes
+    state = await call.state()
+    shared = [name for name, pool in sorted(state.pools.items()) if pool.place]
+    free = await call.service.verdicts.free_for_setups(state, shared, call.work)
     pools = tuple(
         v.GuestPoolView(
             name=name,
             unit=pool.unit.word,
             quantity=pool.usable_bytes,
             granularity=pool.granularity_bytes,
-            free=0 if name in waited_for else free_for_guests(state, name, lingering.get(name, 0)),
+            free=free[name],
             default=pool.is_default,
         )
-        for name, pool in sorted(state.pools.items())
-        if pool.place
+        for name, pool in ((name, state.pools[name]) for name in shared)
     )
     site = state.site
     answer = v.SchedulerSiteAnswer(

@@ -180,8 +180,8 @@ class GuestPoolView(View, frozen=True, kw_only=True):
     """What is in service, in whole grains."""
     granularity: int
     free: int
-    """What a setup could have now: what lingers counts as free, what reservations keep for others does not, and nothing
-    is while a guest waits for its space there."""
+    """What one more setup would get now: what lingers counts as free, what reservations keep for others does not, and
+    nothing is while a guest waits for its space there, or a job that has been passed as often as may be."""
     default: bool = False
 
 

@@ -6,4 +6,4 @@ from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.persistent import persistent_request
 from replica.scheduler.priority import effective_priority
 from replica.scheduler.quotas import alone_over, submit_over
-from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
+from replica.scheduler.scheduling_pass import events_of_pass, free_for_setups, verdicts_of

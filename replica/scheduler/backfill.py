@@ -18,10 +18,10 @@ NOBODY_KNOWS = 2**62
 """In place of `run_until` of a job whose stage-out or teardown waits for somebody to release it."""
 
 
-_BEING_REMOVED = (BufferState.ALLOC_REVOKE, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL)
+BEING_REMOVED = (BufferState.ALLOC_REVOKE, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL)
 
 
-_GUESTS_DRAIN = (*_BEING_REMOVED, BufferState.STAGING_OUT)
+_GUESTS_DRAIN = (*BEING_REMOVED, BufferState.STAGING_OUT)
 
 
 class ReservationHead:
@@ -76,7 +76,7 @@ def run_until(job: Job, buffer: Buffer) -> int:
     """Return when the job that holds `buffer` should be over at the latest, or DRAINING, or NOBODY_KNOWS."""
     if job.guest is not None and buffer.state not in _GUESTS_DRAIN:
         return NOBODY_KNOWS  # its time is another scheduler's to give
-    if job.state in ENDED or job.state is JobState.STAGE_OUT or buffer.state in _BEING_REMOVED:
+    if job.state in ENDED or job.state is JobState.STAGE_OUT or buffer.state in BEING_REMOVED:
         return NOBODY_KNOWS if job.stuck else DRAINING
     # A job that has not started counts from its last step, not from now: else its end would move with every pass.
     since = job.started_at if job.started_at != NEVER else buffer.changed_at

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from replica.messages import events as e
-from replica.model import Job
+from replica.model import Buffer, Job
 from replica.operations import place_of_pool, waits_for_names
 from replica.scheduler.admission import (
     NOT_QUEUED,
@@ -26,7 +26,7 @@ from replica.scheduler.admission import (
     space_decision,
     space_request_of,
 )
-from replica.scheduler.backfill import NOBODY_KNOWS
+from replica.scheduler.backfill import BEING_REMOVED, NOBODY_KNOWS
 from replica.state import Facts
 from replica.values import CANDIDATES_BEHIND_MAX, SKIPPED_MAX
 
@@ -39,6 +39,8 @@ class Served(NamedTuple):
 
     given: tuple[int, ...]
     first: int = 0
+    closed: bool = True
+    """Whether one that came behind them would get nothing, however little it asks for."""
 
 
 def guests_served(
@@ -69,7 +71,26 @@ def guests_served(
         free -= size_bytes
         current.quotas.give_space(of_class, pool, size_bytes, 0)
         given.append(job_id)
-    return Served(tuple(given))
+    return Served(tuple(given), closed=False)
+
+
+def room_for_setup(
+    current: PassState, pool: str, waiting: Iterable[int], passed_out: Iterable[int], lingering: Iterable[int]
+) -> int:
+    """Return the most that one more setup would get of a pool now, units of the pool: at once, or as soon as what
+    lingers there has given way. Limits, which only some have, are left out. `waiting`, `passed_out`: as for
+    `guests_served`.
+    """
+    state = current.state
+    served = guests_served(current, pool, waiting, passed_out, SKIPPED_MAX)
+    if served.closed:
+        return 0
+    taken = sum(state.buffers[job_id].granted_bytes for job_id in served.given)
+    kept = sum(state.buffers[job_id].held_bytes for job_id in islice(lingering, LINGERING_LOOKED_AT_MAX))
+    room = free_for(current, pool, "") + kept
+    if state.reservations:
+        room = min(room, current.quotas.coming_room(pool, room, lambda instant: current.free_at(pool, instant)))
+    return max(0, room - taken)
 
 
 def space_given(state: Facts, job_id: int) -> e.GuestSpaceGiven:
@@ -131,7 +152,7 @@ def lingering_given_up(
     room: int,
 ) -> tuple[int, ...]:
     """Return the guests whose data gives way to a request that does not fit, the oldest first; none if that would be in
-    vain. `coming_bytes` is what is being given back to the pool already; `room`: how many in one pass.
+    vain. `coming_bytes` is what is being given back to the pool already (`comes_for`); `room`: how many in one pass.
     """
     reservation = request.reservation
     wanted = request.size_bytes - free_for(current, request.pool, reservation) - coming_bytes
@@ -144,6 +165,13 @@ def lingering_given_up(
         if got >= wanted:
             return tuple(taken[:room])
     return ()
+
+
+def comes_for(request: SpaceRequest, buffer: Buffer) -> bool:
+    """Whether a request waits for the space of a buffer that drains: a guest, which waits for seconds, only for what is
+    being removed, and not for a stage-out.
+    """
+    return request.job.guest is None or buffer.state in BEING_REMOVED
 
 
 def needed_by(job: Job) -> str:

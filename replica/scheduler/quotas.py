@@ -336,13 +336,7 @@ class QuotaCheck:
         for coming in sorted(self._coming(pool, own), key=lambda one: (one.start_at, one.name)):
             if coming.start_at >= until:
                 return None
-            at = Instant(max(coming.start_at, self._at))
-            wanted = sum(
-                left_of(other, pool, self._held)
-                for other in self._state.reservations.values()
-                if other.name != own and other.start_at <= at < other.end_at
-            )
-            free = free_at(at)
+            free, wanted = self._then(pool, own, coming, free_at)
             if size_bytes > free - wanted:
                 figures = (
                     ("reservation", coming.name),
@@ -354,6 +348,23 @@ class QuotaCheck:
                 sentence = f"reservation {coming.name} begins before the job would have given back its space"
                 return Verdict(Reason.BURST_BUFFER_RESOURCES, sentence, figures)
         return None
+
+    def coming_room(self, pool: str, most: int, free_at: Callable[[Instant], int]) -> int:
+        """Return how much of `most` somebody who gives nothing back may have of a pool for all reservations that begin
+        yet, bytes; it may be less than 0.
+        """
+        then = (self._then(pool, "", coming, free_at) for coming in self._coming(pool, ""))
+        return min((free - wanted for free, wanted in then), default=most)
+
+    def _then(self, pool: str, own: str, coming: Reservation, free_at: Callable[[Instant], int]) -> tuple[int, int]:
+        """Return what of a pool is free as a reservation begins, and what of it is set aside then, bytes."""
+        at = Instant(max(coming.start_at, self._at))
+        wanted = sum(
+            left_of(other, pool, self._held)
+            for other in self._state.reservations.values()
+            if other.name != own and other.start_at <= at < other.end_at
+        )
+        return free_at(at), wanted
 
     def _coming(self, pool: str, own: str) -> Iterator[Reservation]:
         for reservation in self._state.reservations.values():

@@ -42,10 +42,12 @@ from replica.scheduler.admission import (
 from replica.scheduler.backfill import DRAINING, NOBODY_KNOWS, ReservationHead, drain_us, release_at, start_of
 from replica.scheduler.gates import reservation_of, still, waits_for_space
 from replica.scheduler.guests import (
+    comes_for,
     guests_served,
     lingering_given_up,
     needed_by,
     refusals_explained,
+    room_for_setup,
     space_given,
     with_passes,
 )
@@ -95,6 +97,15 @@ def verdicts_of(index: SchedulingIndex, job_ids: Iterable[int], at: Instant) -> 
         explaining.run(asked)
         found |= explaining.verdicts
     return found
+
+
+def free_for_setups(index: SchedulingIndex, pools: Iterable[str], at: Instant) -> dict[str, int]:
+    """Return, for each of these pools, the most that one more setup of a guest would get of it at `at`, units of the
+    pool (`room_for_setup`).
+    """
+    index.catch_up()
+    looking = SchedulingPass(index, at)
+    return {pool: looking.room_for_setup(pool) for pool in pools}
 
 
 class SchedulingPass:
@@ -362,10 +373,8 @@ class SchedulingPass:
         """Give space to guests, which stand in no line."""
         index, state = self.index, self.state
         for pool in sorted(index.guests.keys):
-            waiting = (job_id for job_id in index.guests.keys[pool] if job_id not in self.done)
-            passed_out = index.passed_out.keys.get(pool, ())
-            candidates = (job_id for job_id in passed_out if index.arrays.verdict(state, job_id) is None)
-            served = guests_served(self, pool, waiting, candidates, EVENTS_PER_PASS_MAX - len(self.events))
+            room = EVENTS_PER_PASS_MAX - len(self.events)
+            served = guests_served(self, pool, self._guests_of(pool), self._passed_out_of(pool), room)
             for job_id in served.given:
                 self._guests[len(self.events)] = pool
                 self.events.append(space_given(state, job_id))
@@ -373,10 +382,24 @@ class SchedulingPass:
             if served.first:
                 self._give_up_lingering(space_request_of(state, state.jobs[served.first], state.buffers[served.first]))
 
-    def _coming(self, pool: str) -> int:
-        """Return what is being given back to a pool already, bytes."""
-        draining = takewhile(lambda hold: hold[0] == DRAINING, self.index.holders.keys.get(pool, ()))
-        return sum(size_bytes for _, size_bytes, _ in draining)
+    def room_for_setup(self, pool: str) -> int:
+        """Return what one more setup would get of a pool; of a pass that has not begun."""
+        lingering = (job_id for _, job_id in self.index.lingering.keys.get(pool, ()))
+        return room_for_setup(self, pool, self._guests_of(pool), self._passed_out_of(pool), lingering)
+
+    def _guests_of(self, pool: str) -> Iterator[int]:
+        return (job_id for job_id in self.index.guests.keys.get(pool, ()) if job_id not in self.done)
+
+    def _passed_out_of(self, pool: str) -> Iterator[int]:
+        """Yield the native jobs that could have space of a pool and have been passed as often as may be."""
+        passed_out = self.index.passed_out.keys.get(pool, ())
+        return (job_id for job_id in passed_out if self.index.arrays.verdict(self.state, job_id) is None)
+
+    def _coming(self, request: SpaceRequest) -> int:
+        """Return what is being given back already that a request waits for, bytes."""
+        draining = takewhile(lambda hold: hold[0] == DRAINING, self.index.holders.keys.get(request.pool, ()))
+        buffers = self.state.buffers
+        return sum(size_bytes for _, size_bytes, job_id in draining if comes_for(request, buffers[job_id]))
 
     def _give_up_lingering(self, request: SpaceRequest) -> bool:
         """Have what lingers give way to a request that does not fit; return whether anything does."""
@@ -384,7 +407,7 @@ class SchedulingPass:
         if lingering is None:
             return False
         kept = (job_id for _, job_id in lingering if job_id not in self.done)
-        room, coming = EVENTS_PER_PASS_MAX - len(self.events), self._coming(request.pool)
+        room, coming = EVENTS_PER_PASS_MAX - len(self.events), self._coming(request)
         gives_way = lingering_given_up(self, request, kept, coming, room)
         for job_id in gives_way:
             events = given_up(self.state.jobs[job_id], needed_by(request.job))
@@ -398,7 +421,7 @@ class SchedulingPass:
         candidates = self.index.preemptible.keys.get(request.pool)
         if self._give_up_lingering(request) or candidates is None:
             return
-        coming = self._coming(request.pool)
+        coming = self._coming(request)
         for job_id in preempted_for(self, request, candidates, coming, room, self.done):
             self.events.extend(with_slots(state, self.slots, preemption_events(state, job_id, request.job.id)))
             self.done.add(job_id)

@@ -5,7 +5,6 @@ from replica.views.jobs import (
     NO_TRANSFERS,
     buffer_path,
     buffer_word,
-    free_for_guests,
     not_exported,
     persistent_paths,
     pool_use,

@@ -108,20 +108,6 @@ def shared_destinations(state: State, job_id: int) -> tuple[Shared, ...]:
     return tuple(found)
 
 
-def free_for_guests(state: State, name: str, lingering_bytes: int) -> int:
-    """Return what the setup of a guest could have of a pool now, units of the pool: what lingers there counts as free.
-
-    None of it is set aside for those who wait: a guest passes them, as often as the site allows (`MaxPasses`).
-    """
-    pool = state.pools[name]
-    set_aside = sum(
-        max(0, one.size_in(name) - state.use.get(("bb", "r", one.name, "", name), 0))
-        for one in state.reservations.values()
-        if one.active
-    )
-    return max(0, free_bytes(pool, state.held_bytes.get(name, 0)) + lingering_bytes - set_aside)
-
-
 def buffer_path(state: State, job_id: int) -> str | None:
     """Return the directory on its node that is a job's own buffer, None while there is none or nobody has said."""
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)

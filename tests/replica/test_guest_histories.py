@@ -10,6 +10,9 @@ from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.buffers import HOLDING, BufferState
 from replica.operations.guests import GuestPhase, guest_phase
+from replica.scheduler.backfill import BEING_REMOVED
+from replica.scheduler.index import SchedulingIndex
+from replica.scheduler.scheduling_pass import free_for_setups
 from replica.values.errors import Refusal
 from tests.replica.guest_world import DATA, RESULTS, GuestWorld, asked
 from tests.replica.scheduler.test_index import IndexedWorld
@@ -139,6 +142,34 @@ class GuestHistories(Histories):
             assert held == (guest_phase(job, buffer) is not GuestPhase.WAITING)
             if guest_phase(job, buffer) is GuestPhase.LINGERING:
                 assert buffer.state in (BufferState.STAGING_IN, BufferState.STAGED_IN)
+
+    @invariant()
+    def one_more_setup_is_given_what_is_shown_as_free_and_no_grain_more(self) -> None:
+        state = self.world.state
+        shared = [name for name, pool in state.pools.items() if pool.place]
+        for pool, free in free_for_setups(SchedulingIndex(state), shared, state.at).items():
+            grain = state.pools[pool].granularity_bytes
+            most = free // grain * grain
+            if most:
+                world = self.with_one_more(pool, most)
+                if world.phase("more") is not GuestPhase.SET_UP:
+                    removed = [
+                        buffer.held_bytes
+                        for buffer in world.state.buffers.values()
+                        if buffer.pool == pool and buffer.state in BEING_REMOVED
+                    ]
+                    assert most > world.free(pool) and most <= world.free(pool) + sum(removed)
+            if most + grain <= state.pools[pool].usable_bytes:
+                assert self.with_one_more(pool, most + grain).phase("more") is not GuestPhase.SET_UP
+
+    def with_one_more(self, pool: str, size: int) -> GuestWorld:
+        """Return how the world goes on with one more setup; this one stays as it is."""
+        made = GuestWorld.__new__(GuestWorld)
+        made.state, made.at, made.counter = self.world.state, self.world.at, self.world.counter
+        made.ledger, made.reasons = [], []
+        outcome = made.setup("more", asked(size, DATA, pool=pool))
+        assert not isinstance(outcome, Refusal), outcome
+        return made
 
     def teardown(self) -> None:
         """At the end the scheduler is done with all of its guests, and an operator with what they left."""

@@ -15,8 +15,11 @@ from replica.model.accounts import Account, AccountUser, Limit, LimitKind, Sched
 from replica.model.buffers import Access, BufferState
 from replica.model.jobs import JobState
 from replica.operations.guests import GuestPhase, find_guest, guest_phase
+from replica.scheduler.index import SchedulingIndex
+from replica.scheduler.scheduling_pass import free_for_setups
 from replica.values.errors import Refusal, RefusalCode
-from tests.replica.guest_world import CLUSTER, COMMANDS, DATA, OTHER, WANTED, WAYS, GuestWorld, asked, world_at
+from tests.replica.guest_world import CLUSTER, COMMANDS, DATA, OTHER, RESULTS, WANTED, WAYS, GuestWorld, asked, world_at
+from tests.replica.test_reservations import reserve
 from tests.replica.world import OPERATOR, SCRIPT, agent, user
 
 PAIRS = list(itertools.product(GuestPhase, COMMANDS))
@@ -599,6 +602,43 @@ def test_who_was_passed_often_and_does_not_wait_for_space_keeps_no_guest_back(wh
     assert world.phase("2") is GuestPhase.WAITING
     world.settle(c.HoldJob(native) if why == "it is held" else c.DrainNode("n1", "x"))
     assert world.phase("2") is GuestPhase.SET_UP
+
+
+def free_shown(world: GuestWorld, pool: str = "fast") -> int:
+    return free_for_setups(SchedulingIndex(world.state), [pool], world.at)[pool]
+
+
+def test_nothing_is_free_for_guests_while_a_native_job_was_passed_as_often_as_may_be() -> None:
+    world = GuestWorld(max_passes=1)
+    world.running("0", asked(40, DATA))
+    native = world.submit("#DW jobdw capacity=80 access_mode=striped type=scratch")
+    assert free_shown(world) == 60
+    world.setup("1", asked(5, DATA))
+    assert free_shown(world) == 0
+    world.settle(c.HoldJob(native))
+    assert free_shown(world) == 55
+
+
+def test_what_a_coming_reservation_needs_is_not_free_for_guests() -> None:
+    world = GuestWorld()
+    reserve(world, 3_600, 3_600, 70)
+    assert free_shown(world) == 30
+    world.setup(request=asked(31, DATA))
+    assert world.phase() is GuestPhase.WAITING
+
+
+def test_a_setup_takes_what_lingers_rather_than_wait_for_a_stage_out() -> None:
+    world = GuestWorld()
+    world.running("1", asked(50, DATA, RESULTS))
+    world.end("1")
+    world.stage_out("1")
+    world.ready("2", asked(50, DATA))
+    world.tear_down("2", hurry=True)
+    assert free_shown(world) == 50
+    world.setup("3", asked(50, DATA))
+    assert world.phase("2") is GuestPhase.TEARDOWN
+    world.finish_operation("2")
+    assert world.phase("3") is GuestPhase.SET_UP
 
 
 # ---- what only one of the two knows of

@@ -22,6 +22,7 @@ from replica.scheduler import (
     ahead_in,
     early_gate,
     estimate,
+    free_for_setups,
     later_reason,
     persistent_request,
     verdicts_of,
@@ -115,6 +116,12 @@ class Verdicts:
         async with self.index(state, work) as index:
             await work.of(self).take(INDEXED_AT_ONCE)
             return estimate(state, job_id, at, ahead_in(index))
+
+    async def free_for_setups(self, state: State, pools: Iterable[str], work: Work) -> dict[str, int]:
+        """Return, for each of these pools, the most that one more setup of a guest would get, units of the pool."""
+        async with self.index(state, work) as index:
+            await work.of(self).take(INDEXED_AT_ONCE)
+            return free_for_setups(index, pools, state.at)
 
     @asynccontextmanager
     async def index(self, state: State, work: Work) -> AsyncIterator[SchedulingIndex]:

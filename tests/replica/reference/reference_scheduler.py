@@ -68,6 +68,7 @@ from replica.scheduler.gates import (
     waits_for_space,
 )
 from replica.scheduler.guests import (
+    comes_for,
     guests_served,
     lingering_given_up,
     needed_by,
@@ -247,7 +248,11 @@ class _Pass:
             for job, buffer in holders
             if job.guest is not None and is_lingering(job, buffer) and job.id not in self.taken
         )
-        coming = sum(buffer.held_bytes for job, buffer in holders if run_until(job, buffer) == DRAINING)
+        coming = sum(
+            buffer.held_bytes
+            for job, buffer in holders
+            if run_until(job, buffer) == DRAINING and comes_for(request, buffer)
+        )
         room = EVENTS_PER_PASS_MAX - len(self.events)
         gives_way = lingering_given_up(self, request, (job_id for _, job_id in lingering), coming, room)
         for job_id in gives_way:
