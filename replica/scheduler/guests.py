@@ -27,8 +27,9 @@ from replica.scheduler.admission import (
     space_request_of,
 )
 from replica.scheduler.backfill import BEING_REMOVED, NOBODY_KNOWS
+from replica.scheduler.gates import guest_verdict
 from replica.state import Facts
-from replica.values import CANDIDATES_BEHIND_MAX, SKIPPED_MAX
+from replica.values import CANDIDATES_BEHIND_MAX, SKIPPED_MAX, Verdict
 
 LINGERING_LOOKED_AT_MAX = 1_000
 """Guests that linger in one pool and are looked at for who needs space, count: a millisecond; past them, it waits."""
@@ -62,7 +63,8 @@ def guests_served(
             continue
         request = space_request_of(state, state.jobs[job_id], state.buffers[job_id])
         size_bytes, of_class = request.size_bytes, request.scheduling_class
-        if current.quotas.space_gate(of_class, pool, size_bytes, 0) is not None or _is_reserved(current, request):
+        over = current.quotas.space_gate(of_class, pool, size_bytes, 0)
+        if over is not None or _coming_reservation(current, request) is not None:
             continue  # what keeps it back may not keep back those behind it
         if size_bytes > free:
             return Served(tuple(given), job_id)
@@ -116,13 +118,27 @@ def refusals_explained(current: PassState, events: tuple[e.Event, ...]) -> tuple
 
 def _limit_over(current: PassState, job_id: int) -> str:
     """Return which limit keeps a guest from space, and for how long it has, as a sentence; empty where none does."""
-    state = current.state
-    request = space_request_of(state, state.jobs[job_id], state.buffers[job_id])
-    over = current.quotas.space_gate(request.scheduling_class, request.pool, request.size_bytes, 0)
+    over = _over(current, job_id)
     if over is None:
         return ""
     figures = ", ".join(f"{name} {value}" for name, value in over.figures)
-    return f"{over.reason} for {state.site.guest_setup_wait_s} s: {over.sentence} ({figures})"
+    return f"{over.reason} for {current.state.site.guest_setup_wait_s} s: {over.sentence} ({figures})"
+
+
+def _over(current: PassState, job_id: int) -> Verdict | None:
+    state = current.state
+    request = space_request_of(state, state.jobs[job_id], state.buffers[job_id])
+    return current.quotas.space_gate(request.scheduling_class, request.pool, request.size_bytes, 0)
+
+
+def waiting_verdict(current: PassState, job_id: int) -> Verdict:
+    """Return the verdict on a guest whose setup waits, when its pool has been served: a limit, a reservation, space."""
+    state = current.state
+    job, buffer = state.jobs[job_id], state.buffers[job_id]
+    if waits_for_names(state, job):
+        return guest_verdict(state, job, buffer)
+    coming = _coming_reservation(current, space_request_of(state, job, buffer))
+    return _over(current, job_id) or coming or guest_verdict(state, job, buffer)
 
 
 def _still_waits(current: PassState, job_id: int) -> bool:
@@ -132,15 +148,12 @@ def _still_waits(current: PassState, job_id: int) -> bool:
     return space_decision(current, request) not in NOT_QUEUED
 
 
-def _is_reserved(current: PassState, request: SpaceRequest) -> bool:
-    """Whether a coming reservation needs the space: nobody knows when a guest gives it back."""
+def _coming_reservation(current: PassState, request: SpaceRequest) -> Verdict | None:
+    """Return which coming reservation needs the space, or None: nobody knows when a guest gives it back."""
     if not current.state.reservations:
-        return False
-    return (
-        current.quotas.coming_gate(
-            request.pool, "", request.size_bytes, NOBODY_KNOWS, lambda instant: current.free_at(request.pool, instant)
-        )
-        is not None
+        return None
+    return current.quotas.coming_gate(
+        request.pool, "", request.size_bytes, NOBODY_KNOWS, lambda instant: current.free_at(request.pool, instant)
     )
 
 

@@ -30,7 +30,7 @@ from enum import Enum, auto
 from operator import attrgetter
 
 from replica.messages import events as e
-from replica.model import JobState
+from replica.model import BufferState, JobState
 from replica.operations import jobs_beside, reservation_instants
 from replica.scheduler.admission import usable_in
 from replica.scheduler.dependency_index import DependencyIndex, SingletonIndex
@@ -249,11 +249,13 @@ class SchedulingIndex:
         return {user: places for (of_stage, user), places in self.slots.keys.items() if of_stage == stage}
 
     def gate_verdict(self, job_id: int) -> Verdict | None:
-        """Return what is said of a job that is not over, without a pass; None for a candidate for space or CPUs."""
+        """Return what is said of a job that is not over, without a pass; None for a candidate for space or CPUs, and
+        for a guest that waits for space.
+        """
         state = self.state
         job, buffer = state.jobs[job_id], state.buffers.get(job_id)
         if job.guest is not None and buffer is not None:
-            return guest_verdict(state, job, buffer)
+            return None if buffer.state is BufferState.PENDING else guest_verdict(state, job, buffer)
         if job.state is not JobState.PENDING:
             return later_reason(state, job, buffer)
         verdict = early_gate(state, job) or self.arrays.verdict(state, job_id)

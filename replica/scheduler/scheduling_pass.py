@@ -49,6 +49,7 @@ from replica.scheduler.guests import (
     refusals_explained,
     room_for_setup,
     space_given,
+    waiting_verdict,
     with_passes,
 )
 from replica.scheduler.index import SchedulingIndex
@@ -155,10 +156,16 @@ class SchedulingPass:
         if begin_or_end:
             return list(begin_or_end)
         jobs = self.state.jobs
+        asked = set(asked)
+        guests = [job_id for job_id in asked if jobs[job_id].guest is not None]
+        asked.difference_update(guests)
         self.asked = sorted(((place_of(self.state, jobs[job_id]), job_id) for job_id in asked), reverse=True)
         nodes = self._due()
         self._give_slots()
         self._serve_guests()
+        for job_id in guests:
+            waits = job_id not in self.done
+            self.verdicts[job_id] = waiting_verdict(self, job_id) if waits else self._still(job_id)
         streams: list[tuple[Key, Queue, Iterator[tuple[Key, Queue]]]] = []
         opened: set[Group] = set()
         for group in self._open_groups(nodes):
@@ -209,7 +216,7 @@ class SchedulingPass:
             _, job_id = self.asked.pop()
             job, buffer = self.state.jobs[job_id], self.state.buffers.get(job_id)
             if job_id in self.done:
-                self.verdicts[job_id] = still(self.state, job, buffer)
+                self.verdicts[job_id] = self._still(job_id)
                 continue
             verdict = self.index.gate_verdict(job_id)
             if verdict is None:
@@ -220,6 +227,9 @@ class SchedulingPass:
                     continue
                 verdict = space_verdict(self, job, buffer) if waits and buffer else place_verdict(self, job, buffer)
             self.verdicts[job_id] = verdict
+
+    def _still(self, job_id: int) -> Verdict:
+        return still(self.state, self.state.jobs[job_id], self.state.buffers.get(job_id))
 
     def _due(self) -> set[str]:
         """Do what is due by time alone; return the nodes whose queues have changed by that."""

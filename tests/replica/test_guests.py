@@ -18,6 +18,7 @@ from replica.operations.guests import GuestPhase, find_guest, guest_phase
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_pass import free_for_setups
 from replica.values.errors import Refusal, RefusalCode
+from replica.views.jobs import verdict_of
 from tests.replica.guest_world import CLUSTER, COMMANDS, DATA, OTHER, RESULTS, WANTED, WAYS, GuestWorld, asked, world_at
 from tests.replica.test_reservations import reserve
 from tests.replica.world import OPERATOR, SCRIPT, agent, user
@@ -238,6 +239,26 @@ def test_a_setup_that_a_limit_keeps_waiting_fails_with_the_limit_and_not_with_sp
     assert world.phase("2") is GuestPhase.OVER
     message = "AssocGrpBB for 20 s: account people has no more room (in_use 6, asked 6, limit 10)"
     assert world.guest("2").message == message
+
+
+def test_why_a_guest_waits_names_the_limit_or_the_reservation_that_keeps_it() -> None:
+    world = GuestWorld()
+    limited(world, 10)
+    world.setup("1", asked(6, DATA))
+    world.setup("2", asked(6, DATA))
+    why = verdict_of(world.state, world.guest("2").id)
+    assert (str(why.reason), why.sentence) == ("AssocGrpBB", "account people has no more room")
+    assert why.figures == (("in_use", "6"), ("asked", "6"), ("limit", "10"))
+    limited(world, 100)
+    assert world.phase("2") is GuestPhase.SET_UP
+    reserve(world, 3_600, 3_600, 70)
+    world.setup("3", asked(31, DATA))
+    why = verdict_of(world.state, world.guest("3").id)
+    assert why.sentence == "reservation r begins before the job would have given back its space"
+    world.settle(c.DeleteReservation("r"))
+    limited(world, 1_000)
+    world.setup("4", asked(89, DATA))
+    assert verdict_of(world.state, world.guest("4").id).sentence == "the guest waits for space in its pool"
 
 
 def test_a_setup_that_waits_gets_the_space_that_is_given_back() -> None:

@@ -55,10 +55,12 @@ class Known:
 
     def of(self, job_id: int) -> Verdict:
         """Return what `replica.views.verdict_of` returns; KeyError for a job that is not in the state."""
+        if job_id in self._found:
+            return self._found[job_id]
         job = self.state.jobs[job_id]
         if job.state is not JobState.PENDING or job.guest is not None:
             return later_reason(self.state, job, self.state.buffers.get(job_id))
-        return self._found[job_id] if job_id in self._found else verdict_of(self.state, job_id)
+        return verdict_of(self.state, job_id)
 
     def reason(self, job_id: int) -> str:
         """Return the reason of a job, byte for byte as Slurm spells it."""

@@ -134,6 +134,25 @@ async def test_a_scheduler_looks_at_its_own_guests_and_nothing_else(config: Conf
 
 
 @story
+async def test_why_a_guest_waits_names_the_limit_that_keeps_it(config: Config) -> None:
+    async with Harness(config) as harness:
+        slurm = Slurm(harness)
+        await slurm.ready()
+        limited = {"command_id": harness.new_id(), "limits": {"GrpBB:bb/fast": "8MiB"}, "users": ["alice"]}
+        rules = {"command_id": harness.new_id(), "default_account": "people"}
+        for path, body in (("/v1/accounts/people", limited), ("/v1/scheduling", rules)):
+            answer = await harness.ask("PUT", path, body)
+            assert answer.status == 200, answer.body
+        assert (await slurm.setup()).body["phase"] == "set-up"
+        assert (await slurm.setup("43")).body["phase"] == "waiting"
+        why = (await harness.ask("GET", "/v1/jobs/slurm:43/why", who="alice")).body
+        assert why["reason"] == "AssocGrpBB"
+        assert why["sentence"] == "account people has no more room (in use 8388608, asked 8388608, limit 8388608)"
+        listed = (await harness.ask("GET", "/v1/jobs?guests=yes", who="alice")).body["jobs"]
+        assert [job["reason"] for job in listed if job["guest"] == "slurm:43"] == ["AssocGrpBB"]
+
+
+@story
 async def test_the_free_space_that_a_scheduler_is_told_has_what_lingers_in_it(config: Config) -> None:
     async def free(harness: Harness) -> int:
         site = (await harness.ask("GET", "/v1/scheduler/site", who="slurm")).body

@@ -74,6 +74,7 @@ from replica.scheduler.guests import (
     needed_by,
     refusals_explained,
     space_given,
+    waiting_verdict,
     with_passes,
 )
 from replica.scheduler.persistent import persistent_request, serve_persistent
@@ -177,7 +178,10 @@ class _Pass:
         for job_id in state.unfinished:
             job = state.jobs[job_id]
             if job.guest is not None:
-                self.verdicts.setdefault(job_id, guest_verdict(state, job, state.buffers[job_id]))
+                buffer = state.buffers[job_id]
+                waits = buffer.state is BufferState.PENDING
+                said = waiting_verdict(self, job_id) if waits else guest_verdict(state, job, buffer)
+                self.verdicts.setdefault(job_id, said)
             elif job.state is JobState.PENDING:
                 candidates.append(job)
             elif job_id not in self.verdicts:
