@@ -1,19 +1,19 @@
-"""The receipt lines that an agent keeps on its disk: found, proven by their digest, and compared with what storage has
-now."""
+"""The receipt lines that an agent keeps on its disk, and a mover in its place: found, proven by their digest, and
+compared with what storage has now."""
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
-from cluster.agent.files import BUFFERS, PathRefused, Target, inside_target
+from cluster.agent.files import BUFFERS, RECEIPTS, PathRefused, Target, inside_target, places
 from cluster.agent.processes import persistent_variables
 from cluster.agent.transfer import (
-    RECEIPTS,
     STAGES,
     Algorithm,
     Difference,
@@ -33,29 +33,64 @@ _NAME: Final = re.compile(rf"([0-9]{{1,19}})\.([0-9]{{1,19}})\.({'|'.join(STAGES
 _PERSISTENT: Final = re.compile(r"\$\{?DW_PERSISTENT_STRIPED_([^/}]+)\}?")
 
 
+class Source(NamedTuple):
+    """Where receipts of a job are kept, and what the paths in them begin with."""
+
+    directory: Path
+    """What their directory is in."""
+    buffer: Path
+    persistent: Callable[[str], str]
+    """The directory of the persistent buffer of a name; PathRefused."""
+
+
 class Kept(NamedTuple):
     """One file of receipts."""
 
     job: int
     attempt: int
     stage: str
+    source: Source
 
 
-def kept(home: Path, job: int) -> list[Kept]:
-    """Return the receipts that the agent of a directory keeps of a job, oldest first. OSError."""
-    try:
-        names = os.listdir(home / RECEIPTS)
-    except FileNotFoundError:
-        return []
-    matches = (_NAME.fullmatch(name) for name in names)
-    found = [Kept(int(match[1]), int(match[2]), match[3]) for match in matches if match is not None]
-    return sorted(one for one in found if one.job == job)
+def on_node(home: Path, job: int) -> list[Source]:
+    """Return where the agent of a directory keeps the receipts of a job."""
+
+    def persistent(name: str) -> str:
+        return persistent_variables(str(home), (name,))[f"DW_PERSISTENT_STRIPED_{name}"]
+
+    return [Source(home, home / BUFFERS / str(job), persistent)]
+
+
+def in_place(path: Path, cluster: str, job: int) -> list[Source]:
+    """Return where movers keep the receipts of a job in the place at a path. PlaceRefused, OSError."""
+    buffers = path / cluster
+
+    def persistent(name: str) -> str:
+        found = list(buffers.glob(f"{glob.escape(name)}.*"))
+        if len(found) != 1:
+            raise PathRefused(
+                f"{len(found)} persistent buffers {name} lie in {buffers}, and nobody says which was used"
+            )
+        return str(found[0])
+
+    found = places.records_of(str(path), cluster, job)
+    return [Source(Path(found[epoch]), buffers / f"{job}.{epoch}", persistent) for epoch in sorted(found)]
+
+
+def kept(sources: Sequence[Source], job: int) -> list[Kept]:
+    """Return the receipts that are kept of a job there, oldest first. OSError."""
+    found: list[Kept] = []
+    for source in sources:
+        with contextlib.suppress(FileNotFoundError):
+            matches = (_NAME.fullmatch(name) for name in os.listdir(source.directory / RECEIPTS))
+            found += [Kept(int(match[1]), int(match[2]), match[3], source) for match in matches if match is not None]
+    return sorted((one for one in found if one.job == job), key=lambda one: one[:3])
 
 
 @contextlib.contextmanager
-def opened(home: Path, which: Kept) -> Iterator[int]:
+def opened(which: Kept) -> Iterator[int]:
     """Give the open file. OSError."""
-    with closing(open_directory(home / RECEIPTS)) as receipts:
+    with closing(open_directory(which.source.directory / RECEIPTS)) as receipts:
         name = f"{which.job}.{which.attempt}.{which.stage}"
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=receipts)
     with closing(descriptor):
@@ -81,7 +116,7 @@ def digest_of_lines(descriptor: int, algorithm: Algorithm) -> str:
 
 
 def differences(
-    home: Path, which: Kept, descriptor: int, algorithm: Algorithm, advanced: Callable[[int, int], None]
+    which: Kept, descriptor: int, algorithm: Algorithm, advanced: Callable[[int, int], None]
 ) -> Iterator[Difference]:
     """Yield each file that is not at its destination as the open file of receipts says, read from storage.
 
@@ -93,21 +128,21 @@ def differences(
         raise ValueError("the receipts do not say where the files went: an earlier release wrote them")
     with contextlib.ExitStack() as held:
         anchors: dict[str, Target] = {}
-        items = [_item(home, which.job, place, anchors, held) for place in paths]
+        items = [_item(which, place, anchors, held) for place in paths]
         yield from recheck(descriptor, items, algorithm, advanced)
 
 
-def _item(home: Path, job: int, place: Place, anchors: dict[str, Target], held: contextlib.ExitStack) -> Item:
+def _item(which: Kept, place: Place, anchors: dict[str, Target], held: contextlib.ExitStack) -> Item:
     anchor = anchors.get(place.root)
     if anchor is None:
-        anchor = anchors[place.root] = _anchor(home, job, place.root)
+        anchor = anchors[place.root] = _anchor(which, place.root)
         held.callback(os.close, anchor.anchor)
     parts = tuple(os.fsdecode(part) for part in bytes.fromhex(place.path_hex).split(b"/") if part)
     target = anchor._replace(parts=(*anchor.parts, *parts))
     return Item(Kind(place.kind), target, target)
 
 
-def _anchor(home: Path, job: int, root: str) -> Target:
+def _anchor(which: Kept, root: str) -> Target:
     if not root.startswith("$"):
         try:
             # As when it was moved there: the root itself is the administrator's word.
@@ -115,10 +150,11 @@ def _anchor(home: Path, job: int, root: str) -> Target:
         except OSError as error:
             raise PathRefused(f"the destination {root} cannot be opened on this node: {error.strerror}") from error
     match = _PERSISTENT.fullmatch(root)
-    lakes = persistent_variables(str(home), () if match is None else (match[1],))
+    source = which.source
+    lakes = {} if match is None else {f"DW_PERSISTENT_STRIPED_{match[1]}": source.persistent(match[1])}
     try:
-        buffer = open_directory(home / BUFFERS / str(job)) if match is None else open_directory("/")
+        buffer = open_directory(source.buffer) if match is None else open_directory("/")
     except OSError as error:
-        raise PathRefused(f"the buffer of job {job} is not on this node: {error.strerror}") from error
+        raise PathRefused(f"the buffer of job {which.job} is not on this node: {error.strerror}") from error
     with closing(buffer):
         return inside_target(buffer, root, lakes)

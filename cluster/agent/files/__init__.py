@@ -10,6 +10,7 @@ from cluster.agent.files.durable import (
     OPERATIONS,
     OUTBOX,
     PERSISTENT,
+    RECEIPTS,
     RESERVE_SUFFIX,
     SPARE,
     STEPS,

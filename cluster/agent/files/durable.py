@@ -25,6 +25,7 @@ OUTBOX: Final = "outbox"
 SPARE: Final = "spare"
 LEFTOVERS: Final = "leftovers"
 CALLS: Final = "calls"
+RECEIPTS: Final = "receipts"
 PERSISTENT: Final = "persistent"
 
 

@@ -17,7 +17,7 @@ import stat
 import uuid
 from typing import Final
 
-from cluster.agent.files.durable import BUFFERS, read_bounded, write_durably
+from cluster.agent.files.durable import BUFFERS, RECEIPTS, read_bounded, write_durably
 from cluster.agent.files.removal import remove_tree
 from cluster.system import closing, names_in, open_directory
 from replica.model import Order, OrderPlace
@@ -132,6 +132,7 @@ def open_records(place: OrderPlace, attempt: int) -> int:
             with closing(open_directory(begun, dir_fd=directory)) as copy:
                 if earlier:
                     _copy(directory, str(earlier[-1]), copy)
+                    _keep_receipts(directory, str(earlier[-1]), copy)
                 os.fsync(copy)
             os.rename(begun, str(attempt), src_dir_fd=directory, dst_dir_fd=directory)
             os.fsync(directory)
@@ -165,6 +166,36 @@ def _copy(directory: int, former: str, own: int) -> None:
             ):
                 shutil.copyfileobj(source, destination)
         os.fsync(target)
+
+
+def _keep_receipts(directory: int, former: str, own: int) -> None:
+    """Have the receipts of earlier attempts, which nobody else writes, in the newest one too: those go. OSError."""
+    with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as opened:
+        for name in (former, RECEIPTS):
+            directory = open_directory(name, dir_fd=directory)
+            opened.callback(os.close, directory)
+        os.mkdir(RECEIPTS, _PRIVATE, dir_fd=own)
+        target = open_directory(RECEIPTS, dir_fd=own)
+        opened.callback(os.close, target)
+        for name in names_in(directory):
+            os.link(name, name, src_dir_fd=directory, dst_dir_fd=target, follow_symlinks=False)
+        os.fsync(target)
+
+
+def records_of(path: str, cluster: str, job: int) -> dict[int, str]:
+    """Return the directories with what is known of the transfers of a job's buffers in a place, of the last attempt,
+    by epoch. PlaceRefused, OSError.
+    """
+    identity_at(path)
+    found: dict[int, str] = {}
+    top = os.path.join(path, RECORDS, cluster)
+    for name in os.listdir(top) if os.path.isdir(top) else ():
+        of_job, _, epoch = name.partition(".")
+        if of_job == str(job) and epoch.isdecimal():
+            attempts = [int(attempt) for attempt in os.listdir(os.path.join(top, name)) if attempt.isdecimal()]
+            if attempts:
+                found[int(epoch)] = os.path.join(top, name, str(max(attempts)))
+    return found
 
 
 def forget_records(place: OrderPlace) -> None:

@@ -16,4 +16,4 @@ from cluster.agent.transfer.rate_limit import UNLIMITED, Control, Pace, Stopped
 from cluster.agent.transfer.receipts import Difference, Place, raw_lines, read_lines, read_places, recheck
 from cluster.agent.transfer.transfer import make_top, resumable, run_transfer
 from cluster.agent.transfer.transfer_state import Context
-from cluster.agent.transfer.workspace import RECEIPTS, STAGES, Workspace
+from cluster.agent.transfer.workspace import STAGES, Workspace

@@ -14,11 +14,10 @@ import hashlib
 import os
 from typing import Final, NamedTuple
 
-from cluster.agent.files import is_disk_full
+from cluster.agent.files import RECEIPTS, is_disk_full
 from cluster.system import closing, names_in, open_directory
 
 TRANSFERS: Final = "transfers"
-RECEIPTS: Final = "receipts"
 STAGES: Final = ("stage_in", "stage_out")
 
 RECEIPT_FILES_MAX: Final = 4_096

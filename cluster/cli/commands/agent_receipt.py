@@ -9,9 +9,19 @@ from typing import Final
 import click
 import msgspec
 
-from cluster.agent.files import PathRefused
+from cluster.agent.files import PathRefused, PlaceRefused
 from cluster.agent.processes import AccountRefused, account_for, become
-from cluster.agent.receipts import Kept, algorithm_of, differences, digest_of_lines, kept, opened
+from cluster.agent.receipts import (
+    Kept,
+    Source,
+    algorithm_of,
+    differences,
+    digest_of_lines,
+    in_place,
+    kept,
+    on_node,
+    opened,
+)
 from cluster.agent.transfer import Algorithm, Difference, raw_lines, read_lines
 from cluster.cli.commands.options import JSON_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
@@ -36,6 +46,7 @@ PROGRESS_S: Final = 1.0
     "--digest", metavar="ALGORITHM:HEX", help="What the lines have to come to.  [default: what the ledger has]"
 )
 @click.option("--recheck", is_flag=True, help="Read every destination again from storage, and compare.")
+@click.option("--place", type=Path, metavar="PATH", help="Of a buffer in the place that is mounted at PATH.")
 @click.option("--as-user", metavar="USER", help="Read the destinations as this user: on file servers root may not.")
 @JSON_OPTION
 @click.pass_context
@@ -46,24 +57,29 @@ def agent_receipt(
     attempt: int | None,
     digest: str | None,
     recheck: bool,
+    place: Path | None,
     as_user: str | None,
     as_json: bool,
 ) -> None:
     """Print what this node's agent did to every file of a transfer, and prove that the ledger's receipt is of that.
 
-    Run it on the node, as the agent's account: the lines never leave it. Their digest is compared with --digest, or
-    else with the receipt of the ledger if a replica can be asked; if neither is there, a remark says so. With --recheck
-    each file that is not at its destination as it was put there is named. A digest or a file that differs, or a
-    damaged line, ends with exit code 7; a receipt that is not on this node with 3; one that may not be read with 6.
+    Run it on the node, as the agent's account: the lines never leave it. With --place it is what movers did for a
+    buffer there, on any machine that mounts the place, until the buffer is removed. Their digest is compared with
+    --digest, or else with the receipt of the ledger if a replica can be asked; if neither is there, a remark says so.
+    With --recheck each file that is not at its destination as it was put there is named. A digest or a file that
+    differs, or a damaged line, ends with exit code 7; a receipt that is not on this node with 3; one that may not be
+    read with 6.
     """
     current = session()
-    home = _agent(current, context.parent.params["name"] if context.parent is not None else None).directory
+    named = context.parent.params["name"] if context.parent is not None else None
+    home = place or _agent(current, named).directory
     given = _algorithm(digest)
     if as_user is not None and not recheck:
         raise bad_input("--as-user says who reads the destinations, and nothing is to be read", "add --recheck")
     try:
-        which = _which(home, job, stage, attempt)
-        with opened(home, which) as descriptor:
+        sources = on_node(home, job) if place is None else in_place(place, current.config().cluster.name, job)
+        which = _which(home, sources, job, stage, attempt)
+        with opened(which) as descriptor:
             wanted = digest or _in_ledger(current, which)
             algorithm = given or _algorithm(wanted) or "xxh3-128"
             found = digest_of_lines(descriptor, algorithm)
@@ -75,7 +91,7 @@ def agent_receipt(
                 )
             if not wanted:
                 note(f"The lines come to {found}, which was compared with nothing: give --digest.")
-            differing = _differences(home, which, descriptor, algorithm, as_user) if recheck else []
+            differing = _differences(which, descriptor, algorithm, as_user) if recheck else []
             if as_json:
                 _show_json(which, descriptor, found, bool(wanted), differing, recheck)
             elif recheck:
@@ -83,6 +99,8 @@ def agent_receipt(
                     click.echo(f"{plain(one.path)} {plain(one.why)}")
             else:
                 _show(descriptor)
+    except PlaceRefused as error:
+        raise bad_input(str(error), "name the directory that the place is mounted at: forebay place list") from error
     except (PermissionError, FileNotFoundError) as error:
         raise _unreadable(home, error) from error
     except ValueError as error:
@@ -115,15 +133,16 @@ def _algorithm(digest: str | None) -> Algorithm | None:
         raise bad_input(str(error), "forebay transfer receipt JOB shows it") from error
 
 
-def _which(home: Path, job: int, stage: str | None, attempt: int | None) -> Kept:
-    found = [one for one in kept(home, job) if stage in (None, one.stage) and attempt in (None, one.attempt)]
+def _which(home: Path, sources: list[Source], job: int, stage: str | None, attempt: int | None) -> Kept:
+    found = [one for one in kept(sources, job) if stage in (None, one.stage) and attempt in (None, one.attempt)]
     if not found:
         what = f" of {stage}" if stage else ""
         number = f" of attempt {attempt}" if attempt else ""
         raise Failure(
             ExitCode.NOT_FOUND,
-            f"the agent of {home} keeps no receipt of job {job}{what}{number}",
-            f"forebay transfer receipt {job} says on which node it is; the oldest ones are removed",
+            f"in {home} no receipt of job {job}{what}{number} is kept",
+            f"forebay transfer receipt {job} says on which node it is; of a buffer in a place say --place PATH. "
+            "The oldest ones are removed, those in a place with the buffer",
         )
     return found[-1]
 
@@ -138,11 +157,11 @@ def _in_ledger(current: Session, which: Kept) -> str:
     return answer.receipts[-1].digest if answer.receipts else ""
 
 
-def _differences(home: Path, which: Kept, descriptor: int, algorithm: Algorithm, user: str | None) -> list[Difference]:
+def _differences(which: Kept, descriptor: int, algorithm: Algorithm, user: str | None) -> list[Difference]:
     try:
         if user is not None:
             become(account_for("switch", user), JobProcess())
-        found = list(differences(home, which, descriptor, algorithm, _progress()))
+        found = list(differences(which, descriptor, algorithm, _progress()))
     except AccountRefused as error:
         raise bad_input(str(error), "name an ordinary user of this node") from error
     except PathRefused as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cluster.agent.files.durable import RECEIPTS
 from cluster.agent.transfer import workspace as workspace_module
 from cluster.agent.transfer.errors import Paused, TransferFailed
 from cluster.agent.transfer.manifest import Record
@@ -17,7 +18,7 @@ from cluster.agent.transfer.progress import nothing
 from cluster.agent.transfer.rate_limit import Stopped
 from cluster.agent.transfer.status_table import Chunks, ChunkState
 from cluster.agent.transfer.transfer import resumable
-from cluster.agent.transfer.workspace import RECEIPTS, TRANSFERS, Workspace, forget, prune_receipts
+from cluster.agent.transfer.workspace import TRANSFERS, Workspace, forget, prune_receipts
 from cluster.system.descriptors import open_directory
 from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
 
