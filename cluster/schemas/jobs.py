@@ -198,7 +198,8 @@ class BufferView(View, frozen=True, kw_only=True):
     made_by: int | None = None
     """Of a persistent buffer: the job that made it, makes it, or has it deleted."""
     path: str | None = None
-    """Of a persistent buffer in a place: where it lies, on every node."""
+    """Where it lies: on every node of one that is in a place, else on its own; null while there is none, and of a
+    persistent buffer on a node."""
     revision: int
 
 

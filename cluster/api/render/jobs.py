@@ -25,7 +25,7 @@ from replica.model import (
 from replica.operations import guest_phase
 from replica.state import State
 from replica.values import MICROSECONDS_PER_SECOND, Instant
-from replica.views import buffer_word, job_tres, pool_use
+from replica.views import buffer_path, buffer_word, job_tres, pool_use
 
 _HOLDS: dict[Hold, Literal["user", "admin", "system"] | None] = {
     Hold.NONE: None,
@@ -159,6 +159,7 @@ def buffer_view(state: State, job_id: int) -> BufferView:
         access=tuple(way.name.lower() for way in asked.access),
         type=asked.type,
         request=asked.text,
+        path=buffer_path(state, job_id),
         **guest_fields(state, job_id),
     )
 

@@ -152,7 +152,7 @@ def guests_table(jobs: Iterable[JobView], now: Instant) -> Listing:
 def buffers_table(buffers: Iterable[BufferView]) -> Listing:
     """Return the listing of buffers."""
     return table(
-        ("JOBID/NAME", "USER", "STATE", "POOL", "SIZE", "HELD", "NODE", "ACCESS", "IN", "OUT", "CREATED"),
+        ("JOBID/NAME", "USER", "STATE", "POOL", "SIZE", "HELD", "NODE", "ACCESS", "IN", "OUT", "CREATED", "PATH"),
         (
             (
                 buffer.name if buffer.job_id is None else buffer.guest or buffer.task or buffer.job_id,
@@ -166,6 +166,7 @@ def buffers_table(buffers: Iterable[BufferView]) -> Listing:
                 readable_size(buffer.staged_in_bytes),
                 readable_size(buffer.staged_out_bytes),
                 moment(buffer.create_time),
+                buffer.path,
             )
             for buffer in buffers
         ),

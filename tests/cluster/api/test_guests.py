@@ -229,6 +229,7 @@ async def test_results_that_are_parked_are_listed_and_exported_again(config: Con
         assert (await slurm.tell("teardown")).body["phase"] == "parked"
         listed = (await harness.ask("GET", "/v1/buffers?parked=yes", who="alice")).body["buffers"]
         assert [(row["guest"], row["phase"]) for row in listed] == [("slurm:42", "parked")]
+        assert [row["path"] for row in listed] == [(await slurm.show())["path"]] and listed[0]["path"].startswith("/")
         body = {"command_id": harness.new_id()}
         denied = await harness.ask("POST", "/v1/jobs/slurm:42/export", body, who="bob")
         assert denied.status == 403

@@ -390,6 +390,13 @@ def test_buffers_that_are_gone_are_listed_on_request_only(double: Double) -> Non
     assert [asked.target for asked in double.asked] == ["/v1/buffers?live=yes", "/v1/buffers"]
 
 
+def test_where_a_buffer_lies_is_listed(double: Double) -> None:
+    placed = msgspec.structs.replace(BUFFER, path="/bb/fast/demo/42.1")
+    double.answer("GET", "/v1/buffers.*", BuffersAnswer(revision=5, buffers=(BUFFER, placed)))
+    lines = forebay(double.config, "buffer", "list").stdout.splitlines()
+    assert [line.split()[-1] for line in lines] == ["PATH", "-", "/bb/fast/demo/42.1"]
+
+
 def test_what_the_api_advises_is_said_with_the_commands_of_the_command_line(double: Double) -> None:
     double.refuse("GET", "/v1/jobs/99", 404, "unknown_job", "there is no job 99", remedy="see /v1/jobs")
     assert "what to do: see `forebay job list --all`\n" in forebay(double.config, "job", "show", "99").stderr
