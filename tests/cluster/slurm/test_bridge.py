@@ -490,6 +490,18 @@ async def test_dw_wlm_cli_and_dwstat_answer_as_slurm_s_plugin_reads_them(host: H
         assert await function("real_size", "--token", "42") == (0, "")
         assert await function("paths", *job, "--pathfile", str(tmp_path / "env")) == (0, "")
         assert "DW_JOB_STRIPED=" in (tmp_path / "env").read_text()
+        for words in ((), ("pools",)):
+            table = [line.split() for line in (await asked("dwstat", *words))[1].splitlines()]
+            assert table == [["pool", "units", "quantity", "free", "gran"], ["fast", "bytes", "64MiB", "56MiB", "1MiB"]]
+        table = [line.split() for line in (await asked("dwstat", "sessions"))[1].splitlines()]
+        assert table[0] == ["sess", "state", "token", "creator", "owner", "created", "expiration", "nodes"]
+        assert table[1][1:5] == ["CA---", "42", "SLURM", UID] and table[1][6:] == ["never", "0"]
+        number = table[1][0]
+        table = [line.split() for line in (await asked("dwstat", "instances"))[1].splitlines()]
+        assert table[1] == [number, "CA---", number, "8MiB", "1", "42"]
+        table = [line.split() for line in (await asked("dwstat", "configurations"))[1].splitlines()]
+        assert table[1] == [number, "CA---", number, "scratch", "stripe", "0"]
+        assert (await asked("dwstat", "42"))[1].startswith("job 42: staged-in")
         for name in ("pre_run", "post_run", "data_out"):
             assert await function(name, *job) == (0, ""), name
         assert await function("teardown", *job, "--hurry") == (0, "")
