@@ -104,9 +104,12 @@ def open_parent(place: OrderPlace, *, switch: bool, make: bool = False) -> tuple
         if make:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(cluster, _PRIVATE, dir_fd=directory)
-                os.chmod(cluster, _PASSABLE if switch else _PRIVATE, dir_fd=directory)
                 os.fsync(directory)
-        return open_directory(cluster, dir_fd=directory), name
+        parent = open_directory(cluster, dir_fd=directory)
+    # Each time: whoever made it may have been killed before this, or switch no accounts.
+    if make and switch and stat.S_IMODE(os.fstat(parent).st_mode) != _PASSABLE:
+        os.fchmod(parent, _PASSABLE)
+    return parent, name
 
 
 def open_records(place: OrderPlace, attempt: int) -> int:

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from cluster.agent.files.places import mark
 from cluster.agent.home.home import Home
 from cluster.agent.operation import Operation, Settings
 from cluster.agent.processes import Process
@@ -34,9 +35,9 @@ from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.jobs import JobState
-from replica.model.orders import Order, SpecialTransfers
+from replica.model.orders import Order, OrderPlace, SpecialTransfers
 from replica.model.requests import CreatePersistent, DestroyPersistent, JobOptions
-from replica.model.transfers import TransferRules
+from replica.model.transfers import TransferChoice, TransferRules
 from tests.cluster.agent.double import script_of, shown
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
@@ -383,6 +384,53 @@ def test_with_switched_accounts_a_persistent_buffer_of_others_takes_no_transfer(
     shutil.chown(lake, "nobody")
     done = shared.operate("stage_in", attempt=2, transfers=(inwards,), uses=("lake",))
     assert isinstance(done, OperationDone) and (lake / "in").read_text() == "in"
+
+
+@needs_root
+def test_with_switched_accounts_a_persistent_buffer_in_a_place_is_its_user_s_from_first_to_last(shared: Node) -> None:
+    top = shared.directory / "bb"
+    top.mkdir()
+    top.chmod(0o711)
+    identity = mark(str(top))
+    own, lake = (OrderPlace("bb", str(top), identity, f"test/{name}") for name in ("7.1", "lake.7.1"))
+    directory, nobody = top / lake.directory, pwd.getpwnam("nobody").pw_uid
+    (top / "test").mkdir(mode=0o700)  # as a mover left it that was killed just then
+    create = {"creates": (CreatePersistent("lake", 10**9),), "persistent": (("lake", lake),), "place": own}
+    for attempt in (1, 2):  # the second as another mover that takes over
+        assert isinstance(shared.operate("stage_in", attempt=attempt, **create), OperationDone)
+        status = directory.stat()
+        assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (nobody, 0o770)
+    assert stat.S_IMODE((top / "test").stat().st_mode) == 0o711
+
+    (shared.work / "in").write_text("in")
+    inwards = Transfer(TransferKind.FILE, str(shared.work / "in"), "$DW_PERSISTENT_STRIPED_lake/in")
+    use = {"uses": ("lake",), "persistent": (("lake", lake),)}
+    for job, user in ((8, "nobody"), (9, "daemon")):
+        place = msgspec.structs.replace(own, directory=f"test/{job}.1")
+        done = shared.operate("stage_in", job=job, user=user, place=place, transfers=(inwards,), **use)
+        if user == "daemon":
+            assert isinstance(done, OperationFailed) and "this user may not use" in done.message
+            continue
+        assert isinstance(done, OperationDone) and (directory / "in").stat().st_uid == nobody
+        script = script_of('id -un; echo more > "$DW_PERSISTENT_STRIPED_lake/more"')
+        assert shared.run(script, job=job, attempt=2, place=place, **use) == ScriptEnded(JobState.COMPLETED)
+        outwards = Transfer(TransferKind.FILE, str(shared.work / "more"), "$DW_PERSISTENT_STRIPED_lake/more")
+        moves = SpecialTransfers(choices=(TransferChoice(move=True),))
+        more = {"transfers": (outwards,), "special": moves, "rules": TransferRules(), **use}
+        assert isinstance(shared.operate("stage_out", job=job, attempt=3, place=place, **more), OperationDone)
+        assert shown(shared.work / "more") == "more\n" and os.listdir(directory) == ["in"]
+
+    theirs = foreign(directory)
+    gone = {"job": 10, "destroys": (DestroyPersistent("lake"),), "persistent": (("lake", lake),)}
+    gone["place"] = msgspec.structs.replace(own, directory="test/10.1")
+    failed = shared.operate("stage_in", **gone)
+    assert isinstance(failed, OperationFailed) and failed.final and failed.operation == "destroy_persistent"
+    assert "holds what user nobody may not remove" in failed.message and not (directory / "in").exists()
+    (kept,) = directory.rglob("thesis")
+    shutil.rmtree(kept.parent)
+    assert not theirs.exists()
+    assert isinstance(shared.operate("stage_in", attempt=2, **gone), OperationDone)
+    assert not directory.exists()
 
 
 def foreign(directory: Path) -> Path:
