@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,15 @@ def test_a_misspelt_option_is_refused(path: Path) -> None:
     )
     assert result.returncode == 2
     assert "--no-such-option" in result.stderr
+
+
+@pytest.mark.parametrize("verb", ["start", "stop", "exercise"])
+def test_the_usage_of_scripts_slurm_names_each_option_of_a_verb(verb: str) -> None:
+    asked = [sys.executable, "-m", "tests.slurm", verb, "--help"]
+    told = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=ROOT, timeout=HELP_WAIT_S).stdout
+    usage = text_of(Path("scripts/slurm")).partition("# usage:")[2].partition("# `start`")[0]
+    [mine] = [part for part in usage.split("scripts/slurm ") if part.startswith(verb)]
+    assert set(re.findall(r"--[a-z]+", mine)) == set(re.findall(r"--[a-z]+", told)) - {"--help"}
 
 
 def test_shell_scripts_stop_at_errors() -> None:
