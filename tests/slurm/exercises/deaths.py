@@ -246,7 +246,9 @@ async def _after_restart(site: Submitted, job: str, name: str, data: bytes) -> s
         end = str(await site.until(f"job {job} ends", ended, STUCK_S))
     except RunFailed:
         found = await site.seen(job)
-        end = LEFT if found is None else f"{LEFT} as {found.state}, {found.reason}, {found.buffer}"
+        # Of a sentence about a call that failed, which call: the rest has paths in it.
+        reason = "" if found is None else ":_".join(found.reason.split(":_")[:2])
+        end = LEFT if found is None else f"{LEFT} as {found.state}, {reason}, {found.buffer}"
     if end == "well":
         exported(site, name, data)
     else:
