@@ -164,10 +164,12 @@ class _End(NamedTuple):
 
 
 def _stuck(ends: Iterable[Counter[str]]) -> Counter[str]:
-    """Return how many jobs are stuck, by where Slurm shows them."""
+    """Return how many jobs are stuck, by reason and state of the buffer: one that is to run again is PENDING then."""
     found: Counter[str] = Counter()
     for counts in ends:
-        found.update({end: count for end, count in counts.items() if end.startswith(LEFT)})
+        for end, count in counts.items():
+            if end.startswith(LEFT):
+                found[end.partition(", ")[2]] += count
     return found
 
 
