@@ -490,6 +490,8 @@ async def test_dw_wlm_cli_and_dwstat_answer_as_slurm_s_plugin_reads_them(host: H
         assert await function("real_size", "--token", "42") == (0, "")
         assert await function("paths", *job, "--pathfile", str(tmp_path / "env")) == (0, "")
         assert "DW_JOB_STRIPED=" in (tmp_path / "env").read_text()
+        # Pools are files that are renewed now and then.
+        await until(lambda: json.loads((host.run / "pools.json").read_text())["pools"][0]["free"] == 56)
         for words in ((), ("pools",)):
             table = [line.split() for line in (await asked("dwstat", *words))[1].splitlines()]
             assert table == [["pool", "units", "quantity", "free", "gran"], ["fast", "bytes", "64MiB", "56MiB", "1MiB"]]
