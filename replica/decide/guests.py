@@ -479,7 +479,7 @@ def exported_again(state: Facts, job: Job, partial: bool) -> Events | Refusal:
         return ()  # under way
     return Refusal(
         RefusalCode.WRONG_STATE,
-        f"job {job.id} has no results that are to be exported again",
+        f"job {job.called} has no results that are to be exported again",
         "say partial only of what has failed" if parked else "forebay buffer list --parked shows those that have",
         "job",
     )

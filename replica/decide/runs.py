@@ -25,8 +25,7 @@ _STAGED_AGAIN = (BufferState.STAGING_IN, BufferState.STAGED_IN)
 
 
 def _wrong(job: Job, sentence: str, remedy: str) -> Refusal:
-    name = job.id if job.guest is None else job.guest.name
-    return Refusal(RefusalCode.WRONG_STATE, f"job {name} {sentence}", remedy, "job")
+    return Refusal(RefusalCode.WRONG_STATE, f"job {job.called} {sentence}", remedy, "job")
 
 
 def suspended(state: Facts, job: Job) -> Events | Refusal:

@@ -222,6 +222,11 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """None: the job is Forebay's own."""
 
     @property
+    def called(self) -> str:
+        """How people name it: `42`, a guest `slurm:42`."""
+        return str(self.id) if self.guest is None else self.guest.name
+
+    @property
     def staged_by(self) -> str:
         """The node whose agent moves the job's data and removes its buffer."""
         return self.mover or self.node

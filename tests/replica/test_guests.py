@@ -547,6 +547,8 @@ def test_what_is_parked_is_removed_only_with_discard() -> None:
     assert isinstance(refused, Refusal) and refused.sentence.startswith("job slurm:42 has results")
     assert refused.remedy.startswith("export it (forebay buffer export) to try again")
     assert world.settle(c.ClearBuffer(job, discard=True)) == job
+    again = world.settle(c.ExportBuffer(job))
+    assert isinstance(again, Refusal) and again.sentence.startswith("job slurm:42 has no results")
     assert world.phase() is GuestPhase.TEARDOWN
 
 
