@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -251,3 +253,19 @@ async def test_a_teardown_whose_caller_was_ended_is_there_for_slurm_to_call_agai
         again = await asyncio.create_subprocess_exec(sys.executable, *words)
         assert await again.wait() == 0
         await _listed_anew(bridge, host, [])
+def test_who_may_not_ask_the_bridge_hears_so_and_does_not_wait() -> None:
+    is_root = os.geteuid() == 0
+    with tempfile.TemporaryDirectory() as directory:
+        run, program = Path(directory) / "run", Path(directory) / "dw_wlm_cli"
+        run.mkdir(mode=0o700 if is_root else 0)
+        program.write_text(helper_text(run))
+        Path(directory).chmod(0o755)
+        # root's own interpreter may lie where others cannot run it.
+        python = shutil.which("python3", path="/usr/bin:/usr/local/bin") if is_root else sys.executable
+        assert python is not None
+        done = subprocess.run(
+            [python, "-I", "-S", str(program), "--function", "teardown", "--token", "42"],
+            capture_output=True, text=True, check=False, timeout=60, user=65534 if is_root else None, cwd="/",
+        )  # fmt: skip
+        run.chmod(0o700)
+    assert (done.returncode, done.stdout) == (1, f"only the account of the bridge, SlurmUser, may ask it in {run}\n")
