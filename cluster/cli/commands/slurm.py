@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from cluster.slurm.checks import SlurmSettings
     from cluster.slurm.install import Layout
 
-_DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
+# Who may not read one hears it of what is done with it.
+_DIRECTORY: Final = click.Path(path_type=Path, file_okay=False, readable=False)
 
 
 @click.group("slurm")

@@ -9,8 +9,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
+from cluster.cli.commands.slurm import slurm_group
 from cluster.security.identity import Role
 from cluster.security.pki import create_authority, issue, load_authority
 from cluster.slurm.__main__ import EXIT_CONFIGURATION
@@ -131,6 +133,13 @@ def test_a_second_slurm_of_the_same_name_ends_with_78_and_the_address_of_the_fir
     assert "which last came from head7; give one of the two clusters another name" in said
     [asked] = [asked for asked in double.asked if asked.method == "POST"]
     assert (asked.target, asked.identity) == ("/v1/scheduler/register", "scheduler tall")
+
+
+@pytest.mark.parametrize("command", ["install", "bridge"])
+def test_who_may_not_read_the_bridge_s_directory_may_type_the_command(command: str) -> None:
+    # click would say that --run is not readable, and nothing of what is to be done.
+    kinds = [option.type for option in slurm_group.commands[command].params if isinstance(option.type, click.Path)]
+    assert kinds != [] and not any(kind.readable for kind in kinds if not kind.file_okay)
 
 
 def test_install_names_the_slurm_conf_that_is_not_there(double: Double, tmp_path: Path) -> None:
