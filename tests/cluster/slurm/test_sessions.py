@@ -253,6 +253,8 @@ async def test_a_teardown_whose_caller_was_ended_is_there_for_slurm_to_call_agai
         again = await asyncio.create_subprocess_exec(sys.executable, *words)
         assert await again.wait() == 0
         await _listed_anew(bridge, host, [])
+
+
 def test_who_may_not_ask_the_bridge_hears_so_and_does_not_wait() -> None:
     is_root = os.geteuid() == 0
     with tempfile.TemporaryDirectory() as directory:
