@@ -357,9 +357,13 @@ class SimAgent(Caller):
         self.instance += 1
         self._epoch += 1
         self._known = {known for known in self._known if known[2] == "run"}
-        self._outbox.append(c.RegisterNode(self.node, 8, f"i{self.instance}", f"{self.node}-disk"))
+        self._outbox.append(self.registration())
         self._post()
         self._poll(self._epoch)
+
+    def registration(self) -> c.RegisterNode:
+        """What this process of the agent says of itself."""
+        return c.RegisterNode(self.node, 8, f"i{self.instance}", f"{self.node}-disk")
 
     def _poll(self, epoch: int) -> None:
         if epoch != self._epoch:

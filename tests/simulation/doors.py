@@ -87,7 +87,8 @@ def pass_the_door(replica: SimReplica, what: c.Request) -> bytes:
     assert service is not None
     if actor.role is c.ActorRole.AGENT:
         return service.fenced_id(Identity(Role.AGENT, actor.name), what.id.hex())
-    role = Role.OPERATOR if actor.role is c.ActorRole.OPERATOR else Role.USER
+    roles = {c.ActorRole.OPERATOR: Role.OPERATOR, c.ActorRole.SCHEDULER: Role.SCHEDULER}
+    role = roles.get(actor.role, Role.USER)
     return service.check_age(Identity(role, actor.name), what.id.hex())
 
 

@@ -77,6 +77,12 @@ class Ending:
         if not world.run(converge_s, lambda: sum(client.answers for client in world.clients) >= answers + 2):
             self._complain(f"no new work was committed within {converge_s:.0f} s of being healed: {world.describe()}")
             return
+        guests = world.guests
+        if guests is not None:
+            if not world.run(DRAIN_S * world.pace, guests.is_done):
+                self._complain(f"jobs of the other scheduler did not come to their end: {guests.describe()}")
+                return
+            guests.check_end()
         self._clean_up()
         if not world.run(DRAIN_S * world.pace, self._is_empty):
             self._complain(f"jobs or persistent buffers are left over: {self._leftovers()}")

@@ -74,7 +74,7 @@ def traces(hash_seed: str, *arguments: str) -> list[str]:
     return [line for line in found.stdout.splitlines() if line.startswith("seed ")]
 
 
-@pytest.mark.parametrize("profile", ["net", "crash", "disk", "membership", "all"])
+@pytest.mark.parametrize("profile", [*PROFILES, "all"])
 def test_a_seed_is_the_same_in_fresh_processes_and_under_any_hash_seed(profile: str) -> None:
     first = traces("0", "--start", "7", "--count", "2", "--profile", profile)
     assert len(set(first)) == 2

@@ -1,0 +1,300 @@
+"""Another scheduler beside the cluster's own: its guests in a place, movers that stage for it, and what must be true.
+
+The scheduler is one as Slurm was seen to be (`tests/replica/test_guest_simulation.py`): it restarts at any moment, sets
+up and stages again what has not run, repeats calls whose answer it never got, and its calls of before come late. A
+mover that was not heard of may come back; what it still does then is fenced by the place, as in
+`cluster.agent.transfer`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from replica.grammar.burst_buffer_conf import Setting
+from replica.messages import commands as c
+from replica.model.orders import Order
+from replica.model.pools import SeenPlace
+from replica.operations.guests import FoundGuest, GuestPhase, find_guest
+from replica.values.errors import RefusalCode
+from tests.replica.guest_world import CLUSTER, DATA, RESULTS, SLURM, asked
+from tests.simulation.clients import GRAIN_BYTES, OPERATOR, Caller, SimAgent
+
+if TYPE_CHECKING:
+    from cluster.server.pending import Settled
+    from replica.state.state import State
+    from tests.simulation.world import World
+
+PROFILES_WITH_GUESTS: Final = ("guests", "all")
+GUESTS: Final = 4
+MOVERS: Final = ("m1", "m2")
+PLACE: Final = "bb"
+POOL: Final = "shared"
+POOL_GRAINS: Final = 5
+"""Room for two guests at once: the others wait, or take what lingers."""
+WANTED: Final = asked(2 * GRAIN_BYTES, DATA, RESULTS, pool=POOL)
+FOUNDING: Final[tuple[c.Command, ...]] = (
+    c.AddPlace(PLACE, "/bb"),
+    *(c.AdmitNode(mover) for mover in MOVERS),
+    c.ChangePool(POOL, exists=False, quantity=POOL_GRAINS * GRAIN_BYTES, granularity=GRAIN_BYTES),
+    c.ChangePool(POOL, place=PLACE),
+    c.ConfigureSite((Setting("GuestSetupWait", "2"), Setting("GuestLinger", "3")), True),
+)
+SET_AHEAD_S: Final = 1.5
+"""Less than answers are kept at least: so no step is too long."""
+GONE: Final = (GuestPhase.TEARDOWN, GuestPhase.TEARDOWN_FAILED, GuestPhase.OVER)
+
+
+class Guests:
+    """The scheduler, its guests, and the place as movers have filled it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.rng = world.fork()
+        self.jobs = [SimGuest(world, self, str(number)) for number in range(1, GUESTS + 1)]
+        self.movers = [SimMover(world, self, mover) for mover in MOVERS]
+        self.claimed: dict[str, int] = {}
+        """Directory in the place -> the newest attempt that has begun there: what older ones do is fenced."""
+        self.filled: dict[str, str] = {}
+        """Directory with all its data in it -> its guest."""
+        self.exported: dict[str, str] = {}
+        """Directory whose results are out -> its guest."""
+        self.discarded: set[tuple[str, int]] = set()
+        """Guests and epochs that the scheduler has torn down with hurry: nobody wants their results."""
+        self.copies: Counter[str] = Counter()
+        """Guest -> how often its data was written."""
+        self.removed: Counter[str] = Counter()
+        """Guest -> directories that were removed although its job had not run, as far as the scheduler knows."""
+
+    def begin(self) -> None:
+        """Found place and pool; then movers register, and jobs come."""
+        Founder(self.world, self).next()
+
+    def founded(self) -> None:
+        """Begin."""
+        self.world.agents += self.movers
+        for caller in (*self.movers, *self.jobs):
+            self.world.timeline.after(self.rng.uniform(0, 0.5), caller.start)
+        self._restart_later()
+
+    def _restart_later(self) -> None:
+        self.world.timeline.after(self.rng.expovariate(1 / (1.5 * self.world.pace)), self._restart)
+
+    def _restart(self) -> None:
+        if not self.world.ending:
+            self.world.counts["scheduler_restarts"] += 1
+            for job in self.jobs:
+                job.restart()
+            self._restart_later()
+
+    def performed(self, order: Order) -> bool:
+        """Do in the place what an order says; return whether it could be done. `violate` is told what should not be."""
+        if order.place is None or order.stage not in ("stage_in", "stage_out", "teardown"):
+            return True
+        where, state = order.place.directory, self.world.oracle.state
+        if order.attempt < self.claimed[where]:
+            return False
+        job = state.jobs[order.job]
+        assert job.guest is not None
+        name, ran = job.guest.name, bool(job.started_at)
+        if order.stage == "stage_in":
+            if where not in self.filled:
+                self._written(where, name)
+        elif order.stage == "stage_out":
+            if where not in self.filled:
+                self.world.violate(f"the results of {name} are staged out of {where}, where no data is")
+            self.exported[where] = name
+        else:
+            wanted = ran and (name, job.guest.epoch) not in self.discarded
+            if wanted and where not in self.exported:
+                self.world.violate(f"the results of {name} in {where} are removed, and nobody has exported them")
+            self.removed[name] += where in self.filled and not wanted
+            self.filled.pop(where, None)
+        return True
+
+    def _written(self, where: str, name: str) -> None:
+        """What is written again was taken away before, or is of an epoch that ran."""
+        state = self.world.oracle.state
+        for other, guest in self.filled.items():
+            job = state.jobs.get(int(other.rpartition("/")[2].partition(".")[0]))
+            if guest == name and job is not None and not job.started_at and job.guest is not None:
+                found = find_guest(state, name, job.guest.epoch)
+                if found.job is not None and found.phase not in GONE:
+                    self.world.violate(f"the data of {name} is written to {where}, and lies in {other} already")
+        self.filled[where] = name
+        self.copies[name] += 1
+
+    def is_done(self) -> bool:
+        """Whether every job has gone its way, and everything of it is gone."""
+        return all(job.step == "done" for job in self.jobs) and not any(
+            job.guest is not None
+            for job in map(self.world.oracle.state.jobs.__getitem__, self.world.oracle.state.unfinished)
+        )
+
+    def check_end(self) -> None:
+        """Nothing of any epoch is left, none was lost or doubled, and nothing was copied twice without cause."""
+        world = self.world
+        if self.filled:
+            world.violate(f"all guests are gone, and {sorted(self.filled)} are still in the place")
+        for job in self.jobs:
+            exported = sorted(where for where, name in self.exported.items() if name == job.name)
+            if len(exported) != 1:
+                world.violate(f"the results of {job.name} came out of {exported}, instead of one run's buffer")
+        for name, copies in self.copies.items():
+            if copies > 1 + self.removed[name]:
+                world.violate(f"the data of {name} was written {copies} times, and removed {self.removed[name]} times")
+        world.counts["guest_copies"] = self.copies.total()
+
+    def describe(self) -> str:
+        """Say where each stands."""
+        return ", ".join(f"{job.name} {job.step} ({job.found().phase.value})" for job in self.jobs)
+
+
+class Punctual(Caller):
+    """Somebody who sets the clock ahead when a command was too old: a real one has the cluster's time by the answer."""
+
+    def is_too_old(self, answer: Settled | State) -> bool:
+        """Return whether a command was refused for its age alone, so that it is to be sent again."""
+        refusal = getattr(answer, "refusal", None)
+        if refusal is None or refusal.code is not RefusalCode.COMMAND_TOO_OLD:
+            return False
+        self.clock.set_back(-SET_AHEAD_S)
+        return True
+
+
+class Founder(Punctual):
+    """The operator who makes place and pool, one command after the other, and the scheduler that registers."""
+
+    def __init__(self, world: World, guests: Guests) -> None:
+        super().__init__(world, "founder")
+        self._guests = guests
+        self._left = [*((command, OPERATOR) for command in FOUNDING), (c.RegisterScheduler(CLUSTER, "head1"), SLURM)]
+
+    def next(self) -> None:
+        """Give the next command, or say that all is there."""
+        if not self._left:
+            self._guests.founded()
+            return
+        command, actor = self._left[0]
+        self.begin(c.Request(self.new_id(), actor, command))
+
+    def done(self, answer: Settled | State) -> None:
+        if not self.is_too_old(answer):
+            self._left.pop(0)
+        self.next()
+
+    def gave_up(self) -> None:
+        self.world.timeline.after(0.1, self.next)
+
+
+class SimGuest(Punctual):
+    """One job of the scheduler: what that believes of it, and the calls that it makes."""
+
+    def __init__(self, world: World, guests: Guests, job: str) -> None:
+        super().__init__(world, f"slurm:{job}")
+        self._guests = guests
+        self.job = job
+        self.step = "pending"
+        self._next = ""
+        """The step that follows when the call has succeeded."""
+        self._running_until_s = 0.0
+
+    def start(self) -> None:
+        """Begin."""
+        self._look_later()
+
+    def found(self) -> FoundGuest:
+        """Where it stands."""
+        return find_guest(self.world.oracle.state, self.name)
+
+    def restart(self) -> None:
+        """The scheduler dies and starts again: nobody waits for the call that is under way."""
+        if self.step in ("setup", "data_in"):
+            self._give_back()
+        elif self.step in ("post_run", "data_out"):
+            self._call(c.EndGuestRun(CLUSTER, self.job, self.found().epoch), "post_run")
+
+    def _give_back(self) -> None:
+        """Tear down with hurry what has not run, as far as the scheduler knows."""
+        epoch = self.found().epoch
+        self._guests.discarded.add((self.name, epoch))
+        self._call(c.TearDownGuest(CLUSTER, self.job, True, epoch), "pending")
+
+    def _call(self, command: c.Command, following: str, actor: c.Actor = SLURM) -> None:
+        self._next = following
+        self.begin(c.Request(self.new_id(), actor, command))
+
+    def done(self, answer: Settled | State) -> None:
+        if not self.is_too_old(answer) and getattr(answer, "refusal", None) is None:
+            self.world.note("slurm", self.name, self.step, self._next)
+            self.step = self._next
+            self._running_until_s = self.world.timeline.now_s + self.rng.uniform(0.05, 0.5)
+        self._look_later()
+
+    def gave_up(self) -> None:
+        self._look_later()
+
+    def _look_later(self) -> None:
+        self._try += 1
+        self.world.timeline.after(self.rng.uniform(0.02, 0.15) * self.world.pace, self._look, self._try)
+
+    def _look(self, attempt: int) -> None:
+        if attempt != self._try or self.step == "done":
+            return
+        found = self.found()
+        phase, epoch = found.phase, found.epoch
+        match self.step, phase:
+            case "pending", _:
+                self._call(c.SetupGuest(CLUSTER, self.job, 1000, WANTED, epoch + 1), "setup")
+            case "setup", GuestPhase.OVER | GuestPhase.NONE:
+                self.step = "pending"  # no space in time: held, and released by its user
+                self._look_later()
+            case "setup", GuestPhase.SET_UP:
+                self._call(c.StageInGuest(CLUSTER, self.job, epoch), "data_in")
+            case "data_in", GuestPhase.STAGE_IN_FAILED:
+                self._call(c.TearDownGuest(CLUSTER, self.job, True, epoch), "pending")
+            case (("data_in" | "staged"), GuestPhase.STAGED_IN):
+                self._call(c.BeginGuestRun(CLUSTER, self.job, epoch), "running")
+            case "running", _ if self.world.timeline.now_s > self._running_until_s:
+                self._call(c.EndGuestRun(CLUSTER, self.job, epoch), "post_run")
+            case "post_run", _ if self.rng.random() < 0.2:
+                self._call(c.TearDownGuest(CLUSTER, self.job, False, epoch), "parked")  # it gave the stage-out up
+            case "post_run", _:
+                self._call(c.StageOutGuest(CLUSTER, self.job, epoch), "data_out")
+            case "data_out", GuestPhase.STAGE_OUT_FAILED if self.rng.random() < 0.5:
+                self._call(c.StageOutGuest(CLUSTER, self.job, epoch), "data_out")
+            case "data_out", GuestPhase.STAGE_OUT_FAILED:
+                self._call(c.TearDownGuest(CLUSTER, self.job, False, epoch), "parked")
+            case "parked", GuestPhase.PARKED if found.job is not None:
+                self._call(c.ExportBuffer(found.job.id), "parked", OPERATOR)
+            case (("data_out" | "parked"), GuestPhase.TEARDOWN_FAILED):
+                self._call(c.TearDownGuest(CLUSTER, self.job, False, epoch), self.step)
+            case (("data_out" | "parked"), (GuestPhase.OVER | GuestPhase.NONE)):
+                self._call(c.TearDownGuest(CLUSTER, self.job, False, epoch), "done")
+            case _:
+                self._look_later()
+
+
+class SimMover(SimAgent):
+    """A mover of the place."""
+
+    def __init__(self, world: World, guests: Guests, node: str) -> None:
+        super().__init__(world, node)
+        self._guests = guests
+
+    def registration(self) -> c.RegisterNode:
+        return c.RegisterNode(self.node, 0, f"i{self.instance}", f"{self.node}-disk", places=(SeenPlace(PLACE, "bb0"),))
+
+    def _take(self, epoch: int, orders: tuple[Order, ...]) -> None:
+        if epoch == self._epoch:
+            for order in orders:
+                if order.place is not None:
+                    claimed = self._guests.claimed
+                    where = order.place.directory
+                    claimed[where] = max(order.attempt, claimed.get(where, 0))
+        super()._take(epoch, orders)
+
+    def _finished(self, epoch: int | None, order: Order, result: c.OperationResult) -> None:
+        if epoch == self._epoch and isinstance(result, c.OperationDone) and not self._guests.performed(order):
+            result = c.OperationFailed("a newer attempt has taken over", operation="")
+        super()._finished(epoch, order, result)

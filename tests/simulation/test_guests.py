@@ -1,0 +1,29 @@
+"""The world with guests would find a fault: one is planted that removes results, one that leaves directories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from replica.decide import guests as decided
+from tests.simulation.world import simulate
+
+SEEDS = range(1, 25)
+
+
+def found(monkeypatch: pytest.MonkeyPatch, table: dict[Any, Any], key: object, fault: Callable[..., Any]) -> str:
+    """Return what the first seed that finds a planted fault says of it."""
+    monkeypatch.setitem(table, key, fault)
+    return next((said[0] for seed in SEEDS if (said := simulate(seed, profile="guests").violations)), "")
+
+
+def test_results_that_are_removed_and_not_exported_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = found(monkeypatch, decided._EVENTS, decided.Outcome.PARKS, decided._discarded)
+    assert "are removed, and nobody has exported them" in said
+
+
+def test_what_is_left_of_an_epoch_that_never_ran_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = found(monkeypatch, decided._EVENTS, decided.Outcome.GIVES_BACK, lambda *_: ())
+    assert "slurm:" in said
