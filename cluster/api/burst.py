@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.api.privacy import only_user
+from cluster.api.privacy import only_user, owns
 from cluster.api.render import buffer_view, guest_fields, persistent_view
 from cluster.api.service import Call, Reply, encoded, handles
 from cluster.api.web import Problem, actor_of, bad, queue_full
@@ -77,7 +77,7 @@ async def list_buffers(call: Call[None]) -> Reply[BuffersAnswer]:
         found += islice(await listed(state.finished, newest=True), BUFFERS_LISTED_MAX - len(found))
     for job_id in await work.ordered(found):
         await work.take()
-        rows.append(encoded(buffer_view(state, job_id)))
+        rows.append(encoded(buffer_view(state, job_id, path=owns(call, state, job_id))))
     return Reply(state.revision, BuffersAnswer(revision=state.revision, buffers=tuple(rows)))
 
 

@@ -198,8 +198,7 @@ class BufferView(View, frozen=True, kw_only=True):
     made_by: int | None = None
     """Of a persistent buffer: the job that made it, makes it, or has it deleted."""
     path: str | None = None
-    """Where it lies: on every node of one that is in a place, else on its own; null while there is none, and of a
-    persistent buffer on a node."""
+    """Where it lies: in a place on every node, else on `node`. Of a job's, for its user and operators."""
     revision: int
 
 

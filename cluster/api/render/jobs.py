@@ -144,8 +144,8 @@ def holders(state: State) -> dict[str, int]:
     return {name: len(state.holders.get(name, ())) for name in state.pools}
 
 
-def buffer_view(state: State, job_id: int) -> BufferView:
-    """Return the buffer of one job at `state`; KeyError if it has none."""
+def buffer_view(state: State, job_id: int, *, path: bool = False) -> BufferView:
+    """Return the buffer of one job at `state`, with where it lies if `path`; KeyError if it has none."""
     buffer, request = state.buffers[job_id], state.jobs[job_id].request
     asked = request.buffer
     assert asked is not None  # a job with a buffer asked for one
@@ -159,7 +159,7 @@ def buffer_view(state: State, job_id: int) -> BufferView:
         access=tuple(way.name.lower() for way in asked.access),
         type=asked.type,
         request=asked.text,
-        path=buffer_path(state, job_id),
+        path=buffer_path(state, job_id) if path else None,
         **guest_fields(state, job_id),
     )
 

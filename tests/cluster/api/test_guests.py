@@ -217,6 +217,21 @@ async def test_a_setup_grants_exactly_the_size_that_its_scheduler_took_off_its_b
 
 
 @story
+async def test_a_listing_of_buffers_has_where_a_guest_s_lies_for_its_user_and_operators(config: Config) -> None:
+    async with Harness(config) as harness:
+        slurm = Slurm(harness)
+        await slurm.ready()
+        await slurm.setup()
+        await slurm.tell("stage-in")
+        await slurm.done("stage_in")
+        path = (await slurm.show())["path"]
+        assert path.startswith("/bb/")
+        for who, seen in (("alice", path), ("operator", path), ("bob", None)):
+            [row] = (await harness.ask("GET", "/v1/buffers", who=who)).body["buffers"]
+            assert (row["guest"], row.get("path")) == ("slurm:42", seen), who
+
+
+@story
 async def test_results_that_are_parked_are_listed_and_exported_again(config: Config) -> None:
     out = config.file.parent / "out" / "r"
     async with Harness(config) as harness:
