@@ -52,14 +52,14 @@ HANDED_BACK_S, ANSWERS = 6.0, 12
 """Seconds, and how often in them slurmctld has to answer, until what a backup took over counts as given back."""
 
 
-async def _at(site: Submitted, moment: str, tag: str) -> tuple[Jobs, list[str]]:
-    """Begin three jobs and return them when one is at a moment of its life, and what blocks the nodes."""
+async def _at(site: Submitted, moment: str, tag: str, count: int) -> tuple[Jobs, list[str]]:
+    """Begin so many jobs and return them when one is at a moment of its life, and what blocks the nodes."""
     blockers = []
     if moment == "staged-in":
         blockers = [await site.submit(BLOCKER)]
     if moment not in STATES:
         site.gates.close(moment)
-    jobs = await many(site, 3, tag, *WORK)
+    jobs = await many(site, count, tag, *WORK)
     first = next(iter(jobs))
 
     async def there() -> bool:
@@ -79,7 +79,7 @@ async def leader_kill(site: Site, client: Client, rounds: int, seed: int) -> Fig
     killed: Counter[str] = Counter()
     for number in range(rounds):
         moment = moments[number % len(moments)]
-        jobs, blockers = await _at(site, moment, f"leader{number}")
+        jobs, blockers = await _at(site, moment, f"leader{number}", 3)
         leader = await site.leader(client)
         before = chance.random() < 0.5
         if before:  # the call finds no leader; else it loses the one that it has reached
@@ -111,8 +111,8 @@ async def slurmctld_kill(site: Site, client: Client, rounds: int, seed: int) -> 
     Slurm itself leaves stuck is stuck with a script that copies by itself, too.
     """
     plain = PlainSite(site.directory / "plain", plugin=site.plugin, backup=True)
-    ends: dict[str, Counter[str]] = {}
-    beside: dict[str, Counter[str]] = {}
+    ends = {way: _Ends(Counter(), Counter()) for way in WAYS}
+    beside = {way: _Ends(Counter(), Counter()) for way in WAYS}
     ended_in: Counter[str] = Counter()
     moments, parked = [*CALLS, *STATES], 0
     try:
@@ -123,8 +123,8 @@ async def slurmctld_kill(site: Site, client: Client, rounds: int, seed: int) -> 
             end = _End(f"ctld{number}", moment, way, chance.random() < SAVED, chance.uniform(0, 2))
             since = await site.newest(client)
             jobs, _ = await asyncio.gather(
-                _ended(site, end, ends.setdefault(way, Counter())),
-                _beside(plain, end, beside.setdefault(way, Counter())),
+                _ended(site, end, ends[way]),
+                _beside(plain, end, beside[way]),
             )
             written = await site.written_in(client, jobs, since=since)
             for job, (_, data) in jobs.items():
@@ -132,20 +132,21 @@ async def slurmctld_kill(site: Site, client: Client, rounds: int, seed: int) -> 
             # Slurm begins a job anew that had run, if it forgot so: what that had not exported is kept for people.
             parked += await site.discard_parked(client)
             ended_in[f"{moment}, {way}"] += 1
-            shown = f"{dict(ends[way])}, beside it {dict(beside[way])}"
+            shown = f"{dict(ends[way].held)}, beside it {dict(beside[way].held)}, others {dict(ends[way].others)}"
             print(f"round {number + 1}: {way} in {moment}; so far with {way}: {shown}", flush=True)
     finally:
         await asyncio.to_thread(plain.stop)
     await nothing_left(site, client)
-    stuck, stuck_beside = (_stuck(counts.values()) for counts in (ends, beside))
+    stuck, stuck_beside = (_stuck(one.held for one in found.values()) for found in (ends, beside))
     unlike = set(stuck) - set(stuck_beside)
     require(not unlike, f"nothing beside it is stuck so: {unlike}; {ends}, beside it {beside}")
     return {
         "rounds": rounds,
         "stuck": stuck.total(),
         "stuck_beside": stuck_beside.total(),
-        "ends": {way: dict(counts) for way, counts in ends.items()},
-        "beside": {way: dict(counts) for way, counts in beside.items()},
+        "ends": {way: dict(found.held) for way, found in ends.items()},
+        "beside": {way: dict(found.held) for way, found in beside.items()},
+        "others": {way: dict(found.others) for way, found in ends.items()},
         "ended_in": dict(ended_in),
         "parked": parked,
         "bytes_again": 0,
@@ -163,6 +164,13 @@ class _End(NamedTuple):
     pause_s: float
 
 
+class _Ends(NamedTuple):
+    """How jobs have ended: those that were at the moment, and others that were anywhere."""
+
+    held: Counter[str]
+    others: Counter[str]
+
+
 def _stuck(ends: Iterable[Counter[str]]) -> Counter[str]:
     """Return how many jobs are stuck, by reason and state of the buffer: one that is to run again is PENDING then."""
     found: Counter[str] = Counter()
@@ -173,9 +181,13 @@ def _stuck(ends: Iterable[Counter[str]]) -> Counter[str]:
     return found
 
 
-async def _ended(site: Submitted, one: _End, ends: Counter[str]) -> Jobs:
-    """Have slurmctld end when a job of three is at a moment of its life, and go on; count how the jobs end."""
-    jobs, blockers = await _at(site, one.moment, one.tag)
+async def _ended(site: Submitted, one: _End, ends: _Ends) -> Jobs:
+    """Have slurmctld end when a job is at a moment of its life, and two more are anywhere; count how they end.
+
+    The first is where its like beside it is, whatever else happens, so the two can be compared.
+    """
+    held, blockers = await _at(site, one.moment, one.tag, 1)
+    others = await many(site, 2, f"{one.tag}.others", *WORK)
     if one.is_saved:
         await _saved(site)
     way = one.way
@@ -192,7 +204,10 @@ async def _ended(site: Submitted, one: _End, ends: Counter[str]) -> Jobs:
     await site.nodes_up()
     for blocker in blockers:
         await site.ask("scancel", blocker)
-    ends.update(await asyncio.gather(*(_after_restart(site, job, *staged) for job, staged in jobs.items())))
+    jobs = held | others
+    ended = await asyncio.gather(*(_after_restart(site, job, *staged) for job, staged in jobs.items()))
+    for job, end in zip(jobs, ended, strict=True):
+        (ends.held if job in held else ends.others)[end] += 1
     if way == "takeover":
         await site.slurmctld_again()
         await _handed_back(site)
@@ -220,12 +235,12 @@ async def _handed_back(site: Submitted) -> None:
     await site.until("slurmctld answers again and again", in_a_row, 120)
 
 
-async def _beside(site: PlainSite, one: _End, ends: Counter[str]) -> None:
+async def _beside(site: PlainSite, one: _End, ends: _Ends) -> None:
     """Do the same where nothing is promised: what is stuck there may keep nodes from those that come later."""
     try:
         await _ended(site, one, ends)
     except RunFailed:
-        ends["never came so far"] += 1
+        ends.held["never came so far"] += 1
         site.gates.open()
 
 
