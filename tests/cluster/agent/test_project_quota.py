@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,9 @@ KINDS: Final = {
 @pytest.fixture(params=KINDS)
 def quotas(site: Site, request: pytest.FixtureRequest) -> Iterator[Path]:
     """The agent's directory on a file system that keeps project quotas."""
+    program, *_ = KINDS[request.param]
+    if shutil.which(program) is None:
+        pytest.skip(f"there is no {program} here")
     image = site.directory / "image"
     with image.open("wb") as file:
         file.truncate(IMAGE_BYTES)
