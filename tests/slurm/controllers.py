@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from pathlib import Path
 
 from tests.benchmarks.users.slurm import SlurmSite
@@ -52,4 +53,14 @@ class TwoControllers(SlurmSite):
             file.touch()
         backup = on_host(BACKUP, self._known, (self._run, self.backup_run), (pid_file, own))
         conf = str(self._directory / "slurm.conf")
-        self._launch("slurmctld", "-D", "-f", conf, name="slurmctld-backup", within=backup)
+        self._launch("slurmctld", "-D", "-f", conf, name=BACKUP, within=backup)
+
+    def backup_stands_by(self) -> bool:
+        """Whether the backup answers, in service or not."""
+        shown = self.ask("scontrol", "ping").stdout
+        return any(BACKUP in line and line.endswith(" UP") for line in shown.splitlines())
+
+    def backup_again(self) -> None:
+        """End the backup, as a watchdog would, and start it again."""
+        self.end_controller(signal.SIGKILL, BACKUP)
+        self._processes.again(BACKUP)

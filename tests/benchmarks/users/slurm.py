@@ -207,18 +207,18 @@ class SlurmSite(Members):
         name = name or (f"{program}-{options[-1]}" if program == "slurmd" else program)
         self._processes.start(name, command, self._directory / f"{name}.output")
 
-    def controller(self) -> int:
-        """Return the pid of slurmctld."""
-        reaper = self._processes.process("slurmctld")
+    def controller(self, name: str = "slurmctld") -> int:
+        """Return the pid of slurmctld, or of its backup."""
+        reaper = self._processes.process(name)
         children = Path(f"/proc/{reaper.pid}/task/{reaper.pid}/children").read_text().split()
         return int(children[0])
 
-    def end_controller(self, number: int) -> None:
-        """End slurmctld by a signal, and wait for its end."""
-        reaper = self._processes.process("slurmctld")
-        os.kill(self.controller(), number)
+    def end_controller(self, number: int, name: str = "slurmctld") -> None:
+        """End slurmctld, or its backup, by a signal, and wait for its end."""
+        reaper = self._processes.process(name)
+        os.kill(self.controller(name), number)
         reaper.wait()
-        self._processes.end("slurmctld")
+        self._processes.end(name)
 
     def configure_buffers(self, more: str) -> None:
         """Add lines to burst_buffer.conf; slurmctld reads it when it starts."""

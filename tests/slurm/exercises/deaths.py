@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from cluster.client import Client
+from tests.slurm.controllers import TwoControllers
 from tests.slurm.exercises.common import Figures, Jobs, all_well, exported, many, nothing_left, require
 from tests.slurm.plain import PlainSite
 from tests.slurm.site import RunFailed, Site
@@ -50,6 +51,9 @@ HELD: Final = ("JobHeldAdmin", "JobHeldUser", "Burst_buffer_pre_run_error")
 
 HANDED_BACK_S, ANSWERS = 6.0, 12
 """Seconds, and how often in them slurmctld has to answer, until what a backup took over counts as given back."""
+
+STANDS_BY_S: Final = 60.0
+"""Seconds in which a backup that gives back stands by again."""
 
 
 async def _at(site: Submitted, moment: str, tag: str, count: int) -> tuple[Jobs, list[str]]:
@@ -111,8 +115,7 @@ async def slurmctld_kill(site: Site, client: Client, rounds: int, seed: int) -> 
     Slurm itself leaves stuck is stuck with a script that copies by itself, too.
     """
     plain = PlainSite(site.directory / "plain", plugin=site.plugin, backup=True)
-    ends = {way: _Ends(Counter(), Counter()) for way in WAYS}
-    beside = {way: _Ends(Counter(), Counter()) for way in WAYS}
+    ends, beside = _no_ends(), _no_ends()
     ended_in: Counter[str] = Counter()
     moments, parked = [*CALLS, *STATES], 0
     try:
@@ -147,6 +150,8 @@ async def slurmctld_kill(site: Site, client: Client, rounds: int, seed: int) -> 
         "ends": {way: dict(found.held) for way, found in ends.items()},
         "beside": {way: dict(found.held) for way, found in beside.items()},
         "others": {way: dict(found.others) for way, found in ends.items()},
+        "backups": dict(ends["takeover"].backups),
+        "backups_beside": dict(beside["takeover"].backups),
         "ended_in": dict(ended_in),
         "parked": parked,
         "bytes_again": 0,
@@ -169,6 +174,12 @@ class _Ends(NamedTuple):
 
     held: Counter[str]
     others: Counter[str]
+    backups: Counter[str]
+    """What became of a backup that gave back what it had taken over."""
+
+
+def _no_ends() -> dict[str, _Ends]:
+    return {way: _Ends(Counter(), Counter(), Counter()) for way in WAYS}
 
 
 def _stuck(ends: Iterable[Counter[str]]) -> Counter[str]:
@@ -211,6 +222,7 @@ async def _ended(site: Submitted, one: _End, ends: _Ends) -> Jobs:
     if way == "takeover":
         await site.slurmctld_again()
         await _handed_back(site)
+        ends.backups[await _gave_back(site)] += 1
         await site.nodes_up()
     return jobs
 
@@ -233,6 +245,25 @@ async def _handed_back(site: Submitted) -> None:
         return answered[0] >= ANSWERS
 
     await site.until("slurmctld answers again and again", in_a_row, 120)
+
+
+async def _gave_back(site: Submitted) -> str:
+    """Have a backup that stands by, and return what became of it: one that gives back may wait for ever for a thread of
+    its own, with any script, and has to be started anew.
+    """
+    slurm = site.slurm
+    assert isinstance(slurm, TwoControllers)
+
+    async def stands_by() -> bool:
+        return await asyncio.to_thread(slurm.backup_stands_by)
+
+    try:
+        await site.until("the backup stands by", stands_by, STANDS_BY_S)
+    except RunFailed:
+        await asyncio.to_thread(slurm.backup_again)
+        await site.until("the backup stands by again", stands_by, STANDS_BY_S)
+        return "hung"
+    return "gave back"
 
 
 async def _beside(site: PlainSite, one: _End, ends: _Ends) -> None:
