@@ -101,8 +101,10 @@ class Submitted:
         state, buffer = _JOB.search(shown), _BUFFER.search(shown)
         return None if state is None else Seen(state[1], state[2], buffer[1] if buffer else "")
 
-    async def until(self, what: str, holds: Callable[[], Awaitable[Any]], patience_s: float = PATIENCE_S) -> Any:
-        """Return what `holds` says as soon as that is true; RunFailed if it never is."""
+    async def until(
+        self, what: str, holds: Callable[[], Awaitable[Any]], patience_s: float = PATIENCE_S, *, every_s: float = 0.1
+    ) -> Any:
+        """Return what `holds` says as soon as that is true, asked so often; RunFailed if it never is."""
         deadline_s = time.monotonic() + patience_s
         while True:
             try:
@@ -114,7 +116,7 @@ class Submitted:
             self.check()
             if time.monotonic() > deadline_s:
                 raise RunFailed(f"not so after {patience_s:.0f} s: {what}")
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(every_s)
 
     async def over(self, job: str, patience_s: float = PATIENCE_S) -> Seen:
         """Return how Slurm shows a job once that is over and its buffer gone."""

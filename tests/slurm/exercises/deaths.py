@@ -291,7 +291,8 @@ async def _after_restart(site: Submitted, job: str, name: str, data: bytes) -> s
         return "well" if found.state == "COMPLETED" else found.state
 
     try:
-        end = str(await site.until(f"job {job} ends", ended, STUCK_S))
+        # Each look is a process: ten a second of each job are half a core, for minutes.
+        end = str(await site.until(f"job {job} ends", ended, STUCK_S, every_s=1))
     except RunFailed:
         found = await site.seen(job)
         # Of a sentence about a call that failed, which call: the rest has paths in it.
