@@ -1,6 +1,8 @@
 """The audit commands: open what a replica keeps, read-only, and say what is there."""
 
 import contextlib
+import os
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -12,16 +14,17 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from cluster.api.render import entry_view, record_view
 from cluster.audit.deep import snapshots_in, verify_deep
 from cluster.audit.replay import ReplayFailed, ReplayRefused, replay
+from cluster.audit.report import Source, page_of, read_window
 from cluster.cli.audit_commands import audit_commands
-from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.exits import ExitCode, Failure, bad_input, converted
 from cluster.cli.group import SETTINGS, ForebayGroup
 from cluster.cli.session import Session
-from cluster.cli.text import fields_table, moment, show, show_json, snapshot_fields, stderr_console
+from cluster.cli.text import fields_table, moment, parse_past, show, show_json, snapshot_fields, stderr_console
 from cluster.schemas import LedgerEntryView, made_of
 from cluster.server import Applied, snapshot_view
-from cluster.system import format_instant
+from cluster.system import SystemClock, format_instant, parse_instant
 from replica.messages import Batch, ReleaseNeeded
-from replica.values import Revision
+from replica.values import Instant, Revision
 from snapshots import Image, SnapshotRefused, load_snapshot
 from snapshots import inspect as inspect_snapshot
 from wal import (
@@ -336,10 +339,67 @@ def inspect(options: dict[str, Any]) -> None:
         show(fields_table(snapshot_fields(view)))
 
 
+def report_html(options: dict[str, Any]) -> None:
+    """Draw a window of the ledger as one page, or print its figures."""
+    output: Path | None = options["output"]
+    if (output is None) == (not options["as_json"]):
+        raise bad_input("where the page goes is not said", "give either -o FILE or --json", place="-o")
+    window = {key: _past(f"--{name}", options[key]) for key, name in (("first", "from"), ("last", "to"))}
+    with _ledger(options) as ledger, _progress("folding") as progress:
+        report = read_window(
+            ledger,
+            _snapshots(options),
+            from_us=window["first"],
+            to_us=window["last"],
+            jobs=options["jobs"],
+            progress=progress,
+        )
+    if missing := set(options["jobs"]) - {job.job for job in report.jobs}:
+        listed = ", ".join(map(str, sorted(missing)))
+        raise Failure(ExitCode.NOT_FOUND, f"nothing happened to job {listed} in this window", "widen --from and --to")
+    if output is None:
+        show_json(report)
+        return
+    page = page_of(report, _made_by(options, report.source))
+    try:
+        _write_whole(output, page)
+    except OSError as error:
+        raise bad_input(f"{output} cannot be written: {error.strerror}", "name another file", place="-o") from error
+    show(f"{output}: revisions {report.source.first_revision} to {report.source.last_revision}")
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file that is there whole or as it was before."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _past(place: str, text: str | None) -> int | None:
+    def read(text: str) -> int:
+        return parse_instant(parse_past(text, SystemClock().now()))
+
+    return None if text is None else converted(text, read, place)
+
+
+def _made_by(options: dict[str, Any], source: Source) -> str:
+    """Return the command that makes a report again: with the window that it has, whatever the ledger gets meanwhile."""
+    directory = _directory(click.get_current_context(), options["data"], options["name"])
+    window = [f"--from={format_instant(Instant(source.from_us))}", f"--to={format_instant(Instant(source.to_us))}"]
+    jobs = [f"--job={job}" for job in options["jobs"]]
+    return shlex.join(
+        ("forebay", "report", "html", f"--data={directory}", *window, *jobs, "-o", str(options["output"]))
+    )
+
+
 _PERFORMERS: dict[tuple[str, ...], Callable[[dict[str, Any]], None]] = {
     ("ledger", "verify"): verify,
     ("ledger", "replay"): replay_ledger,
     ("ledger", "dump"): dump,
+    ("report", "html"): report_html,
     ("snapshot", "inspect"): inspect,
 }
 
@@ -359,12 +419,17 @@ def _ledger_group() -> None:
     """Verify, replay and print a replica's ledger."""
 
 
+@audit.group("report")
+def _report_group() -> None:
+    """Draw what happened."""
+
+
 @audit.group("snapshot")
 def _snapshot_group() -> None:
     """Inspect snapshot files."""
 
 
-_ledger_commands, _inspect_command = audit_commands(_perform)
-for _command in _ledger_commands:
-    _ledger_group.add_command(_command)
-_snapshot_group.add_command(_inspect_command)
+_groups = {"ledger": _ledger_group, "report": _report_group, "snapshot": _snapshot_group}
+for _name, _commands in audit_commands(_perform).items():
+    for _command in _commands:
+        _groups[_name].add_command(_command)

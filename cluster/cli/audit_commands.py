@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import click
 
+from cluster.cli.text import PAST_FORMS
+
 Perform = Callable[[tuple[str, ...], dict[str, Any]], None]
 """Called with the command's words, such as `("ledger", "verify")`, and its options by name."""
 
@@ -24,8 +26,8 @@ _NAME = click.option("--name", help="Replica of the configuration whose director
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
 
 
-def audit_commands(perform: Perform) -> tuple[list[click.Command], click.Command]:
-    """Return the commands of `ledger` and the command `snapshot inspect`, all of which call `perform`."""
+def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
+    """Return the commands by the group that they are in; all of them call `perform`."""
 
     @click.command("verify")
     @_DATA
@@ -83,7 +85,33 @@ def audit_commands(perform: Perform) -> tuple[list[click.Command], click.Command
         """Show what a snapshot file holds, after checking it."""
         perform(("snapshot", "inspect"), options)
 
-    return [verify, replay, dump], inspect
+    @click.command("html")
+    @_DATA
+    @_NAME
+    @click.option(
+        "--from", "first", metavar="TIME", help=f"Begin of the window: {PAST_FORMS}.  [default: of the ledger]"
+    )
+    @click.option("--to", "last", metavar="TIME", help="End of the window, likewise.  [default: of the ledger]")
+    @click.option(
+        "--job", "jobs", type=click.IntRange(1), multiple=True, metavar="N", help="Draw this job; repeatable."
+    )
+    @click.option(
+        "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the page to this file."
+    )
+    @_JSON
+    def html(**options: Any) -> None:
+        """Draw a window of the ledger as one page.
+
+        Jobs' stages as bars, pending jobs by why they waited, what was held of each pool, leaders' terms, and what was
+        moved; the figures of each picture as a table. The page needs no network and no other file. With --json the same
+        figures are printed instead.
+
+        Unless jobs are named, those are drawn that waited longest. The newest snapshot before the window is where the
+        fold begins.
+        """
+        perform(("report", "html"), options)
+
+    return {"ledger": (verify, replay, dump), "report": (html,), "snapshot": (inspect,)}
 
 
 def words_of(command: click.Command, options: dict[str, Any]) -> list[str]:
@@ -94,10 +122,13 @@ def words_of(command: click.Command, options: dict[str, Any]) -> list[str]:
         value = options.get(parameter.name or "")
         if value is None or value is False:
             continue
+        name = max(parameter.opts, key=len)  # of -o and --output only the second takes its value behind a =
         if isinstance(parameter, click.Argument):
             arguments.append(str(value))
         elif value is True:
-            words.append(parameter.opts[0])
+            words.append(name)
+        elif parameter.multiple:
+            words += [f"{name}={one}" for one in value]
         else:
-            words.append(f"{parameter.opts[0]}={value}")
+            words.append(f"{name}={value}")
     return [*words, "--", *arguments] if arguments else words

@@ -247,6 +247,9 @@ def _replace(command: tuple[str, ...]) -> NoReturn:
 ledger_group = click.Group("ledger", help="Verify, replay and print a replica's ledger, offline.")
 
 
+report_group = click.Group("report", help="Draw what happened, offline, from a replica's ledger.")
+
+
 snapshot_group = click.Group("snapshot", help="Save and inspect snapshots.")
 
 
@@ -257,8 +260,8 @@ def _perform_audit(words: tuple[str, ...], options: dict[str, Any]) -> NoReturn:
     _replace(module_command("cluster.audit", *configured, *words, *words_of(command, options)))
 
 
-_ledger_commands, _inspect = audit_commands(_perform_audit)
-for _command in _ledger_commands:
-    ledger_group.add_command(_command)
 snapshot_group.add_command(save_snapshot)
-snapshot_group.add_command(_inspect)
+_groups = {"ledger": ledger_group, "report": report_group, "snapshot": snapshot_group}
+for _name, _commands in audit_commands(_perform_audit).items():
+    for _command in _commands:
+        _groups[_name].add_command(_command)

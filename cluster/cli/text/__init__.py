@@ -6,7 +6,14 @@ from replica.faces import shown
 
 if TYPE_CHECKING:
     from cluster.cli.text.job import job_block, timeline, why_text
-    from cluster.cli.text.moments import format_duration, parse_begin, parse_duration
+    from cluster.cli.text.moments import (
+        PAST_FORMS,
+        format_duration,
+        format_span,
+        parse_begin,
+        parse_duration,
+        parse_past,
+    )
     from cluster.cli.text.output import (
         Cell,
         fields_table,
@@ -40,7 +47,7 @@ else:
         __name__,
         """
         job: job_block timeline why_text
-        moments: format_duration parse_begin parse_duration
+        moments: PAST_FORMS format_duration format_span parse_begin parse_duration parse_past
         output: Cell fields_table is_terminal note present readable_size show show_json
         output: size stderr_console stdout_console table
         squeue: STANDARD Field details_of in_order line read_format

@@ -8,7 +8,7 @@ import datetime
 import re
 from typing import Final
 
-from cluster.system import format_instant
+from cluster.system import format_instant, parse_instant
 from replica.values import MICROSECONDS_PER_SECOND, NEVER, TIME_LIMIT_S_MAX, Instant
 
 DURATION_FORMS: Final = (
@@ -17,6 +17,8 @@ DURATION_FORMS: Final = (
 BEGIN_FORMS: Final = (
     "now, now+2hours, 16:00, noon, midnight, tomorrow, 2026-01-31, 2026-01-31T16:00:00 or the last with Z or +01:00"
 )
+
+PAST_FORMS: Final = "a time of today such as 16:00, 2026-01-31, 2026-01-31T16:00:00 or the last with Z or +01:00"
 
 MINUTE_S: Final = 60
 HOUR_S: Final = 3_600
@@ -113,14 +115,41 @@ def parse_begin(text: str, now: Instant, zone: datetime.tzinfo | None = None) ->
     if text == "now":
         return None
     try:
-        moment = _moment(text, datetime.datetime.fromtimestamp(now // MICROSECONDS_PER_SECOND, tz=datetime.UTC), zone)
-        since = moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+        instant = _instant(_moment(text, _utc(now), zone))
     except OverflowError:
         raise ValueError(f"{text!r} is too far away; write one of {BEGIN_FORMS}") from None
-    instant = Instant((since.days * DAY_S + since.seconds) * MICROSECONDS_PER_SECOND + since.microseconds)
     if instant <= NEVER:
         raise ValueError(f"{text!r} lies before 1970; write one of {BEGIN_FORMS}")
     return format_instant(instant)
+
+
+def parse_past(text: str, now: Instant, zone: datetime.tzinfo | None = None) -> str:
+    """Return a moment that has passed as ISO 8601 in UTC; a time of day is today's.
+
+    `now` and `zone` as for `parse_begin`. ValueError is a sentence that says what would be right.
+    """
+    try:
+        wall = _utc(now).astimezone(zone).replace(tzinfo=None)
+        if found := _CLOCK.fullmatch(text):
+            instant = _instant(_aware(datetime.datetime.combine(wall.date(), _time_of_day(text, found)), zone))
+        elif found := _DATE.fullmatch(text):
+            instant = _instant(_of_date(text, found, zone))
+        else:
+            instant = parse_instant(text)  # as answers have it, to the microsecond
+    except (OverflowError, ValueError) as error:
+        raise ValueError(f"{text!r} is not a moment; write {PAST_FORMS}") from error
+    if instant > now:
+        raise ValueError(f"{text!r} has not come yet; write {PAST_FORMS}")
+    return format_instant(instant) or ""
+
+
+def _utc(instant: Instant) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(instant // MICROSECONDS_PER_SECOND, tz=datetime.UTC)
+
+
+def _instant(moment: datetime.datetime) -> Instant:
+    since = moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    return Instant((since.days * DAY_S + since.seconds) * MICROSECONDS_PER_SECOND + since.microseconds)
 
 
 def _moment(text: str, now: datetime.datetime, zone: datetime.tzinfo | None) -> datetime.datetime:
@@ -140,17 +169,25 @@ def _moment(text: str, now: datetime.datetime, zone: datetime.tzinfo | None) -> 
     if text in _NAMED_HOURS:
         return _aware(_next(wall, datetime.time(_NAMED_HOURS[text])), zone)
     if found := _CLOCK.fullmatch(text):
-        hour, minute, second = (int(number or 0) for number in found.groups())
-        if hour > 23 or minute > 59 or second > 59:
-            raise ValueError(f"{text!r} is not a time of day; write 00:00:00 to 23:59:59")
-        return _aware(_next(wall, datetime.time(hour, minute, second)), zone)
+        return _aware(_next(wall, _time_of_day(text, found)), zone)
     if found := _DATE.fullmatch(text):
-        try:
-            moment = datetime.datetime.fromisoformat(text)
-        except ValueError:
-            raise ValueError(f"{text!r} is not a date that exists; write it as 2026-01-31T16:00:00") from None
-        return moment if found["zone"] else _aware(moment, zone)
+        return _of_date(text, found, zone)
     raise ValueError(f"{text!r} is not a time; write {BEGIN_FORMS}")
+
+
+def _time_of_day(text: str, found: re.Match[str]) -> datetime.time:
+    hour, minute, second = (int(number or 0) for number in found.groups())
+    if hour > 23 or minute > 59 or second > 59:
+        raise ValueError(f"{text!r} is not a time of day; write 00:00:00 to 23:59:59")
+    return datetime.time(hour, minute, second)
+
+
+def _of_date(text: str, found: re.Match[str], zone: datetime.tzinfo | None) -> datetime.datetime:
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a date that exists; write it as 2026-01-31T16:00:00") from None
+    return moment if found["zone"] else _aware(moment, zone)
 
 
 def _next(wall: datetime.datetime, time_of_day: datetime.time) -> datetime.datetime:

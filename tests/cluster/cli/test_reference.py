@@ -83,13 +83,13 @@ def test_the_commands_of_the_issue_are_all_there() -> None:
         ["ledger", "replay", "--data=-odd", "--at", "7", "--from-snapshot", "a b", "--expect", "00"],
         ["ledger", "dump", "--data", "x", "--from", "2", "--limit", "3"],
         ["snapshot", "inspect", "--check", "--", "--odd.fbs"],
+        ["report", "html", "--data=r1", "--from=10:03", "--job=1", "--job=42", "-o", "-odd.html"],
     ],
 )
 def test_words_that_are_passed_on_mean_the_same_there(words: list[str]) -> None:
     seen: list[tuple[tuple[str, ...], dict[str, object]]] = []
-    ledger, inspect = audit_commands(lambda path, options: seen.append((path, options)))
-    by_name = {command.name: command for command in [*ledger, inspect]}
-    command = by_name[words[1]]
+    groups = audit_commands(lambda path, options: seen.append((path, options)))
+    command = next(command for command in groups[words[0]] if command.name == words[1])
     command.main(words[2:], standalone_mode=False)
     command.main(words_of(command, seen[0][1]), standalone_mode=False)
     assert seen[0] == seen[1]

@@ -1,0 +1,408 @@
+"""The fold of a window of the ledger, observed: everything that a report shows comes from one walk over the entries."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from cluster.audit.replay import Progress, Replayed, ReplayRefused, fold, from_image, from_nothing
+from cluster.audit.report.figures import (
+    COLUMNS,
+    Bar,
+    JobBars,
+    PoolUse,
+    Report,
+    Source,
+    Term,
+    Transfer,
+    Waiting,
+)
+from replica.messages import Batch, TransferRecorded, jobs_of
+from replica.model import JobState
+from replica.scheduler import SchedulingIndex, verdicts_of
+from replica.state import State, state_digest
+from replica.values import NEVER, Instant
+from replica.views import buffer_word
+from snapshots import SnapshotRefused, load_snapshot
+from snapshots import inspect as inspect_snapshot
+from wal import Kind, Ledger, LedgerEntry, decode_batch, kind_of
+
+JOBS_SHOWN_MAX: Final = 200
+"""Jobs that are drawn, count, unless some are named: those that waited longest."""
+
+BARS_MAX: Final = 300
+"""Stays of one job that are listed, count: one that is tried again for ever has more."""
+
+TRANSFERS_MAX: Final = 500
+"""Transfers that are listed, count: those that moved most."""
+
+TERMS_MAX: Final = 500
+"""Terms that are listed, count: the last ones."""
+
+NODES_MAX: Final = 10_000
+"""Nodes whose rates are kept, count."""
+
+_LAST_ENTRIES: Final = 1_024
+"""Entries from the end of a ledger among which a batch is looked for, which says what time it is there."""
+
+
+Item = TypeVar("Item")
+
+
+class Window(NamedTuple):
+    """From when to when, both included; the cluster's clock, microseconds since 1970."""
+
+    from_us: int
+    to_us: int
+
+    def column(self, at_us: int) -> int:
+        """Return in which column a moment lies; the nearest one if it lies outside."""
+        column = (at_us - self.from_us) * COLUMNS // max(1, self.to_us - self.from_us)
+        return min(max(column, 0), COLUMNS - 1)
+
+
+def read_window(
+    ledger: Ledger,
+    snapshots: Sequence[tuple[int, Path]],
+    *,
+    from_us: int | None,
+    to_us: int | None,
+    jobs: Iterable[int] = (),
+    progress: Progress | None = None,
+) -> Report:
+    """Return the figures of a window; where no beginning or no end is given, those of the ledger.
+
+    Begins with the newest of `snapshots` (entry, file) that is older than the window, else with nothing. ReplayRefused
+    where the ledger has nothing there or not all of it; the other errors of `replay`.
+    """
+    ledger = ledger.as_of_now()
+    window = Window(*_bounds(ledger, from_us, to_us))
+    start = _start(ledger, snapshots, window)
+    walk = _Walk(start.state, start.last_index, start.ledger_digest, window, frozenset(jobs))
+    fold(ledger, walk, ledger.applied_index, progress)
+    return walk.report(ledger.cluster_id)
+
+
+def _bounds(ledger: Ledger, from_us: int | None, to_us: int | None) -> tuple[int, int]:
+    last = ledger.applied_index
+    found = [at for entry in ledger.read(max(1, last - _LAST_ENTRIES), limit=_LAST_ENTRIES + 1) if (at := _time(entry))]
+    if not found:
+        raise ReplayRefused("the ledger has no commands at its end, so there is nothing to show")
+    if from_us is None:
+        first = (at for entry in ledger.read(ledger.first_index, limit=last) if (at := _time(entry)))
+        from_us = next(first)
+    # The greatest, not the last: an operator may have set the clock back.
+    to_us = max(found) if to_us is None else min(to_us, max(found))
+    if from_us > to_us:
+        raise ReplayRefused("the ledger has nothing of this window: it begins behind its end")
+    return from_us, to_us
+
+
+def _time(entry: LedgerEntry) -> Instant:
+    return decode_batch(entry.data).at if kind_of(entry.data) is Kind.BATCH else NEVER
+
+
+def _start(ledger: Ledger, snapshots: Sequence[tuple[int, Path]], window: Window) -> Replayed:
+    for index, path in reversed(snapshots):
+        try:
+            if index > ledger.applied_index or inspect_snapshot(path).at >= window.from_us:
+                continue
+            return from_image(ledger, load_snapshot(path))
+        except SnapshotRefused:
+            continue  # forgotten by the replica meanwhile, or damaged: `ledger verify --deep` says so
+    return from_nothing()
+
+
+class _Life:
+    """A job that is being watched."""
+
+    def __init__(self, name: str, user: str, pool: str, size_bytes: int) -> None:
+        self.name, self.user, self.pool, self.size_bytes = name, user, pool, size_bytes
+        self.bars: list[Bar] = []
+        self.left_out = 0
+        self.waited_us = 0
+        self.is_now: tuple[str, str | None, int] | None = None
+        self.since_us = 0
+        self.reasons: dict[str, None] = {}
+
+    def becomes(self, now: tuple[str, str | None, int] | None, at_us: int) -> None:
+        """Note how the job is from now on: state, state of its buffer and attempt; None: it is over."""
+        if now == self.is_now:
+            return
+        if self.is_now is not None:
+            self._close(self.is_now, at_us)
+        self.is_now, self.since_us, self.reasons = now, at_us, {}
+
+    def _close(self, was: tuple[str, str | None, int], at_us: int | None, end_us: int = 0) -> None:
+        if was[0] == "PENDING":
+            self.waited_us += (end_us if at_us is None else at_us) - self.since_us
+        if len(self.bars) == BARS_MAX:
+            self.left_out += 1
+            return
+        state, buffer, attempt = was
+        self.bars.append(Bar(state, buffer, self.since_us, at_us, attempt, tuple(self.reasons)))
+
+    def ended(self, job: int, result: str, end_us: int) -> JobBars:
+        """Return the job as it was seen; what it still is at the end of the window has no end."""
+        if self.is_now is not None:
+            self._close(self.is_now, None, end_us)
+            self.is_now = None
+        bars, waited = tuple(self.bars), self.waited_us
+        return JobBars(job, self.name, self.user, self.pool, self.size_bytes, result, waited, bars, self.left_out)
+
+
+def _by_job(seen: Iterable[JobBars]) -> tuple[JobBars, ...]:
+    """Return jobs in the order in which they began; one that was requeued when it was over has been seen twice."""
+    found: dict[int, JobBars] = {}
+    for one in sorted(seen, key=lambda one: (one.bars[0].from_us, one.job)):
+        first = found.get(one.job)
+        found[one.job] = (
+            one
+            if first is None
+            else msgspec.structs.replace(
+                one,
+                bars=first.bars + one.bars,
+                waited_us=first.waited_us + one.waited_us,
+                left_out=first.left_out + one.left_out,
+            )
+        )
+    return tuple(found.values())
+
+
+class _Most(Generic[Item]):
+    """The greatest of many, so many of them."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._kept, self.left_out = most, list[tuple[tuple[int, ...], Item]](), 0
+
+    def add(self, key: tuple[int, ...], item: Item) -> None:
+        """Add one; no two have the same key."""
+        if len(self._kept) < self._most:
+            heapq.heappush(self._kept, (key, item))
+            return
+        heapq.heappushpop(self._kept, (key, item))
+        self.left_out += 1
+
+    def items(self) -> list[Item]:
+        """Return them, the greatest first."""
+        return [item for _, item in sorted(self._kept, key=lambda kept: kept[0], reverse=True)]
+
+
+class _Steps:
+    """A pool's steps: of each column the first, the last, the smallest and the greatest."""
+
+    def __init__(self, unit: str) -> None:
+        self.unit = unit
+        self._columns: dict[int, list[tuple[int, int, int, int]]] = {}
+        self._last: tuple[int, int, int] | None = None
+
+    def add(self, column: int, at_us: int, values: tuple[int, int, int]) -> None:
+        """Note what the pool has from now on."""
+        if values == self._last:
+            return
+        self._last = values
+        step = (at_us, *values)
+        kept = self._columns.setdefault(column, [])
+        if len(kept) < 4:
+            kept.append(step)
+            return
+        first, middle = kept[0], [*kept[1:], step]
+        extremes = (min(middle, key=_held), max(middle, key=_held), step)
+        kept[:] = [first, *(one for one in middle if any(one is extreme for extreme in extremes))]
+
+    def steps(self) -> tuple[tuple[int, int, int, int], ...]:
+        """Return them in their order."""
+        return tuple(step for column in sorted(self._columns) for step in self._columns[column])
+
+
+def _held(step: tuple[int, int, int, int]) -> int:
+    return step[1]
+
+
+class _Walk(Replayed):
+    """A replay that notes what happens in a window, and ends behind it."""
+
+    def __init__(self, state: State, index: int, digest: bytes, window: Window, jobs: frozenset[int]) -> None:
+        super().__init__(state, index, digest, None)
+        self._window, self._jobs = window, jobs
+        self._lives: dict[int, _Life] = {}
+        self._over: _Most[JobBars] = _Most(len(jobs) or JOBS_SHOWN_MAX)
+        self._pools: dict[str, _Steps] = {}
+        self._waiting: list[Waiting] = []
+        self._next_look = 0
+        self._index: SchedulingIndex | None = None
+        self._terms: list[Term] = []
+        self._terms_left_out = 0
+        self._now_us = 0
+        self._commands = [0] * COLUMNS
+        self._moved: dict[str, list[int]] = {}
+        self._transfers: _Most[Transfer] = _Most(TRANSFERS_MAX)
+        self._first_revision = 0
+        self._end: tuple[State, int, bytes] | None = None
+
+    @property
+    def arrived(self) -> bool:
+        """Whether the window lies behind."""
+        return self._end is not None
+
+    def take(self, entry: LedgerEntry) -> None:
+        """Fold the next entry, and note what it did."""
+        batch = decode_batch(entry.data) if kind_of(entry.data) is Kind.BATCH else None
+        before = self.state, self.last_index, self.ledger_digest
+        if batch is not None and batch.at > self._window.to_us:
+            self._end = before
+        super().take(entry)
+        if batch is None or self._end is not None:
+            return
+        if max(batch.at, self._now_us) < self._window.from_us:
+            return
+        if self._index is None:
+            self._begin(before[0])
+        if self.state is not before[0]:
+            self._saw(entry, batch)
+
+    def _begin(self, state: State) -> None:
+        self._index = SchedulingIndex(state)
+        self._first_revision = state.revision + 1
+        for job in sorted(state.unfinished):
+            self._follow(job, state, self._window.from_us)
+        self._count_pools(state, self._window.from_us)
+
+    def _saw(self, entry: LedgerEntry, batch: Batch) -> None:
+        assert self._index is not None
+        # An operator may have set the clock back: here it stands still until it is where it was.
+        state, at_us = self.state, max(int(batch.at), self._now_us)
+        self._now_us = at_us
+        events = [event for record in batch.entries for event in record.events]
+        self._index.advance(state, events)
+        self._commands[self._window.column(at_us)] += len(batch.entries)
+        self._note_term(entry, at_us)
+        for job in dict.fromkeys(job for event in events for job in jobs_of(event)):
+            self._follow(job, state, at_us)
+        for event in events:
+            if isinstance(event, TransferRecorded):
+                self._note_transfer(event)
+        self._count_pools(state, at_us)
+        if self._window.column(at_us) >= self._next_look:
+            self._look(state, at_us)
+
+    def _note_term(self, entry: LedgerEntry, at_us: int) -> None:
+        last = self._terms[-1] if self._terms else None
+        if last is not None and last.term == entry.term:
+            self._terms[-1] = Term(
+                last.term, last.first_index, last.from_us, at_us, entry.index - last.first_index + 1, last.silent_us
+            )
+            return
+        silent_us = None if last is None else at_us - last.to_us
+        self._terms.append(Term(entry.term, entry.index, at_us, at_us, 1, silent_us))
+        if len(self._terms) > TERMS_MAX:
+            del self._terms[0]
+            self._terms_left_out += 1
+
+    def _follow(self, job_id: int, state: State, at_us: int) -> None:
+        if self._jobs and job_id not in self._jobs:
+            return
+        job, buffer = state.jobs.get(job_id), state.buffers.get(job_id)
+        life = self._lives.get(job_id)
+        if life is None:
+            if job is None or job_id not in state.unfinished:
+                return
+            pool, size_bytes = ("", 0) if buffer is None else (buffer.pool, buffer.granted_bytes)
+            life = self._lives[job_id] = _Life(job.request.name, job.request.user, pool, size_bytes)
+        if job is not None and job_id in state.unfinished:
+            life.becomes((job.state.name, buffer_word(state, job_id), job.attempt), at_us)
+            return
+        life.becomes(None, at_us)
+        del self._lives[job_id]
+        self._keep(life.ended(job_id, "" if job is None else job.state.name, at_us))
+
+    def _keep(self, seen: JobBars) -> None:
+        if seen.bars:
+            self._over.add((seen.waited_us, -seen.job, seen.bars[0].from_us), seen)
+
+    def _note_transfer(self, event: TransferRecorded) -> None:
+        receipt = event.receipt
+        begun, ended = receipt.started_at, receipt.ended_at
+        if begun == NEVER or ended == NEVER or ended < begun:
+            return
+        stage = receipt.stage.name.lower()
+        made = Transfer(
+            event.job,
+            event.node,
+            stage,
+            receipt.attempt,
+            receipt.complete,
+            receipt.files,
+            receipt.size_bytes,
+            begun,
+            ended,
+        )
+        self._transfers.add((made.size_bytes, -made.job, -made.attempt, receipt.stage), made)
+        if made.node not in self._moved and len(self._moved) == NODES_MAX:
+            return
+        columns = self._moved.setdefault(made.node, [0] * COLUMNS)
+        first, last = self._window.column(begun), self._window.column(ended)
+        share, rest = divmod(made.size_bytes, last - first + 1)
+        for column in range(first, last + 1):
+            columns[column] += share
+        columns[last] += rest
+
+    def _count_pools(self, state: State, at_us: int) -> None:
+        column = self._window.column(at_us)
+        for name in state.pools:
+            pool = state.pools[name]
+            steps = self._pools.get(name)
+            if steps is None:
+                steps = self._pools[name] = _Steps(pool.unit.word)
+            in_service = max(0, pool.quantity_bytes - pool.out_of_service_bytes)
+            steps.add(column, at_us, (state.held_bytes.get(name, 0), in_service, pool.quantity_bytes))
+        for name in self._pools:
+            if name not in state.pools:
+                self._pools[name].add(column, at_us, (0, 0, 0))
+
+    def _look(self, state: State, at_us: int) -> None:
+        assert self._index is not None
+        self._next_look = self._window.column(at_us) + 1
+        pending = [job for job in state.unfinished if state.jobs[job].state is JobState.PENDING]
+        reasons = Counter[str]()
+        for job, verdict in verdicts_of(self._index, pending, state.at).items():
+            reason = str(verdict.reason)
+            reasons[reason] += 1
+            if (life := self._lives.get(job)) is not None and len(life.reasons) < 20:
+                life.reasons[reason] = None
+        self._waiting.append(Waiting(at_us, dict(sorted(reasons.items()))))
+
+    def report(self, cluster_id: str) -> Report:
+        """Return what was noted."""
+        state, last_index, digest = self._end or (self.state, self.last_index, self.ledger_digest)
+        for job_id, life in sorted(self._lives.items()):
+            self._keep(life.ended(job_id, "", self._window.to_us))
+        source = Source(
+            cluster_id=cluster_id,
+            cluster=state.name,
+            from_us=self._window.from_us,
+            to_us=self._window.to_us,
+            first_revision=self._first_revision,
+            last_revision=state.revision,
+            last_index=last_index,
+            ledger_digest=digest.hex(),
+            state_digest=state_digest(state).hex(),
+        )
+        return Report(
+            source=source,
+            pools=tuple(PoolUse(name, steps.unit, steps.steps()) for name, steps in sorted(self._pools.items())),
+            waiting=tuple(self._waiting),
+            jobs=_by_job(self._over.items()),
+            jobs_left_out=self._over.left_out,
+            terms=tuple(self._terms),
+            terms_left_out=self._terms_left_out,
+            commands=tuple(self._commands),
+            moved={node: tuple(columns) for node, columns in sorted(self._moved.items())},
+            transfers=tuple(self._transfers.items()),
+            transfers_left_out=self._transfers.left_out,
+        )

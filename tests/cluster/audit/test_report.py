@@ -1,0 +1,404 @@
+"""A report is what the ledger says of a window, and one page that says the same without anything else."""
+
+import os
+import re
+import shutil
+import subprocess
+import zlib
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from cluster.audit.report import COLUMNS, Bar, Report, page_of, read_window
+from cluster.audit.report.page import KIND_COLOURS, KINDS
+from cluster.audit.report.svg import BAR, Frame, number
+from cluster.audit.report.window import BARS_MAX, Window
+from cluster.cli.exits import ExitCode
+from cluster.system import format_instant
+from replica.fold import apply_batch
+from replica.model import BufferState, JobState, Pool
+from replica.state import EMPTY, State
+from replica.values import Instant
+from replica.views import buffer_word
+from snapshots import inspect
+from tests.cluster.audit.ledgers import make, typed
+from tests.golden.archive import unpack
+from wal import Environment, Kind, Ledger, decode_batch, kind_of
+
+Lived = list[tuple[int, State]]
+"""Each moment at which something was settled, and the state after it."""
+
+
+@pytest.fixture(scope="module")
+def replica(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("report")
+    unpack(directory)
+    return directory / "r1"
+
+
+@pytest.fixture(scope="module")
+def lived(replica: Path) -> Lived:
+    state, found = EMPTY, list[tuple[int, State]]()
+    with Environment.open_readonly(replica / "wal") as environment:
+        for entry in Ledger(environment).read(1, limit=10_000):
+            if kind_of(entry.data) is Kind.BATCH:
+                batch = decode_batch(entry.data)
+                state = apply_batch(state, batch) or state
+                # The clock was set back at the end of that day; a report lets it stand still meanwhile.
+                found.append((max(int(batch.at), found[-1][0] if found else 0), state))
+    return found
+
+
+def _report(replica: Path, *words: object) -> Report:
+    done = typed("report", "html", "--data", replica, "--json", *words)
+    assert done.exit_code == 0, done.output
+    return msgspec.json.decode(done.stdout, type=Report)
+
+
+@pytest.fixture(scope="module")
+def whole(replica: Path) -> Report:
+    return _report(replica)
+
+
+def _columns(lived: Lived, report: Report) -> dict[int, list[State]]:
+    window = Window(report.source.from_us, report.source.to_us)
+    found: dict[int, list[State]] = {}
+    for at_us, state in lived:
+        found.setdefault(window.column(at_us), []).append(state)
+    return found
+
+
+def test_the_steps_of_a_pool_have_the_last_and_the_extremes_of_each_column_of_the_window(
+    lived: Lived, whole: Report
+) -> None:
+    window = Window(whole.source.from_us, whole.source.to_us)
+    assert {pool.name for pool in whole.pools} == {name for _, state in lived for name in state.pools}
+    for pool in whole.pools:
+        steps: dict[int, list[tuple[int, int, int, int]]] = {}
+        for step in pool.steps:
+            steps.setdefault(window.column(step[0]), []).append(step)
+        carried = 0
+        for column, states in sorted(_columns(lived, whole).items()):
+            held = [state.held_bytes.get(pool.name, 0) for state in states]
+            seen = [carried, *(step[1] for step in steps.get(column, ()))]
+            assert max(seen) >= max(held) and min(seen) <= min(held)
+            assert set(seen[1:]) <= set(held)
+            assert seen[-1] == held[-1]
+            assert len(steps.get(column, ())) <= 4
+            carried = seen[-1]
+
+
+def test_what_is_in_service_and_in_all_is_the_pools_own(lived: Lived, whole: Report) -> None:
+    last = lived[-1][1]
+    for pool in whole.pools:
+        known = last.pools.get(pool.name, Pool(pool.name, 0, 1))
+        served = max(0, known.quantity_bytes - known.out_of_service_bytes)
+        assert pool.steps[-1][1:] == (last.held_bytes.get(pool.name, 0), served, known.quantity_bytes)
+
+
+def test_the_stays_of_a_job_follow_each_other_and_are_what_the_job_was(lived: Lived, whole: Report) -> None:
+    assert not whole.jobs_left_out
+    by_job = {job.job: job for job in whole.jobs}
+    requeued = {
+        job
+        for (_, one), (_, after) in zip(lived, lived[1:], strict=False)
+        for job in one.finished
+        if job in after.unfinished
+    }
+    assert len(by_job) == len(whole.jobs)
+    for job in whole.jobs:
+        gaps = [before for before, after in zip(job.bars, job.bars[1:], strict=False) if before.to_us != after.from_us]
+        assert not gaps or job.job in requeued
+        assert all(bar.to_us is not None for bar in job.bars[:-1])
+    seen = 0
+    assert requeued
+    for number_of, (at_us, state) in enumerate(lived):
+        is_last_of_its_time = number_of + 1 == len(lived) or lived[number_of + 1][0] != at_us
+        if not is_last_of_its_time:
+            continue
+        for job_id in state.unfinished:
+            job = by_job[job_id]
+            bar = [bar for bar in job.bars if bar.from_us <= at_us and (bar.to_us is None or bar.to_us > at_us)][-1]
+            known = state.jobs[job_id]
+            assert (bar.state, bar.attempt) == (known.state.name, known.attempt)
+            assert bar.burst_buffer_state == buffer_word(state, job_id)
+            seen += 1
+    assert seen > 1_000
+
+
+def test_jobs_that_are_over_have_their_results_and_the_others_go_on(lived: Lived, whole: Report) -> None:
+    last = lived[-1][1]
+    for job in whole.jobs:
+        assert (job.bars[-1].to_us is None) == (job.job in last.unfinished)
+        if job.job in last.finished:
+            assert job.result == last.jobs[job.job].state.name
+
+
+def test_each_look_at_the_queue_counts_all_pending_jobs(lived: Lived, whole: Report) -> None:
+    by_time: dict[int, list[State]] = {}
+    for at_us, state in lived:
+        by_time.setdefault(at_us, []).append(state)
+    assert len(whole.waiting) > 100
+    for seen in whole.waiting:
+        counts = {
+            sum(state.jobs[job].state.name == "PENDING" for job in state.unfinished) for state in by_time[seen.at_us]
+        }
+        assert sum(seen.jobs.values()) in counts
+    assert len(whole.waiting) <= COLUMNS
+
+
+def test_commands_and_terms_are_those_of_the_ledger(lived: Lived, whole: Report) -> None:
+    assert sum(whole.commands) == lived[-1][1].revision - whole.source.first_revision + 1
+    assert [term.term for term in whole.terms] == [1, 2]
+    assert whole.source.last_revision == lived[-1][1].revision
+
+
+def test_a_window_that_begins_with_a_snapshot_says_what_the_whole_fold_says_of_it(
+    replica: Path, whole: Report, tmp_path: Path
+) -> None:
+    bare = tmp_path / "r1"
+    shutil.copytree(replica / "wal", bare / "wal")
+    begun = inspect(next((replica / "snapshots").iterdir()))
+    later = format_instant(Instant(begun.at + 100_000))
+    ours, full = _report(replica, "--from", later), _report(bare, "--from", later)
+    assert ours == full
+    assert ours.source.first_revision == begun.revision + 1
+    assert ours.source.last_revision == whole.source.last_revision
+
+
+def test_a_window_that_ends_before_the_ledger_ends_there(lived: Lived, replica: Path, whole: Report) -> None:
+    middle = lived[len(lived) // 2][0]
+    with Environment.open_readonly(replica / "wal") as environment:
+        report = read_window(Ledger(environment), (), from_us=None, to_us=middle)
+    assert report.source.to_us == middle
+    expected = next(before for (_, before), (at_us, _) in zip(lived, lived[1:], strict=False) if at_us > middle)
+    assert report.source.last_revision == expected.revision
+    assert all(bar.from_us <= middle for job in report.jobs for bar in job.bars)
+
+
+def test_named_jobs_alone_are_drawn(replica: Path, whole: Report) -> None:
+    chosen = [whole.jobs[3], whole.jobs[40]]
+    report = _report(replica, *(f"--job={job.job}" for job in chosen))
+    assert list(report.jobs) == chosen
+    assert report.pools == whole.pools
+
+
+class _Page(HTMLParser):
+    """A page as a browser reads it: its rectangles, its titles, and whatever else would be asked of others."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.bars: list[tuple[dict[str, str], str]] = []
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.policy = ""
+        self._in_title = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = {key: value or "" for key, value in attrs}
+        self.tags.add(tag)
+        self.attributes |= set(named)
+        if tag == "rect":
+            self.bars.append((named, ""))
+        if named.get("http-equiv") == "Content-Security-Policy":
+            self.policy = named["content"]
+        self._in_title = tag == "title"
+
+    def handle_data(self, data: str) -> None:
+        if self._in_title and self.bars and not self.bars[-1][1]:
+            self.bars[-1] = (self.bars[-1][0], data)
+        self._in_title = False
+
+
+def test_each_bar_of_the_page_is_a_stay_at_its_place(whole: Report) -> None:
+    page, frame = _Page(page_of(whole, "made")), Frame(whole.source.from_us, whole.source.to_us)
+    drawn = [bar for bar in page.bars if not bar[1].startswith("term ")]
+    stays = [(job, bar) for job in whole.jobs for bar in job.bars]
+    assert len(drawn) == len(stays)
+    for (attributes, title), (job, bar) in zip(drawn, stays, strict=True):
+        end_us = whole.source.to_us if bar.to_us is None else bar.to_us
+        left, right = frame.x(bar.from_us), frame.x(end_us)
+        assert attributes["x"] == number(left)
+        assert attributes["width"] == number(max(right - left, 0.5))
+        assert attributes["class"] == KINDS[bar.word]
+        assert title.startswith(f"{job.job} {job.name}: {bar.word}")
+
+
+def test_every_stay_has_a_colour() -> None:
+    words = [None, *(state.word for state in BufferState)]
+    for state, word in product(JobState, words):
+        assert KINDS[Bar(state.name, word, 0, 1, 1).word] in KIND_COLOURS
+
+
+def test_a_page_asks_nobody_for_anything(whole: Report) -> None:
+    text = page_of(whole, "made")
+    page = _Page(text)
+    assert page.policy.startswith("default-src 'none'")
+    assert not page.tags & {"script", "link", "img", "iframe", "object", "embed", "form", "a", "base", "use", "image"}
+    assert not page.attributes & {"src", "href", "action", "data", "srcset", "xlink:href"}
+    assert not re.search(r"url\(|@import|https?:", text)
+
+
+def test_names_of_users_are_text_whatever_they_hold(whole: Report) -> None:
+    evil = '</title><script>alert(1)</script><img src=x onerror="alert(1)">&amp;'
+    job = msgspec.structs.replace(whole.jobs[0], name=evil, user=evil, pool=evil)
+    pool = msgspec.structs.replace(whole.pools[0], name=evil)
+    report = msgspec.structs.replace(whole, jobs=(job,), pools=(pool,), moved={evil: (1,) * COLUMNS})
+    page = _Page(page_of(report, evil))
+    assert not page.tags & {"script", "img"}
+
+
+def test_the_same_ledger_gives_the_same_bytes(replica: Path, tmp_path: Path) -> None:
+    pages = []
+    for seed in ("0", "424242"):
+        page = tmp_path / f"page-{seed}.html"
+        words = ["report", "html", "--data", str(replica), "-o", str(page)]
+        subprocess.run(
+            [*_forebay(), *words],
+            check=True,
+            capture_output=True,
+            env={**os.environ, "PYTHONHASHSEED": seed, "TZ": "Asia/Kathmandu"},
+        )
+        pages.append(page.read_text().replace(page.name, "page.html"))
+    assert pages[0] == pages[1]
+
+
+def _forebay() -> list[str]:
+    import sys
+
+    return [sys.executable, "-m", "cluster.cli"]
+
+
+def test_a_job_that_is_tried_again_for_ever_does_not_grow_the_page() -> None:
+    from cluster.audit.report.window import _Life
+
+    life = _Life("loop", "ada", "fast", 1)
+    for attempt in range(BARS_MAX + 50):
+        life.becomes(("PENDING", "staging-in", attempt), attempt * 10)
+    seen = life.ended(1, "", (BARS_MAX + 50) * 10)
+    assert len(seen.bars) == BARS_MAX and seen.left_out == 50
+    assert seen.waited_us == (BARS_MAX + 50) * 10
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ([], ExitCode.BAD_INPUT, "give either -o FILE or --json"),
+        (["--json", "-o", "x.html"], ExitCode.BAD_INPUT, "give either -o FILE or --json"),
+        (["--json", "--from", "yesterday"], ExitCode.BAD_INPUT, "'yesterday' is not a moment"),
+        (["--json", "--to", "2999-01-01"], ExitCode.BAD_INPUT, "'2999-01-01' has not come yet"),
+        (["--json", "--from", "2025-01-01"], ExitCode.NOT_FOUND, "the ledger has nothing of this window"),
+        (["--json", "--job", "123456"], ExitCode.NOT_FOUND, "nothing happened to job 123456 in this window"),
+        (["-o", "/nowhere/x.html"], ExitCode.BAD_INPUT, "/nowhere/x.html cannot be written: No such file"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said(replica: Path, words: list[str], code: ExitCode, said: str) -> None:
+    done = typed("report", "html", "--data", replica, *words)
+    assert done.exit_code == code, done.output
+    assert said in done.output + done.stderr
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    make(tmp_path / "r1")
+    page = tmp_path / "page.html"
+    page.mkdir()
+    done = typed("report", "html", "--data", tmp_path / "r1", "-o", page)
+    assert done.exit_code == ExitCode.BAD_INPUT
+    assert not list(tmp_path.glob(".page*"))
+
+
+# ---- in a browser
+
+CHROMIUM = shutil.which("chromium")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: scripts/install-backends --browser")
+def test_a_browser_draws_the_bars_where_the_figures_say_without_a_network(whole: Report, tmp_path: Path) -> None:
+    jobs = sorted(whole.jobs, key=lambda job: -max(_share(whole, bar) for bar in job.bars))[:12]
+    page = tmp_path / "page.html"
+    page.write_text(page_of(msgspec.structs.replace(whole, jobs=tuple(jobs), waiting=(), pools=(), terms=()), "made"))
+    picture = tmp_path / "page.png"
+    done = subprocess.run(
+        [
+            str(CHROMIUM),
+            *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-device-scale-factor=1"),
+            *("--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}"),
+            *("--host-resolver-rules=MAP * ~NOTFOUND", "--window-size=1300,1600", f"--screenshot={picture}"),
+            page.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "CONSOLE" not in done.stderr
+    colours = [_rgb(KIND_COLOURS[KINDS[bar.word]]) for job in jobs for bar in job.bars if _share(whole, bar) > 0.05]
+    rows = list(_png(picture.read_bytes()))
+    # Each of these is a rectangle in one colour as high as a bar: the page is 1100 wide at its widest, so in scale.
+    for colour in set(colours):
+        widest = max(_longest(row, colour) for row in rows)
+        expected = max(
+            _share(whole, bar) * 914
+            for job in jobs
+            for bar in job.bars
+            if _rgb(KIND_COLOURS[KINDS[bar.word]]) == colour
+        )
+        assert abs(widest - expected) < 0.12 * expected + 4, (colour, widest, expected)
+        assert sum(_longest(row, colour) > widest * 0.9 for row in rows) >= BAR - 3
+
+
+def _share(report: Report, bar: Any) -> float:
+    end_us = report.source.to_us if bar.to_us is None else bar.to_us
+    return float(end_us - bar.from_us) / (report.source.to_us - report.source.from_us)
+
+
+def _rgb(colour: str) -> tuple[int, int, int]:
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+
+
+def _longest(row: list[tuple[int, int, int]], colour: tuple[int, int, int]) -> int:
+    best = run = 0
+    for pixel in row:
+        run = run + 1 if pixel == colour else 0
+        best = max(best, run)
+    return best
+
+
+def _png(data: bytes) -> Iterator[list[tuple[int, int, int]]]:
+    """Yield the rows of a picture with eight bits a colour, as its format says they are put together again."""
+    place, packed, width, depth = 8, b"", 0, 3
+    while place < len(data):
+        length, kind = int.from_bytes(data[place : place + 4], "big"), data[place + 4 : place + 8]
+        body = data[place + 8 : place + 8 + length]
+        if kind == b"IHDR":
+            width, depth = int.from_bytes(body[:4], "big"), {2: 3, 6: 4}[body[9]]
+            assert body[8] == 8 and body[12] == 0
+        elif kind == b"IDAT":
+            packed += body
+        place += 12 + length
+    raw, stride = zlib.decompress(packed), width * depth
+    before = bytearray(stride)
+    for start in range(0, len(raw), stride + 1):
+        row = bytearray(raw[start + 1 : start + 1 + stride])
+        for at in range(stride):
+            left = row[at - depth] if at >= depth else 0
+            above, corner = before[at], before[at - depth] if at >= depth else 0
+            match raw[start]:
+                case 1:
+                    row[at] = (row[at] + left) & 255
+                case 2:
+                    row[at] = (row[at] + above) & 255
+                case 3:
+                    row[at] = (row[at] + (left + above) // 2) & 255
+                case 4:
+                    guess = left + above - corner
+                    near = min((left, above, corner), key=lambda one: abs(guess - one))
+                    row[at] = (row[at] + near) & 255
+        before = row
+        yield [(row[at], row[at + 1], row[at + 2]) for at in range(0, stride, depth)]
