@@ -205,7 +205,8 @@ ENTRIES_BYTES_MAX = BATCH_BYTES_MAX - 1024
 
 def entry_of(request: Request, events: tuple[Event, ...] = (), refusal: Refusal | None = None) -> Entry:
     """Return the entry that settles `request` with these events, or with this refusal."""
-    digest = command_digest(request) if request.id else b""
+    # What has no fields has nothing to be proven; of the leader's own commands nobody asks again.
+    digest = command_digest(request) if request.id or request.command.__struct_fields__ else b""
     return Entry(request.id, request.actor, kind_of(request.command), events, refusal, digest)
 
 

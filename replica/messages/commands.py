@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from enum import IntEnum
+from typing import get_args
 
 import msgspec
 
@@ -656,11 +658,7 @@ _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 def kind_of(command: Command) -> str:
     """Return the command's name as the ledger keeps it, for example `submit_job`."""
-    kind = type(command)
-    word = _WORDS.get(kind)
-    if word is None:
-        word = _WORDS[kind] = _WORD.sub("_", kind.__name__).lower()
-    return word
+    return _WORDS[type(command)]
 
 
 DIGEST_BYTES = 8
@@ -678,5 +676,7 @@ def command_digest(request: Request) -> bytes:
     return hashlib.blake2b(encoded, digest_size=DIGEST_BYTES).digest()
 
 
-_WORDS: dict[type, str] = {}
-"""The names found so far; a fixed function of the classes, kept because each entry of a batch has one."""
+_WORDS: Mapping[type, str] = {kind: _WORD.sub("_", kind.__name__).lower() for kind in get_args(Command)}
+
+KINDS: Mapping[str, type[Command]] = {word: kind for kind, word in _WORDS.items()}
+"""What the ledger calls a command -> its kind."""

@@ -21,7 +21,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     events: tuple[Event, ...]
     refusal: Refusal | None = None
     digest: bytes = b""
-    """Digest of actor and command (`commands.command_digest`): what a retry with the same id must repeat."""
+    """Digest of actor and command (`commands.command_digest`): what a retry with the same id must repeat, and what
+    proves a command that an audit makes again from its events. Empty where a command says nothing but its name."""
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
