@@ -5,6 +5,7 @@ from wal.codec import (
     Kind,
     batch_of_encoded,
     decode_batch,
+    encode_batch,
     encode_entry,
     instant_of,
     is_earlier_form,

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +14,22 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from cluster.api.render import entry_view, record_view
 from cluster.audit.deep import snapshots_in, verify_deep
-from cluster.audit.replay import ReplayFailed, ReplayRefused, replay
+from cluster.audit.redecide import Redecided
+from cluster.audit.redecide_text import first_words, show_redecided
+from cluster.audit.release import BadTree, Release, ReleaseFailed
+from cluster.audit.release_fold import fold_with
+from cluster.audit.replay import (
+    READ_ENTRIES,
+    ReplayFailed,
+    ReplayRefused,
+    finished,
+    fold,
+    from_image,
+    from_nothing,
+    replay,
+)
 from cluster.audit.report import Source, page_of, read_window
-from cluster.cli.audit_commands import audit_commands
+from cluster.cli.audit_commands import SINCE_FORMS, audit_commands
 from cluster.cli.exits import ExitCode, Failure, bad_input, converted
 from cluster.cli.group import SETTINGS, ForebayGroup
 from cluster.cli.session import Session
@@ -24,7 +38,7 @@ from cluster.schemas import LedgerEntryView, made_of
 from cluster.server import Applied, snapshot_view
 from cluster.system import SystemClock, format_instant, parse_instant
 from replica.messages import Batch, ReleaseNeeded
-from replica.values import Instant, Revision
+from replica.values import NEVER, Instant, Revision, seconds
 from snapshots import Image, SnapshotRefused, load_snapshot
 from snapshots import inspect as inspect_snapshot
 from wal import (
@@ -40,6 +54,7 @@ from wal import (
     Verified,
     decode_batch,
     decode_configuration,
+    instant_of,
     kind_of,
     revision_after,
 )
@@ -237,9 +252,18 @@ def replay_ledger(options: dict[str, Any]) -> None:
         expected = expected.lower()
         if not 8 <= len(expected) <= 64 or any(digit not in "0123456789abcdef" for digit in expected):
             raise bad_input(f"{expected!r} is not a digest", "give 8 to 64 hexadecimal digits", place="--expect")
-    with _ledger(options) as ledger, _progress("replaying") as progress:
+    if options["release"] is not None and options["at"] is not None:
+        raise bad_input("two releases are compared up to the end", "leave out --at, or --release", place="--at")
+    compared: int | None = None
+    with _release(options) as release, _ledger(options) as ledger, _progress("replaying") as progress:
         start: Image | None = None if options["from_snapshot"] is None else load_snapshot(options["from_snapshot"])
-        replayed = replay(ledger, start=start, at_revision=options["at"], progress=progress)
+        if release is None:
+            replayed = replay(ledger, start=start, at_revision=options["at"], progress=progress)
+        else:
+            ledger = ledger.as_of_now()
+            replayed = from_nothing() if start is None else from_image(ledger, start)
+            compared = fold_with(release, ledger, replayed, progress)
+            replayed = finished(ledger, replayed)
     state, digest = replayed.state, replayed.state_digest.hex()
     found = {
         "revision": state.revision,
@@ -255,28 +279,93 @@ def replay_ledger(options: dict[str, Any]) -> None:
         "jobs": len(state.jobs),
         "buffers": len(state.buffers),
     }
+    if compared is not None:
+        found["release"] = {"tree": str(options["release"]), "states_compared": compared, "states_differ": 0}
     if options["as_json"]:
         show_json(found)
     else:
         kinds = f"{replayed.batches} batches, {replayed.no_ops} no-ops, {replayed.void_batches} void"
-        show(
-            fields_table(
-                [
-                    ("Revision", state.revision),
-                    ("StateDigest", digest),
-                    ("LedgerDigest", replayed.ledger_digest.hex()),
-                    ("At", moment(format_instant(state.at))),
-                    ("Entries", f"{replayed.entries}, up to {replayed.last_index}: {kinds}"),
-                    ("Jobs", len(state.jobs)),
-                ]
-            )
-        )
+        rows: list[tuple[str, str | int | None]] = [
+            ("Revision", state.revision),
+            ("StateDigest", digest),
+            ("LedgerDigest", replayed.ledger_digest.hex()),
+            ("At", moment(format_instant(state.at))),
+            ("Entries", f"{replayed.entries}, up to {replayed.last_index}: {kinds}"),
+            ("Jobs", len(state.jobs)),
+        ]
+        if compared is not None:
+            rows.append(("Release", f"{options['release']} folds it to the same states, compared {compared} times"))
+        show(fields_table(rows))
     if expected is not None and not digest.startswith(expected):
         raise Failure(
             ExitCode.VERIFICATION_FAILED,
             f"at revision {state.revision} the state digest is {digest}, not {expected}",
             "compare digests at the same revision (--at); if they differ there, keep this ledger and report it",
         )
+
+
+def redecide(options: dict[str, Any]) -> None:
+    """Decide again what the ledger records, and say what comes out otherwise."""
+    with _release(options) as release, _ledger(options) as running, _progress("deciding") as progress:
+        ledger = running.as_of_now()
+        path = options["from_snapshot"]
+        start = from_nothing() if path is None else from_image(ledger, load_snapshot(path))
+        deciding = Redecided(start, _since(ledger, options["since"]), release)
+        fold(ledger, deciding, ledger.applied_index, progress)
+        finished(ledger, deciding)
+        states_differ = deciding.finish()
+    show_redecided(deciding, options["release"], states_differ, as_json=options["as_json"])
+    grave = deciding.grave
+    if grave is not None:
+        raise Failure(ExitCode.VERIFICATION_FAILED, first_words(grave), "look at each before you upgrade")
+
+
+_AGO: Final = re.compile(r"([1-9][0-9]{0,5})([mhd])", re.ASCII)
+_UNIT_S: Final = {"m": 60, "h": 3_600, "d": 86_400}
+
+
+def _since(ledger: Ledger, text: str | None) -> Callable[[Batch], bool]:
+    """Return what says of a batch whether it is of the time that `--since` means."""
+    if text is None:
+        return lambda batch: True
+    if text.isdecimal() and len(text) < 20:
+        revision = int(text)
+        return lambda batch: batch.base + len(batch.entries) >= revision
+    ago = _AGO.fullmatch(text)
+    try:
+        at = parse_instant(text) if ago is None else Instant(_end_of(ledger) - seconds(int(ago[1]) * _UNIT_S[ago[2]]))
+    except ValueError as error:
+        raise bad_input(f"{text[:40]!r} is no moment", f"write {SINCE_FORMS}", place="--since") from error
+    return lambda batch: batch.at >= at
+
+
+def _end_of(ledger: Ledger) -> Instant:
+    """Return the clock of the last batch that is held."""
+    first, index = ledger.first_index, ledger.applied_index
+    while index >= first:
+        for entry in reversed(list(ledger.read(max(first, index - READ_ENTRIES + 1), limit=READ_ENTRIES))):
+            at = instant_of(entry.data)
+            if at is not None:
+                return at
+        index -= READ_ENTRIES
+    return NEVER
+
+
+@contextlib.contextmanager
+def _release(options: dict[str, Any]) -> Iterator[Release | None]:
+    tree: Path | None = options["release"]
+    if tree is None:
+        yield None
+        return
+    try:
+        with Release(tree) as release:
+            yield release
+    except BadTree as error:
+        remedy = "name the directory of a checkout or of an unpacked release"
+        raise bad_input(str(error), remedy, place="--release") from error
+    except ReleaseFailed as error:
+        remedy = "run scripts/setup in that tree, or name another one"
+        raise Failure(ExitCode.REFUSED, str(error), remedy, place="--release") from error
 
 
 def is_void(index: int, batch: Batch, ledger: Ledger) -> bool:
@@ -398,6 +487,7 @@ def _made_by(options: dict[str, Any], source: Source) -> str:
 _PERFORMERS: dict[tuple[str, ...], Callable[[dict[str, Any]], None]] = {
     ("ledger", "verify"): verify,
     ("ledger", "replay"): replay_ledger,
+    ("ledger", "redecide"): redecide,
     ("ledger", "dump"): dump,
     ("report", "html"): report_html,
     ("snapshot", "inspect"): inspect,

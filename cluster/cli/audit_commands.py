@@ -23,6 +23,13 @@ _DATA = click.option(
     help="Directory of a replica (./r1) or its wal directory; the replica may be running or not.",
 )
 _NAME = click.option("--name", help="Replica of the configuration whose directory is read, instead of --data.")
+_RELEASE = click.option(
+    "--release",
+    type=click.Path(path_type=Path),
+    metavar="TREE",
+    help="Ask the release that is unpacked there, by its own .venv where it has one.",
+)
+SINCE_FORMS: Final = "a revision, a time (2026-01-31T16:00:00Z), or so long before the end (90m, 12h, 7d)"
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
 
 
@@ -59,14 +66,37 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
     @click.option("--at", type=click.IntRange(0, REVISION_MAX), metavar="REVISION", help="Stop at this revision.")
     @click.option("--from-snapshot", type=click.Path(path_type=Path), help="Begin with a snapshot instead of nothing.")
     @click.option("--expect", metavar="DIGEST", help="Fail unless the state digest begins with these hex digits.")
+    @_RELEASE
     @_JSON
     def replay(**options: Any) -> None:
         """Fold the whole ledger from nothing; print revision and digests.
 
         The state digest must be the one that a live replica shows at the same revision (`forebay member status
         --digest`), whatever machine, release or PYTHONHASHSEED folds it.
+
+        With --release the other release folds it beside this one, and the states are compared on the way; where they
+        are not the same, the first entry that shows it is named, and the exit code is 7.
         """
         perform(("ledger", "replay"), options)
+
+    @click.command("redecide")
+    @_DATA
+    @_NAME
+    @_RELEASE
+    @click.option("--since", metavar="WHEN", help=f"Look at what was decided from then on only: {SINCE_FORMS}.")
+    @click.option("--from-snapshot", type=click.Path(path_type=Path), help="Begin with a snapshot instead of nothing.")
+    @_JSON
+    def redecide(**options: Any) -> None:
+        """Decide again what the ledger records, and say what comes out otherwise.
+
+        Each command is made again from its events, and believed only if its digest is the recorded one. It is decided
+        on the state before it, at the time at which it was decided, by this release or by another one (--release); so
+        are passes of the scheduler. What follows goes on from what the ledger has, so that no difference breeds others.
+
+        The exit code is 7 if something else would have happened, and 0 if only words, reasons or the order of events
+        differ.
+        """
+        perform(("ledger", "redecide"), options)
 
     @click.command("dump")
     @_DATA
@@ -111,7 +141,7 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
         """
         perform(("report", "html"), options)
 
-    return {"ledger": (verify, replay, dump), "report": (html,), "snapshot": (inspect,)}
+    return {"ledger": (verify, replay, redecide, dump), "report": (html,), "snapshot": (inspect,)}
 
 
 def words_of(command: click.Command, options: dict[str, Any]) -> list[str]:

@@ -36,7 +36,7 @@ MEANINGS: Final = MappingProxyType(
         ExitCode.UNREACHABLE: "no replica answered, or none could lead, within the deadline; nothing was changed",
         ExitCode.OUTCOME_UNKNOWN: "sent, but no answer came within the deadline: it may or may not have happened",
         ExitCode.PERMISSION_DENIED: "the certificate, or the file permissions, do not allow it",
-        ExitCode.VERIFICATION_FAILED: "a ledger, snapshot or digest is not what it must be",
+        ExitCode.VERIFICATION_FAILED: "a ledger, snapshot, digest or decision is not what it must be",
         ExitCode.FAULT: "a fault of Forebay itself, please report it",
         ExitCode.INTERRUPTED: "ended from the keyboard",
     }

@@ -20,6 +20,7 @@ from cluster.server.pending import (
     Settled,
     TooManyAnswers,
 )
+from cluster.server.planner import Planner
 from cluster.server.snapshots import snapshot_view
 from cluster.server.storage import StorageRefused, note_forgotten, open_storage
 from cluster.server.time_travel import Step, TimeTravelBusy, fold_slowly, settled_at

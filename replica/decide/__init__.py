@@ -2,6 +2,7 @@
 
 from replica.decide.arrays import job_of_task, members
 from replica.decide.configuration import (
+    Wanted,
     configuration_events,
     differences,
     file_text,

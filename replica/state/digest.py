@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -47,3 +48,13 @@ def state_digest(state: State) -> bytes:
         digest.update(len(encoded).to_bytes(8, "big"))
         digest.update(encoded)
     return digest.digest()
+
+
+def table_digests(state: State) -> dict[str, bytes]:
+    """Return SHA-256 over the canonical records of each table that holds some, 32 bytes each."""
+    digests: dict[str, Any] = {}
+    for section, record in state_records(state):
+        if section not in digests:
+            digests[section] = hashlib.sha256()
+        digests[section].update(_ENCODER.encode(record))
+    return {section: digest.digest() for section, digest in digests.items()}

@@ -16,7 +16,7 @@ from replica.state.digest import state_digest
 from replica.state.state import EMPTY, State
 from snapshots.image import Image
 from tests.replica.world import World
-from wal.codec import NO_OP, encode_batch
+from wal.codec import NO_OP, Kind, decode_batch, encode_batch, kind_of
 from wal.configuration import Member, encode_configuration, initial
 from wal.environment import Environment
 from wal.journal import Entry, Journal
@@ -79,19 +79,23 @@ def make(directory: Path) -> Made:
     # What a deposed leader proposed on a revision that was settled by somebody else in the meantime.
     data += [encode_batch(msgspec.structs.replace(batches[1], at=batches[2].at)), NO_OP]
     data += [encode_batch(batch) for batch in batches[3:]]
-    entries = tuple(Entry(index, 1 if index < 6 else 2, one) for index, one in enumerate(data, start=1))
+    return written(directory, [(1 if index < 6 else 2, one) for index, one in enumerate(data, start=1)])
+
+
+def written(directory: Path, history: list[tuple[int, bytes]]) -> Made:
+    """Write a ledger into `directory`/wal: its entries, each with its term."""
+    entries = tuple(Entry(index, term, data) for index, (term, data) in enumerate(history, start=1))
     state = EMPTY
     states = []
-    by_data = {encode_batch(batch): batch for batch in batches}
     for entry in entries:
-        batch = by_data.get(entry.data)
+        batch = decode_batch(entry.data) if kind_of(entry.data) is Kind.BATCH else None
         state = state if batch is None else apply_batch(state, batch) or state
         states.append(state)
     with Environment.open(
         directory / "wal", cluster_id=CLUSTER, replica=REPLICA, map_size_bytes=MAP_SIZE_BYTES, create=True
     ) as environment:
         journal = Journal(environment)
-        journal.set_term(2, REPLICA)
+        journal.set_term(entries[-1].term, REPLICA)
         journal.append(entries)
         journal.set_commit(len(entries))
         digests = [journal.record_applied(entry, after.revision) for entry, after in zip(entries, states, strict=True)]

@@ -1,0 +1,491 @@
+"""Commands made again from what they led to: an entry's events, who asked, and the state before it.
+
+Theory of operation
+===================
+
+Commands are not in the ledger (law 1); of each there is who asked, its name, and a digest. So what is made here are
+candidates, and one is believed only if its digest is the one that the entry has: never a guess. What has no fields
+(a pass of the scheduler) needs no proof.
+
+An event says what was decided, and not always what was asked: paths have their symbols replaced, defaults are filled
+in. Then there are several candidates, the likeliest first. `REBUILDERS` has a row for every kind of command; where one
+cannot be made again, always or sometimes, it says what the ledger does not keep.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice, permutations, product
+from typing import Any, Final, NamedTuple
+
+from msgspec.structs import replace
+
+from cluster.audit.resubmit import guest_requests, submits, updates
+from replica.decide import Wanted, differences
+from replica.fold import SpeculativeState
+from replica.grammar import Setting
+from replica.messages import Actor, Command, Entry, Event, Request, command_digest
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.model import (
+    ENDED,
+    TRANSFERS,
+    Job,
+    JobRequest,
+    JobState,
+    PoolUnit,
+    SeenPlace,
+    Stage,
+    TransferReceipt,
+    operation_of,
+)
+from replica.operations import active_stage
+from replica.state import Facts, State
+
+CANDIDATES_MAX: Final = 8_192
+"""Candidates that are held against a digest, count: 40 ms. The ways in which a script can have ended are 4,000."""
+
+
+class Led(NamedTuple):
+    """What a command led to, and on what: all that the ledger knows of it."""
+
+    state: Facts
+    """Before it."""
+    actor: Actor
+    events: tuple[Event, ...]
+
+    def of(self, kind: type[Event]) -> list[Any]:
+        """Return the events of a kind."""
+        return [event for event in self.events if type(event) is kind]
+
+
+class Rebuilder(NamedTuple):
+    """How the commands of a kind are made again. `lacks`: what the ledger does not keep of some, or of all of them."""
+
+    candidates: Callable[[Led], Iterable[Command]] | None
+    lacks: str = ""
+
+
+def rebuilt(before: SpeculativeState, entry: Entry) -> Command | None:
+    """Return the command that an entry settled next on a state, proven by its digest; None where none is found."""
+    kind = c.KINDS.get(entry.command)
+    candidates = None if kind is None else REBUILDERS[kind].candidates
+    if kind is None or candidates is None:
+        return None
+    needs_proof = bool(kind.__struct_fields__)
+    state = before.state() if kind in _WALKING else before.facts
+    try:
+        for command in islice(candidates(Led(state, entry.actor, entry.events)), CANDIDATES_MAX):
+            if not needs_proof or command_digest(Request(entry.id, entry.actor, command)) == entry.digest:
+                return command
+    except LookupError:
+        return None  # nothing, or what is not there, is what the events are about
+    return None
+
+
+# ---- what several kinds have in common
+
+
+def _as_event(command: Any, event: type[Event]) -> Callable[[Led], Iterator[Command]]:
+    """Return the candidates of a command that has the fields of its event, or the first of them."""
+
+    def candidates(led: Led) -> Iterator[Command]:
+        for one in led.of(event):
+            yield command(*(getattr(one, field) for field in one.__struct_fields__[: len(command.__struct_fields__)]))
+
+    return candidates
+
+
+def _jobs(led: Led) -> list[int]:
+    return list(dict.fromkeys(event.job for event in led.events if hasattr(event, "job")))
+
+
+def _meant(led: Led) -> Iterator[tuple[int, tuple[int, ...] | None]]:
+    """Yield job and tasks as a command may have named the jobs that it was about."""
+    jobs = _jobs(led)
+    if len(jobs) == 1:
+        yield jobs[0], None
+    array = led.state.jobs[jobs[0]].request.array
+    if array is None:
+        return
+    touched = [led.state.jobs[job].request.array for job in jobs]
+    yield array.job, None
+    yield array.job, tuple(one.task for one in touched if one is not None)
+    yield array.job, tuple(sorted(led.state.arrays[array.job]))
+
+
+def _of_jobs(command: Any, *flags: str) -> Callable[[Led], Iterator[Command]]:
+    """Return the candidates of a command about jobs, with each of its flags and without."""
+
+    def candidates(led: Led) -> Iterator[Command]:
+        has_tasks = "tasks" in command.__struct_fields__
+        for job, tasks in _meant(led):
+            for said in product((False, True), repeat=len(flags)):
+                fields: dict[str, Any] = dict(zip(flags, said, strict=True))
+                yield command(job=job, **({"tasks": tasks} if has_tasks else {}), **fields)
+
+    return candidates
+
+
+# ---- pools and nodes
+
+
+def _found_cluster(led: Led) -> Iterator[Command]:
+    for event in led.of(e.ClusterFounded):
+        yield c.FoundCluster(event.cluster_id, event.name, event.site, event.pools, event.nodes, event.places)
+
+
+def _set_pool(led: Led) -> Iterator[Command]:
+    for event in reversed(led.of(e.PoolSet)):
+        pool = event.pool
+        for unit, place, is_reported, is_default in product(
+            dict.fromkeys((PoolUnit.BYTES, pool.unit)),
+            dict.fromkeys((pool.place, "")),
+            {pool.is_reported, False},
+            {pool.is_default, False},
+        ):
+            yield c.SetPool(replace(pool, unit=unit, place=place, is_reported=is_reported, is_default=is_default))
+
+
+def _change_pool(led: Led) -> Iterator[Command]:
+    for event in reversed(led.of(e.PoolSet)):
+        pool, exists = event.pool, event.pool.name in led.state.pools
+        drained = pool.out_of_service_bytes == pool.quantity_bytes
+        for quantity, granularity, out, is_default, unit, drain_all, is_reported, place in product(
+            (pool.quantity_bytes, None),
+            (None, pool.granularity_bytes),
+            (None, pool.out_of_service_bytes, 0),
+            (None, pool.is_default, False),
+            (None, pool.unit),
+            (False, True) if drained else (False,),
+            {False, pool.is_reported},
+            (None, pool.place),
+        ):
+            yield c.ChangePool(
+                pool.name, exists, quantity, granularity, out, is_default, unit, drain_all, is_reported, place
+            )
+
+
+def _configure_site(led: Led) -> Iterator[Command]:
+    """Yield changes of single keys, as they are made on a command line: each key as a file would have it."""
+    site, rules, default = led.state.site, led.state.transfer_rules, ""
+    for event in led.events:
+        match event:
+            case e.SiteConfigured():
+                site = event.site
+            case e.TransferRulesSet():
+                rules = event.rules
+            case e.PoolSet() if event.pool.is_default:
+                default = event.pool.name
+            case _:
+                pass
+    changed = [Setting(one.key, one.after) for one in differences(led.state, Wanted(site, rules, default))]
+    orders = permutations(changed) if len(changed) <= KEYS_ORDERED_MAX else [tuple(changed)]
+    for settings, partial, revision in product(orders, (True, False), (None, led.state.site.revision)):
+        yield c.ConfigureSite(settings, partial, revision)
+
+
+KEYS_ORDERED_MAX: Final = 4
+"""Keys of which every order is tried, count."""
+
+
+def _add_place(led: Led) -> Iterator[Command]:
+    for event in led.of(e.PlaceSet):
+        yield c.AddPlace(event.place.name, event.place.path)
+
+
+def _register_node(led: Led) -> Iterator[Command]:
+    yield from _as_event(c.RegisterNode, e.NodeRegistered)(led)
+    # Who comes back as it was changes nothing.
+    known, places = led.state.nodes[led.actor.name], led.state.places
+    seen = tuple(SeenPlace(name, places[name].identity) for name in known.places)
+    controls = known.process_control, known.capacity_control
+    yield c.RegisterNode(
+        known.name, known.cpus, known.instance, known.storage_id, known.buffers, *controls, places=seen
+    )
+
+
+def _revoke(led: Led) -> Iterator[Command]:
+    for event in led.of(e.CertificateRevoked):
+        yield c.RevokeCertificate(event.revocation.certificate, event.revocation.reason, event.revocation.until)
+
+
+def _unrevoke(led: Led) -> Iterator[Command]:
+    for event in led.of(e.CertificatesUnrevoked):
+        yield from map(c.UnrevokeCertificate, event.certificates)
+
+
+# ---- accounts and reservations
+
+
+def _set_reservation(led: Led) -> Iterator[Command]:
+    for event in led.of(e.ReservationSet):
+        for active in (event.reservation.active, not event.reservation.active):
+            yield c.SetReservation(replace(event.reservation, active=active))
+
+
+def _set_partition(led: Led) -> Iterator[Command]:
+    # The last one is what was asked for; those before it are no longer the default.
+    for event in reversed(led.of(e.PartitionSet)):
+        yield c.SetPartition(event.partition)
+
+
+# ---- jobs
+
+
+def _submit_job(led: Led) -> Iterator[Command]:
+    for event in led.of(e.JobSubmitted):
+        yield from submits(led.state, event)
+
+
+def _update_job(led: Led) -> Iterator[Command]:
+    events = led.of(e.JobUpdated)
+    for command in updates(led.state, events[0], [event.change for event in events]):
+        for job, tasks in _meant(led):
+            yield replace(command, job=job, tasks=tasks)
+
+
+def _clear_buffer(led: Led) -> Iterator[Command]:
+    for discard in (False, True):
+        for name in dict.fromkeys(event.name for event in led.of(e.PersistentDeleted)):
+            yield c.ClearBuffer(name=name, discard=discard)
+        for job in _jobs(led):
+            yield c.ClearBuffer(job, discard=discard)
+
+
+def _restart_operations(led: Led) -> Iterator[Command]:
+    yield c.RestartOperations(tuple(_jobs(led)))
+
+
+def _settle_mails(led: Led) -> Iterator[Command]:
+    dropped = tuple((event.mail, event.reason) for event in led.of(e.MailDropped))
+    yield c.SettleMails(tuple(event.mail for event in led.of(e.MailSent)), dropped)
+
+
+# ---- what agents report
+
+
+def _report_operation(led: Led) -> Iterator[Command]:
+    job = led.state.jobs[_jobs(led)[0]]
+    stage = active_stage(job, led.state.buffers.get(job.id))
+    if stage is not None:
+        for result in _results(led, job, stage):
+            yield c.ReportOperation(led.actor.name, job.id, job.attempt, stage, result)
+
+
+def _results(led: Led, job: Job, stage: Stage) -> Iterator[c.OperationResult]:
+    for receipt in _receipts(led):
+        yield from _results_with(led, job, stage, receipt)
+
+
+def _receipts(led: Led) -> Iterator[TransferReceipt | None]:
+    """Yield the receipt of a report, if it had one: the stage and attempt in it are the order's, whatever it said."""
+    recorded = next((event.receipt for event in led.of(e.TransferRecorded)), None)
+    yield recorded
+    if recorded is not None:
+        for stage, attempt in product(TRANSFERS, (recorded.attempt, recorded.attempt - 1)):
+            yield replace(recorded, stage=stage, attempt=attempt)
+
+
+def _results_with(led: Led, job: Job, stage: Stage, receipt: TransferReceipt | None) -> Iterator[c.OperationResult]:
+    for event in led.events:
+        match event:
+            case e.RunStarted():
+                yield c.ScriptStarted()
+            case e.StagedIn() | e.StagedOut():
+                yield c.OperationDone(event.files, event.size_bytes, event.digest, receipt)
+            case e.StageFailed() | e.PreRunFailed():
+                yield from _failures(event, stage, receipt)
+            case e.TransferCheckpointed():
+                yield from (c.OperationReached(replace(event.checkpoint, stage=said)) for said in (stage, *TRANSFERS))
+            case e.PersistentCreated() | e.PersistentDeleted():
+                yield c.PersistentChanged(event.name)
+            case _:
+                pass
+    if stage is Stage.RUN:
+        yield from _ends(led)
+    else:
+        # Of a post-run and a teardown no counts are kept: agents report none, or those of what was staged.
+        yield c.OperationDone(receipt=receipt)
+        if (buffer := led.state.buffers.get(job.id)) is not None:
+            yield c.OperationDone(buffer.staged_in_files, buffer.staged_in_bytes, receipt=receipt)
+            yield c.OperationDone(buffer.staged_out_files, buffer.staged_out_bytes, receipt=receipt)
+
+
+def _failures(
+    event: e.StageFailed | e.PreRunFailed, stage: Stage, receipt: TransferReceipt | None
+) -> Iterator[c.OperationResult]:
+    """Yield the reports of a failure. The comment is `PLUGIN: OPERATION: MESSAGE`, and no plugin has a colon in it."""
+    message = event.comment.split(": ", 2)[-1] if event.comment.count(": ") > 1 else ""
+    operation = event.operation if isinstance(event, e.StageFailed) else operation_of(stage, "")
+    named = [operation, ""] if operation == operation_of(stage, "") else [operation]
+    for said, final in product(named, (False, True)):
+        yield c.OperationFailed(message, final, said, receipt)
+
+
+def _ends(led: Led) -> Iterator[c.OperationResult]:
+    """Yield the ways in which a script can have ended: its own are not kept where it is cancelled or waits again."""
+    message = ""
+    for event in led.of(e.RunEnded):
+        yield c.ScriptEnded(event.result, event.exit_code, event.signal, event.message)
+        message = event.message
+    ways = [(0, 0), *((code, 0) for code in range(1, 256)), *((0, signal) for signal in range(1, 65))]
+    for result in (JobState.CANCELLED, *sorted(ENDED - {JobState.CANCELLED})):
+        yield from (c.ScriptEnded(result, code, signal, message) for code, signal in ways)
+
+
+# ---- what another scheduler asks
+
+
+def _cluster_of(led: Led) -> str:
+    return led.state.schedulers[led.actor.name].cluster
+
+
+def _register_scheduler(led: Led) -> Iterator[Command]:
+    for event in led.of(e.SchedulerBound):
+        yield c.RegisterScheduler(event.scheduler.cluster, event.scheduler.address)
+
+
+def _setup_guest(led: Led) -> Iterator[Command]:
+    cluster = _cluster_of(led)
+    for event in led.events:
+        if isinstance(event, e.GuestSetUp):
+            guest, decided = event.guest, event.request
+        elif isinstance(event, e.GuestTakenUp) and (known := led.state.jobs[event.job]).guest is not None:
+            guest, decided = replace(known.guest, epoch=event.epoch), known.request
+        else:
+            continue
+        for request in guest_requests(led.state, guest.job, decided):
+            for epoch in dict.fromkeys((0, guest.epoch, guest.epoch - 1)):
+                yield c.SetupGuest(cluster, guest.job, guest.uid, request, epoch)
+
+
+def _of_guest(command: Any, *flags: str) -> Callable[[Led], Iterator[Command]]:
+    """Return the candidates of a command about a guest, with each of its flags and without."""
+
+    def candidates(led: Led) -> Iterator[Command]:
+        cluster = _cluster_of(led)
+        for job in _jobs(led):
+            guest = led.state.jobs[job].guest
+            if guest is None:
+                continue
+            for epoch, *said in product((0, guest.epoch), *([(False, True)] * len(flags))):
+                fields = dict(zip(flags, said, strict=True))
+                yield command(cluster=cluster, job=guest.job, epoch=epoch, **fields)
+
+    return candidates
+
+
+def _tear_down_guest(led: Led) -> Iterator[Command]:
+    reasons = dict.fromkeys(("", *(event.reason for event in led.events if hasattr(event, "reason"))))
+    for command in _of_guest(c.TearDownGuest, "hurry")(led):
+        yield from (replace(command, reason=reason) for reason in reasons)
+
+
+def _miss_guest(led: Led) -> Iterator[Command]:
+    for event in led.of(e.GuestMissed):
+        yield c.MissGuest(_cluster_of(led), event.guest.removeprefix(f"{led.actor.name}:"), event.state)
+
+
+GUESTS_ASKED_MAX: Final = 1_024
+"""Guests that are looked at for the id of their user, count: a millisecond."""
+
+
+def _ids(led: Led, request: JobRequest) -> list[int]:
+    """Return what the id of a user may be: that of the group, as on most systems, or what guests of the user have."""
+    assert isinstance(led.state, State)  # `_WALKING` has asked for it
+    gid, jobs = request.asked.gid, led.state.jobs
+    known = (jobs.get(one.job) for one in islice(led.state.guests.values(), GUESTS_ASKED_MAX))
+    guests = (job.guest.uid for job in known if job is not None and job.guest and job.request.user == request.user)
+    return list(dict.fromkeys((gid, *guests)))
+
+
+def _make_persistent(led: Led) -> Iterator[Command]:
+    cluster = _cluster_of(led)
+    for event in led.of(e.JobSubmitted):
+        request, gid = event.request, event.request.asked.gid
+        for create, units in product(request.buffer.creates, ("bare", "bytes", "count")):
+            for uid in _ids(led, request):
+                yield c.MakePersistent(cluster, request.user, uid, gid, replace(create, units=units))
+
+
+def _remove_persistent(led: Led) -> Iterator[Command]:
+    cluster = _cluster_of(led)
+    asked = [(event.request, event.request.buffer.destroys) for event in led.of(e.JobSubmitted)]
+    if not asked:
+        # What was begun is cancelled.
+        requests = [led.state.jobs[job].request for job in _jobs(led)]
+        asked = [(one, one.buffer.creates) for one in requests if one.buffer is not None]
+    for request, named in asked:
+        for one, uid, hurry in product(named, _ids(led, request), (False, True)):
+            yield c.RemovePersistent(cluster, request.user, uid, request.asked.gid, one.name, hurry)
+
+
+# ---- the table
+
+_OTHER_ID: Final = "the user's id that its scheduler named, where no guest has it and it is not the group's"
+
+REBUILDERS: Final[Mapping[type[Command], Rebuilder]] = {
+    c.FoundCluster: Rebuilder(_found_cluster),
+    c.SetPool: Rebuilder(_set_pool),
+    c.ChangePool: Rebuilder(_change_pool),
+    c.RemovePool: Rebuilder(_as_event(c.RemovePool, e.PoolRemoved)),
+    c.AddPlace: Rebuilder(_add_place),
+    c.RemovePlace: Rebuilder(_as_event(c.RemovePlace, e.PlaceRemoved)),
+    c.ConfigureSite: Rebuilder(_configure_site, "a file as it was written: there is only what it comes to"),
+    c.RaiseFeatureLevel: Rebuilder(None, "what each member says it knows: it comes from outside, as no other fact"),
+    c.RegisterNode: Rebuilder(_register_node),
+    c.AdmitNode: Rebuilder(_as_event(c.AdmitNode, e.NodeAdmitted)),
+    c.DrainNode: Rebuilder(_as_event(c.DrainNode, e.NodeDrained), "what of the reason is beyond its bound"),
+    c.ResumeNode: Rebuilder(_as_event(c.ResumeNode, e.NodeResumed)),
+    c.MarkNodeDown: Rebuilder(_as_event(c.MarkNodeDown, e.NodeWentDown)),
+    c.MarkNodeBack: Rebuilder(_as_event(c.MarkNodeBack, e.NodeCameBack)),
+    c.SubmitJob: Rebuilder(_submit_job, "symbols of paths, in some mixtures with what they stand for"),
+    c.UpdateJob: Rebuilder(_update_job, "what was asked to be as it was already"),
+    c.CancelJob: Rebuilder(_of_jobs(c.CancelJob, "hurry"), "tasks of which nothing came"),
+    c.HoldJob: Rebuilder(_of_jobs(c.HoldJob), "tasks of which nothing came"),
+    c.ReleaseJob: Rebuilder(_of_jobs(c.ReleaseJob, "partial"), "tasks of which nothing came"),
+    c.SuspendJob: Rebuilder(_of_jobs(c.SuspendJob), "tasks of which nothing came"),
+    c.ResumeJob: Rebuilder(_of_jobs(c.ResumeJob), "tasks of which nothing came"),
+    c.RequeueJob: Rebuilder(_of_jobs(c.RequeueJob), "tasks of which nothing came"),
+    c.ClearBuffer: Rebuilder(_clear_buffer),
+    c.ExportBuffer: Rebuilder(_of_jobs(c.ExportBuffer, "partial")),
+    c.RestartOperations: Rebuilder(_restart_operations, "jobs of which nothing came"),
+    c.ReportOperation: Rebuilder(
+        _report_operation,
+        "counts of a post-run or teardown, words beyond their bound, and those of a script that never started",
+    ),
+    c.SettleMails: Rebuilder(_settle_mails, "mails that were not owed any more"),
+    c.SetAccount: Rebuilder(_as_event(c.SetAccount, e.AccountSet)),
+    c.DeleteAccount: Rebuilder(_as_event(c.DeleteAccount, e.AccountDeleted)),
+    c.SetQos: Rebuilder(_as_event(c.SetQos, e.QosSet)),
+    c.DeleteQos: Rebuilder(_as_event(c.DeleteQos, e.QosDeleted)),
+    c.SetLicense: Rebuilder(_as_event(c.SetLicense, e.LicenseSet)),
+    c.DeleteLicense: Rebuilder(_as_event(c.DeleteLicense, e.LicenseDeleted)),
+    c.SetReservation: Rebuilder(_set_reservation),
+    c.DeleteReservation: Rebuilder(_as_event(c.DeleteReservation, e.ReservationDeleted)),
+    c.SetPartition: Rebuilder(_set_partition),
+    c.DeletePartition: Rebuilder(_as_event(c.DeletePartition, e.PartitionDeleted)),
+    c.ResetUsage: Rebuilder(_as_event(c.ResetUsage, e.UsageReset)),
+    c.SetSchedulingRules: Rebuilder(_as_event(c.SetSchedulingRules, e.SchedulingRulesSet)),
+    c.RevokeCertificate: Rebuilder(_revoke, "what of the reason is beyond its bound"),
+    c.UnrevokeCertificate: Rebuilder(_unrevoke),
+    c.SetClock: Rebuilder(_as_event(c.SetClock, e.ClockSet)),
+    c.OpenSession: Rebuilder(lambda led: (c.OpenSession(),)),
+    c.CloseSession: Rebuilder(lambda led: (c.CloseSession(one.sessions[0]) for one in led.of(e.SessionsEnded))),
+    c.ExpireAnswers: Rebuilder(lambda led: (c.ExpireAnswers(),)),
+    c.RunSchedulingPass: Rebuilder(lambda led: (c.RunSchedulingPass(),)),
+    c.RegisterScheduler: Rebuilder(_register_scheduler),
+    c.ReleaseScheduler: Rebuilder(_as_event(c.ReleaseScheduler, e.SchedulerReleased)),
+    c.SetupGuest: Rebuilder(_setup_guest, "directives that say more than was given, as its scheduler counted it"),
+    c.StageInGuest: Rebuilder(_of_guest(c.StageInGuest)),
+    c.BeginGuestRun: Rebuilder(_of_guest(c.BeginGuestRun)),
+    c.EndGuestRun: Rebuilder(_of_guest(c.EndGuestRun)),
+    c.StageOutGuest: Rebuilder(_of_guest(c.StageOutGuest)),
+    c.TearDownGuest: Rebuilder(_tear_down_guest, "the reason, where nothing came of it that says why"),
+    c.MissGuest: Rebuilder(_miss_guest),
+    c.MakePersistent: Rebuilder(_make_persistent, _OTHER_ID),
+    c.RemovePersistent: Rebuilder(_remove_persistent, _OTHER_ID),
+}
+"""Every kind of command, and how it is made again."""
+
+_WALKING: Final = frozenset({c.MakePersistent, c.RemovePersistent})
+"""Those for which it takes a whole State."""

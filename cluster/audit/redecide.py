@@ -1,0 +1,253 @@
+"""Would the decisions of a ledger be taken again? By this release, or by another one, on the very states.
+
+Each command is made again from its events (`rebuild`) and decided on the state before it, at the clock of its batch;
+passes of the scheduler are run again. What comes of it is held against what the ledger has.
+"""
+
+import enum
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from cluster.audit.deciding import Deciding, Outcome, in_turn, recorded
+from cluster.audit.rebuild import REBUILDERS, rebuilt
+from cluster.audit.release import Release
+from cluster.audit.release_fold import tables_that_differ
+from cluster.audit.replay import Replayed
+from replica.fold import SpeculativeState
+from replica.messages import Batch, Event, Request, job_of
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.state import State, table_digests
+from replica.values import Instant
+from wal import encode_batch
+
+COMPARED_BATCHES: Final = 256
+"""Batches that another release is given at once, count: it decides them while the next ones are made ready."""
+
+DIFFERENCES_KEPT: Final = 1_000
+"""Differences that are kept with their events, the first ones; all are counted."""
+
+
+class Kind(enum.StrEnum):
+    """How a decision differs from the one in the ledger."""
+
+    WORDS = "words only"
+    """Both refuse, by the same code, in other words."""
+    ORDER = "order only"
+    """The same events in another order."""
+    REASON = "reason only"
+    """The same events, but for the texts that say why."""
+    ALLOCATION = "other allocation"
+    """Another job, node or mover has space or is started, or at another time."""
+    EVENTS = "other events"
+    REFUSAL = "other refusal"
+    """One is refused and the other is not, or by another code."""
+
+    @property
+    def is_grave(self) -> bool:
+        """Whether something else happens, and not only something else is read."""
+        return self in (Kind.ALLOCATION, Kind.EVENTS, Kind.REFUSAL)
+
+
+_TEXTS: Final = ("reason", "comment", "message")
+"""Fields of events that people read and nothing is decided by."""
+
+_ALLOCATES: Final = (
+    e.BufferAllocated, e.AllocationRevoked, e.PersistentReserved, e.RunOrdered, e.GuestSpaceGiven, e.MoverChanged,
+    e.GuestStageInOrdered,
+)  # fmt: skip
+
+
+def difference(before: Outcome, after: Outcome) -> Kind | None:
+    """Return how two outcomes of a command differ; None where they are the same."""
+    if before == after:
+        return None
+    if before.fault or after.fault or (before.refusal is None) != (after.refusal is None):
+        return Kind.REFUSAL
+    if before.refusal is not None and after.refusal is not None:
+        return Kind.WORDS if before.refusal.code == after.refusal.code else Kind.REFUSAL
+    if Counter(map(_plain, before.events)) == Counter(map(_plain, after.events)):
+        return Kind.ORDER
+    silent = [tuple(map(_without_texts, outcome.events)) for outcome in (before, after)]
+    if silent[0] == silent[1]:
+        return Kind.REASON
+    changed = [tuple(one for one in outcome.events if isinstance(one, _ALLOCATES)) for outcome in (before, after)]
+    return Kind.EVENTS if changed[0] == changed[1] else Kind.ALLOCATION
+
+
+def _plain(event: Event) -> bytes:
+    return msgspec.msgpack.encode(event)
+
+
+def _without_texts(event: Event) -> Event:
+    texts = {field: "" for field in _TEXTS if hasattr(event, field)}
+    return msgspec.structs.replace(event, **texts) if texts else event
+
+
+class Tally(msgspec.Struct):
+    """What came of the commands of a kind, counts."""
+
+    same: int = 0
+    different: int = 0
+    not_rebuilt: int = 0
+    """Commands that led to something, and could not be made again from it."""
+    no_trace: int = 0
+    """Commands that were refused or changed nothing: no event says what they were."""
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """A decision that comes out otherwise. `here`: whether this release decides as the ledger has it, where another
+    one was asked.
+    """
+
+    index: int
+    revision: int
+    at: Instant
+    job: int | None
+    command: str
+    actor: str
+    kind: Kind
+    ledger: Outcome
+    decided: Outcome
+    here: bool | None = None
+
+
+class Redecided(Replayed):
+    """A replay that decides again what was decided from a moment on."""
+
+    def __init__(self, start: Replayed, is_due: Callable[[Batch], bool], release: Release | None = None) -> None:
+        """Begin where `start` stands; `is_due`: whether decisions of a batch are looked at, from there on all are."""
+        super().__init__(start.state, start.last_index, start.ledger_digest, None)
+        self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
+        self.by_kind: Counter[Kind] = Counter()
+        self.differences: list[Difference] = []
+        self.first_revision = 0
+        """The first one that was looked at, 0 for none."""
+        self._is_due, self._release = is_due, release
+        self._deciding: Deciding | None = None
+        self._waiting: list[_Asked] = []
+        self._under_way: list[_Asked] = []
+        """What the other release is deciding now."""
+
+    @property
+    def total(self) -> Tally:
+        """What came of all commands."""
+        rows = [msgspec.structs.astuple(tally) for tally in self.tallies.values()]
+        return Tally(*map(sum, zip(*rows, strict=True)))
+
+    @property
+    def rebuilt_share(self) -> float:
+        """Which part of the commands that led to something could be made again, from 0 to 1."""
+        total = self.total
+        rebuilt = total.same + total.different
+        return rebuilt / (rebuilt + total.not_rebuilt) if rebuilt + total.not_rebuilt else 1.0
+
+    @property
+    def grave(self) -> Difference | None:
+        """The first decision by which something else would have happened."""
+        return next((one for one in self.differences if one.kind.is_grave), None)
+
+    def _settle(self, batch: Batch) -> None:
+        if self._deciding is None:
+            if batch.base != self.state.revision or not self._is_due(batch):
+                super()._settle(batch)
+                return
+            self._deciding = Deciding(self.state)
+            self.first_revision = batch.base + 1
+            if self._release is not None:
+                self._release.begin(self.state)
+        if batch.base != self.state.revision:
+            self.void_batches += 1
+            return
+        self.batches += 1
+        self._decide(self._deciding, batch)
+        self.state = self._deciding.state
+
+    def _decide(self, deciding: Deciding, batch: Batch) -> None:
+        before, requests = self.state, list[Request | None]()
+
+        def ask(growing: SpeculativeState, place: int) -> Request | None:
+            entry = batch.entries[place]
+            command = rebuilt(growing, entry)
+            requests.append(None if command is None else Request(entry.id, entry.actor, command))
+            return requests[-1] if self._release is None else None
+
+        outcomes = deciding.settle(batch, ask)
+        asked = _Asked(self.last_index + 1, before, batch, requests)
+        if self._release is None:
+            self._compare(asked, outcomes)
+            return
+        self._waiting.append(asked)
+        if len(self._waiting) >= COMPARED_BATCHES:
+            self._ask()
+
+    def _ask(self) -> None:
+        """Have the other release decide what waits for it, once it is through with what is under way."""
+        assert self._release is not None
+        if self._under_way:
+            for asked, outcomes in zip(self._under_way, self._release.outcomes(), strict=True):
+                self._compare(asked, outcomes)
+        self._under_way, self._waiting = self._waiting, []
+        if self._under_way:
+            self._release.send((encode_batch(asked.batch), asked.requests) for asked in self._under_way)
+
+    def finish(self) -> tuple[str, ...]:
+        """Compare what the other release has not answered yet; return the tables of the state that it has otherwise."""
+        if self._release is None or self._deciding is None:
+            return ()
+        while self._waiting or self._under_way:
+            self._ask()
+        return tables_that_differ(table_digests(self.state), self._release.digests())
+
+    def _compare(self, asked: "_Asked", outcomes: Sequence[Outcome | None]) -> None:
+        for place, (entry, outcome) in enumerate(zip(asked.batch.entries, outcomes, strict=True)):
+            tally, ledger = self.tallies[entry.command], recorded(entry)
+            if outcome is None:
+                if entry.events:
+                    tally.not_rebuilt += 1
+                else:
+                    tally.no_trace += 1
+                continue
+            kind = difference(ledger, outcome)
+            if kind is None:
+                tally.same += 1
+                continue
+            tally.different += 1
+            self.by_kind[kind] += 1
+            if len(self.differences) >= DIFFERENCES_KEPT and (not kind.is_grave or self.grave is not None):
+                continue
+            job = next((job for event in (*ledger.events, *outcome.events) if (job := job_of(event))), None)
+            self.differences.append(
+                Difference(
+                    asked.index, asked.batch.base + place + 1, asked.batch.at, job, entry.command, str(entry.actor),
+                    kind, ledger, outcome, self._here(asked, place, ledger),
+                )
+            )  # fmt: skip
+
+    def _here(self, asked: "_Asked", place: int, ledger: Outcome) -> bool | None:
+        """Return whether this release decides as the ledger has it, where another one was asked."""
+        if self._release is None:
+            return None
+        requests = [request if at == place else None for at, request in enumerate(asked.requests)]
+        return Deciding(asked.before).settle(asked.batch, in_turn(requests))[place] == ledger
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """A batch of the ledger at `index`, the state before it, and its commands as far as they could be made again."""
+
+    index: int
+    before: State
+    batch: Batch
+    requests: list[Request | None]
+
+
+def lacking(kinds: Iterable[str]) -> dict[str, str]:
+    """Return, for kinds of which commands could not be made again, what the ledger does not keep of them."""
+    return {kind: REBUILDERS[c.KINDS[kind]].lacks or UNPROVEN for kind in kinds if kind in c.KINDS}
+
+
+UNPROVEN: Final = "a digest that proves it"
+"""What is missing where all of a command is in its events."""

@@ -1,0 +1,121 @@
+"""What came of deciding a ledger again, as a table for people and as JSON."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from cluster.api.render import record_event
+from cluster.audit.deciding import Outcome
+from cluster.audit.redecide import Difference, Kind, Redecided, lacking
+from cluster.cli.text import fields_table, moment, show, show_json, table
+from cluster.system import format_instant
+from replica.messages import Event
+from replica.values import plain
+
+SHOWN_MAX: Final = 20
+"""Differences that are shown to people, the grave ones first, count; `--json` has more."""
+
+_HERE: Final = {None: "", True: "; this release decides as the ledger has it", False: "; this release does not either"}
+
+Json = dict[str, Any]
+
+
+def show_redecided(done: Redecided, release: Path | None, states_differ: tuple[str, ...], *, as_json: bool) -> None:
+    """Print what came of it; `states_differ`: the tables of the state that another release has otherwise at the end."""
+    if as_json:
+        show_json(_as_json(done, release, states_differ))
+        return
+    total = done.total
+    rows: list[tuple[str, str | int | None]] = [
+        ("Entries", f"{done.entries}, up to {done.last_index}"),
+        ("Revisions", f"{done.first_revision} to {done.state.revision}" if done.first_revision else "none"),
+        ("DecidedBy", "this release" if release is None else str(release)),
+        ("Rebuilt", f"{done.rebuilt_share:.2%} of what led to something"),
+        *((f"{kind[:1].upper()}{kind[1:]}", done.by_kind[kind]) for kind in Kind if done.by_kind[kind]),
+    ]
+    if release is not None:
+        rows.append(("States", f"differ in {', '.join(states_differ)}" if states_differ else "the same at the end"))
+    counts = [(kind, *msgspec.structs.astuple(tally)) for kind, tally in sorted(done.tallies.items())]
+    columns = ("COMMAND", "SAME", "DIFFERENT", "NOT-REBUILT", "NO-TRACE")
+    show(fields_table(rows))
+    click.echo()
+    show(table(columns, [*counts, ("all", *msgspec.structs.astuple(total))], right=frozenset(columns[1:])))
+    for kind, lacks in _lacking(done).items():
+        click.echo(f"{kind}: the ledger does not keep {lacks}")
+    shown = sorted(done.differences, key=lambda one: not one.kind.is_grave)[:SHOWN_MAX]
+    for one in shown:
+        click.echo(f"\n{first_words(one)}{_HERE[one.here]}")
+        click.echo(f"  ledger   {_words(one.ledger)}\n  decided  {_words(one.decided)}")
+    if total.different > len(shown):
+        click.echo(f"\n{total.different - len(shown)} more are not shown here")
+
+
+def first_words(one: Difference) -> str:
+    """Return which decision differs, and how, in a line."""
+    job = "" if one.job is None else f", job {one.job}"
+    at = moment(format_instant(one.at))
+    return f"entry {one.index}, revision {one.revision}, {at}, {one.command} of {plain(one.actor)}{job}: {one.kind}"
+
+
+def _lacking(done: Redecided) -> dict[str, str]:
+    return lacking(kind for kind, tally in sorted(done.tallies.items()) if tally.not_rebuilt)
+
+
+def _words(outcome: Outcome) -> str:
+    if outcome.fault:
+        return plain(f"cannot be decided: {outcome.fault}")
+    if outcome.refusal is not None:
+        return plain(f"refused ({outcome.refusal.code.name.lower()}): {outcome.refusal.sentence}")
+    return "; ".join(map(_event_words, outcome.events)) or "nothing"
+
+
+def _event_words(event: Event) -> str:
+    record = record_event(event)
+    said = ((name, value) for name, value in record["detail"].items() if value not in (None, "", 0, False, [], {}))
+    return plain(" ".join([record["event"], *(f"{name}={value}" for name, value in said)]))
+
+
+def _as_json(done: Redecided, release: Path | None, states_differ: tuple[str, ...]) -> Json:
+    found: Json = {
+        "entries": done.entries,
+        "first_index": done.first_index,
+        "last_index": done.last_index,
+        "first_revision": done.first_revision,
+        "revision": done.state.revision,
+        "release": None if release is None else str(release),
+        **msgspec.structs.asdict(done.total),
+        "rebuilt_share": round(done.rebuilt_share, 6),
+        "differences_by_class": {kind.value: done.by_kind[kind] for kind in Kind},
+        "commands": {kind: msgspec.structs.asdict(tally) for kind, tally in sorted(done.tallies.items())},
+        "not_kept": _lacking(done),
+        "differences": [_difference(one) for one in done.differences],
+    }
+    if release is not None:
+        found["states_differ"] = list(states_differ)
+    return found
+
+
+def _difference(one: Difference) -> Json:
+    found: Json = {
+        "index": one.index,
+        "revision": one.revision,
+        "at": format_instant(one.at),
+        "job": one.job,
+        "command": one.command,
+        "actor": one.actor,
+        "class": one.kind.value,
+        "ledger": _outcome(one.ledger),
+        "decided": _outcome(one.decided),
+    }
+    return found if one.here is None else {**found, "decided_here_as_in_ledger": one.here}
+
+
+def _outcome(outcome: Outcome) -> Json:
+    refusal = outcome.refusal
+    return {
+        "events": [record_event(event) for event in outcome.events],
+        "refusal": None if refusal is None else msgspec.structs.asdict(refusal) | {"code": refusal.code.name.lower()},
+        "fault": outcome.fault or None,
+    }

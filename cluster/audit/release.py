@@ -1,0 +1,288 @@
+"""Another release, asked over a pipe: what it decides, and what it folds a ledger to.
+
+It runs as a process of its own, `python -m cluster.audit.worker` of its tree, with that tree's packages and, where it
+has one, its environment; so nothing of it is imported here. A state goes over as the slices of a snapshot's image,
+history as the bytes of the ledger, commands as MessagePack under their names. Every frame is answered by one.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Final
+
+import msgspec
+
+from cluster.audit.deciding import Outcome
+from replica.messages import Actor, Command, Request, kind_of
+from replica.messages import commands as c
+from replica.state import State
+from snapshots import Image, to_sections
+
+DIALOGUE: Final = 1
+"""Version of what is said over the pipe."""
+
+FRAME_BYTES_MAX: Final = 1 << 30
+"""The largest frame that is read, bytes: a chunk of full batches and what comes of it take less."""
+
+LENGTH_BYTES: Final = 8
+
+ENDING_S: Final = 10
+"""What a process that has closed its pipe is given to end, seconds, so that its last words are whole."""
+
+WORKER: Final = "cluster.audit.worker"
+
+
+class GivenCommand(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A command as it goes over the pipe: its name, and its fields as it is written for its digest."""
+
+    id: bytes
+    actor: Actor
+    kind: str
+    command: msgspec.Raw
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """What the worker says first: where it was found."""
+
+    dialogue: int
+    tree: str
+    feature_level: int
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """Begin with a state: the slices of its image; none: with nothing."""
+
+    slices: tuple[tuple[int, bytes], ...]
+
+
+class Fold(msgspec.Struct, frozen=True, tag="fold"):
+    """Settle these entries of the ledger, and decide those of their commands that are given, by batch and place."""
+
+    entries: tuple[bytes, ...]
+    commands: tuple[tuple[GivenCommand | None, ...], ...]
+
+
+class Digests(msgspec.Struct, frozen=True, tag="digests"):
+    """Say the digest of each table of the state."""
+
+
+class Mark(msgspec.Struct, frozen=True, tag="mark"):
+    """Remember the state as it is now."""
+
+
+class Back(msgspec.Struct, frozen=True, tag="back"):
+    """Go back to the state that was remembered."""
+
+
+class Folded(msgspec.Struct, frozen=True, tag="folded"):
+    """What came of a Fold: outcomes by batch and place, each an `Outcome`, encoded; nothing of what was not decided."""
+
+    outcomes: tuple[tuple[bytes, ...], ...]
+
+
+class TableDigests(msgspec.Struct, frozen=True, tag="table_digests"):
+    """The digest of each table of the state that holds something."""
+
+    tables: Mapping[str, bytes]
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """What was asked for is so."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """What was asked for is not possible for that release: a sentence."""
+
+    sentence: str
+
+
+Question = Begin | Fold | Digests | Mark | Back
+Answer = Hello | Folded | TableDigests | Done | Failed
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_answers: Final = msgspec.msgpack.Decoder(Answer)
+_outcomes: Final = msgspec.msgpack.Decoder(Outcome)
+
+
+class ReleaseFailed(Exception):
+    """The other release cannot be asked; the text is a sentence that names its tree."""
+
+
+class BadTree(Exception):
+    """There is no release in the directory that was named; the text is a sentence."""
+
+
+def write_frame(file: IO[bytes], message: Question | Answer) -> None:
+    """Write one message."""
+    data = _encoder.encode(message)
+    file.write(len(data).to_bytes(LENGTH_BYTES, "big"))
+    file.write(data)
+    file.flush()
+
+
+def read_frame(file: IO[bytes]) -> bytes | None:
+    """Return the bytes of the next message, None where the other side has ended; ValueError for what is none."""
+    head = file.read(LENGTH_BYTES)
+    if not head:
+        return None
+    size = int.from_bytes(head, "big")
+    if len(head) < LENGTH_BYTES or size > FRAME_BYTES_MAX:
+        raise ValueError("what came is no message")
+    data = file.read(size)
+    if len(data) < size:
+        raise ValueError("a message is cut off")
+    return data
+
+
+def said(request: Request) -> GivenCommand:
+    """Return a request as it goes over the pipe."""
+    command = msgspec.Raw(_encoder.encode(request.command))
+    return GivenCommand(request.id, request.actor, kind_of(request.command), command)
+
+
+def understood(one: GivenCommand) -> Request:
+    """Return a request that came over the pipe. LookupError, msgspec.MsgspecError where this release has no such."""
+    kind: type[Command] = c.KINDS[one.kind]
+    return Request(one.id, one.actor, msgspec.msgpack.decode(one.command, type=kind))
+
+
+def slices_of(state: State) -> tuple[tuple[int, bytes], ...]:
+    """Return a state as the slices of an image; none for an empty one."""
+    if not state.revision:
+        return ()
+    # Where it stands in the ledger is of no account here; an image stands somewhere.
+    image = Image(state, index=1, term=1, chain_digest=bytes(32))
+    return tuple((piece.section, piece.payload) for piece in to_sections(image))
+
+
+def _known(outcome: bytes) -> Outcome:
+    """Return an outcome that came over the pipe; where this release does not know the events, that is what it says."""
+    try:
+        return _outcomes.decode(outcome)
+    except msgspec.MsgspecError as error:
+        return Outcome(fault=f"it leads to what this release does not know: {error}")
+
+
+class Release:
+    """The worker of another tree; a context manager, at whose end it is ended."""
+
+    def __init__(self, tree: Path) -> None:
+        """Name a tree; BadTree where there is none."""
+        self.tree = tree.resolve()
+        if not self.tree.is_dir():
+            raise BadTree(f"{tree} is no directory")
+        if not (self.tree / "cluster" / "audit").is_dir():
+            raise BadTree(f"{tree} holds no release of Forebay: there is no cluster/audit in it")
+        if not (self.tree / "cluster" / "audit" / "worker.py").is_file():
+            raise BadTree(f"the release in {tree} cannot be asked: it has no cluster/audit/worker.py")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors: IO[bytes] | None = None
+
+    def __enter__(self) -> "Release":
+        own = self.tree / ".venv" / "bin" / "python"
+        python = str(own) if own.is_file() else sys.executable
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        environment["PYTHONPATH"] = str(self.tree)
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"
+        self._errors = tempfile.TemporaryFile()
+        try:
+            self._process = subprocess.Popen(
+                [python, "-P", "-m", WORKER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env=environment,
+            )
+            hello = self._answer()
+        except OSError as error:
+            self._errors.close()
+            raise ReleaseFailed(f"{python} cannot be started: {error.strerror}") from error
+        except BaseException:
+            self.__exit__()
+            raise
+        if not isinstance(hello, Hello) or hello.dialogue != DIALOGUE or Path(hello.tree) != self.tree:
+            self.__exit__()
+            where = f"its packages are those of {hello.tree}" if isinstance(hello, Hello) else "it says something else"
+            raise ReleaseFailed(f"the release in {self.tree} cannot be asked: {where}")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+        if self._errors is not None:
+            self._errors.close()
+
+    def begin(self, state: State) -> None:
+        """Have it begin with a state."""
+        self._ask(Begin(slices_of(state)))
+
+    def send(self, batches: Iterable[tuple[bytes, Sequence[Request | None]]]) -> None:
+        """Have it settle batches, as the ledger has them, and decide their commands; `outcomes` returns what came."""
+        batches = list(batches)
+        commands = tuple(tuple(None if one is None else said(one) for one in requests) for _, requests in batches)
+        self._send(Fold(tuple(data for data, _ in batches), commands))
+
+    def outcomes(self) -> list[list[Outcome | None]]:
+        """Return what came of the batches that were sent last."""
+        answer = self._answer()
+        assert isinstance(answer, Folded), answer
+        return [[_known(one) if one else None for one in batch] for batch in answer.outcomes]
+
+    def fold(self, entries: Iterable[bytes]) -> None:
+        """Have it settle entries, and wait until it has."""
+        entries = tuple(entries)
+        self._ask(Fold(entries, ((),) * len(entries)))
+
+    def digests(self) -> Mapping[str, bytes]:
+        """Return what state it has come to, as `replica.state.table_digests` does."""
+        answer = self._ask(Digests())
+        assert isinstance(answer, TableDigests), answer
+        return answer.tables
+
+    def mark(self) -> None:
+        """Have it remember its state."""
+        self._ask(Mark())
+
+    def back(self) -> None:
+        """Have it go back to the state that it remembers."""
+        self._ask(Back())
+
+    def _ask(self, question: Question) -> Answer:
+        self._send(question)
+        return self._answer()
+
+    def _send(self, question: Question) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            write_frame(self._process.stdin, question)
+        except OSError:
+            raise self._ended() from None
+
+    def _answer(self) -> Answer:
+        assert self._process is not None and self._process.stdout is not None
+        try:
+            data = read_frame(self._process.stdout)
+            answer: Answer | None = None if data is None else _answers.decode(data)
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            raise ReleaseFailed(f"the release in {self.tree} cannot be understood: {error}") from error
+        if answer is None:
+            raise self._ended()
+        if isinstance(answer, Failed):
+            raise ReleaseFailed(f"the release in {self.tree} cannot go on: {answer.sentence}")
+        return answer
+
+    def _ended(self) -> ReleaseFailed:
+        assert self._process is not None and self._errors is not None
+        try:
+            code = self._process.wait(ENDING_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self._errors.seek(0)
+        lines = self._errors.read(65_536).decode("utf-8", "replace").strip().splitlines()
+        return ReleaseFailed(f"the release in {self.tree} ended ({code}): {lines[-1] if lines else 'without a word'}")

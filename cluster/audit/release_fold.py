@@ -1,0 +1,69 @@
+"""A ledger folded by two releases: the same states all along, or from which entry on not."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from cluster.audit.release import Release
+from cluster.audit.replay import Progress, Replayed, ReplayFailed, ReplayRefused
+from replica.state import table_digests
+from wal import Ledger, LedgerEntry
+
+COMPARED_ENTRIES: Final = 4_096
+"""Entries between two comparisons of states, count: each walks over all jobs."""
+
+
+def fold_with(
+    release: Release,
+    ledger: Ledger,
+    replaying: Replayed,
+    progress: Progress | None = None,
+    *,
+    every: int = COMPARED_ENTRIES,
+) -> int:
+    """Fold a ledger to its end here and there; return how often the states were compared, and were the same.
+
+    ReplayFailed with the first entry after which they are not; the errors of `replay`, and ReleaseFailed.
+    """
+    release.begin(replaying.state)
+    compared = 0
+    while replaying.last_index < ledger.applied_index:
+        before = copy.copy(replaying)
+        entries = list(ledger.read(before.last_index + 1, limit=min(every, ledger.applied_index - before.last_index)))
+        if not entries:
+            raise ReplayRefused(f"this replica does not hold the entries from {before.last_index + 1} on")
+        for entry in entries:
+            replaying.take(entry)
+        release.mark()
+        release.fold(entry.data for entry in entries)
+        differ = tables_that_differ(table_digests(replaying.state), release.digests())
+        if differ:
+            raise _first(release, before, entries, differ)
+        compared += 1
+        if progress is not None:
+            progress(replaying.last_index, ledger.applied_index)
+    return compared
+
+
+def tables_that_differ(here: Mapping[str, bytes], there: Mapping[str, bytes]) -> tuple[str, ...]:
+    """Return the tables of two states that are not the same."""
+    return tuple(sorted(table for table in {*here, *there} if here.get(table) != there.get(table)))
+
+
+def _first(release: Release, before: Replayed, entries: Sequence[LedgerEntry], differ: tuple[str, ...]) -> ReplayFailed:
+    """Return the failure of the first of the entries after which the states differ; after the last one they do."""
+    same, other = 0, len(entries)
+    while other - same > 1:
+        middle = (same + other) // 2
+        folding = copy.copy(before)
+        for entry in entries[:middle]:
+            folding.take(entry)
+        release.back()
+        release.fold(entry.data for entry in entries[:middle])
+        found = tables_that_differ(table_digests(folding.state), release.digests())
+        if found:
+            other, differ = middle, found
+        else:
+            same = middle
+    sentence = f"after it the release in {release.tree} has {', '.join(differ)} otherwise"
+    return ReplayFailed(entries[other - 1].index, sentence)

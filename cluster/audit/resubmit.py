@@ -1,0 +1,178 @@
+"""What was asked of a job, from what was decided about it: the likeliest requests first.
+
+A submit resolves what it is given: the symbols in paths are replaced, the pool decides what a capacity counts, defaults
+of the site are filled in. The directives stand in the record as they were written, so they are read again; each of the
+other things is tried as it was decided and as it may have been asked for.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
+from typing import Any
+
+from msgspec.structs import replace
+
+from replica.grammar import DirectiveRefused, Reading, read_guest_request, read_request
+from replica.messages import JobSubmitted, SubmitJob, UpdateJob
+from replica.messages import events as e
+from replica.model import (
+    AfterTask,
+    BufferRequest,
+    Dependency,
+    JobChange,
+    JobOptions,
+    JobRequest,
+    with_options,
+)
+from replica.state import Facts
+
+Asked = tuple[tuple[Dependency, ...], tuple[AfterTask, ...]]
+"""For whom a job waits, as it is asked for: jobs and arrays, and tasks of arrays."""
+
+
+def submits(state: Facts, event: JobSubmitted) -> Iterator[SubmitJob]:
+    """Yield the submits that may have led to an event."""
+    decided, array = event.request, event.array
+    tasks, throttle = (array.tasks, array.throttle) if array is not None else ((), 0)
+    buffers = buffers_asked(state, decided)
+    options = _options(state, decided)
+    conditions = _conditions(state, decided.dependencies)
+    for outputs in _outputs(event):
+        for buffer, (dependencies, after_tasks), option, output in product(buffers, conditions, options, outputs):
+            asked = replace(decided, buffer=buffer, dependencies=dependencies, output=output)
+            yield SubmitJob(with_options(asked, option), event.hold, tasks, throttle, after_tasks)
+
+
+def updates(state: Facts, event: e.JobUpdated, changed: Iterable[JobChange]) -> Iterator[UpdateJob]:
+    """Yield the updates of the job of `event` that may have led to changes of it, or of it and others."""
+    change = _union(changed)
+    partitions = [change.partition] if change.partition is None else [change.partition, ""]
+    conditions: list[tuple[tuple[Dependency, ...] | None, tuple[AfterTask, ...]]] = [(change.dependencies, ())]
+    if change.dependencies is not None:
+        conditions = [*_conditions(state, change.dependencies)]
+    buffers: list[BufferRequest | None] = [None]
+    if event.buffer is not None:
+        buffers = [*buffers_asked(state, replace(state.jobs[event.job].request, buffer=event.buffer))]
+    for buffer, (dependencies, after_tasks), partition in product(buffers, conditions, partitions):
+        yield UpdateJob(event.job, replace(change, dependencies=dependencies, partition=partition), buffer, after_tasks)
+
+
+def buffers_asked(state: Facts, decided: JobRequest) -> list[BufferRequest | None]:
+    """Return what may have been asked of burst buffers where this was decided."""
+    buffer = decided.buffer
+    if buffer is None:
+        return [None]
+    found: list[BufferRequest | None] = [buffer]
+    site = state.site
+    readings: tuple[Callable[[], Reading], ...] = (
+        lambda: read_request(decided.script, "", "", provider=site.provider, directive=site.directive),
+        lambda: read_request("", "", buffer.text, provider=site.provider, directive=site.directive),
+        lambda: read_request("", buffer.text, "", provider=site.provider, directive=site.directive),
+    )
+    for read in readings:
+        found += _as_written(buffer, read)
+    counted = (("bytes", "bare", "count"),) * (1 + len(buffer.creates))
+    for units, *made in product(*counted):
+        creates = tuple(replace(one, units=unit) for one, unit in zip(buffer.creates, made, strict=True))
+        found.append(replace(buffer, units=units, creates=creates))
+    return list(dict.fromkeys(found))
+
+
+def guest_requests(state: Facts, name: str, decided: JobRequest) -> Iterator[JobRequest]:
+    """Yield what the setup of a guest may have asked for where this was decided; `name` is its job's number."""
+    options = JobOptions(gid=decided.asked.gid, groups=decided.asked.groups)
+    buffer = decided.buffer
+    if buffer is None:
+        return
+    text = buffer.text + "\n"
+    found = buffers_asked(state, decided)
+    for read in (
+        lambda: read_guest_request("#!/bin/sh\n" + text, directive=state.site.directive),
+        lambda: read_request("#!/bin/sh\n" + text, "", "", provider=state.site.provider),
+    ):
+        found += _as_written(buffer, read)
+    for asked in dict.fromkeys(found):
+        if asked is not None:
+            for units in dict.fromkeys((asked.units, "bare", "bytes")):
+                own = replace(asked, creates=(), destroys=(), units=units)
+                plain = JobRequest(decided.name or name, decided.user, "", decided.workdir, 0, buffer=own)
+                yield with_options(plain, options)
+
+
+def _as_written(decided: BufferRequest, read: Callable[[], Reading]) -> list[BufferRequest]:
+    """Return what the directives of a request ask for, at the places that are known of it; nothing if they do not."""
+    try:
+        written = read().request
+    except DirectiveRefused:
+        return []
+    if written is None or written.text != decided.text:
+        return []
+    # What its scheduler has rounded and counted is given as it was decided.
+    as_counted = replace(
+        written, pool=decided.pool, capacity_bytes=decided.capacity_bytes, places=decided.places, units=decided.units
+    )
+    return [written, replace(written, places=decided.places), as_counted]
+
+
+def _options(state: Facts, decided: JobRequest) -> list[JobOptions]:
+    """Return the options that may have been asked for: what the site fills in may have been left out."""
+    options, rules = decided.asked, state.scheduling_rules
+    accounts = [options.account] + [""] * (options.account != "" and options.account == rules.default_account)
+    qos = [options.qos] + [""] * (options.qos != "" and options.qos == rules.default_qos)
+    partitions = [options.partition] + [""] * (options.partition != "")
+    conditions = [options.any_of] + [True] * (not options.any_of)
+    return [
+        replace(options, account=account, qos=named, partition=partition, any_of=any_of, by_operator=False)
+        for any_of, partition, account, named in product(conditions, partitions, accounts, qos)
+    ]
+
+
+def _conditions(state: Facts, decided: tuple[Dependency, ...]) -> list[Asked]:
+    """Return for whom a job may have been asked to wait: an array is known by its first task, a task by its number."""
+    if not decided:
+        return [((), ())]
+    plain: Asked = (tuple(Dependency(one.kind.of_one, one.job) for one in decided), ())
+    tasks: list[AfterTask] = []
+    others: list[Dependency] = []
+    for one in decided:
+        job = state.jobs.get(one.job)
+        array = None if job is None else job.request.array
+        if array is None or one.kind.of_array:
+            others.append(Dependency(one.kind.of_one, one.job))
+        else:
+            tasks.append(AfterTask(one.kind, array.job, array.task))
+    return list(dict.fromkeys((plain, (decided, ()), (tuple(others), tuple(tasks)))))
+
+
+def _outputs(event: JobSubmitted) -> tuple[list[str], list[str]]:
+    """Return where the output may have been asked to go: first without symbols or by default, then with any of them."""
+    request, array = event.request, event.array
+    decided = array.outputs[0] if array is not None and array.outputs else request.output
+    texts = dict.fromkeys((decided.removeprefix(request.workdir.rstrip("/") + "/"), decided))
+    symbols = [(str(event.job), "%j"), (request.user, "%u"), (request.name, "%x"), (str(event.job), "%A")]
+    if array is not None:
+        symbols = [(f"{event.job}_{array.tasks[0]}", "%A_%a"), (str(array.tasks[0]), "%a"), *symbols]
+    found: dict[str, None] = {}
+    for text in texts:
+        for chosen in product((True, False), repeat=len(symbols)):
+            written = text
+            for (value, symbol), is_chosen in zip(symbols, chosen, strict=True):
+                if is_chosen and value:
+                    written = written.replace(value, symbol)
+            found[written] = None
+        # The same may stand in the name besides: then it is at one place only.
+        for value, symbol in symbols:
+            pieces = text.split(value) if value else [text]
+            for place in range(1, len(pieces)):
+                found[value.join(pieces[:place]) + symbol + value.join(pieces[place:])] = None
+    likely = ["", *texts]
+    return likely, [text for text in found if text not in likely]
+
+
+def _union(changes: Iterable[JobChange]) -> JobChange:
+    """Return what any of several changes says: of each job only what was not so already is in its own."""
+    said: dict[str, Any] = {}
+    for change in changes:
+        for field in change.__struct_fields__:
+            if (value := getattr(change, field)) is not None:
+                said.setdefault(field, value)
+    return JobChange(**said)

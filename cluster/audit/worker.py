@@ -1,0 +1,110 @@
+"""`python -m cluster.audit.worker`: this release, as another one asks it (`cluster.audit.release`)."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final
+
+import msgspec
+
+from cluster.audit.deciding import Deciding, Outcome, in_turn
+from cluster.audit.release import (
+    DIALOGUE,
+    Answer,
+    Back,
+    Begin,
+    Digests,
+    Done,
+    Failed,
+    Fold,
+    Folded,
+    GivenCommand,
+    Hello,
+    Mark,
+    Question,
+    TableDigests,
+    read_frame,
+    understood,
+    write_frame,
+)
+from replica.messages import ReleaseNeeded, Request, features
+from replica.state import EMPTY, State, table_digests
+from replica.values import LedgerViolation
+from snapshots import Assembly, ImageRefused
+from wal import CodecError, Kind, decode_batch, kind_of
+
+_questions: Final = msgspec.msgpack.Decoder(Question)
+_encoder: Final = msgspec.msgpack.Encoder()
+
+
+class Worker:
+    """A state, and one that is remembered."""
+
+    def __init__(self) -> None:
+        self._deciding = Deciding(EMPTY)
+        self._marked = EMPTY
+
+    def answer(self, question: Question) -> Answer:
+        """Do what a question asks for. Raises what a ledger or an image is refused with."""
+        match question:
+            case Begin(slices):
+                self._deciding = Deciding(_state_of(slices))
+            case Fold(entries, commands):
+                return Folded(tuple(self._folded(entries, commands)))
+            case Digests():
+                return TableDigests(table_digests(self._deciding.state))
+            case Mark():
+                self._marked = self._deciding.state
+            case Back():
+                self._deciding = Deciding(self._marked)
+        return Done()
+
+    def _folded(
+        self, entries: tuple[bytes, ...], commands: tuple[tuple[GivenCommand | None, ...], ...]
+    ) -> Iterator[tuple[bytes, ...]]:
+        for data, given in zip(entries, commands, strict=True):
+            if kind_of(data) is not Kind.BATCH:
+                yield ()
+                continue
+            batch = decode_batch(data)
+            if batch.base != self._deciding.state.revision:
+                yield ()  # void: another entry settled what it would have
+                continue
+            unknown: dict[int, str] = {}
+            requests: list[Request | None] = [None] * len(batch.entries)
+            for place, one in enumerate(given):
+                try:
+                    requests[place] = None if one is None else understood(one)
+                except (LookupError, msgspec.MsgspecError) as error:
+                    unknown[place] = f"this release knows no such command: {error}"
+            outcomes = self._deciding.settle(batch, in_turn(requests))
+            for place, fault in unknown.items():
+                outcomes[place] = Outcome(fault=fault)
+            yield tuple(b"" if one is None else _encoder.encode(one) for one in outcomes)
+
+
+def _state_of(slices: tuple[tuple[int, bytes], ...]) -> State:
+    if not slices:
+        return EMPTY
+    assembly = Assembly()
+    for section, payload in slices:
+        assembly.add(section, payload)
+    assembly.finish()
+    return assembly.image().state
+
+
+def serve(reads: IO[bytes], writes: IO[bytes]) -> None:
+    """Answer one question after the other until there is none."""
+    tree = Path(sys.modules[State.__module__].__file__ or "").resolve().parents[2]
+    write_frame(writes, Hello(DIALOGUE, str(tree), features.FEATURE_LEVEL_KNOWN))
+    worker = Worker()
+    while (data := read_frame(reads)) is not None:
+        try:
+            answer = worker.answer(_questions.decode(data))
+        except (CodecError, ReleaseNeeded, LedgerViolation, ImageRefused, msgspec.MsgspecError) as error:
+            answer = Failed(str(error))
+        write_frame(writes, answer)
+
+
+if __name__ == "__main__":
+    serve(sys.stdin.buffer, sys.stdout.buffer)

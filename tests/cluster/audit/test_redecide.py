@@ -1,0 +1,233 @@
+"""Deciding ledgers again: by this release, and by others, in which a policy, a word or a fold was changed."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from cluster.audit.deciding import Outcome
+from cluster.audit.redecide import Kind, Redecided, difference
+from cluster.audit.replay import from_nothing
+from cluster.cli.exits import ExitCode
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.model.jobs import Hold
+from replica.values.errors import Refusal, RefusalCode
+from snapshots.finalize import write_snapshot
+from tests.cluster.audit.ledgers import ROOT, Made, real, typed, written
+from tests.golden.archive import unpack
+from tests.replica.world import World
+from tests.simulation.world import World as Simulated
+from wal.codec import encode_batch
+from wal.ledger import LedgerEntry
+
+PACKAGES = ("replica", "wal", "snapshots", "cluster")
+
+
+class Release(NamedTuple):
+    """A change of one line of this tree: by it another release is made."""
+
+    module: str
+    line: str
+    instead: str
+
+
+OTHER_NODE = Release(
+    "replica/scheduler/node_index.py",
+    "return min(keys.first for has, keys in self.by_jobs.items() if has >= cpus)[1]",
+    "return max(key for has, all in self.by_jobs.items() if has >= cpus for key in all if key[0] == all.first[0])[1]",
+)
+"""Of nodes with as few jobs the last one gets the buffer, and not the first."""
+
+OTHER_WORDS = Release("replica/decide/jobs.py", 'command.hurry, "cancelled")', 'command.hurry, "ended early")')
+
+OTHER_FOLD = Release("replica/fold/jobs.py", "hurry=job.hurry or event.hurry)", "hurry=True)")
+
+
+def released(tree: Path, change: Release | None = None) -> Path:
+    """Make a tree of this release, with a change."""
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
+    if change is not None:
+        module = tree / change.module
+        text = module.read_text(encoding="utf-8")
+        assert text.count(change.line) == 1, change
+        module.write_text(text.replace(change.line, change.instead), encoding="utf-8")
+    return tree
+
+
+def busy() -> World:
+    """A cluster of three nodes with a few jobs, of which some are cancelled."""
+    world = World({"fast": 1_000}, nodes=3)
+    jobs = [world.submit(f"capacity={10 + number}", who=f"user{number % 3}") for number in range(12)]
+    for job in jobs[:4]:
+        world.done(job)
+    for job in jobs[2:6]:
+        world.settle(c.CancelJob(job))
+    world.finish(jobs[0])
+    return world
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return written(tmp_path_factory.mktemp("r1"), [(1, encode_batch(batch)) for batch in busy().ledger])
+
+
+def found(*words: object, code: int = 0) -> dict[str, Any]:
+    result = real("ledger", "redecide", *words, "--json")
+    assert result.returncode == code, result.stderr + result.stdout[-2000:]
+    answer: dict[str, Any] = json.loads(result.stdout)
+    return answer
+
+
+def test_no_decision_of_the_golden_ledger_comes_out_otherwise(tmp_path: Path) -> None:
+    unpack(tmp_path)
+    answer = found("--data", tmp_path / "r1")
+    assert (answer["different"], answer["differences"]) == (0, [])
+    assert answer["rebuilt_share"] > 0.98
+    assert answer["not_kept"]["found_cluster"] == "a digest that proves it"
+    assert answer["commands"]["run_scheduling_pass"]["same"] > 100
+
+
+@pytest.mark.parametrize("seed", [3, 11])
+def test_no_decision_of_a_simulated_cluster_comes_out_otherwise(seed: int) -> None:
+    # Inside of the simulation, which has bounds of its own: answers are kept for seconds there.
+    with Simulated(seed) as world:
+        assert world.run_seed().violations == ()
+        deciding = Redecided(from_nothing(), lambda batch: True)
+        for index, point in enumerate(world.oracle.points[1:], start=1):
+            deciding.take(LedgerEntry(index, point.term, point.data, b"", 0, point.revision))
+        assert deciding.state == world.oracle.state
+    assert deciding.differences == []
+    assert deciding.rebuilt_share > 0.8  # its agents say much that is not kept
+    assert deciding.tallies["run_scheduling_pass"].same > 20
+    assert deciding.tallies["found_cluster"].same == 1  # the leader's own commands are proven, too
+
+
+def test_a_release_decides_what_it_has_decided_itself(made: Made, tmp_path: Path) -> None:
+    answer = found("--data", made.directory, "--release", released(tmp_path / "same"))
+    assert (answer["different"], answer["not_rebuilt"], answer["states_differ"]) == (0, 0, [])
+    assert answer["same"] > 40
+
+
+def test_another_policy_is_named_by_the_first_decision_that_differs_and_breeds_no_others(
+    made: Made, tmp_path: Path
+) -> None:
+    tree = released(tmp_path / "other", OTHER_NODE)
+    result = real("ledger", "redecide", "--data", made.directory, "--release", tree)
+    assert result.returncode == ExitCode.VERIFICATION_FAILED
+    first = next(
+        (index, event)
+        for index, batch in enumerate(busy().ledger, start=1)
+        for event in batch.entries[0].events
+        if isinstance(event, e.BufferAllocated)
+    )
+    assert f"entry {first[0]}, revision {first[0]}, " in result.stderr
+    assert f"run_scheduling_pass of controller:leader, job {first[1].job}: other allocation" in result.stderr
+    assert "this release decides as the ledger has it" in result.stdout
+    answer = found("--data", made.directory, "--release", tree, code=ExitCode.VERIFICATION_FAILED)
+    assert {one["command"] for one in answer["differences"]} == {"run_scheduling_pass"}
+    assert answer["differences_by_class"]["other allocation"] == answer["different"]
+    assert (answer["states_differ"], answer["differences"][0]["index"]) == ([], first[0])
+    named = answer["differences"][0]
+    assert [named[who]["events"][0]["detail"]["node"] for who in ("ledger", "decided")] == ["n1", "n3"]
+
+
+def test_other_words_are_listed_and_are_no_failure(made: Made, tmp_path: Path) -> None:
+    answer = found("--data", made.directory, "--release", released(tmp_path / "other", OTHER_WORDS))
+    assert answer["different"] == answer["differences_by_class"]["reason only"] == 2
+    assert {one["command"] for one in answer["differences"]} == {"cancel_job"}
+    shown = real("ledger", "redecide", "--data", made.directory, "--release", tmp_path / "other")
+    assert shown.returncode == 0
+    assert "reason=ended early" in shown.stdout
+
+
+def test_what_was_decided_before_is_left_out(made: Made) -> None:
+    whole, last = found("--data", made.directory), made.state.revision
+    part = found("--data", made.directory, "--since", last - 5)
+    assert (part["first_revision"], part["revision"]) == (last - 5, last)
+    assert part["same"] + part["no_trace"] == 6
+    assert found("--data", made.directory, "--since", "5m")["same"] == whole["same"]
+    assert found("--data", made.directory, "--since", "2030-01-01T00:00:00Z")["same"] == 0
+    result = typed("ledger", "redecide", "--data", made.directory, "--since", "yesterday")
+    assert result.exit_code == ExitCode.BAD_INPUT
+
+
+def test_a_fold_of_another_release_is_named_by_the_first_entry_after_which_its_state_is_another(
+    made: Made, tmp_path: Path
+) -> None:
+    same = real("ledger", "replay", "--data", made.directory, "--release", released(tmp_path / "same"), "--json")
+    assert (same.returncode, same.stderr) == (0, "")
+    assert json.loads(same.stdout)["state_digest"] == made.state_digest
+    result = real("ledger", "replay", "--data", made.directory, "--release", released(tmp_path / "other", OTHER_FOLD))
+    assert result.returncode == ExitCode.VERIFICATION_FAILED
+    first = next(
+        index
+        for index, batch in enumerate(busy().ledger, start=1)
+        if any(isinstance(event, e.CancelRequested) for event in batch.entries[0].events)
+    )
+    assert f"entry {first}: " in result.stderr
+    assert "has jobs otherwise" in result.stderr
+
+
+def test_a_tree_that_cannot_be_asked_gets_a_sentence(made: Made, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    old = released(tmp_path / "old")
+    (old / "cluster/audit/worker.py").unlink()
+    broken = released(tmp_path / "broken")
+    (broken / "replica/values/limits.py").write_text("raise RuntimeError('half unpacked')\n", encoding="utf-8")
+    for tree, code, words in (
+        ("absent", ExitCode.BAD_INPUT, "is no directory"),
+        ("empty", ExitCode.BAD_INPUT, "holds no release of Forebay"),
+        ("old", ExitCode.BAD_INPUT, "cannot be asked: it has no cluster/audit/worker.py"),
+        ("broken", ExitCode.REFUSED, "RuntimeError: half unpacked"),
+    ):
+        for command in ("redecide", "replay"):
+            result = typed("ledger", command, "--data", made.directory, "--release", tmp_path / tree)
+            assert result.exit_code == code, result.output
+            assert words in result.stderr
+            assert "what to do: " in result.stderr
+
+
+def test_a_release_takes_a_state_over_from_a_snapshot(made: Made, tmp_path: Path) -> None:
+    directory = tmp_path / "snapshots"
+    directory.mkdir()
+    middle = len(made.entries) // 2
+    path = write_snapshot(directory, made.image(middle))
+    words = ("--data", made.directory, "--from-snapshot", path, "--release", released(tmp_path / "same"))
+    answer = found(*words)
+    assert (answer["first_index"], answer["different"], answer["states_differ"]) == (middle + 1, 0, [])
+
+
+HELD, FREED = e.JobHeld(1, Hold.USER, "because"), e.JobReleased(2)
+
+
+@pytest.mark.parametrize(
+    ("ledger", "decided", "kind"),
+    [
+        (Outcome((HELD,)), Outcome((HELD,)), None),
+        (Outcome((HELD, FREED)), Outcome((FREED, HELD)), Kind.ORDER),
+        (Outcome((HELD,)), Outcome((e.JobHeld(1, Hold.USER, "so"),)), Kind.REASON),
+        (Outcome((HELD,)), Outcome((e.JobHeld(1, Hold.ADMIN, "because"),)), Kind.EVENTS),
+        (Outcome((HELD,)), Outcome(()), Kind.EVENTS),
+        (Outcome((e.RunOrdered(1, "n1", 1),)), Outcome((e.RunOrdered(1, "n2", 1),)), Kind.ALLOCATION),
+        (Outcome(refusal=Refusal(RefusalCode.WRONG_STATE, "a", "b")), Outcome((HELD,)), Kind.REFUSAL),
+        (
+            Outcome(refusal=Refusal(RefusalCode.WRONG_STATE, "a", "b")),
+            Outcome(refusal=Refusal(RefusalCode.UNKNOWN_JOB, "a", "b")),
+            Kind.REFUSAL,
+        ),
+        (
+            Outcome(refusal=Refusal(RefusalCode.WRONG_STATE, "a", "b")),
+            Outcome(refusal=Refusal(RefusalCode.WRONG_STATE, "c", "b")),
+            Kind.WORDS,
+        ),
+        (Outcome((HELD,)), Outcome(fault="KeyError: 7"), Kind.REFUSAL),
+    ],
+)
+def test_a_difference_is_classed_by_what_would_have_happened(
+    ledger: Outcome, decided: Outcome, kind: Kind | None
+) -> None:
+    assert difference(ledger, decided) == kind
