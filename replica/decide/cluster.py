@@ -359,6 +359,13 @@ def _unrevoke_certificate(state: Facts, actor: c.Actor, command: c.UnrevokeCerti
     return Accepted((e.CertificatesUnrevoked((command.certificate,)),))
 
 
+def _record_state_digest(state: Facts, actor: c.Actor, command: c.RecordStateDigest, at: Instant) -> Decision:
+    if not 0 < command.revision <= state.revision:
+        sentence = f"revision {command.revision} is not settled; the last one is {state.revision}"
+        return Refusal(RefusalCode.INVALID_FIELD, sentence, "digest a state that was applied", "revision")
+    return Accepted((e.StateDigested(command.revision, command.state),))
+
+
 CLUSTER_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = {
     c.FoundCluster: _found_cluster,
     c.SetPool: _set_pool,
@@ -374,6 +381,7 @@ CLUSTER_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] =
     c.RaiseFeatureLevel: _raise_feature_level,
     c.RevokeCertificate: _revoke_certificate,
     c.UnrevokeCertificate: _unrevoke_certificate,
+    c.RecordStateDigest: _record_state_digest,
     **dict.fromkeys(CHANGES, _change_accounting),
     **dict.fromkeys(PARTITION_CHANGES, _change_partitions),
 }

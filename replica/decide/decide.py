@@ -204,6 +204,7 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
     c.OpenSession: _PEOPLE,
     c.CloseSession: _PEOPLE,
     c.ExpireAnswers: _CONTROLLER,
+    c.RecordStateDigest: _CONTROLLER,
     **dict.fromkeys(GUESTS_BY_KEY, _SCHEDULER),
     **dict.fromkeys(PERSISTENT_BY_KEY, _SCHEDULER),
     c.ReleaseScheduler: _OPERATOR,

@@ -144,6 +144,10 @@ def _clock_set(builder: StateBuilder, event: e.ClockSet) -> None:
     builder.at = event.at
 
 
+def _state_digested(builder: StateBuilder, event: e.StateDigested) -> None:
+    """Change nothing: a digest kept in the state would be part of what the next one digests."""
+
+
 CLUSTER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.ClusterFounded: _cluster_founded,
     e.PoolSet: _pool_set,
@@ -161,6 +165,7 @@ CLUSTER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.CertificateRevoked: _certificate_revoked,
     e.CertificatesUnrevoked: _certificates_unrevoked,
     e.ClockSet: _clock_set,
+    e.StateDigested: _state_digested,
 }
 """What each event does; `replica.fold.fold` has them all."""
 

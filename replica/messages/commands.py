@@ -471,6 +471,13 @@ class ExpireAnswers(msgspec.Struct, frozen=True):
     """End the sessions in which nothing came for long, and drop the answers that are due (leader)."""
 
 
+class RecordStateDigest(msgspec.Struct, frozen=True):
+    """Record the digest of the state after an earlier revision, 32 bytes, as most members have it (leader)."""
+
+    revision: int
+    state: bytes
+
+
 # ---- what another scheduler asks for its guests: whose they are, its own name says. `cluster` is what its instances
 # have in common, `job` its number there; `epoch` 0: whichever is the last one
 
@@ -630,6 +637,7 @@ Command = (
     | OpenSession
     | CloseSession
     | ExpireAnswers
+    | RecordStateDigest
     | RegisterScheduler
     | ReleaseScheduler
     | SetupGuest

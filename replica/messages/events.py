@@ -798,6 +798,19 @@ class ClockSet(EventRecord, frozen=True, tag=170):
     jobs: tuple[int, ...] = ()
 
 
+# ---- what the ledger says of itself
+
+
+class StateDigested(EventRecord, frozen=True, tag=180):
+    """The state after `revision`, which comes before this event, has the digest `state` (`replica.state.state_digest`).
+
+    A majority of the members was seen to have it. It changes nothing: whoever folds the ledger compares.
+    """
+
+    revision: int
+    state: bytes
+
+
 EVENTS: tuple[type[EventRecord], ...] = tuple(EventRecord.__subclasses__())
 """Every event."""
 

@@ -20,6 +20,7 @@ from cluster.api.web.routing import find_operation
 from replica.grammar import Setting
 from replica.messages import commands as c
 from replica.model.pools import Pool
+from replica.state.digest import state_digest
 from replica.values.errors import Refusal
 from replica.values.units import Instant, seconds
 from tests.contract.golden import HERE
@@ -201,6 +202,9 @@ def leaders_command(line: Line, replica: InMemory) -> tuple[c.Actor, c.Command]:
             return OPERATOR, c.SetClock(Instant(replica.at - seconds(line["back_s"])))
         case "expire_answers":
             return c.CONTROLLER, c.ExpireAnswers()
+        case "record_state_digest":
+            state = replica.state
+            return c.CONTROLLER, c.RecordStateDigest(state.revision + line["ahead"], state_digest(state))
         case "raise_feature_level":
             return OPERATOR, c.RaiseFeatureLevel(99, (("r1", 99),))
         case "configure_site":

@@ -252,6 +252,8 @@ async def make() -> list[Line]:
     await sessions(maker)
     for back_s in (5, 0):
         await maker.inside("set_clock", back_s=back_s)
+    for ahead in (0, 1):
+        await maker.inside("record_state_digest", ahead=ahead)
     return maker.lines
 
 

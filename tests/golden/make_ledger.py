@@ -27,7 +27,7 @@ from cluster.audit.commands import audit
 from replica.fold.apply import apply_batch
 from replica.messages import commands as c
 from replica.messages.entries import Batch
-from replica.messages.events import Event
+from replica.messages.events import Event, EventRecord, StateDigested
 from replica.state.digest import state_digest
 from replica.state.state import EMPTY
 from snapshots.finalize import write_snapshot
@@ -65,7 +65,8 @@ def lived() -> list[Batch]:
         return repeated.replica.ledger
 
     batches = asyncio.run(day())
-    return [_founded(batches[0]), *batches[1:]]
+    founded, *later = batches
+    return _digested([_founded(founded), *later])
 
 
 def _founded(batch: Batch) -> Batch:
@@ -75,6 +76,32 @@ def _founded(batch: Batch) -> Batch:
     command = c.FoundCluster(CLUSTER, event.name, event.site, event.pools, places=event.places)
     digest = c.command_digest(c.Request(entry.id, entry.actor, command))
     return msgspec.structs.replace(batch, entries=(msgspec.structs.replace(entry, events=(event,), digest=digest),))
+
+
+def _digested(batches: list[Batch]) -> list[Batch]:
+    """The batches with the digests that they record made those of the states that they lead to."""
+    recorded = {
+        event.revision
+        for batch in batches
+        for entry in batch.entries
+        for event in entry.events
+        if isinstance(event, StateDigested)
+    }
+    state, digests, found = EMPTY, dict[int, bytes](), list[Batch]()
+    for batch in batches:
+        entries = tuple(
+            msgspec.structs.replace(entry, events=tuple(_of_state(event, digests) for event in entry.events))
+            for entry in batch.entries
+        )
+        found.append(msgspec.structs.replace(batch, entries=entries))
+        state = apply_batch(state, found[-1]) or state
+        if state.revision in recorded:
+            digests[state.revision] = state_digest(state)
+    return found
+
+
+def _of_state(event: EventRecord, digests: dict[int, bytes]) -> EventRecord:
+    return StateDigested(event.revision, digests[event.revision]) if isinstance(event, StateDigested) else event
 
 
 def make(root: Path) -> dict[str, object]:

@@ -343,6 +343,7 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.SessionOpened: lambda event: f"{event.actor} opened session {event.session}",
     e.SessionsEnded: lambda event: f"{len(event.sessions)} sessions {event.reason}, the first {event.sessions[0]}",
     e.ReceiptsDropped: lambda event: f"the answers to single commands up to revision {event.through} are forgotten",
+    e.StateDigested: lambda event: f"the state after revision {event.revision} has the digest {event.state.hex()[:16]}",
     e.CertificatesUnrevoked: lambda event: f"{', '.join(event.certificates[:20])} is revoked no more",
     e.ReservationSet: lambda event: f"reservation {event.reservation.name} was set",
     e.ReservationDeleted: lambda event: f"reservation {event.reservation} was deleted",
