@@ -373,6 +373,12 @@ class Condition(Enum):
         "one of them is not what was agreed, although each checksum holds, or this release folds otherwise",
         REPLACE,
     )
+    STATE_NOT_THE_RECORDED = Row(
+        Action.REFUSE,
+        "the state that snapshot and entries add up to is not the one whose digest the ledger records",
+        "the snapshot or the history was altered, although each checksum holds, or this release folds otherwise",
+        f"Keep the directory for an inquiry. {REPLACE}",
+    )
 
     @property
     def title(self) -> str:

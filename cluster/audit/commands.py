@@ -38,6 +38,7 @@ from cluster.schemas import LedgerEntryView, made_of
 from cluster.server import Applied, snapshot_view
 from cluster.system import SystemClock, format_instant, parse_instant
 from replica.messages import Batch, ReleaseNeeded
+from replica.state import StateDiffers
 from replica.values import NEVER, Instant, Revision, seconds
 from snapshots import Image, SnapshotRefused, load_snapshot
 from snapshots import inspect as inspect_snapshot
@@ -67,7 +68,7 @@ def _sentences() -> Iterator[None]:
     """Turn what wal and snapshots raise into failures with an exit code and a remedy."""
     try:
         yield
-    except (LedgerBroken, ReplayFailed) as error:
+    except (LedgerBroken, ReplayFailed, StateDiffers) as error:
         raise Failure(ExitCode.VERIFICATION_FAILED, str(error), OTHER_REPLICA) from error
     except ReleaseNeeded as error:
         raise Failure(ExitCode.VERIFICATION_FAILED, str(error), "read it with that release") from error
@@ -175,6 +176,7 @@ def verify(options: dict[str, Any]) -> None:
     }
     if compared is not None:
         found["state_digest"] = compared.state_digest.hex()
+        found["digests_recorded"], found["digests_compared"] = compared.digests_recorded, compared.digests_compared
         found["snapshots"] = [
             {"file": str(one.path), "index": one.entry, "state_digest": one.state_digest.hex(), "proven": one.proven}
             for one in compared.snapshots
@@ -191,8 +193,14 @@ def verify(options: dict[str, Any]) -> None:
     ]
     if compared is not None:
         rows.append(("StateDigest", compared.state_digest.hex()))
+        rows.append(("StateDigests", _digests_words(compared.digests_recorded, compared.digests_compared)))
         rows += [("Snapshot", f"{one.path.name}: {_PROVEN if one.proven else _UNPROVEN}") for one in compared.snapshots]
     show(fields_table(rows))
+
+
+def _digests_words(recorded: int, compared: int) -> str:
+    """Return how many states were held against what the ledger records of them."""
+    return f"{compared} of {recorded} that the ledger records compared" if recorded else "the ledger records none"
 
 
 _PROVEN: Final = "what the ledger folds to"
@@ -264,10 +272,12 @@ def replay_ledger(options: dict[str, Any]) -> None:
             replayed = from_nothing() if start is None else from_image(ledger, start)
             compared = fold_with(release, ledger, replayed, progress)
             replayed = finished(ledger, replayed)
-    state, digest = replayed.state, replayed.state_digest.hex()
+    state, digest, digests = replayed.state, replayed.state_digest.hex(), replayed.digests
     found = {
         "revision": state.revision,
         "state_digest": digest,
+        "digests_recorded": digests.recorded,
+        "digests_compared": digests.compared,
         "ledger_digest": replayed.ledger_digest.hex(),
         "at": format_instant(state.at),
         "first_index": replayed.first_index,
@@ -288,6 +298,7 @@ def replay_ledger(options: dict[str, Any]) -> None:
         rows: list[tuple[str, str | int | None]] = [
             ("Revision", state.revision),
             ("StateDigest", digest),
+            ("StateDigests", _digests_words(digests.recorded, digests.compared)),
             ("LedgerDigest", replayed.ledger_digest.hex()),
             ("At", moment(format_instant(state.at))),
             ("Entries", f"{replayed.entries}, up to {replayed.last_index}: {kinds}"),

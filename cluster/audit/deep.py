@@ -20,9 +20,13 @@ class Found(NamedTuple):
 
 
 class Deep(NamedTuple):
-    """What a ledger folds to at its end, and its snapshots in their order."""
+    """What a ledger folds to at its end, how many digests of states it records and how many of those were compared,
+    and its snapshots in their order.
+    """
 
     state_digest: bytes
+    digests_recorded: int
+    digests_compared: int
     snapshots: tuple[Found, ...]
 
 
@@ -38,12 +42,14 @@ def verify_deep(
 ) -> Deep:
     """Fold the ledger to its end, and compare each snapshot with the state at its entry.
 
-    Behind history that is not held, the next snapshot is taken as it is. Raises ReplayFailed, with the snapshot's file,
-    where one is not what the ledger folds to; ReplayRefused where history is missing that no snapshot stands for;
-    LedgerBroken and SnapshotRefused for what cannot be read.
+    Behind history that is not held, the next snapshot is taken as it is. Every digest that the ledger records of a
+    state is compared. Raises ReplayFailed, with the snapshot's file, where one is not what the ledger folds to;
+    StateDiffers where a state is not the recorded one; ReplayRefused where history is missing that no snapshot stands
+    for; LedgerBroken and SnapshotRefused for what cannot be read.
     """
     ledger = ledger.as_of_now()
-    folding, found = from_nothing(), list[Found]()
+    folding, found = from_nothing(every_digest=True), list[Found]()
+    recorded = compared = 0
     missing = [(gap.first_index, gap.last_index) for gap in gaps]
     for index, path in snapshots:
         while missing and missing[0][1] <= folding.last_index:
@@ -63,10 +69,13 @@ def verify_deep(
         if is_before:
             _compare(folding, path, image.chain_digest, digest)
         elif index >= missing[0][1]:
-            folding = from_image(ledger, image)
+            recorded, compared = recorded + folding.digests.recorded, compared + folding.digests.compared
+            folding = from_image(ledger, image, every_digest=True)
         found.append(Found(path, index, digest, is_before))
     fold(ledger, folding, ledger.applied_index, progress)
-    return Deep(finished(ledger, folding).state_digest, tuple(found))
+    end = finished(ledger, folding)
+    recorded, compared = recorded + end.digests.recorded, compared + end.digests.compared
+    return Deep(end.state_digest, recorded, compared, tuple(found))
 
 
 def _compare(folded: Replayed, path: Path, chain_digest: bytes, digest: bytes) -> None:

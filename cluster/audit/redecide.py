@@ -120,7 +120,7 @@ class Redecided(Replayed):
 
     def __init__(self, start: Replayed, is_due: Callable[[Batch], bool], release: Release | None = None) -> None:
         """Begin where `start` stands; `is_due`: whether decisions of a batch are looked at, from there on all are."""
-        super().__init__(start.state, start.last_index, start.ledger_digest, None)
+        super().__init__(start.state, start.last_index, start.ledger_digest, None, every_digest=False)
         self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
         self.by_kind: Counter[Kind] = Counter()
         self.differences: list[Difference] = []
@@ -150,21 +150,23 @@ class Redecided(Replayed):
         """The first decision by which something else would have happened."""
         return next((one for one in self.differences if one.kind.is_grave), None)
 
-    def _settle(self, batch: Batch) -> None:
+    def _settle(self, index: int, batch: Batch) -> None:
         if self._deciding is None:
             if batch.base != self.state.revision or not self._is_due(batch):
-                super()._settle(batch)
+                super()._settle(index, batch)
                 return
             self._deciding = Deciding(self.state)
             self.first_revision = batch.base + 1
             if self._release is not None:
                 self._release.begin(self.state)
         if batch.base != self.state.revision:
-            self.void_batches += 1
+            super()._settle(index, batch)  # it is void
             return
         self.batches += 1
+        before = self.state
         self._decide(self._deciding, batch)
         self.state = self._deciding.state
+        self.digests.applied(index, before, batch, self.state)
 
     def _decide(self, deciding: Deciding, batch: Batch) -> None:
         before, requests = self.state, list[Request | None]()

@@ -1,6 +1,5 @@
 """A ledger folded by two releases: the same states all along, or from which entry on not."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -28,7 +27,7 @@ def fold_with(
     release.begin(replaying.state)
     compared = 0
     while replaying.last_index < ledger.applied_index:
-        before = copy.copy(replaying)
+        before = replaying.branch()
         entries = list(ledger.read(before.last_index + 1, limit=min(every, ledger.applied_index - before.last_index)))
         if not entries:
             raise ReplayRefused(f"this replica does not hold the entries from {before.last_index + 1} on")
@@ -55,7 +54,7 @@ def _first(release: Release, before: Replayed, entries: Sequence[LedgerEntry], d
     same, other = 0, len(entries)
     while other - same > 1:
         middle = (same + other) // 2
-        folding = copy.copy(before)
+        folding = before.branch()
         for entry in entries[:middle]:
             folding.take(entry)
         release.back()

@@ -1,10 +1,11 @@
 """Folding the ledger again, from nothing: the same state digest, or something is wrong."""
 
+import copy
 from collections.abc import Callable
 
 from replica.fold import apply_batch, apply_entry
 from replica.messages import Batch, ReleaseNeeded
-from replica.state import EMPTY, State, check, state_digest
+from replica.state import EMPTY, RecordedDigests, State, StateDiffers, check, state_digest
 from replica.values import LedgerViolation, Revision
 from snapshots import Image
 from wal import CodecError, Kind, Ledger, LedgerBroken, LedgerEntry, decode_batch, decode_configuration, kind_of
@@ -29,14 +30,23 @@ class ReplayFailed(Exception):
 
 
 class Replayed:
-    """What a replay has come to. `entries` is how many were read, of them `batches`, `no_ops` and `void_batches`."""
+    """What a replay has come to. `entries` is how many were read, of them `batches`, `no_ops` and `void_batches`;
+    `digests` are those that the ledger records of its states, compared on the way.
+    """
 
-    def __init__(self, state: State, index: int, digest: bytes, at_revision: int | None) -> None:
+    def __init__(self, state: State, index: int, digest: bytes, at_revision: int | None, *, every_digest: bool) -> None:
         self.state = state
+        self.digests = RecordedDigests(state, every=every_digest)
         self.last_index, self.ledger_digest = index, digest
         self.first_index = index + 1
         self.at_revision = at_revision
         self.batches = self.no_ops = self.void_batches = 0
+
+    def branch(self) -> "Replayed":
+        """Return another one that goes on from here by itself."""
+        other = copy.copy(self)
+        other.digests = self.digests.branch()
+        return other
 
     @property
     def entries(self) -> int:
@@ -54,7 +64,10 @@ class Replayed:
         return self.at_revision is not None and self.state.revision >= self.at_revision
 
     def take(self, entry: LedgerEntry) -> None:
-        """Fold the next entry; ReplayRefused where it is not the next, ReplayFailed where it cannot be."""
+        """Fold the next entry; ReplayRefused where it is not the next, ReplayFailed where it cannot be.
+
+        StateDiffers where it records the digest of a state that was another one here.
+        """
         if entry.index != self.last_index + 1:
             raise ReplayRefused(
                 f"this replica does not hold the entries {self.last_index + 1} to {entry.index - 1}; replay the ledger "
@@ -63,22 +76,27 @@ class Replayed:
         try:
             match kind_of(entry.data):
                 case Kind.NO_OP:
-                    self.no_ops += 1
+                    self._settle_nothing(entry.index)
                 case Kind.CONFIGURATION:
                     decode_configuration(entry.data)
-                    self.no_ops += 1
+                    self._settle_nothing(entry.index)
                 case Kind.BATCH:
-                    self._settle(decode_batch(entry.data))
+                    self._settle(entry.index, decode_batch(entry.data))
         except ReleaseNeeded:
             raise
         except (CodecError, LedgerViolation) as error:
             raise ReplayFailed(entry.index, str(error)) from error
         self.last_index, self.ledger_digest = entry.index, entry.digest
 
-    def _settle(self, batch: Batch) -> None:
+    def _settle_nothing(self, index: int) -> None:
+        self.no_ops += 1
+        self.digests.applied(index, self.state, None, self.state)
+
+    def _settle(self, index: int, batch: Batch) -> None:
         after = apply_batch(self.state, batch)
         if after is None:
             self.void_batches += 1
+            self.digests.applied(index, self.state, None, self.state)
             return
         self.batches += 1
         if self.at_revision is not None and after.revision > self.at_revision:
@@ -86,7 +104,8 @@ class Replayed:
             for record in batch.entries[: self.at_revision - batch.base]:
                 self.state = apply_entry(self.state, record, batch.at)
             return
-        self.state = after
+        before, self.state = self.state, after
+        self.digests.applied(index, before, batch, after)
 
 
 def replay(
@@ -100,22 +119,36 @@ def replay(
 
     The end is that of the moment at which it begins: a replica that runs goes on beside it. `progress(done index, last
     index)` is called now and then. Raises ReplayRefused where entries are not held or the revision does not exist,
-    ReplayFailed or LedgerBroken where the ledger is not what it must be.
+    ReplayFailed or LedgerBroken where the ledger is not what it must be, StateDiffers where it does not lead to a state
+    whose digest it records.
     """
     ledger = ledger.as_of_now()
-    replaying = from_nothing(at_revision) if start is None else from_image(ledger, start, at_revision)
+    try:
+        return _replayed(ledger, start, at_revision, progress, every_digest=False)
+    except StateDiffers:
+        # Not every digest was compared: once more, to say between which two it begins.
+        return _replayed(ledger, start, at_revision, progress, every_digest=True)
+
+
+def _replayed(
+    ledger: Ledger, start: Image | None, at_revision: int | None, progress: Progress | None, *, every_digest: bool
+) -> Replayed:
+    if start is None:
+        replaying = from_nothing(at_revision, every_digest=every_digest)
+    else:
+        replaying = from_image(ledger, start, at_revision, every_digest=every_digest)
     if at_revision is not None and at_revision < replaying.state.revision:
         raise ReplayRefused(f"revision {at_revision} lies before revision {replaying.state.revision} of the snapshot")
     fold(ledger, replaying, ledger.applied_index, progress)
     return finished(ledger, replaying)
 
 
-def from_nothing(at_revision: int | None = None) -> Replayed:
+def from_nothing(at_revision: int | None = None, *, every_digest: bool = False) -> Replayed:
     """Return a replay that begins with the first entry."""
-    return Replayed(EMPTY, 0, b"", at_revision)
+    return Replayed(EMPTY, 0, b"", at_revision, every_digest=every_digest)
 
 
-def from_image(ledger: Ledger, image: Image, at_revision: int | None = None) -> Replayed:
+def from_image(ledger: Ledger, image: Image, at_revision: int | None = None, *, every_digest: bool = False) -> Replayed:
     """Return a replay that begins behind a snapshot; ReplayRefused, ReplayFailed where that is not of this ledger."""
     if image.index > ledger.applied_index:
         raise ReplayRefused(
@@ -124,7 +157,7 @@ def from_image(ledger: Ledger, image: Image, at_revision: int | None = None) -> 
     known = next(iter(ledger.read(image.index, limit=1)), None)
     if known is not None and known.index == image.index and known.digest != image.chain_digest:
         raise ReplayFailed(image.index, "the snapshot's digest of the ledger is not that of this ledger")
-    return Replayed(image.state, image.index, image.chain_digest, at_revision)
+    return Replayed(image.state, image.index, image.chain_digest, at_revision, every_digest=every_digest)
 
 
 def fold(ledger: Ledger, replaying: Replayed, last_index: int, progress: Progress | None = None) -> None:
@@ -145,8 +178,9 @@ def fold(ledger: Ledger, replaying: Replayed, last_index: int, progress: Progres
 
 
 def finished(ledger: Ledger, replaying: Replayed) -> Replayed:
-    """Return a replay that has come to its end, once what it came to is checked; ReplayRefused, ReplayFailed."""
+    """Return a replay that has come to its end, once what it came to is checked; the errors of `replay`."""
     state = replaying.state
+    replaying.digests.finish()
     if replaying.at_revision is not None and state.revision != replaying.at_revision:
         raise ReplayRefused(f"revision {replaying.at_revision} is not settled; the last one is {state.revision}")
     if replaying.at_revision is None:

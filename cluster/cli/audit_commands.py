@@ -55,7 +55,8 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
         is recorded of revisions and gaps is derived again. A digest from elsewhere (--expect: of another replica, of a
         note that was kept) shows what no ledger can show of itself: that it was not written anew.
 
-        With --deep all is folded once, and each snapshot of the replica compared with the state at its entry. Behind
+        With --deep all is folded once, each snapshot of the replica compared with the state at its entry, and each
+        digest of a state that the ledger records with the state that it is of. Behind
         history that is not held here the next snapshot is taken as it is, and said to be.
         """
         perform(("ledger", "verify"), options)
@@ -73,6 +74,10 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
 
         The state digest must be the one that a live replica shows at the same revision (`forebay member status
         --digest`), whatever machine, release or PYTHONHASHSEED folds it.
+
+        The ledger records the digest of its state about once a minute of change. The replay holds its states against
+        them, and where one is another it says between which two revisions they differ first, and ends with 7. Of large
+        states not each is compared at first, but the last one always is.
 
         With --release the other release folds it beside this one, and the states are compared on the way; where they
         are not the same, the first entry that shows it is named, and the exit code is 7.

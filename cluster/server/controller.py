@@ -24,7 +24,7 @@ from cluster.schemas import made_of
 from cluster.server.agreed_time import AgreedTime, ClockWatch
 from cluster.server.applied_log import Applied, AppliedLog, read_batch, read_configuration
 from cluster.server.bootstrap import Bootstrap
-from cluster.server.divergence import Checkpoints
+from cluster.server.divergence import Checkpoints, DigestRecorder
 from cluster.server.duties import AnswerExpiry, Duties, Duty
 from cluster.server.feature_levels import Ask, FeatureLevels, unasked
 from cluster.server.liveness import (
@@ -180,6 +180,8 @@ class Controller:
         self.register(self.membership)
         self.register(self.node_watch)
         self.register(self.clock_watch)
+        if self.checkpoints is not None:
+            self.register(DigestRecorder(self.checkpoints, submit=submit))
 
     # What others ask
 
@@ -348,7 +350,7 @@ class Controller:
         )
         self.proposer.applied(index, term, after, void=void)
         if self.checkpoints is not None:
-            self.checkpoints.applied(index, before, after)
+            self.checkpoints.applied(index, before, after, None if void else batch)
         self._release_appliers()
         if index - self._attempted_index >= self.config.storage.snapshot_every_entries and not self.snapshots.saving:
             self.save_snapshot()

@@ -1,7 +1,8 @@
 """Do the replicas really hold the same state and history? Digests, compared for ever; the odd one out stops.
 
 Every replica digests its State at the same entries: whenever the leader's clock in the batches has passed a whole
-minute, and every so many entries. It keeps the last few digests, and asks its peers for theirs. Where a majority of the
+minute, every so many entries, and when nothing has changed for a minute. It keeps the last few digests, and asks its
+peers for theirs. Where a majority of the
 members agrees on a digest that is not its own, its state is wrong whatever the reason (a fault of memory, of a disk, of
 the program), so it stops and says so (law 10). Where nobody has a majority, it says so loudly and goes on: it cannot
 know who is right.
@@ -10,6 +11,10 @@ Ledgers are compared in the same way: when a replica starts, as of the last entr
 checkpoint. A history that was rewritten while the replica was down and hashed again is sound in itself, and may lead
 to the very same state; only the others know that it is another one. Until they have said so it leads nobody who can
 tell (`cluster.consensus.leader_election`).
+
+What a majority has, the leader records in the ledger (`StateDigested`), so that an old ledger can be held against it,
+and a snapshot against the ledger. A replica that has another digest of that state than is recorded stops like the odd
+one out: it is. An idle cluster records nothing, since a record changes nothing that would have to be recorded.
 """
 
 from __future__ import annotations
@@ -18,20 +23,20 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple, NoReturn, Protocol
 
 from cluster.eventloop import Background
-from replica.state import State, state_digest
-from replica.values import Instant, seconds
+from cluster.server.pending import Answer, NotLeading, QueueFull
+from replica.messages import CONTROLLER, Batch, RecordStateDigest, Request
+from replica.state import State, is_checkpoint, recorded_in, state_digest
 
 LOGGER = logging.getLogger(__name__)
 
-CHECKPOINT_ENTRIES = 4096
-"""Entries after which states are digested at the latest, count: under full load a few times a minute."""
-
-CHECKPOINT_S = 60
-"""Whole seconds of the leader's clock that make a checkpoint when they pass."""
+QUIET_S = 66.0
+"""How long nothing has changed when the last state is digested, seconds: more than the minute that makes a checkpoint,
+so that whatever comes next passes one, and whoever folds the ledger holds this state when it reads its digest."""
 
 CHECKPOINTS_KEPT = 16
 """Digests kept, count: a peer that is a quarter of an hour behind still finds one in common."""
@@ -90,15 +95,23 @@ def judge(mine: str, theirs: Mapping[str, str], members: int) -> Verdict:
     return Verdict.DISPUTED if set(votes) - {mine} else Verdict.UNDECIDED
 
 
-def is_checkpoint(index: int, before: Instant, after: Instant) -> bool:
-    """Return whether the state after entry `index` is to be digested: by every replica, or by none."""
-    period = seconds(CHECKPOINT_S)
-    return index % CHECKPOINT_ENTRIES == 0 or before // period != after // period
-
-
 class _Pending(NamedTuple):
+    """A state to be digested, as it is after an entry."""
+
     entry_index: int
     state: State
+    changed: int
+    """The last revision up to it that did more than record a digest."""
+
+
+class _Digested(NamedTuple):
+    revision: int
+    changed: int
+
+
+class _Recorded(NamedTuple):
+    entry_index: int
+    digest: str
 
 
 class Checkpoints(Background):
@@ -119,6 +132,16 @@ class Checkpoints(Background):
         self._peers = peers
         self._ask = ask
         self._digests: dict[int, str] = {}
+        self._digested: dict[int, _Digested] = {}
+        """Entry index -> which state it was that was digested."""
+        self._agreed = 0
+        """The last entry after which a majority was seen to have this state."""
+        self._recorded: dict[int, _Recorded] = {}
+        """Revision -> what the ledger records of the state after it; the last CHECKPOINTS_KEPT."""
+        self._changed = 0
+        self._undigested: _Pending | None = None
+        """The last state that changed something, unless it was a checkpoint."""
+        self._quiet: asyncio.TimerHandle | None = None
         self._pending: deque[_Pending] = deque()
         self._woken = asyncio.Event()
         self._compared = 0
@@ -140,14 +163,76 @@ class Checkpoints(Background):
         """Entry index -> digest of the state after it, hexadecimal; the last CHECKPOINTS_KEPT."""
         return self._digests
 
-    def applied(self, index: int, before: State, after: State) -> None:
-        """Note an applied entry; its state is digested in the background if it is a checkpoint."""
-        if is_checkpoint(index, before.at, after.at):
+    @property
+    def unrecorded(self) -> RecordStateDigest | None:
+        """What is to be recorded: the newest digest that a majority has, if something changed since the last one."""
+        digested = self._digested.get(self._agreed)
+        if digested is None or digested.changed <= max(self._recorded, default=0):
+            return None
+        return RecordStateDigest(digested.revision, bytes.fromhex(self._digests[self._agreed]))
+
+    async def stop(self) -> None:
+        """End it, and wait until it has ended."""
+        if self._quiet is not None:
+            self._quiet.cancel()
+        await super().stop()
+
+    def applied(self, index: int, before: State, after: State, batch: Batch | None = None) -> None:
+        """Note an applied entry; its state is digested in the background if it is a checkpoint.
+
+        `batch` is what it settled, if anything. Does not return where that records another digest than this replica's.
+        """
+        records = 0
+        for recorded in () if batch is None else recorded_in(batch):
+            records += 1
+            self._recorded[recorded.revision] = _Recorded(index, recorded.state.hex())
+            while len(self._recorded) > CHECKPOINTS_KEPT:
+                del self._recorded[min(self._recorded)]
+            self._check_recorded(recorded.revision)
+        changes = after.revision - before.revision > records
+        if changes:
+            self._changed = after.revision
+        # A record alone makes no checkpoint: an idle cluster would go on with the digest of each digest.
+        if (changes or not records) and is_checkpoint(index, before.at, after.at):
             # A State costs nothing to hold. When digesting is slower than applying for long, the newest are left out
             # here, and the peers' digests of them are simply not compared.
             if len(self._pending) < CHECKPOINTS_KEPT:
-                self._pending.append(_Pending(index, after))
+                self._pending.append(_Pending(index, after, self._changed))
+            self._undigested = None
             self._woken.set()
+        elif changes or (records and self._undigested is not None):
+            # The very last state, with a record of an earlier one: whatever comes next comes behind it.
+            self._undigested = _Pending(index, after, self._changed)
+            if self._quiet is None:
+                self._await_quiet(self._undigested)
+
+    def _await_quiet(self, last: _Pending) -> None:
+        """Have the last state digested if it still is the last one after QUIET_S."""
+
+        def passed() -> None:
+            self._quiet = None
+            if self._undigested is last:
+                self._undigested = None
+                self._pending.append(last)
+                self._woken.set()
+            elif self._undigested is not None:
+                self._await_quiet(self._undigested)
+
+        self._quiet = asyncio.get_running_loop().call_later(QUIET_S, passed)
+
+    def _check_recorded(self, revision: int) -> None:
+        """Hold the digest of a state against the recorded one, if both are known; the odd one out does not return."""
+        recorded = self._recorded.get(revision)
+        index = next((index for index, one in self._digested.items() if one.revision == revision), None)
+        if recorded is None or index is None or self._digests[index] == recorded.digest:
+            return
+        self._fail(
+            Diverged(
+                f"the state of {self._name} after revision {revision} has digest {self._digests[index][:16]}; the "
+                f"majority had another, which entry {recorded.entry_index} records ({recorded.digest[:16]}); keep its "
+                "directory for an inquiry, and bring the replica back with `forebay member replace`"
+            )
+        )
 
     async def _run(self) -> None:
         while True:
@@ -158,9 +243,12 @@ class Checkpoints(Background):
                 # In a thread: a large state takes longer than a heartbeat, and a State never changes.
                 digest = await asyncio.to_thread(state_digest, pending.state)
                 self._digests[pending.entry_index] = digest.hex()
+                self._digested[pending.entry_index] = _Digested(pending.state.revision, pending.changed)
                 self._ledger_index, self._is_ledger_compared = pending.entry_index, False
                 while len(self._digests) > CHECKPOINTS_KEPT:
-                    del self._digests[min(self._digests)]
+                    self._digested.pop(oldest := min(self._digests), None)
+                    del self._digests[oldest]
+                self._check_recorded(pending.state.revision)
             while self._is_unfinished and not self._pending:
                 await self._compare()
                 if self._is_unfinished:
@@ -235,13 +323,15 @@ class Checkpoints(Background):
         common = sorted(index for index in self._digests if any(index in digests for digests in theirs.values()))
         if not common:
             if not peers:
-                self._compared = max(self._digests, default=0)
+                self._compared = self._agreed = max(self._digests, default=0)
             return
         verdict, decided = Verdict.UNDECIDED, common[-1]
         for index in common:
             found = self._judged(index, theirs, len(peers) + 1)
             if found is not Verdict.UNDECIDED:
                 verdict, decided = found, index
+            if found is Verdict.AGREES:
+                self._agreed = index
         self._of_states = verdict
         if verdict is Verdict.DISPUTED:
             mine = self._digests[decided]
@@ -274,3 +364,26 @@ class Checkpoints(Background):
 
 def _of_index(theirs: Mapping[str, Mapping[int, str]], index: int) -> dict[str, str]:
     return {peer: digests[index] for peer, digests in theirs.items() if index in digests}
+
+
+class DigestRecorder:
+    """Digests of states that a majority has, written into the ledger by whoever leads, each once."""
+
+    def __init__(self, checkpoints: Checkpoints, *, submit: Callable[[Request], Answer]) -> None:
+        """`submit` as `Controller.submit`."""
+        self._checkpoints = checkpoints
+        self._submit = submit
+        self._answer: Answer | None = None
+
+    def poll(self) -> None:
+        """Record the newest digest if something has changed since the last record, and none is under way."""
+        unrecorded = self._checkpoints.unrecorded
+        if unrecorded is not None and (self._answer is None or self._answer.done()):
+            with suppress(QueueFull, NotLeading):
+                self._answer = self._submit(Request(b"", CONTROLLER, unrecorded))
+                # Whoever leads then has its own record to make.
+                self._answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
+
+    def stop(self) -> None:
+        """Forget what is under way: whoever leads records the next one."""
+        self._answer = None

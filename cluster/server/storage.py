@@ -1,8 +1,9 @@
 """What a replica finds when it starts: its journal, its ledger, its snapshots, and the state that they add up to.
 
 The newest snapshot that stands on this replica's own ledger is loaded and the entries after it are folded, up to the
-applied mark. A snapshot whose digest differs from the ledger's at its index is of another history and is passed over;
-without a usable one everything is folded from the first entry, if this replica holds it.
+applied mark; on the way states are held against the digests that the ledger records of them. A snapshot whose digest
+differs from the ledger's at its index is of another history and is passed over; without a usable one everything is
+folded from the first entry, if this replica holds it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from cluster.config import FIRST_START_NAME, Config
 from cluster.server.applied_log import read_batch, read_configuration
 from replica.fold import apply_batch
 from replica.messages import ReleaseNeeded
-from replica.state import EMPTY, State
+from replica.state import EMPTY, RecordedDigests, State, StateDiffers
 from snapshots import Image, SnapshotStore
 from wal import (
     CodecError,
@@ -138,6 +139,8 @@ def open_storage(config: Config, name: str, *, first_start: bool = False) -> Sto
             raise
         except (LedgerBroken, CodecError) as error:
             raise _refused(Condition.LEDGER_DAMAGED, f"{directory} ({error})", name) from error
+        except StateDiffers as error:
+            raise _refused(Condition.STATE_NOT_THE_RECORDED, f"{directory} ({error})", name) from error
         _check(state, journal, config, directory, name)
         return Storage(environment, journal, ledger, store, state, journal.applied_index, replayed, identity, placed)
     except BaseException as error:
@@ -329,6 +332,7 @@ def _replay(
             missing = f"entries {gap.first_index} to {gap.last_index} came with a snapshot that is gone or damaged"
             raise _refused(Condition.SNAPSHOT_NEEDED, f"{directory}: {missing}", name)
     replayed = 0
+    digests = RecordedDigests(state)
     while index < journal.applied_index:
         before = index
         for entry in ledger.read(index + 1, limit=REPLAY_STEP_ENTRIES):
@@ -336,9 +340,12 @@ def _replay(
                 place = f"{directory} (entry {index + 1} of the ledger is missing; {entry.index} follows)"
                 raise _refused(Condition.LEDGER_DAMAGED, place, name)
             batch = read_batch(entry.data)
-            if batch is not None:
-                following = apply_batch(state, batch)
-                state = state if following is None else following
+            following = None if batch is None else apply_batch(state, batch)
+            if following is None:
+                digests.applied(entry.index, state, None, state)
+            else:
+                earlier, state = state, following
+                digests.applied(entry.index, earlier, batch, state)
             configuration = read_configuration(entry.data)
             if configuration is not None:
                 placed = Placed(entry.index, configuration)
@@ -347,7 +354,25 @@ def _replay(
         if index == before:
             place = f"{directory} (the ledger ends at entry {index}, but {journal.applied_index} is marked as applied)"
             raise _refused(Condition.LEDGER_DAMAGED, place, name)
+    digests.finish()
+    _log_digests(digests, state, image)
     return state, replayed, placed
+
+
+def _log_digests(digests: RecordedDigests, state: State, image: Image | None) -> None:
+    """Say up to where the state was held against what the ledger records, and what has yet to be."""
+    if not state.revision:
+        return
+    start = "the first entry" if image is None else f"the snapshot of entry {image.index}"
+    rest = f"what follows revision {digests.agreed}" if digests.compared else "this state"
+    LOGGER.info(
+        "%d of %d digests that the ledger records behind %s were compared with what it leads to; %s is compared with "
+        "that of the peers, and with the next one that is recorded",
+        digests.compared,
+        digests.recorded,
+        start,
+        rest,
+    )
 
 
 def _check(state: State, journal: Journal, config: Config, directory: Path, name: str) -> None:

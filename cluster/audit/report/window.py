@@ -228,7 +228,7 @@ class _Walk(Replayed):
     """A replay that notes what happens in a window, and ends behind it."""
 
     def __init__(self, state: State, index: int, digest: bytes, window: Window, jobs: frozenset[int]) -> None:
-        super().__init__(state, index, digest, None)
+        super().__init__(state, index, digest, None, every_digest=False)
         self._window, self._jobs = window, jobs
         self._lives: dict[int, _Life] = {}
         self._over: _Most[JobBars] = _Most(len(jobs) or JOBS_SHOWN_MAX)

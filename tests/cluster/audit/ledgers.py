@@ -11,7 +11,10 @@ from click.testing import CliRunner, Result
 
 from cluster.audit.commands import audit
 from replica.fold.apply import apply_batch
+from replica.messages.commands import CONTROLLER
 from replica.messages.entries import Batch
+from replica.messages.entries import Entry as Settled
+from replica.messages.events import StateDigested
 from replica.state.digest import state_digest
 from replica.state.state import EMPTY, State
 from snapshots.image import Image
@@ -25,6 +28,8 @@ ROOT = Path(__file__).parents[3]
 CLUSTER, REPLICA = "0" * 32, "r1"
 MAP_SIZE_BYTES = 64 << 20
 NO_OP_EVERY = 4
+MINUTES = 4
+"""Digests that the ledger of `digested` records, count."""
 
 
 class Made(NamedTuple):
@@ -71,9 +76,24 @@ def lived() -> list[Batch]:
     return world.ledger
 
 
-def make(directory: Path) -> Made:
-    """Write the ledger of `lived` into `directory`/wal, closed afterwards as by a replica that was stopped."""
-    batches = lived()
+def digested() -> list[Batch]:
+    """Return the batches of a cluster that ran a job every other minute, and recorded what each minute led to."""
+    world = World({"fast": 100}, nodes=2)
+    for minute in range(MINUTES):
+        job = world.submit("capacity=10", who=f"user{minute}")
+        world.finish(job)
+        # Nothing came for a minute: the next batch, whichever it is, finds the state that was digested.
+        recorded = StateDigested(world.state.revision, state_digest(world.state))
+        world.advance(66)
+        world.commit(Settled(b"", CONTROLLER, "record_state_digest", (recorded,)))
+    return world.ledger
+
+
+def make(directory: Path, batches: list[Batch] | None = None) -> Made:
+    """Write the ledger of `lived`, or of other batches, into `directory`/wal, closed afterwards as by a replica that
+    was stopped.
+    """
+    batches = batches or lived()
     members = initial((Member(REPLICA, "r1:7401", "r1:7411"),), version=1)
     data = [encode_configuration(members), *map(encode_batch, batches[:3])]
     # What a deposed leader proposed on a revision that was settled by somebody else in the meantime.

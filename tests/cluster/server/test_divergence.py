@@ -10,16 +10,23 @@ import immutables
 import msgspec
 import pytest
 
+from cluster.audit.replay import replay
 from cluster.client import Client
 from cluster.schemas import operations as ops
 from cluster.schemas.requests import PoolRequest
 from cluster.serve import Replica
 from cluster.server import divergence
-from cluster.server.divergence import CHECKPOINT_S, Checkpoints, Digests, Diverged, Verdict, is_checkpoint, judge
+from cluster.server.divergence import Checkpoints, Digests, Diverged, Verdict, judge
 from cluster.system.clock import SystemClock
+from replica.messages import CONTROLLER, Batch, Entry, StateDigested
+from replica.state import digest
+from replica.state.digest import CHECKPOINT_S, is_checkpoint, state_digest
 from replica.state.state import State
-from replica.values.units import Instant, seconds
+from replica.values.units import Instant, Revision, seconds
+from tests.cluster.harness import PATIENCE_S
 from tests.cluster.test_serve import make
+from wal import Environment
+from wal import Ledger as StoredLedger
 
 
 @pytest.mark.parametrize("members", [1, 3, 5])
@@ -47,7 +54,7 @@ def test_two_replicas_are_never_both_the_odd_one() -> None:
 
 def test_a_checkpoint_follows_from_the_entry_alone() -> None:
     minute = seconds(CHECKPOINT_S)
-    assert is_checkpoint(divergence.CHECKPOINT_ENTRIES, Instant(5), Instant(5))
+    assert is_checkpoint(digest.CHECKPOINT_ENTRIES, Instant(5), Instant(5))
     assert is_checkpoint(1, Instant(minute - 1), Instant(minute))
     assert not is_checkpoint(1, Instant(minute), Instant(2 * minute - 1))
 
@@ -55,7 +62,7 @@ def test_a_checkpoint_follows_from_the_entry_alone() -> None:
 def test_a_replica_whose_state_differs_from_the_majority_stops_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(divergence, "CHECKPOINT_ENTRIES", 1)
+    monkeypatch.setattr(digest, "CHECKPOINT_ENTRIES", 1)
     monkeypatch.setattr(divergence, "COMPARE_PERIOD_S", 0.05)
     config = make(tmp_path / "site", 3)
 
@@ -249,9 +256,123 @@ def test_a_state_that_cannot_be_digested_stops_the_replica(monkeypatch: pytest.M
         monkeypatch.setattr(divergence, "state_digest", broken)
         checkpoints = Checkpoints("r1", lambda: ("r2", "r3"), ask, fail, chain=Ledger({}))
         checkpoints.start()
-        checkpoints.applied(divergence.CHECKPOINT_ENTRIES, State(), State())
+        checkpoints.applied(digest.CHECKPOINT_ENTRIES, State(), State())
         async with asyncio.timeout(10):
             assert str(await stopped) == "no number of jobs"
         await checkpoints.stop()
+
+    asyncio.run(story())
+
+
+def history_of(states: list[State], *, wrong: bool = False) -> list[tuple[State, Batch | None, State]]:
+    """Return what comes to be applied: a change that passes a minute, and the record of what it led to."""
+    first, second = states
+    found = bytes(32) if wrong else state_digest(second)
+    entry = Entry(b"", CONTROLLER, "record_state_digest", (StateDigested(second.revision, found),))
+    third = msgspec.structs.replace(second, revision=Revision(second.revision + 1))
+    return [(first, None, second), (second, Batch(second.revision, second.at, (entry,)), third)]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["digested before", "digested after"])
+@pytest.mark.parametrize("wrong", [False, True], ids=["the same", "another"])
+def test_a_replica_whose_state_is_not_the_recorded_one_stops_by_name(late: bool, wrong: bool) -> None:
+    minute = seconds(CHECKPOINT_S)
+    states = [State(revision=Revision(number), at=Instant(number * minute)) for number in (1, 2)]
+
+    async def ask(peer: str, index: int) -> Digests:
+        return Digests({}, {})
+
+    async def story() -> None:
+        failures: list[BaseException] = []
+
+        def fail(error: BaseException) -> NoReturn:
+            failures.append(error)
+            raise error
+
+        checkpoints = Checkpoints("r1", lambda: ("r2", "r3"), ask, fail, chain=Ledger({}))
+        (before, batch, after), record = history_of(states, wrong=wrong)
+        checkpoints.applied(7, before, after, batch)
+        with suppress(Diverged):
+            if late:
+                checkpoints.applied(8, record[0], record[2], record[1])
+            checkpoints.start()
+            async with asyncio.timeout(PATIENCE_S):
+                while not failures and not checkpoints.digests:
+                    await asyncio.sleep(0)
+            if not late:
+                checkpoints.applied(8, record[0], record[2], record[1])
+        await checkpoints.stop()
+        assert bool(failures) is wrong
+        if wrong:
+            sentence = str(failures[0])
+            assert "the state of r1 after revision 2 has digest" in sentence and "entry 8 records" in sentence
+            assert "member replace" in sentence
+
+    asyncio.run(story())
+
+
+def test_replicas_record_what_they_agree_on_and_nothing_more_while_nothing_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(divergence, "COMPARE_PERIOD_S", 0.05)
+    monkeypatch.setattr(divergence, "QUIET_S", 1.1)
+    monkeypatch.setattr(digest, "CHECKPOINT_S", 1)
+    monkeypatch.setattr(digest, "RECORDS_PER_EVENT", 1_000)
+    config = make(tmp_path / "site", 3)
+
+    def fail(error: BaseException) -> NoReturn:
+        raise AssertionError("a replica stopped") from error
+
+    async def story() -> None:
+        replicas = [Replica(config, one.name, clock=SystemClock(), fail=fail) for one in config.replicas]
+        controllers = [replica.controller for replica in replicas]
+
+        def records() -> list[list[tuple[int, bytes]]]:
+            return [
+                [
+                    (event.revision, event.state)
+                    for applied in controller.applied_log._recent
+                    if applied.batch is not None
+                    for entry in applied.batch.entries
+                    for event in entry.events
+                    if isinstance(event, StateDigested)
+                ]
+                for controller in controllers
+            ]
+
+        def at_rest() -> bool:
+            checkpoints = [controller.checkpoints for controller in controllers]
+            same = len({controller.state.revision for controller in controllers}) == 1
+            return same and all(
+                one is not None
+                and one._undigested is None
+                and not one._pending
+                and one.unrecorded is None
+                and one.digests
+                for one in checkpoints
+            )
+
+        try:
+            for replica in replicas:
+                await replica.start()
+            async with Client.from_config(config, "operator") as client:
+                for number in range(2):
+                    request = PoolRequest(
+                        command_id=client.new_command_id(), quantity=f"{100 + number}MiB", granularity="1MiB"
+                    )
+                    revision = (await client.call(ops.SET_POOL, request, name="fast")).revision
+                    async with asyncio.timeout(PATIENCE_S):
+                        while not at_rest() or max(records()[0], default=(0, b""))[0] < revision:
+                            await asyncio.sleep(0.01)
+                    seen, *others = records()
+                    assert others == [seen, seen], "every replica folded the same"
+                    # The cluster was founded, the pool set: all else is records, of which none is of another record.
+                    assert controllers[0].state.revision == 1 + (number + 1) + len(seen)
+        finally:
+            for replica in replicas:
+                await replica.stop()
+        with Environment.open_readonly(config.wal_directory("r1")) as environment:
+            replayed = replay(StoredLedger(environment))
+            assert (replayed.digests.recorded, replayed.digests.compared) == (len(seen), len(seen))
 
     asyncio.run(story())

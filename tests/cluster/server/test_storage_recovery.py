@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import immutables
 import msgspec
 import pytest
 
@@ -29,9 +30,11 @@ from replica.fold.apply import apply_batch
 from replica.messages.commands import CONTROLLER, FoundCluster, Request
 from replica.messages.entries import Accepted, Batch
 from replica.messages.entries import Entry as Settled
+from replica.messages.events import StateDigested
+from replica.state.digest import state_digest
 from replica.state.state import EMPTY, State
 from replica.values.units import Instant, Revision
-from snapshots import Image, SnapshotFailed, SnapshotName, write_snapshot
+from snapshots import Image, SnapshotFailed, SnapshotName, load_snapshot, write_snapshot
 from snapshots.finalize import TEMPORARY_SUFFIX
 from snapshots.receive import receiving_name
 from tests.repo.tree import ROOT
@@ -47,6 +50,8 @@ Damage = Callable[[Config], None]
 
 IDENTITY = "r1#2"
 OLDER, NEWER, LAST = SnapshotName(10, 2), SnapshotName(30, 2), 60
+RECORDING = 35
+"""The entry that records the digest of the state that the snapshots are of."""
 GAP_TO = SnapshotName(80, 3)
 
 
@@ -67,16 +72,21 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     batch = Batch(Revision(0), Instant(1), (Settled(b"", CONTROLLER, "found_cluster", outcome.events),))
     after = apply_batch(EMPTY, batch)
     assert after is not None
+    record = Settled(b"", CONTROLLER, "record_state_digest", (StateDigested(1, state_digest(after)),))
+    recording = Batch(Revision(1), Instant(1), (record,))
+    recorded = apply_batch(after, recording)
+    assert recorded is not None
     storage = open_storage(config, "r1")
     journal = storage.journal
     journal.set_term(2, IDENTITY)
     entries = [Entry(index, 2, NO_OP) for index in range(1, LAST + 1)]
     entries[1] = Entry(2, 1, encode_batch(batch))
     entries[0] = Entry(1, 1, NO_OP)
+    entries[RECORDING - 1] = Entry(RECORDING, 2, encode_batch(recording))
     journal.append(entries)
     for entry in entries[:40]:
         journal.set_commit(entry.index)
-        digest = journal.record_applied(entry, 0 if entry.index < 2 else after.revision)
+        digest = journal.record_applied(entry, (entry.index >= 2) + (entry.index >= RECORDING))
         if entry.index in (OLDER.index, NEWER.index):
             write_snapshot(storage.snapshots.directory, Image(after, entry.index, entry.term, digest))
     journal.compact_to(20)
@@ -86,11 +96,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     storage.journal.set_term(3, None)
     storage.journal.append([Entry(1, 1, NO_OP)])
     digest = b"d" * records.DIGEST_BYTES
-    write_snapshot(storage.snapshots.directory, Image(after, GAP_TO.index, GAP_TO.term, digest))
-    storage.journal.reset_to(GAP_TO.index, GAP_TO.term, digest, after.revision)
+    write_snapshot(storage.snapshots.directory, Image(recorded, GAP_TO.index, GAP_TO.term, digest))
+    storage.journal.reset_to(GAP_TO.index, GAP_TO.term, digest, recorded.revision)
     storage.journal.sync()
     storage.close()
-    return Site(config, after)
+    return Site(config, recorded)
 
 
 @pytest.fixture
@@ -182,6 +192,17 @@ def older_state(config: Config) -> None:
     write_snapshot(config.snapshot_directory("r1"), Image(state, NEWER.index, NEWER.term, digest))
 
 
+def forged_state(config: Config) -> None:
+    """A snapshot of the right place and revision with the ledger's digest, in which a pool is twice as large."""
+    image = load_snapshot(snapshot(config, NEWER))
+    pools = {
+        name: msgspec.structs.replace(pool, quantity_bytes=2 * pool.quantity_bytes)
+        for name, pool in image.state.pools.items()
+    }
+    state = msgspec.structs.replace(image.state, pools=immutables.Map(pools))
+    write_snapshot(config.snapshot_directory("r1"), msgspec.structs.replace(image, state=state))
+
+
 def lost(what: Callable[[Config], Path]) -> Damage:
     return lambda config: shutil.rmtree(what(config))
 
@@ -209,6 +230,7 @@ REFUSED: dict[Condition, list[Damage]] = {
     Condition.SNAPSHOTS_UNUSABLE: [snapshots_are_a_file],
     Condition.LEDGER_DAMAGED: [older_entry_flipped],
     Condition.STATE_CONTRADICTS: [older_state],
+    Condition.STATE_NOT_THE_RECORDED: [forged_state],
 }
 """What is refused, each way in the directory of r1."""
 
