@@ -39,6 +39,7 @@ from cluster.server import (
     Controller,
     Digests,
     JoiningRefused,
+    Scrub,
     StorageRefused,
     is_joining,
     join,
@@ -234,6 +235,15 @@ class Replica:
             ask=self._history_of,
             fail=fail,
         )
+        self.scrub = Scrub(
+            self.controller.ledger,
+            found=self.controller.scrubbed,
+            mend=self.controller.mend_history,
+            peers=self._peers,
+            ask=self._history_of,
+            clock=clock,
+            fail=fail,
+        )
         self.controller.register(mailer_of(self.controller, config))
         self.service = Service(self.controller, version=release(), fail=fail, peers=self.peers)
         self.controller.register(
@@ -273,6 +283,7 @@ class Replica:
                 await front.start()
             await self.controller.start()
             self.backfill.start()
+            self.scrub.start()
         except OSError as error:
             await self.stop()
             raise Refused(
@@ -287,6 +298,7 @@ class Replica:
         self.collector.stop()
         self.peers.stop()
         await self.backfill.stop()
+        await self.scrub.stop()
         self.service.wake()
         for front in reversed(self.fronts):
             await front.stop()

@@ -4,6 +4,7 @@ from wal.codec import (
     CodecError,
     Kind,
     batch_of_encoded,
+    counted_revision_after,
     decode_batch,
     encode_batch,
     encode_entry,
@@ -33,6 +34,17 @@ from wal.configuration import (
 from wal.environment import Environment
 from wal.failures import BrokenInvariant, Condition, RecoveryRefused, StorageFailed
 from wal.journal import Journal
-from wal.ledger import Handed, Ledger, LedgerBroken, LedgerEntry, NotThisHistory, Verified, fill, hand_over
+from wal.ledger import (
+    DAMAGED_MAX,
+    Handed,
+    Ledger,
+    LedgerBroken,
+    LedgerEntry,
+    NotThisHistory,
+    Verified,
+    fill,
+    hand_over,
+    mend,
+)
 from wal.records import ENTRY_MAX_BYTES, Entry, Gap
 from wal.recovery import may_have_run

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import lmdb
 
 from wal import records
+from wal.codec import CodecError
 from wal.environment import Environment, log_mark
 from wal.failures import BrokenInvariant, Condition, RecoveryRefused
 from wal.records import ChainRow, Damaged, Entry, Gap, Marks, chained
@@ -108,6 +109,10 @@ def _marks(env: Environment, transaction: "lmdb.Transaction[bytes]") -> Marks:
 STEP_MAX_ENTRIES: Final = 256
 STEP_MAX_BYTES: Final = 8 << 20
 """What one read transaction reads: LMDB cannot reuse pages while one is open, so none waits for its caller."""
+
+
+DAMAGED_MAX: Final = 512
+"""The longest stretch of damaged entries that is mended, count: more than a page of the file has."""
 
 
 class LedgerEntry(NamedTuple):
@@ -306,6 +311,99 @@ class Ledger:
             )
         return Verified(count, first or marks.applied_index + 1, marks.applied_index, digest, gaps)
 
+    def check_some(
+        self, first: int, *, entries_max: int, bytes_max: int, revision_after: Callable[[bytes, int], int]
+    ) -> tuple[int, int] | None:
+        """Check entries from `first` on as `verify` does, within both bounds but at least one; return the index that
+        follows, and how many bytes were read.
+
+        None where there is none: then the gaps are checked, and that all of it comes to what was recorded as applied.
+        LedgerBroken at the first damage.
+        """
+        scan = self._scan()
+        step = self._step(scan, first, entries_max, bytes_max)
+        if step:
+            self._check_derived(scan, step, revision_after)
+            return step[-1].index + 1, sum(len(entry.data) for entry in step)
+        self._check_gaps(scan)
+        marks = scan.view.marks
+        with self._env.read() as transaction:
+            row = self._chain_row(scan.view, transaction, marks.applied_index)
+        if row != ChainRow(marks.applied_digest, marks.applied_revision):
+            raise LedgerBroken(marks.applied_index, "it is not what was recorded as applied")
+        return None
+
+    def damaged_from(self, first: int, revision_after: Callable[[bytes, int], int]) -> Gap | None:
+        """The stretch from `first` on to the first entry whose digest and revision are confirmed by the next one.
+
+        What is damaged there can be proven from its end, like a gap. None where no end of it is found, or what is held
+        before it is damaged too.
+        """
+        try:
+            scan = self._scan()
+        except LedgerBroken:
+            return None
+        marks, view = scan.view.marks, scan.view
+        ends = {gap.first_index - 1 for gap in scan.gaps}
+        with self._env.read() as transaction:
+            try:
+                before = self._chain_row(view, transaction, first - 1)
+            except LedgerBroken:
+                return None
+            known: ChainRow | None = before
+            for last in range(first, min(marks.applied_index, first + DAMAGED_MAX) + 1):
+                if last in ends:
+                    return None
+                known = self._derived(view, transaction, known, last, revision_after)
+                try:
+                    row = self._chain_row(view, transaction, last)
+                    if last < marks.applied_index:
+                        after = self._derived(view, transaction, row, last + 1, revision_after)
+                        confirmed = after == self._chain_row(view, transaction, last + 1)
+                    else:
+                        confirmed = row == ChainRow(marks.applied_digest, marks.applied_revision)
+                except LedgerBroken:
+                    continue
+                # The next entry may not tell another revision; the entry itself does, if it is the one of the digest.
+                if confirmed and (known is None or known.digest != row.digest or known == row):
+                    return Gap(first, last, before.revision, row.revision)
+        return None
+
+    def _derived(
+        self,
+        view: ReadView,
+        transaction: "lmdb.Transaction[bytes]",
+        before: ChainRow | None,
+        index: int,
+        revision_after: Callable[[bytes, int], int],
+    ) -> ChainRow | None:
+        """The row that follows from the one before and the entry; None where one of them is not known."""
+        if before is None:
+            return None
+        try:
+            entry = self._stored(view, transaction, index)
+            revision = revision_after(entry.data, before.revision)
+        except (LedgerBroken, CodecError):
+            return None
+        return ChainRow(records.chained(before.digest, entry), revision)
+
+    def held_in(self, stretch: Gap, revision_after: Callable[[bytes, int], int]) -> "list[Handed]":
+        """What is held of a damaged stretch, chained anew, the newest first; LedgerBroken if an entry is damaged."""
+        view = self._view()
+        found: list[Handed] = []
+        with self._env.read() as transaction:
+            row = self._chain_row(view, transaction, stretch.first_index - 1)
+            for index in range(stretch.first_index, stretch.last_index + 1):
+                entry = self._stored(view, transaction, index)
+                found.append(Handed(entry, row.digest, row.revision))
+                row = ChainRow(records.chained(row.digest, entry), revision_after(entry.data, row.revision))
+        return found[::-1]
+
+    def _stored(self, view: ReadView, transaction: "lmdb.Transaction[bytes]", index: int) -> Entry:
+        key = records.index_key(index)
+        value = transaction.get(key, db=self._env.table(records.ENTRIES))
+        return view.entries.get(index) or self._entry(index, None if value is None else (key, value))
+
     def _check_derived(
         self, scan: _Scan, step: Sequence[LedgerEntry], revision_after: Callable[[bytes, int], int] | None
     ) -> None:
@@ -325,7 +423,7 @@ class Ledger:
                 expected.append((entry.revision, entry.index))
         # Between two entries of a step there may be a gap, in which others may be filling in history now.
         for after, last, rows in _runs(step, expected):
-            stored = self._revision_rows(after, min(last, scan.view.stored_revision))
+            stored = self._revision_rows(after, min(last, scan.view.stored_revision), step[-1].index)
             if stored != rows:
                 odd = min(set(stored) ^ set(rows))
                 raise LedgerBroken(
@@ -333,8 +431,10 @@ class Ledger:
                     f"revision {odd[0]} is not recorded for the entry that settled it: {_rows_said(odd, stored)}",
                 )
 
-    def _revision_rows(self, after: int, last: int) -> list[tuple[int, int]]:
-        """The stored rows of the revisions behind `after` up to `last`: revision and index."""
+    def _revision_rows(self, after: int, last: int, index: int) -> list[tuple[int, int]]:
+        """The stored rows of the revisions behind `after` up to `last`, which entries up to `index` settled: revision
+        and index.
+        """
         found: list[tuple[int, int]] = []
         with self._env.read() as transaction:
             cursor = transaction.cursor(self._env.table(records.REVISIONS))
@@ -347,7 +447,7 @@ class Ledger:
                         break
                     found.append((revision, records.unpack_number(key, value)))
                 except Damaged as error:
-                    raise LedgerBroken(0, f"the row of revision {key.hex()}: {error}") from error
+                    raise LedgerBroken(index, f"the row of revision {int.from_bytes(key)}: {error}") from error
                 more = cursor.next()
         return found
 
@@ -519,7 +619,13 @@ def hand_over(
     count = min(entries_max, last - max(behind, ledger.first_index - 1))
     if count < 1 or last > ledger.applied_index:
         raise LookupError(f"entry {last} is not held here")
-    held = list(ledger.read(last - count + 1, limit=count))
+    try:
+        held = list(ledger.read(last - count + 1, limit=count))
+    except LedgerBroken as error:
+        if not last - count < error.index < last:
+            raise
+        # What comes behind the damage can be handed over all the same.
+        held = list(ledger.read(error.index + 1, limit=last - error.index))
     rows = ledger.rows_before(held[0].index, last)
     found: list[Handed] = []
     size_bytes = 0
@@ -538,6 +644,40 @@ def fill(env: Environment, gap: Gap, handed: Sequence[Handed]) -> Gap | None:
     BrokenInvariant if they do, but not on what is held before it: then this replica's own history is another one.
     Raises StorageFailed.
     """
+    rows, left = _proven(env, gap, handed)
+    if rows:
+        with env.write() as transaction:
+            _put(env, transaction, gap, rows)
+            gaps, key = env.table(records.GAPS), records.index_key(gap.first_index)
+            if left is None:
+                transaction.delete(key, db=gaps)
+            else:
+                transaction.put(key, records.pack_gap(key, left), db=gaps)
+    return left
+
+
+def mend(env: Environment, stretch: Gap, handed: Sequence[Handed]) -> Gap | None:
+    """Put entries in the place of those that end a damaged stretch (`Ledger.damaged_from`), the newest first.
+
+    Returns what is left of the stretch. What stands beside the entries is made anew from them. Proofs, durability and
+    errors are those of `fill`.
+    """
+    rows, left = _proven(env, stretch, handed)
+    if rows:
+        with env.write() as transaction:
+            cursor = transaction.cursor(env.table(records.REVISIONS))
+            more = cursor.set_range(records.index_key(rows[-1][1].revision + 1))
+            while more and cursor.key() <= records.index_key(rows[0][2].revision):
+                more = cursor.delete()
+            cursor.close()
+            _put(env, transaction, stretch, rows)
+    return left
+
+
+def _proven(
+    env: Environment, gap: Gap, handed: Sequence[Handed]
+) -> tuple[list[tuple[Entry, ChainRow, ChainRow]], Gap | None]:
+    """What was handed over with the rows before and after it, once it is proven; and what is left of the gap."""
     last = read_chain_row(env, gap.last_index)
     if last is None:
         raise BrokenInvariant(f"the gap {gap.first_index} to {gap.last_index} has no digest at its end")
@@ -554,7 +694,7 @@ def fill(env: Environment, gap: Gap, handed: Sequence[Handed]) -> Gap | None:
         rows.append((entry, before, after))
         after, index = before, index - 1
     if not rows:
-        return gap
+        return rows, gap
     if index < gap.first_index:
         held = ChainRow(records.GENESIS, 0) if index == 0 else read_chain_row(env, index)
         if after != held:
@@ -563,26 +703,22 @@ def fill(env: Environment, gap: Gap, handed: Sequence[Handed]) -> Gap | None:
                 f"{after.digest.hex()[:16]} and revision {after.revision}"
             )
     left = Gap(gap.first_index, index, gap.revision_before, after.revision) if index >= gap.first_index else None
-    _write_backfill(env, gap, rows, left)
-    return left
+    return rows, left
 
 
-def _write_backfill(env: Environment, gap: Gap, rows: list[tuple[Entry, ChainRow, ChainRow]], left: Gap | None) -> None:
-    entries, chain, revisions, gaps = (
-        env.table(name) for name in (records.ENTRIES, records.CHAIN, records.REVISIONS, records.GAPS)
-    )
-    with env.write() as transaction:
-        for entry, before, after in rows:
-            key = records.index_key(entry.index)
-            transaction.put(key, records.pack_entry(key, entry), db=entries)
-            if after.revision > before.revision:
-                key = records.index_key(after.revision)
-                transaction.put(key, records.pack_number(key, entry.index), db=revisions)
-            if entry.index > gap.first_index:
-                key = records.index_key(entry.index - 1)
-                transaction.put(key, records.pack_chain(key, before), db=chain)
-        key = records.index_key(gap.first_index)
-        if left is None:
-            transaction.delete(key, db=gaps)
-        else:
-            transaction.put(key, records.pack_gap(key, left), db=gaps)
+def _put(
+    env: Environment,
+    transaction: "lmdb.Transaction[bytes]",
+    gap: Gap,
+    rows: Sequence[tuple[Entry, ChainRow, ChainRow]],
+) -> None:
+    entries, chain, revisions = (env.table(name) for name in (records.ENTRIES, records.CHAIN, records.REVISIONS))
+    for entry, before, after in rows:
+        key = records.index_key(entry.index)
+        transaction.put(key, records.pack_entry(key, entry), db=entries)
+        if after.revision > before.revision:
+            key = records.index_key(after.revision)
+            transaction.put(key, records.pack_number(key, entry.index), db=revisions)
+        if entry.index > gap.first_index:
+            key = records.index_key(entry.index - 1)
+            transaction.put(key, records.pack_chain(key, before), db=chain)

@@ -237,6 +237,7 @@ async def show_status(call: Call[None]) -> Reply[StatusView]:
         feature_level_known=features.FEATURE_LEVEL_KNOWN,
         clock_off=engine.clock_off,
         clock_ahead_s=controller.agreed.ahead_us / MICROSECONDS_PER_SECOND,
+        damaged_entries=controller.scrubbed.damaged_entries,
     )
     return Reply(state.revision, view)
 

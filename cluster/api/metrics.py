@@ -181,6 +181,23 @@ class _ReplicaCollector(Collector):
             "Entries of the ledger that this replica does not hold: a snapshot came instead, and they are fetched.",
             sum(gap.last_index - gap.first_index + 1 for gap in controller.ledger.gaps()),
         )
+        scrubbed = controller.scrubbed
+        yield _gauge(
+            "forebay_ledger_verified_index",
+            "The last entry that was read and checked in this round of the whole ledger.",
+            scrubbed.verified_index,
+        )
+        if scrubbed.round_ended_s is not None:
+            age_s = controller.clock.monotonic_s() - scrubbed.round_ended_s
+            yield _gauge("forebay_ledger_verified_age_seconds", "Time since all of the ledger had been checked.", age_s)
+        yield _gauge(
+            "forebay_ledger_damaged_entries",
+            "Entries that are damaged here and that nobody has given yet.",
+            scrubbed.damaged_entries,
+        )
+        yield _counter(
+            "forebay_ledger_mended_entries", "Entries that were damaged here and are whole again.", scrubbed.mended
+        )
         yield _gauge("forebay_snapshot_index", "Entry of the newest snapshot.", controller.snapshot_index)
         yield _gauge(
             "forebay_snapshot_behind_entries",

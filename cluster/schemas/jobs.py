@@ -388,6 +388,8 @@ class StatusView(View, frozen=True, kw_only=True):
     """Whether this replica's wall clock is off from those of a majority: it leaves leading to others."""
     clock_ahead_s: float = 0.0
     """How far the cluster's time, as this replica has it, is ahead of what a majority's wall clocks say, seconds."""
+    damaged_entries: int = 0
+    """Entries that are damaged in this replica's ledger, and that no peer has given yet."""
 
 
 class DigestsAnswer(Answer, frozen=True, kw_only=True):

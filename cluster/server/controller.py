@@ -27,6 +27,7 @@ from cluster.server.bootstrap import Bootstrap
 from cluster.server.divergence import Checkpoints, DigestRecorder
 from cluster.server.duties import AnswerExpiry, Duties, Duty
 from cluster.server.feature_levels import Ask, FeatureLevels, unasked
+from cluster.server.history_fetch import Scrubbed
 from cluster.server.liveness import (
     LEADERLESS_S,
     NODE_DOWN_S,
@@ -60,7 +61,7 @@ from replica.messages import Batch, FoundCluster, Request
 from replica.state import State
 from replica.values import InSteps
 from snapshots import Image, SnapshotStore
-from wal import BrokenInvariant, Entry, Gap, Handed, Placed, StorageFailed, fill
+from wal import BrokenInvariant, Entry, Gap, Handed, Placed, StorageFailed, fill, mend
 
 LOGGER = logging.getLogger(__name__)
 
@@ -155,6 +156,7 @@ class Controller:
         self.entries_void = 0
         self.snapshots_failed = 0
         self.snapshot_at_s: float | None = None
+        self.scrubbed = Scrubbed()
         self.checkpoints = checkpoints
         self._duties = Duties(leads=lambda: self.leads, check=self._check)
         self._register_duties(raises_level=raises_level)
@@ -306,6 +308,10 @@ class Controller:
     def fill_history(self, gap: Gap, handed: Sequence[Handed]) -> Gap | None:
         """Give the ledger entries that a snapshot replaced; return what is left of the gap (`wal.fill`)."""
         return fill(self._storage.environment, gap, handed)
+
+    def mend_history(self, stretch: Gap, handed: Sequence[Handed]) -> Gap | None:
+        """Put entries in the place of damaged ones; return what is left of the stretch (`wal.mend`)."""
+        return mend(self._storage.environment, stretch, handed)
 
     # What consensus calls
 

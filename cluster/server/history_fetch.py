@@ -1,8 +1,11 @@
-"""Fetching the history that this replica was spared: a snapshot took its place, and the ledger has a gap there.
+"""Fetching the history that this replica lacks: a snapshot took its place, or what is stored of it is damaged.
 
 In the background, from any peer that holds it, newest first, a megabyte at a time: whoever asks this replica for the
 history of a job gets an answer again, and every member can prove all of it. Nothing that a peer says is believed: each
 entry is proven by the digest behind it (`wal.ledger`), and the entry itself says which revisions it settled.
+
+Damage is looked for: all of the ledger is read and checked over and over, slowly, so that it is found while a peer
+still has what was there. A start checks the newest entries only.
 """
 
 from __future__ import annotations
@@ -10,11 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NoReturn
 
 from cluster.eventloop import Background
 from cluster.schemas import HandedView
+from cluster.system import Clock
 from wal import (
+    DAMAGED_MAX,
     BrokenInvariant,
     CodecError,
     Entry,
@@ -24,6 +31,7 @@ from wal import (
     LedgerBroken,
     NotThisHistory,
     StorageFailed,
+    counted_revision_after,
     revision_after,
 )
 
@@ -38,11 +46,51 @@ PAUSE_S = 0.05
 JOURNAL_FILL_MAX = 0.5
 """Share of the journal's room beyond which no history is fetched: the other half is for what is still to come."""
 
+SCRUB_ENTRIES = 32
+SCRUB_BYTES = 64 * 1024
+"""What is checked in one step, entries and bytes before the last one: a thread needs less than a millisecond for it, in
+which the loop may have to wait for the interpreter; two and a half for the largest entry."""
+
+SCRUB_PAUSE_S = 0.05
+"""Between two steps, seconds: a hundredth of a processor; a million entries of one command each in half an hour."""
+
+SCRUB_BYTES_PER_S = 2 << 20
+"""What is read of large entries at most: nobody else's disk is slower for it."""
+
+SCRUB_ROUND_S = 600.0
+"""Between two rounds, seconds."""
+
+SCRUB_AGAIN_S = 60.0
+"""Between two rounds while something is damaged that nobody could give, seconds."""
+
 Ask = Callable[[str, int], Awaitable[Iterable[HandedView]]]
 """Returns a peer's entries that end with an index, the newest first; raises what it likes when there are none."""
 
 Fill = Callable[[Gap, Sequence[Handed]], Gap | None]
 """Writes entries into the ledger; returns what is left of the gap (`wal.ledger.fill`)."""
+
+
+Mend = Callable[[Gap, Sequence[Handed]], Gap | None]
+"""Puts entries in the place of damaged ones; returns what is left of the stretch (`wal.ledger.mend`)."""
+
+
+class Scrubbed:
+    """What the scrub of one replica's ledger has found so far."""
+
+    def __init__(self) -> None:
+        self.verified_index = 0
+        """The last entry that was checked in this round."""
+        self.round_ended_s: float | None = None
+        """When the last whole round ended, by the monotonic clock."""
+        self.damaged: dict[int, int] = {}
+        """Stretches of entries that are damaged and could not be mended: first index -> last index."""
+        self.mended = 0
+        """Entries that were damaged, or what is stored beside them, and are whole again."""
+
+    @property
+    def damaged_entries(self) -> int:
+        """How many entries are in damaged stretches."""
+        return sum(last - first + 1 for first, last in self.damaged.items())
 
 
 class Backfill(Background):
@@ -127,3 +175,124 @@ def _checked(gap: Gap, entries: Iterable[HandedView], revision: int) -> list[Han
         revision = view.revision_before
         found.append(Handed(Entry(view.index, view.term, view.data), digest, revision))
     return found
+
+
+class Scrub(Background):
+    """Reads and checks one replica's ledger, over and over, and mends what is damaged."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        found: Scrubbed,
+        mend: Mend,
+        peers: Callable[[], tuple[str, ...]],
+        ask: Ask,
+        clock: Clock,
+        fail: Callable[[BaseException], NoReturn],
+    ) -> None:
+        """`found` is kept up to date; the others as for `Backfill`."""
+        super().__init__(fail)
+        self._ledger = ledger
+        self._found = found
+        self._mend = mend
+        self._peers = peers
+        self._ask = ask
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(1, "scrub")
+        self._following = 1
+        """The entry that is checked next."""
+        self._singly_to = 0
+        """Up to this entry each is checked alone: one of them is damaged."""
+        self._mended_at = 0
+        """The entry at which something was mended last, in this round."""
+
+    async def stop(self) -> None:
+        """End it, and wait until the ledger is read no more."""
+        await super().stop()
+        self._thread.shutdown()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(await self.step())
+
+    async def step(self) -> float:
+        """Check some entries; return for how long to rest, seconds.
+
+        BrokenInvariant where this replica's own history turns out not to be the cluster's.
+        """
+        first, is_single = self._following, self._following <= self._singly_to
+        check = partial(
+            self._ledger.check_some,
+            first,
+            entries_max=1 if is_single else SCRUB_ENTRIES,
+            bytes_max=SCRUB_BYTES,
+            revision_after=counted_revision_after,
+        )
+        try:
+            checked = await asyncio.get_running_loop().run_in_executor(self._thread, check)
+        except LedgerBroken as error:
+            if first <= error.index and not is_single:
+                self._singly_to = error.index
+                return 0.0
+            return await self._damage(error)
+        if checked is None:
+            return self._end_round()
+        following, size_bytes = checked
+        self._following, self._found.verified_index = following, following - 1
+        for start in [start for start in self._found.damaged if first <= start < following]:
+            del self._found.damaged[start]
+        return 0.0 if is_single else max(SCRUB_PAUSE_S, size_bytes / SCRUB_BYTES_PER_S)
+
+    def _end_round(self) -> float:
+        self._following, self._singly_to, self._mended_at = 1, 0, 0
+        self._found.round_ended_s = self._clock.monotonic_s()
+        return SCRUB_AGAIN_S if self._found.damaged else SCRUB_ROUND_S
+
+    async def _damage(self, error: LedgerBroken) -> float:
+        """Mend the entry that is checked next and what follows it, or go on behind it."""
+        first, find = self._following, partial(self._ledger.damaged_from, self._following, counted_revision_after)
+        stretch = await asyncio.get_running_loop().run_in_executor(self._thread, find)
+        if stretch is not None and self._mended_at != first:
+            left: Gap | None = stretch
+            while left is not None and (less := await self._mended(left)) != left:
+                left = less
+            if left is None:
+                self._mended_at = first
+                self._found.mended += stretch.last_index - first + 1
+                LOGGER.warning("%s; entries %d to %d are whole again", error, first, stretch.last_index)
+                return 0.0
+            stretch = stretch._replace(last_index=left.last_index)
+        last = first if stretch is None else stretch.last_index
+        if self._found.damaged.get(first) != last:
+            LOGGER.error(
+                "%s; nobody who was asked has given entries %d to %d, they are asked for again: see that a peer holds "
+                "them (`forebay ledger verify`), or bring the replica back with `forebay member replace`",
+                error,
+                first,
+                last,
+            )
+        self._found.damaged[first] = last
+        self._following = last + 1 if stretch is not None else max(first, error.index) + DAMAGED_MAX
+        if self._following > self._ledger.applied_index:
+            return self._end_round()
+        return SCRUB_PAUSE_S
+
+    async def _mended(self, stretch: Gap) -> Gap | None:
+        """Return what is left of a stretch: what is stored may do, where it is not the entries that are damaged."""
+        try:
+            return self._mend(stretch, self._ledger.held_in(stretch, counted_revision_after))
+        except (LedgerBroken, NotThisHistory, CodecError):
+            pass
+        for peer in self._peers():
+            try:
+                handed = _checked(stretch, await self._ask(peer, stretch.last_index), stretch.revision_after)
+                if handed:
+                    return self._mend(stretch, handed)
+            except (BrokenInvariant, StorageFailed):
+                raise
+            except NotThisHistory as error:
+                LOGGER.error("what %s says of entry %d is not the history: %s", peer, stretch.last_index, error)
+            except Exception as error:  # whoever cannot be asked now, or does not hold it either
+                LOGGER.debug("%s does not hand entry %d over: %s", peer, stretch.last_index, error)
+        return stretch

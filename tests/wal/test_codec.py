@@ -22,6 +22,7 @@ from wal.codec import (
     Kind,
     WrittenLater,
     batch_of_encoded,
+    counted_revision_after,
     decode_batch,
     encode_batch,
     encode_entry,
@@ -163,9 +164,10 @@ def test_a_value_without_an_encoding_is_a_codec_error() -> None:
 
 def test_only_a_batch_with_the_right_base_moves_the_revision() -> None:
     data = encode_batch(sample_batch(EVENTS[0]))
-    assert revision_after(NO_OP, 7) == 7
-    assert revision_after(data, 7) == 9
-    assert revision_after(data, 8) == 8
+    for after in (revision_after, counted_revision_after):
+        assert after(NO_OP, 7) == 7
+        assert after(data, 7) == 9
+        assert after(data, 8) == 8
     assert kind_of(NO_OP) is Kind.NO_OP and kind_of(data) is Kind.BATCH
 
 

@@ -241,6 +241,8 @@ def status(name: str | None, digest: bool, as_json: bool) -> None:
         for answer in answers:
             if answer.status is not None and not answer.status.ready and answer.status.not_ready:
                 note(f"{answer.name} is not ready: {answer.status.not_ready}")
+            if answer.status is not None and answer.status.damaged_entries:
+                note(f"{answer.name} has {answer.status.damaged_entries} damaged entries in its ledger; see its log")
             if answer.error is not None:
                 note(f"{answer.name} did not answer: {answer.error}")
             if answer.checkpoints is not None and answer.checkpoints.verdict != "agrees":
