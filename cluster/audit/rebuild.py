@@ -472,6 +472,7 @@ REBUILDERS: Final[Mapping[type[Command], Rebuilder]] = {
     c.OpenSession: Rebuilder(lambda led: (c.OpenSession(),)),
     c.CloseSession: Rebuilder(lambda led: (c.CloseSession(one.sessions[0]) for one in led.of(e.SessionsEnded))),
     c.ExpireAnswers: Rebuilder(lambda led: (c.ExpireAnswers(),)),
+    c.RecordStateDigest: Rebuilder(_as_event(c.RecordStateDigest, e.StateDigested)),
     c.RunSchedulingPass: Rebuilder(lambda led: (c.RunSchedulingPass(),)),
     c.RegisterScheduler: Rebuilder(_register_scheduler),
     c.ReleaseScheduler: Rebuilder(_as_event(c.ReleaseScheduler, e.SchedulerReleased)),
