@@ -61,6 +61,9 @@ class TwoControllers(SlurmSite):
         return any(BACKUP in line and line.endswith(" UP") for line in shown.splitlines())
 
     def backup_again(self) -> None:
-        """End the backup, as a watchdog would, and start it again."""
-        self.end_controller(signal.SIGKILL, BACKUP)
+        """End the backup, unless it has ended by itself, and start it again, as a watchdog would."""
+        if self._processes.process(BACKUP).poll() is None:
+            self.end_controller(signal.SIGKILL, BACKUP)
+        else:
+            self._processes.end(BACKUP)
         self._processes.again(BACKUP)

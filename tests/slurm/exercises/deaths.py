@@ -248,8 +248,8 @@ async def _handed_back(site: Submitted) -> None:
 
 
 async def _gave_back(site: Submitted) -> str:
-    """Have a backup that stands by, and return what became of it: one that gives back may wait for ever for a thread of
-    its own, with any script, and has to be started anew.
+    """Have a backup that stands by, and return what became of it: one that gives back may end, or wait for ever for a
+    thread of its own, with any script, and has to be started anew.
     """
     slurm = site.slurm
     assert isinstance(slurm, TwoControllers)
@@ -262,7 +262,7 @@ async def _gave_back(site: Submitted) -> str:
     except RunFailed:
         await asyncio.to_thread(slurm.backup_again)
         await site.until("the backup stands by again", stands_by, STANDS_BY_S)
-        return "hung"
+        return "hung or ended"
     return "gave back"
 
 
