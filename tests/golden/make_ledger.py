@@ -27,6 +27,7 @@ from cluster.audit.commands import audit
 from replica.fold.apply import apply_batch
 from replica.messages import commands as c
 from replica.messages.entries import Batch
+from replica.messages.entries import Entry as Settled
 from replica.messages.events import Event, EventRecord, StateDigested
 from replica.state.digest import state_digest
 from replica.state.state import EMPTY
@@ -89,15 +90,24 @@ def _digested(batches: list[Batch]) -> list[Batch]:
     }
     state, digests, found = EMPTY, dict[int, bytes](), list[Batch]()
     for batch in batches:
-        entries = tuple(
-            msgspec.structs.replace(entry, events=tuple(_of_state(event, digests) for event in entry.events))
-            for entry in batch.entries
-        )
+        entries = tuple(_of_states(entry, digests) for entry in batch.entries)
         found.append(msgspec.structs.replace(batch, entries=entries))
         state = apply_batch(state, found[-1]) or state
         if state.revision in recorded:
             digests[state.revision] = state_digest(state)
     return found
+
+
+def _of_states(entry: Settled, digests: dict[int, bytes]) -> Settled:
+    """The entry with those digests, and its own."""
+    events = tuple(_of_state(event, digests) for event in entry.events)
+    if events == entry.events:
+        return entry
+    (recorded,) = events
+    assert isinstance(recorded, StateDigested)
+    command = c.RecordStateDigest(recorded.revision, recorded.state)
+    digest = c.command_digest(c.Request(entry.id, entry.actor, command))
+    return msgspec.structs.replace(entry, events=events, digest=digest)
 
 
 def _of_state(event: EventRecord, digests: dict[int, bytes]) -> EventRecord:
