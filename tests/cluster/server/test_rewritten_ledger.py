@@ -15,14 +15,16 @@ from cluster.schemas.requests import PoolRequest
 from cluster.serve import Replica
 from cluster.server import divergence
 from cluster.server.divergence import Diverged
+from cluster.server.storage import StorageRefused, open_storage
 from cluster.system.clock import SystemClock
 from replica.messages.commands import Actor, ActorRole
+from replica.state import digest
 from tests.cluster.consensus.harness import STAND_S, Harness
 from tests.cluster.consensus.memory_journal import Disk, MemoryJournal
 from tests.cluster.harness import PATIENCE_S
 from tests.cluster.test_serve import make
 from tests.faults.rewritten import blamed, rewrite
-from wal import Environment, Journal
+from wal import Condition, Environment, Journal
 from wal.ledger import Ledger
 
 SOMEBODY_ELSE = Actor(ActorRole.OPERATOR, "mallory")
@@ -32,6 +34,8 @@ def test_a_replica_whose_history_was_rewritten_and_hashed_again_leads_nobody_and
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(divergence, "COMPARE_PERIOD_S", 0.05)
+    # No digest of what is rewritten is in the ledger yet: with one, the replica would not even start.
+    monkeypatch.setattr(digest, "CHECKPOINT_S", 10_000_000)
     config = make(tmp_path / "site", 3)
     victim = "r1"
 
@@ -99,6 +103,39 @@ def test_a_replica_whose_history_was_rewritten_and_hashed_again_leads_nobody_and
                 await replica.stop()
 
     asyncio.run(story())
+
+
+def test_a_history_that_was_rewritten_before_a_recorded_digest_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no peer is there to tell."""
+    monkeypatch.setattr(divergence, "QUIET_S", 1.1)
+    monkeypatch.setattr(digest, "CHECKPOINT_S", 1)
+    config = make(tmp_path / "site", 1)
+
+    def fail(error: BaseException) -> NoReturn:
+        raise AssertionError("the replica stopped") from error
+
+    async def story() -> None:
+        replica = Replica(config, "r1", clock=SystemClock(), fail=fail)
+        await replica.start()
+        try:
+            async with Client.from_config(config, "operator") as client, asyncio.timeout(PATIENCE_S):
+                request = PoolRequest(command_id=client.new_command_id(), quantity="100MiB", granularity="1MiB")
+                revision = (await client.call(ops.SET_POOL, request, name="fast")).revision
+                checkpoints = replica.controller.checkpoints
+                assert checkpoints is not None
+                while max(checkpoints._recorded, default=0) < revision:
+                    await asyncio.sleep(0.01)
+        finally:
+            await replica.stop()
+
+    asyncio.run(story())
+    open_storage(config, "r1").close()
+    assert rewrite(config, "r1", lambda entry: blamed(entry, SOMEBODY_ELSE))
+    with pytest.raises(StorageRefused, match="they differ first between revision") as refused:
+        open_storage(config, "r1")
+    assert refused.value.condition is Condition.STATE_NOT_THE_RECORDED
 
 
 A, B = b"a" * 32, b"b" * 32
