@@ -25,8 +25,9 @@ CHECKPOINT_ENTRIES: Final = 4096
 CHECKPOINT_S: Final = 60
 """Whole seconds of the leader's clock that make a checkpoint when they pass."""
 
-STATES_HELD_MAX: Final = 64
-"""States held for a record that may come, count: those of half an hour, and of a minute of full load."""
+STATES_HELD_MAX: Final = 8
+"""States held for a record that may come, count: those of four checkpoints. A record comes some seconds behind; under
+full load so much has changed between two checkpoints that their states share little."""
 
 RECORDS_PER_EVENT: Final = 3
 """Records of a state that are digested for each event that is folded, at most: a record takes 1.5 us and an event 24,
@@ -127,8 +128,8 @@ class RecordedDigests:
     """The digests that a ledger records, held against the states that it leads to.
 
     A leader records the digest of a checkpoint, or of a state after which nothing came for a minute: the states before
-    and after an entry that is a checkpoint are held until then, which costs nothing, since states share what they have
-    in common. Not every one is digested where states are large, but the last one always is.
+    and after an entry that is a checkpoint are held until then. Not every one is digested where states are large, but
+    the last one always is.
     """
 
     def __init__(self, start: State, *, every: bool = False) -> None:
@@ -177,6 +178,8 @@ class RecordedDigests:
         state = self._held.get(recorded.revision)
         if state is None:  # from before the start, or from a clock that stood still
             return
+        for revision in [revision for revision in self._held if revision < recorded.revision]:
+            del self._held[revision]  # records come in the order of revisions
         self._waiting = _Compared(index, recorded, state)
         if self._every or RECORDS_PER_EVENT * self._folded >= sum(len(getattr(state, row.field)) for row in TABLES):
             self._compare(self._waiting)
