@@ -517,7 +517,7 @@ def audit(config: Path | None) -> None:
 
 @audit.group("ledger")
 def _ledger_group() -> None:
-    """Verify, replay and print a replica's ledger."""
+    """Verify, replay, decide again and print a replica's ledger."""
 
 
 @audit.group("report")

@@ -24,8 +24,9 @@ from replica.state import State, table_digests
 from replica.values import Instant
 from wal import encode_batch
 
-COMPARED_BATCHES: Final = 256
-"""Batches that another release is given at once, count: it decides them while the next ones are made ready."""
+ASKED_BATCHES: Final = 256
+ASKED_BYTES: Final = 8 << 20
+"""What another release is given at once, count and bytes: it decides while the next ones are made ready."""
 
 DIFFERENCES_KEPT: Final = 1_000
 """Differences that are kept with their events, the first ones; all are counted."""
@@ -129,6 +130,7 @@ class Redecided(Replayed):
         self._is_due, self._release = is_due, release
         self._deciding: Deciding | None = None
         self._waiting: list[_Asked] = []
+        self._waiting_bytes = 0
         self._under_way: list[_Asked] = []
         """What the other release is deciding now."""
 
@@ -178,12 +180,14 @@ class Redecided(Replayed):
             return requests[-1] if self._release is None else None
 
         outcomes = deciding.settle(batch, ask)
-        asked = _Asked(self.last_index + 1, before, batch, requests)
+        data = b"" if self._release is None else encode_batch(batch)
+        asked = _Asked(self.last_index + 1, before, batch, requests, data)
         if self._release is None:
             self._compare(asked, outcomes)
             return
         self._waiting.append(asked)
-        if len(self._waiting) >= COMPARED_BATCHES:
+        self._waiting_bytes += len(asked.data)
+        if len(self._waiting) >= ASKED_BATCHES or self._waiting_bytes >= ASKED_BYTES:
             self._ask()
 
     def _ask(self) -> None:
@@ -192,9 +196,9 @@ class Redecided(Replayed):
         if self._under_way:
             for asked, outcomes in zip(self._under_way, self._release.outcomes(), strict=True):
                 self._compare(asked, outcomes)
-        self._under_way, self._waiting = self._waiting, []
+        self._under_way, self._waiting, self._waiting_bytes = self._waiting, [], 0
         if self._under_way:
-            self._release.send((encode_batch(asked.batch), asked.requests) for asked in self._under_way)
+            self._release.send((asked.data, asked.requests) for asked in self._under_way)
 
     def finish(self) -> tuple[str, ...]:
         """Compare what the other release has not answered yet; return the tables of the state that it has otherwise."""
@@ -244,6 +248,8 @@ class _Asked(msgspec.Struct, frozen=True):
     before: State
     batch: Batch
     requests: list[Request | None]
+    data: bytes
+    """The batch as another release is given it; nothing where none is asked."""
 
 
 def lacking(kinds: Iterable[str]) -> dict[str, str]:

@@ -9,17 +9,11 @@ from replica.state import table_digests
 from wal import Ledger, LedgerEntry
 
 COMPARED_ENTRIES: Final = 4_096
-"""Entries between two comparisons of states, count: each walks over all jobs."""
+COMPARED_BYTES: Final = 8 << 20
+"""What is folded between two comparisons of states at most, count and bytes: each comparison walks over all jobs."""
 
 
-def fold_with(
-    release: Release,
-    ledger: Ledger,
-    replaying: Replayed,
-    progress: Progress | None = None,
-    *,
-    every: int = COMPARED_ENTRIES,
-) -> int:
+def fold_with(release: Release, ledger: Ledger, replaying: Replayed, progress: Progress | None = None) -> int:
     """Fold a ledger to its end here and there; return how often the states were compared, and were the same.
 
     ReplayFailed with the first entry after which they are not; the errors of `replay`, and ReleaseFailed.
@@ -28,7 +22,7 @@ def fold_with(
     compared = 0
     while replaying.last_index < ledger.applied_index:
         before = replaying.branch()
-        entries = list(ledger.read(before.last_index + 1, limit=min(every, ledger.applied_index - before.last_index)))
+        entries = ledger.read_some(before.last_index + 1, entries_max=COMPARED_ENTRIES, bytes_max=COMPARED_BYTES)
         if not entries:
             raise ReplayRefused(f"this replica does not hold the entries from {before.last_index + 1} on")
         for entry in entries:

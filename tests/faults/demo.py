@@ -172,6 +172,7 @@ class Demo:
             self.cluster.forebay("ledger", "verify", "--name", replica)
         self.hold("chain", "the hash chain of all three ledgers is whole")
         self.hold("replay", verify.replayed(self.cluster, status))
+        self.hold("decisions", verify.redecided(self.cluster))
 
     def summary(self, started: float) -> None:
         """Print what held."""

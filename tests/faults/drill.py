@@ -78,6 +78,7 @@ class Drill:
             _, status = await verify.same_digest(self.cluster, client)
             print(await verify.ran_once(client, self.workload, self.acknowledged, all_complete=False))
             print(verify.replayed(self.cluster, status))
+            print(verify.redecided(self.cluster))
 
     async def round(self, client: Client) -> str:
         """Kill one process at a random moment and check that nothing was lost; return who it was."""

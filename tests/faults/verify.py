@@ -84,6 +84,14 @@ def replayed(cluster: LocalCluster, status: StatusView, *, replica: str = "r1") 
     )
 
 
+def redecided(cluster: LocalCluster, *, replica: str = "r1") -> str:
+    """Every decision in the ledger that can be taken again comes out the same."""
+    answer = json.loads(cluster.forebay("ledger", "redecide", "--name", replica, "--json"))
+    if answer["different"] or not answer["same"]:
+        raise RunFailed(f"the ledger of {replica} would be decided otherwise: {answer['differences'][:1]}")
+    return f"{answer['same']} decisions come out the same again, {answer['rebuilt_share']:.1%} of all"
+
+
 async def why_agrees(client: Client, seen: dict[tuple[int, int], str]) -> str:
     """`why --at` gives the reason that `show` gave at every revision that was seen."""
     for (job, revision), reason in seen.items():

@@ -244,7 +244,7 @@ def _replace(command: tuple[str, ...]) -> NoReturn:
 # What is kept in a replica's directory -------------------------------------------------------------------------------
 
 
-ledger_group = click.Group("ledger", help="Verify, replay and print a replica's ledger, offline.")
+ledger_group = click.Group("ledger", help="Verify, replay, decide again and print a replica's ledger, offline.")
 
 
 report_group = click.Group("report", help="Draw what happened, offline, from a replica's ledger.")
