@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 from msgspec.structs import replace
 
 from cluster.audit.resubmit import guest_requests, submits, updates
+from cluster.server import jobs_under_way
 from replica.decide import Wanted, differences
 from replica.fold import SpeculativeState
 from replica.grammar import Setting
@@ -39,6 +40,7 @@ from replica.model import (
 )
 from replica.operations import active_stage
 from replica.state import Facts, State
+from replica.values import RESTARTED_MAX
 
 CANDIDATES_MAX: Final = 8_192
 """Candidates that are held against a digest, count: 40 ms. The ways in which a script can have ended are 4,000."""
@@ -252,7 +254,13 @@ def _clear_buffer(led: Led) -> Iterator[Command]:
 
 
 def _restart_operations(led: Led) -> Iterator[Command]:
-    yield c.RestartOperations(tuple(_jobs(led)))
+    touched = _jobs(led)
+    yield c.RestartOperations(tuple(touched))
+    assert isinstance(led.state, State)  # `_WALKING` has asked for it
+    # The leader names what is under way when it begins, a portion at a time.
+    jobs = jobs_under_way(led.state)
+    for first in range(len(jobs) if touched else 0):
+        yield c.RestartOperations(tuple(jobs[first : first + RESTARTED_MAX]))
 
 
 def _settle_mails(led: Led) -> Iterator[Command]:
@@ -448,7 +456,7 @@ REBUILDERS: Final[Mapping[type[Command], Rebuilder]] = {
     c.RequeueJob: Rebuilder(_of_jobs(c.RequeueJob), "tasks of which nothing came"),
     c.ClearBuffer: Rebuilder(_clear_buffer),
     c.ExportBuffer: Rebuilder(_of_jobs(c.ExportBuffer, "partial")),
-    c.RestartOperations: Rebuilder(_restart_operations, "jobs of which nothing came"),
+    c.RestartOperations: Rebuilder(_restart_operations, "jobs that were over when their turn came"),
     c.ReportOperation: Rebuilder(
         _report_operation,
         "counts of a post-run or teardown, words beyond their bound, and those of a script that never started",
@@ -488,5 +496,5 @@ REBUILDERS: Final[Mapping[type[Command], Rebuilder]] = {
 }
 """Every kind of command, and how it is made again."""
 
-_WALKING: Final = frozenset({c.MakePersistent, c.RemovePersistent})
+_WALKING: Final = frozenset({c.MakePersistent, c.RemovePersistent, c.RestartOperations})
 """Those for which it takes a whole State."""

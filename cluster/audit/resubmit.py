@@ -6,8 +6,8 @@ other things is tried as it was decided and as it may have been asked for.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import product
-from typing import Any
+from itertools import combinations, product
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -44,16 +44,36 @@ def submits(state: Facts, event: JobSubmitted) -> Iterator[SubmitJob]:
 
 def updates(state: Facts, event: e.JobUpdated, changed: Iterable[JobChange]) -> Iterator[UpdateJob]:
     """Yield the updates of the job of `event` that may have led to changes of it, or of it and others."""
-    change = _union(changed)
-    partitions = [change.partition] if change.partition is None else [change.partition, ""]
-    conditions: list[tuple[tuple[Dependency, ...] | None, tuple[AfterTask, ...]]] = [(change.dependencies, ())]
-    if change.dependencies is not None:
-        conditions = [*_conditions(state, change.dependencies)]
+    change, request = _union(changed), state.jobs[event.job].request
     buffers: list[BufferRequest | None] = [None]
     if event.buffer is not None:
-        buffers = [*buffers_asked(state, replace(state.jobs[event.job].request, buffer=event.buffer))]
-    for buffer, (dependencies, after_tasks), partition in product(buffers, conditions, partitions):
-        yield UpdateJob(event.job, replace(change, dependencies=dependencies, partition=partition), buffer, after_tasks)
+        buffers = [*buffers_asked(state, replace(request, buffer=event.buffer))]
+    for said in _with_what_is_so(request, change):
+        partitions = dict.fromkeys((said.partition, "" if said.partition else said.partition))
+        conditions: list[tuple[tuple[Dependency, ...] | None, tuple[AfterTask, ...]]] = [(said.dependencies, ())]
+        if said.dependencies is not None:
+            conditions = [*_conditions(state, said.dependencies)]
+        for buffer, (dependencies, after_tasks), partition in product(buffers, conditions, partitions):
+            yield UpdateJob(
+                event.job, replace(said, dependencies=dependencies, partition=partition), buffer, after_tasks
+            )
+
+
+SAID_AGAIN_MAX: Final = 4
+"""Fields of an update that are tried to have been said although they were so already, count: 4,000 ways."""
+
+
+def _with_what_is_so(request: JobRequest, change: JobChange) -> Iterator[JobChange]:
+    """Yield a change as it is in the event, and with some of what is not in it because it was so already."""
+    options = request.asked
+    so = {
+        field: getattr(request if hasattr(request, field) else options, field)
+        for field in change.__struct_fields__
+        if getattr(change, field) is None
+    }
+    for count in range(SAID_AGAIN_MAX + 1):
+        for fields in combinations(so, count):
+            yield replace(change, **{field: so[field] for field in fields})
 
 
 def buffers_asked(state: Facts, decided: JobRequest) -> list[BufferRequest | None]:

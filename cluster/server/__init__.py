@@ -9,6 +9,7 @@ from cluster.server.history_fetch import Backfill, Scrub
 from cluster.server.joining import JoiningRefused, is_joining, join
 from cluster.server.liveness import POLLS_MAX, SPREAD_S_MAX, SPREAD_S_PER_POLL, Liveness, Said, Transfer
 from cluster.server.membership import members
+from cluster.server.operation_restart import jobs_under_way
 from cluster.server.pending import (
     Answer,
     Asker,

@@ -23,6 +23,15 @@ RETRY_S = 1.0
 _NOTHING_UNDER_WAY = frozenset({BufferState.RUNNING, BufferState.SUSPENDED, BufferState.TEARDOWN_FAIL})
 
 
+def jobs_under_way(state: State) -> list[int]:
+    """Return the jobs of which an operation is under way, ascending: those that a new leader starts again."""
+    return sorted(
+        job_id
+        for job_id, buffer in state.buffers.items()
+        if buffer.state in HOLDING and buffer.state not in _NOTHING_UNDER_WAY
+    )
+
+
 class OperationRestart:
     """Starts operations again once for each term that this replica leads in."""
 
@@ -51,12 +60,7 @@ class OperationRestart:
         self.stop()
         state = self._state()
         if state.site.restart_policy == "slurm":
-            jobs = [
-                job_id
-                for job_id, buffer in state.buffers.items()
-                if buffer.state in HOLDING and buffer.state not in _NOTHING_UNDER_WAY
-            ]
-            self._task = asyncio.create_task(self._restart(sorted(jobs)))
+            self._task = asyncio.create_task(self._restart(jobs_under_way(state)))
             self._task.add_done_callback(self._ended)
 
     def stop(self) -> None:

@@ -9,11 +9,13 @@ import pytest
 
 from cluster.audit.rebuild import REBUILDERS, rebuilt
 from replica.fold.apply import SpeculativeState
+from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.entries import Batch, Entry
-from replica.model.jobs import JobState
+from replica.model.jobs import Hold, JobState
 from replica.model.operations import Stage
+from replica.model.requests import JobChange
 from replica.model.transfers import TransferReceipt
 from replica.state.state import EMPTY
 from tests.golden.archive import unpack
@@ -161,3 +163,33 @@ def test_a_submit_is_made_again_with_the_symbols_in_its_paths(output: str) -> No
     assert command.request.output == output
     assert command.request.buffer is not None
     assert command.request.buffer.stage_out[0].outside == "/out/r-%j"
+
+
+def test_an_update_is_made_again_with_what_was_so_already() -> None:
+    world = World()
+    job = world.submit("capacity=10", hold=Hold.USER)
+    update = c.UpdateJob(job, JobChange(priority=0, time_limit_s=60, comment="later", dependencies=(), any_of=False))
+    world.settle(update)
+    before, entry = last(world)
+    assert [event.change for event in entry.events] == [JobChange(priority=0, comment="later")]
+    assert rebuilt(before, entry) == update
+
+
+def test_what_a_new_leader_starts_again_is_made_again_with_the_jobs_that_it_left_alone() -> None:
+    world = World(restart_policy="slurm")
+    stuck, other = world.submit("capacity=10"), world.submit("capacity=10")
+    world.report(stuck, c.OperationFailed("no such file", final=True))
+    restart = c.RestartOperations((stuck, other))
+    world.settle(restart, c.CONTROLLER)
+    before, entry = last(world)
+    assert {event.job for event in entry.events} == {other}
+    assert rebuilt(before, entry) == restart
+
+
+def test_a_configuration_is_made_again_where_its_keys_were_set_and_not_where_a_file_was_applied() -> None:
+    world = World()
+    world.configure(MaxPasses="7", OtherTimeout="120")
+    assert rebuilt(*last(world)) is not None
+    file = (Setting("MaxPasses", "8", "burst_buffer.conf", 3, 11),)
+    world.settle(c.ConfigureSite(file, partial=True))
+    assert rebuilt(*last(world)) is None
