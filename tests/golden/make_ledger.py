@@ -74,7 +74,7 @@ def _founded(batch: Batch) -> Batch:
     """The batch that founds the cluster, with the id that the directories have."""
     (entry,) = batch.entries
     event = msgspec.structs.replace(entry.events[0], cluster_id=CLUSTER)
-    command = c.FoundCluster(CLUSTER, event.name, event.site, event.pools, places=event.places)
+    command = c.FoundCluster(CLUSTER, event.name, event.site, event.pools, event.nodes, event.places)
     digest = c.command_digest(c.Request(entry.id, entry.actor, command))
     return msgspec.structs.replace(batch, entries=(msgspec.structs.replace(entry, events=(event,), digest=digest),))
 
