@@ -33,6 +33,7 @@ from wal.configuration import (
 )
 from wal.environment import Environment
 from wal.failures import BrokenInvariant, Condition, RecoveryRefused, StorageFailed
+from wal.job_index import Hole, JobIndex, JobIndexBroken, JobRow, Position
 from wal.journal import Journal
 from wal.ledger import (
     DAMAGED_MAX,

@@ -187,6 +187,27 @@ class Ledger:
         ledger._seen = self._scan()
         return ledger
 
+    def as_stored(self) -> "Ledger":
+        """The ledger up to what LMDB was given by the last checkpoint, without what the sync log adds to it.
+
+        Costs a look at the marks, so whoever follows a replica that goes on can afford it many times a second.
+        """
+        with self._env.read() as transaction:
+            marks = _marks(self._env, transaction)
+            gaps = self._gaps(transaction)
+        ledger = Ledger(self._env)
+        ledger._seen = _Scan(
+            ReadView(marks, {}, {}, [], marks.applied_revision),
+            tuple(gap for gap in gaps if gap.first_index <= marks.applied_index),
+        )
+        return ledger
+
+    def digest_at(self, index: int) -> bytes:
+        """Digest up to the entry at `index`. LedgerBroken where that is not known: not held, or not yet applied."""
+        view = self._view()
+        with self._env.read() as transaction:
+            return self._chain_row(view, transaction, index).digest
+
     @property
     def cluster_id(self) -> str:
         """The cluster whose history it is."""

@@ -1,0 +1,204 @@
+"""The index by job: which revisions of the ledger concern a job, each with a note; in LMDB files of its own.
+
+It is derived from the ledger, so it promises nothing: it is written by one process beside the replica, a little behind
+what is applied, and whatever is wrong with it is mended by beginning it anew. How far it has come is written in the
+same transaction as the rows, with the digest of the ledger up to there: an index of another history shows itself.
+
+The rows of a job lie together in a few values, of which the last one grows: a row takes some ten bytes beside its note
+and none of its own keys.
+"""
+
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import lmdb
+
+from wal.environment import LMDB_ENGINE, MAP_SIZE_BYTES
+from wal.failures import DATA_FILE, READERS_FILE
+from wal.records import DIGEST_BYTES, GENESIS, Damaged, pack_checked, unpack_checked
+
+JOB_INDEX_VERSION: Final = 1
+"""Version of what is laid out here, and of what the notes say. One of another version is begun anew."""
+
+VALUE_MAX_BYTES: Final = 1024
+"""How long a value of rows grows before the next one is begun: a quarter of a page, so that none needs pages of its
+own."""
+
+_ROWS: Final = b"rows"
+_MARK: Final = b"mark"
+_KEY = struct.Struct(">QQ")
+_ROW = struct.Struct(">IH")
+_POSITION = struct.Struct(f">HQQ{DIGEST_BYTES}s")
+_HOLE = struct.Struct(">QQ")
+_DELTA_MAX: Final = 0xFFFF_FFFF
+
+
+class JobRow(NamedTuple):
+    """A revision that concerns a job, and what is noted of it."""
+
+    revision: int
+    note: bytes
+
+
+class Hole(NamedTuple):
+    """Entries of which the index has nothing, both included: a snapshot came in their place."""
+
+    first_index: int
+    last_index: int
+
+
+class Position(NamedTuple):
+    """How far an index has come: the last entry that is in it, the revision and the digest of the ledger after it."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    revision: int
+    digest: bytes
+    holes: tuple[Hole, ...] = ()
+
+
+NOTHING: Final = Position(0, 0, GENESIS)
+"""Where every index begins."""
+
+
+class JobIndexBroken(Exception):
+    """The files of an index cannot be read or written; the sentence says how that shows."""
+
+
+class JobIndex:
+    """The index by job of one replica, for one process at a time."""
+
+    def __init__(self, directory: Path, *, map_size_bytes: int = MAP_SIZE_BYTES) -> None:
+        """Open it. One that is not there, of another version or damaged is begun anew. OSError, JobIndexBroken."""
+        self._directory = directory
+        self._map_size_bytes = map_size_bytes
+        directory.mkdir(mode=0o700, exist_ok=True)
+        try:
+            self._open()
+        except (JobIndexBroken, Damaged):
+            self.begin_anew()
+
+    @property
+    def position(self) -> Position:
+        """How far it has come."""
+        return self._position
+
+    @property
+    def size_bytes(self) -> int:
+        """What its file takes on the disk."""
+        return (self._directory / DATA_FILE).stat().st_blocks * 512
+
+    def begin_anew(self) -> None:
+        """Forget everything, its files too. OSError, JobIndexBroken."""
+        self.close()
+        for name in (DATA_FILE, READERS_FILE):
+            with suppress(FileNotFoundError):
+                os.unlink(self._directory / name)
+        self._open()
+
+    def close(self) -> None:
+        """Close the files; may be called again."""
+        environment: lmdb.Environment | None = getattr(self, "_environment", None)
+        if environment is not None:
+            environment.close()
+
+    def rows(self, job: int) -> list[JobRow]:
+        """Return what there is of a job, oldest first. JobIndexBroken."""
+        found: list[JobRow] = []
+        try:
+            with self._environment.begin(self._rows) as transaction:
+                cursor = transaction.cursor()
+                more = cursor.set_range(_KEY.pack(job, 0))
+                while more:
+                    key, value = cursor.item()
+                    of, first = _KEY.unpack(key)
+                    if of != job:
+                        break
+                    found += _unpacked(first, unpack_checked(key, value))
+                    more = cursor.next()
+        except (lmdb.Error, Damaged, struct.error) as error:
+            raise self._broken(error) from error
+        return found
+
+    def add(self, rows: Mapping[int, Sequence[JobRow]], position: Position) -> None:
+        """Add rows to those of their jobs, none older than what is there; durable on return. JobIndexBroken."""
+        try:
+            with self._environment.begin(self._rows, write=True) as transaction:
+                cursor = transaction.cursor()
+                for job in sorted(rows):
+                    key, body = _last_value(cursor, job)
+                    for row in rows[job]:
+                        first = _KEY.unpack(key)[1] if key else 0
+                        size_bytes = len(body) + _ROW.size + len(row.note)
+                        if not key or size_bytes > VALUE_MAX_BYTES or row.revision - first > _DELTA_MAX:
+                            if key:
+                                transaction.put(key, pack_checked(key, bytes(body)))
+                            key, body, first = _KEY.pack(job, row.revision), bytearray(), row.revision
+                        body += _ROW.pack(row.revision - first, len(row.note)) + row.note
+                    if key:
+                        transaction.put(key, pack_checked(key, bytes(body)))
+                transaction.put(_MARK, pack_checked(_MARK, _packed(position)), db=self._mark)
+        except (lmdb.Error, Damaged, struct.error) as error:
+            raise self._broken(error) from error
+        self._position = position
+
+    def _open(self) -> None:
+        try:
+            self._environment = lmdb.open(
+                os.fspath(self._directory),
+                map_size=self._map_size_bytes,
+                max_dbs=2,
+                mode=0o600,
+                lib_version=LMDB_ENGINE,
+            )
+            size_bytes = (self._environment.info()["last_pgno"] + 1) * self._environment.stat()["psize"]
+            if self._environment.info()["last_txnid"] and (self._directory / DATA_FILE).stat().st_size < size_bytes:
+                raise JobIndexBroken(f"{self._directory / DATA_FILE} ends before its last page")
+            self._rows = self._environment.open_db(_ROWS)
+            self._mark = self._environment.open_db(_MARK)
+            with self._environment.begin(self._mark) as transaction:
+                value = transaction.get(_MARK)
+            self._position = NOTHING if value is None else _position(unpack_checked(_MARK, value))
+        except (lmdb.Error, struct.error) as error:
+            raise self._broken(error) from error
+
+    def _broken(self, error: Exception) -> JobIndexBroken:
+        return JobIndexBroken(f"{self._directory / DATA_FILE}: {error}")
+
+
+def _last_value(cursor: "lmdb.Cursor[bytes]", job: int) -> tuple[bytes, bytearray]:
+    """The key and the body of the value that a job's rows end in; both empty where there are none."""
+    found = cursor.prev() if cursor.set_range(_KEY.pack(job + 1, 0)) else cursor.last()
+    if not found:
+        return b"", bytearray()
+    key, value = cursor.item()
+    if _KEY.unpack(key)[0] != job:
+        return b"", bytearray()
+    return key, bytearray(unpack_checked(key, value))
+
+
+def _unpacked(first: int, body: bytes) -> list[JobRow]:
+    found, at = list[JobRow](), 0
+    while at < len(body):
+        delta, note_bytes = _ROW.unpack_from(body, at)
+        at += _ROW.size
+        if at + note_bytes > len(body):
+            raise Damaged("a row ends behind its value")
+        found.append(JobRow(first + delta, body[at : at + note_bytes]))
+        at += note_bytes
+    return found
+
+
+def _packed(position: Position) -> bytes:
+    head = _POSITION.pack(JOB_INDEX_VERSION, position.index, position.revision, position.digest)
+    return head + b"".join(_HOLE.pack(*hole) for hole in position.holes)
+
+
+def _position(body: bytes) -> Position:
+    version, index, revision, digest = _POSITION.unpack_from(body)
+    if version != JOB_INDEX_VERSION:
+        raise Damaged(f"it is of version {version}")
+    return Position(index, revision, digest, tuple(map(Hole._make, _HOLE.iter_unpack(body[_POSITION.size :]))))
