@@ -282,6 +282,7 @@ class Replica:
             for front in self.fronts:
                 await front.start()
             await self.controller.start()
+            self.service.past.start()
             self.backfill.start()
             self.scrub.start()
         except OSError as error:
@@ -303,6 +304,7 @@ class Replica:
         for front in reversed(self.fronts):
             await front.stop()
         await self.service.providing.close()
+        await self.service.past.stop()
         await self.controller.stop()
         await self._client.close()
 

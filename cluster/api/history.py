@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from itertools import islice
-from typing import Any
+from collections.abc import AsyncIterator
 
-from cluster.api.privacy import Recorded, check_sight
+from cluster.api.past import NO_JOB, Explained, HistorianBusy, HistorianLate, Record, Records
+from cluster.api.privacy import Recorded, check_sight, check_sight_of
 from cluster.api.render import (
-    Known,
     actor_words,
     as_json,
     event_name,
-    job_words,
-    prepare,
     sentence_of,
     task_words,
-    verdict_words,
+    why_view,
 )
 from cluster.api.service import Call, Reply, encoded, handles
-from cluster.api.web import Problem, too_busy, too_many, unknown_job
-from cluster.eventloop import RECORDS_PER_SLICE, Work, paced
+from cluster.api.web import Problem, bad, denied, too_busy, too_many, unknown_job
+from cluster.eventloop import Work, paced
 from cluster.schemas import HistoryAnswer, HistoryRow, WhyView
 from cluster.schemas import operations as ops
-from cluster.server import Step, TimeTravelBusy, fold_slowly, settled_at
-from cluster.system import format_instant
-from replica.messages import Batch, Entry, Event, JobSubmitted, jobs_of
-from replica.model import Dependency, JobState
-from replica.scheduler import SchedulingIndex, depended_on, dependency_met, verdicts_of
+from cluster.security import Role
+from cluster.system import format_instant, parse_instant
+from replica.messages import Batch, Entry, Event, JobSubmitted
+from replica.messages.events import GuestSetUp
 from replica.state import State
-from replica.values import NEVER, Instant, Reason, Revision, Verdict
-from replica.views import buffer_word
+from replica.values import NEVER, Instant
+from wal import decode_batch
 
 ROWS_MAX = 10_000
 """Events of one job in one answer, count: a job that is retried for ever has more; the oldest are shown."""
@@ -40,36 +35,26 @@ REVISION_MAX = 2**63 - 1
 _BEGINNINGS = ("job_submitted", "guest_set_up")
 """Events that a job begins with."""
 
-BLOCKERS_MAX = 100
-"""Jobs named as holding what another waits for, count: more do not help a person."""
-
 
 @handles(ops.SHOW_JOB_HISTORY)
 async def show_job_history(call: Call[None]) -> Reply[HistoryAnswer]:
     state = await call.state()
     recorded = recorded_job(call, state)
-    job_id = recorded.job_id
-    past, work = call.service.controller.time_travel, call.work
+    found, work = await records_of(call, recorded), call.work
     rows: list[HistoryRow] = []
-    reasons = _Reasons(job_id, work)
-    try:
-        async for step in past.history(await first_revision_of(call, state, job_id), work):
-            if job_id in step.after.jobs:
-                recorded.submitted_by(step.after.jobs[job_id].request.user)
-            rows.extend([row async for row in _rows(step, job_id, reasons, work, names=recorded.names)])
-            if len(rows) >= ROWS_MAX or step.after.revision >= state.revision:
-                break
-    except TimeTravelBusy as error:
-        raise busy(error) from error
-    except LookupError:
-        # What this replica holds no longer begins early enough to fold anything.
-        rows = []
+    async for record, batch in decoded(recorded, found, work):
+        (entry,) = batch.entries
+        for event in entry.events:
+            await work.take()
+            rows.append(_row(record, entry, event, batch.at, names=recorded.names, provider=state.site.provider))
+        if len(rows) >= ROWS_MAX:
+            break
     recorded.check()
-    complete = bool(rows) and rows[0].event in _BEGINNINGS and len(rows) < ROWS_MAX
+    complete = found.whole and bool(rows) and rows[0].event in _BEGINNINGS and len(rows) < ROWS_MAX
     answer = HistoryAnswer(
         revision=state.revision,
-        job_id=job_id,
-        task=task_words(state, job_id),
+        job_id=recorded.job_id,
+        task=task_words(state, recorded.job_id),
         rows=tuple([encoded(row) async for row in paced(rows[:ROWS_MAX], work)]),
         complete=complete,
     )
@@ -80,125 +65,106 @@ async def show_job_history(call: Call[None]) -> Reply[HistoryAnswer]:
 async def explain_job(call: Call[None]) -> Reply[WhyView]:
     state = await call.state()
     if "at" in call.query:
-        revision = call.integer("at", 0, least=1, most=REVISION_MAX)
-        if revision > state.revision:
-            raise Problem(
-                404,
-                "unknown_revision",
-                f"revision {revision} has not happened yet; the last one is {state.revision}",
-                "ask about an earlier one",
-                "query at",
-            )
-        try:
-            state = await call.service.controller.time_travel.state_at(revision, call.work)
-        except TimeTravelBusy as error:
-            raise busy(error) from error
-        except LookupError as error:
-            raise Problem(
-                410,
-                "history_not_held",
-                f"{call.service.controller.name} cannot go back to revision {revision}: {error}",
-                "ask another replica with stale=ok",
-                "query at",
-            ) from error
+        view = (await _explained(call, state)).view
+        return Reply(view.revision, view)
     job_id = call.job_in(state)
     if job_id not in state.jobs:
         raise unknown_job(f"there was no job {job_id} at revision {state.revision}", "see its history")
     check_sight(call, state, job_id)
-    job = state.jobs[job_id]
     verdict = (await call.service.verdicts.known(state, [job_id], call.work)).of(job_id)
-    blockers = _blockers(state, job_id, verdict)
-    view = WhyView(
-        revision=state.revision,
-        at=format_instant(state.at) or "",
-        job_id=job_id,
-        name=job_words(state, job_id),
-        state=job.state.name,
-        reason=str(verdict.reason),
-        burst_buffer_state=buffer_word(state, job_id),
-        sentence=verdict_words(verdict),
-        blockers=blockers,
-        blocking=tuple(job_words(state, other) for other in blockers),
-    )
-    return Reply(state.revision, view)
+    return Reply(state.revision, why_view(state, job_id, verdict))
 
 
-class _Reasons:
-    """Why one job waited at each moment of a walk through its history: by one index, which follows the walk."""
-
-    def __init__(self, job_id: int, work: Work) -> None:
-        self._job_id = job_id
-        self._work = work
-        self._index: SchedulingIndex | None = None
-
-    async def follow(self, state: State, entries: Sequence[Entry]) -> None:
-        """Become true for `state`, which is what these entries made of the state before."""
-        if self._index is not None:
-            await self._work.take(0, parts=sum(len(entry.events) for entry in entries))
-            self._index.advance(state, (event for entry in entries for event in entry.events))
-
-    async def at(self, state: State) -> str:
-        """Return the reason at the state that was followed to, `None` for a job that is gone."""
-        job = state.jobs.get(self._job_id)
-        if job is None:
-            return "None"
-        if job.state is not JobState.PENDING:
-            return Known(state).reason(self._job_id)
-        if self._index is None:
-            self._index = SchedulingIndex(state)
-        await prepare(self._index, self._work)
-        await self._work.take(RECORDS_PER_SLICE)
-        return str(verdicts_of(self._index, (self._job_id,), state.at)[self._job_id].reason)
+async def _explained(call: Call[None], state: State) -> Explained:
+    """Return why the job waited at the moment that is asked about; Problem."""
+    revision, at = _moment(call, state)
+    (job, tasks), guest = call.one_reference()
+    try:
+        found = await call.service.past.why(job, call.identity, revision=revision, at=at, tasks=tasks, guest=guest)
+    except (HistorianBusy, HistorianLate) as error:
+        raise busy(error) from error
+    if not isinstance(found, Explained):
+        if found.kind == NO_JOB:
+            raise unknown_job(found.sentence, "see its history")
+        when = f"revision {found.revision}" if found.revision else format_instant(at)
+        raise Problem(
+            410,
+            "history_not_held",
+            f"{call.service.controller.name} cannot go back to {when}: {found.sentence}",
+            "ask another replica with stale=ok",
+            "query at",
+        )
+    if call.identity.role is Role.SCHEDULER and found.scheduler != call.identity.name:
+        raise denied(f"{call.identity} may look at its own guests only", f"ask for {call.identity.name}:JOB")
+    check_sight_of(call, state, found.view.job_id, found.user)
+    return found
 
 
-async def _rows(step: Step, job_id: int, reasons: _Reasons, work: Work, *, names: bool) -> AsyncIterator[HistoryRow]:
-    """Yield what an entry of the ledger says of a job, and how the job was after each command in it."""
-    batch = step.applied.batch
-    if batch is None or step.applied.void:
-        return
-    await work.take(0, parts=sum(len(entry.events) for entry in batch.entries))
-    concerned = [
-        position
-        for position, entry in enumerate(batch.entries)
-        if any(job_id in jobs_of(event) for event in entry.events)
-    ]
-    state, done = step.before, 0
-    for position in concerned:
-        passed = batch.entries[done : position + 1]
-        state = await fold_slowly(state, Batch(state.revision, batch.at, passed), work)
-        done = position + 1
-        await reasons.follow(state, passed)
-        reason = await reasons.at(state)
-        entry, revision = batch.entries[position], settled_at(step.applied, position)
-        for event in entry.events:
-            if job_id in jobs_of(event):
-                await work.take()
-                yield _row(state, entry, event, revision, job_id, batch.at, reason, names=names)
-    await reasons.follow(step.after, batch.entries[done:])
+def _moment(call: Call[None], state: State) -> tuple[int, Instant]:
+    """Return the revision that is asked about, or 0 and the instant; Problem 400, or 404 for what has not come yet."""
+    text = call.query["at"]
+    if text.isascii() and text.isdigit():
+        revision = call.integer("at", 0, least=1, most=REVISION_MAX)
+        if revision > state.revision:
+            raise _not_yet(f"revision {revision} has not happened yet; the last one is {state.revision}")
+        return revision, NEVER
+    try:
+        at = parse_instant(text)
+    except ValueError as error:
+        remedy = f"use a revision, a number from 1 to {REVISION_MAX}, or a time such as 2026-01-31T12:00:00Z"
+        raise bad(f"at is {text[:64]!r}", remedy, "query at") from error
+    now = call.service.controller.agreed.now()
+    if at > now:
+        raise _not_yet(f"{format_instant(at)} has not come yet; it is {format_instant(now)}")
+    return 0, at
 
 
-def _row(
-    state: State, entry: Entry, event: Event, revision: Revision, job_id: int, at: Instant, reason: str, *, names: bool
-) -> HistoryRow:
-    job = state.jobs.get(job_id)
+def _not_yet(sentence: str) -> Problem:
+    return Problem(404, "unknown_revision", sentence, "ask about an earlier one", "query at")
+
+
+async def records_of(call: Call[None], recorded: Recorded, *, newest: bool = False) -> Records:
+    """Return what the ledger has of a job, the oldest ROWS_MAX records, or the first and the newest.
+
+    Problem where that cannot be said now.
+    """
+    try:
+        return await call.service.past.records(recorded.job_id, ROWS_MAX, call.identity, newest=newest)
+    except (HistorianBusy, HistorianLate) as error:
+        raise busy(error) from error
+
+
+async def decoded(recorded: Recorded, found: Records, work: Work) -> AsyncIterator[tuple[Record, Batch]]:
+    """Yield each record with its one command; whose job it was is noted on the way, Problem 403 for others."""
+    for record in found.records:
+        await work.take(size_bytes=len(record.batch))
+        batch = decode_batch(record.batch)
+        for event in batch.entries[0].events:
+            if isinstance(event, JobSubmitted | GuestSetUp):
+                recorded.submitted_by(event.request.user)
+        yield record, batch
+
+
+def _row(record: Record, entry: Entry, event: Event, at: Instant, *, names: bool, provider: str) -> HistoryRow:
     return HistoryRow(
-        revision=revision,
+        revision=record.revision,
         at=format_instant(at) or "",
         actor=actor_words(entry.actor, entry.command),
         command=entry.command,
         event=event_name(event),
-        sentence=sentence_of(event, names=names, provider=state.site.provider),
-        state="" if job is None else job.state.name,
-        reason=reason,
-        burst_buffer_state=None if job is None else buffer_word(state, job_id),
-        attempt=0 if job is None else job.attempt,
+        sentence=sentence_of(event, names=names, provider=provider),
+        state=record.state,
+        reason=record.reason,
+        burst_buffer_state=record.burst_buffer_state,
+        attempt=record.attempt,
         detail={} if isinstance(event, JobSubmitted) else as_json(event, private=False, names=names),
     )
 
 
-def busy(error: TimeTravelBusy) -> Problem:
-    """Return the answer where a question about the past has to wait for others."""
-    return too_many(str(error), "wait for their answers") if error.own else too_busy(str(error))
+def busy(error: HistorianBusy | HistorianLate) -> Problem:
+    """Return the answer where a question about the past has to wait."""
+    own = isinstance(error, HistorianBusy) and error.own
+    return too_many(str(error), "wait for their answers") if own else too_busy(str(error))
 
 
 def recorded_job(call: Call[None], state: State) -> Recorded:
@@ -207,27 +173,3 @@ def recorded_job(call: Call[None], state: State) -> Recorded:
     if not 0 < job_id < state.next_job:
         raise unknown_job(f"there is no job {job_id}")
     return Recorded(call, state, job_id)
-
-
-async def first_revision_of(call: Call[Any], state: State, job_id: int) -> int:
-    """Return a revision before which the ledger has nothing of a job."""
-    submitted_at = state.jobs[job_id].submitted_at if job_id in state.jobs else NEVER
-    return await call.service.controller.applied_log.first_revision_at(submitted_at, state.clock_set_back)
-
-
-def _blockers(state: State, job_id: int, verdict: Verdict) -> tuple[int, ...]:
-    """Return the jobs that hold what this one waits for: space of its pool, or their own end."""
-    if verdict.reason == Reason.BURST_BUFFER_RESOURCES:
-        pool = state.buffers[job_id].pool
-        found = iter(sorted(job for job in state.holders.get(pool, ()) if job != job_id))
-    elif verdict.reason == Reason.DEPENDENCY:
-        request = state.jobs[job_id].request
-        found = (
-            other
-            for dependency in request.dependencies
-            for other in sorted(depended_on(state, dependency))
-            if not dependency_met(state, Dependency(dependency.kind.of_one, other), request.buffer is not None)
-        )
-    else:
-        return ()
-    return tuple(islice(found, BLOCKERS_MAX))

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cluster.api.past import Historian
 from cluster.consensus import Role
 from cluster.eventloop import RECORDS_PER_SLICE, Work, paced
 from cluster.server import Controller
@@ -35,11 +36,11 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Metrics:
     """The registry of one replica."""
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: Controller, past: Historian) -> None:
         self._registry = CollectorRegistry()
         self._controller = controller
         self._rendering = asyncio.Lock()
-        self._collector = _ReplicaCollector(controller)
+        self._collector = _ReplicaCollector(controller, past)
         self._registry.register(self._collector)
         self._sync_times_s: list[float] = []
         """What `_syncs` has not been told: telling takes longer than all else between a sync and its answer."""
@@ -94,8 +95,9 @@ class _ReplicaCollector(Collector):
     `read` does so on the loop; `collect` gives what was read, in whatever thread.
     """
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: Controller, past: Historian) -> None:
         self._controller = controller
+        self._past = past
         self._families: list[Metric] = []
 
     async def read(self, state: State, work: Work) -> None:
@@ -110,6 +112,7 @@ class _ReplicaCollector(Collector):
         await work.take(RECORDS_PER_SLICE)
         self._families = [
             *self._consensus(),
+            *self._history(),
             *self._commands(),
             *_capacity(state),
             *self._work(state, by_state, by_buffer),
@@ -208,6 +211,18 @@ class _ReplicaCollector(Collector):
             age_s = controller.clock.monotonic_s() - controller.snapshot_at_s
             yield _gauge("forebay_snapshot_age_seconds", "Time since this process wrote a snapshot.", age_s)
         yield _counter("forebay_snapshots_failed", "Snapshots that could not be written.", controller.snapshots_failed)
+
+    def _history(self) -> Iterator[Metric]:
+        progress = self._past.progress
+        yield _gauge(
+            "forebay_history_index_entry", "Last entry of the ledger in the index by job, as told last.", progress.index
+        )
+        yield _gauge("forebay_history_index_bytes", "What the index by job takes on the disk.", progress.size_bytes)
+        yield _counter(
+            "forebay_historians_started",
+            "Historians started: more than one where one has ended.",
+            self._past.started,
+        )
 
     def _commands(self) -> Iterator[Metric]:
         proposer = self._controller.proposer

@@ -86,6 +86,12 @@ def check_sight(call: Call[Any], state: State, job_id: int) -> None:
         raise not_seen(job_id)
 
 
+def check_sight_of(call: Call[Any], state: State, job_id: int, user: str) -> None:
+    """Raise Problem 403 where a job of `user`, which may have left the state in force, is not the caller's to see."""
+    if only_user(call, state) not in (None, user):
+        raise not_seen(job_id)
+
+
 def not_seen(job_id: int) -> Problem:
     """Return the problem of who asks about a job that is not his where data is private."""
     remedy = "ask its user or an operator; the site has Flags=PrivateData"

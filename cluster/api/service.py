@@ -12,6 +12,7 @@ import msgspec
 
 from cluster.api import web, wire
 from cluster.api.metrics import Metrics
+from cluster.api.past import Historian
 from cluster.api.providing import Providing
 from cluster.api.render import Verdicts
 from cluster.api.web import (
@@ -172,20 +173,29 @@ class Call(msgspec.Struct, Generic[Asked]):
             raise unknown_job(f"there is no guest {named!r:.120} in the state")
         return known.job
 
+    def one_reference(self) -> tuple[tuple[int, Tasks], str]:
+        """Return the job of the path with its task, or else the guest by its name, in whatever state; Problem 400."""
+        named = self.params["id"]
+        if GUEST_COLON in named:
+            return (0, None), named
+        job_id, tasks = self.job_reference()
+        if tasks is not None and len(tasks) > 1:
+            raise bad("only one task can be looked at", f"write for example {job_id}_{tasks[0]}", "job id")
+        return (job_id, tasks), ""
+
     def job_in(self, state: State) -> int:
         """Return the one job that the path names at `state`; Problem 400 or 404 where it names none, or several.
 
         Another scheduler finds its own guests and nothing else: Problem 403.
         """
-        named = self.params["id"]
-        job_id, tasks = (self._guest_in(state, named), None) if GUEST_COLON in named else self.job_reference()
+        (job_id, tasks), guest = self.one_reference()
+        if guest:
+            job_id = self._guest_in(state, guest)
         if self.identity.role is Role.SCHEDULER:
             job = state.jobs.get(job_id)
             if job is None or job.guest is None or job.guest.scheduler != self.identity.name:
                 raise denied(f"{self.identity} may look at its own guests only", f"ask for {self.identity.name}:JOB")
             return job_id
-        if tasks is not None and len(tasks) > 1:
-            raise bad("only one task can be looked at", f"write for example {job_id}_{tasks[0]}", "job id")
         found = job_of_task(state, job_id, tasks)
         if found is None and tasks is not None:
             raise unknown_job(f"array {job_id} has no task {tasks[0]}, or it is no longer in the state")
@@ -252,7 +262,9 @@ class Service:
         self.limits = UserLimits(
             controller.config.limits, controller.clock, state=lambda: self.controller.state, work=self.slices.work
         )
-        self.metrics = Metrics(controller)
+        self.past = Historian(controller)
+        """Who is asked about the past: a process that is started with the replica, or with the first question."""
+        self.metrics = Metrics(controller, self.past)
         self.event_streams_of: Counter[Identity] = Counter()
         """Open streams by who reads them."""
         self.digests = asyncio.Semaphore(1)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
 import msgspec
 
-from cluster.api.history import busy, first_revision_of, recorded_job
+from cluster.api.history import decoded, recorded_job, records_of
 from cluster.api.privacy import check_sight, may_see, owns
 from cluster.api.render import task_words
 from cluster.api.service import Call, Reply, encoded, handles
 from cluster.api.web import bad, unknown_job
-from cluster.eventloop import Work, paced
+from cluster.eventloop import paced
 from cluster.schemas import (
     CheckpointView,
     JobTransfersView,
@@ -28,7 +28,7 @@ from cluster.schemas import (
     made_of,
 )
 from cluster.schemas import operations as ops
-from cluster.server import TimeTravelBusy, Transfer, settled_at
+from cluster.server import Transfer
 from cluster.system import format_instant
 from replica.messages import events as e
 from replica.model import TRANSFERS, Job, RateShares, TransferCheckpoint, TransferReceipt, stage_of, waits_for_slot
@@ -91,48 +91,25 @@ async def list_receipts(call: Call[None]) -> Reply[ReceiptsAnswer]:
     attempt = call.integer("attempt", 0, least=1, most=2**63 - 1)
     state = await call.state()
     recorded = recorded_job(call, state)
-    job_id = recorded.job_id
-    found: list[ReceiptView] = []
+    receipts: list[ReceiptView] = []
     complete = False
-    work = call.work
-    try:
-        async for revision, event in _events_of(call, state, job_id, work):
+    found, work = await records_of(call, recorded, newest=True), call.work
+    async for record, batch in decoded(recorded, found, work):
+        for event in batch.entries[0].events:
             if isinstance(event, e.JobSubmitted | e.GuestSetUp):
-                recorded.submitted_by(event.request.user)
-                complete = True  # it was submitted here
-            elif stage in (None, event.receipt.stage.word) and attempt in (0, event.receipt.attempt):
-                await work.take()
-                view = receipt_view(event.job, event.node, event.receipt, names=recorded.names)
-                found.append(msgspec.structs.replace(view, revision=revision))
-                complete = complete and len(found) <= RECEIPTS_LISTED_MAX
-    except TimeTravelBusy as error:
-        raise busy(error) from error
-    except LookupError:
-        complete = False  # what this replica holds does not begin early enough
+                complete = found.whole  # it was submitted here
+            elif isinstance(event, e.TransferRecorded):
+                if stage in (None, event.receipt.stage.word) and attempt in (0, event.receipt.attempt):
+                    await work.take()
+                    view = receipt_view(event.job, event.node, event.receipt, names=recorded.names)
+                    receipts.append(msgspec.structs.replace(view, revision=record.revision))
+    complete = complete and len(receipts) <= RECEIPTS_LISTED_MAX
     recorded.check()
-    rows = tuple([encoded(row) async for row in paced(found[-RECEIPTS_LISTED_MAX:], work)])
+    rows = tuple([encoded(row) async for row in paced(receipts[-RECEIPTS_LISTED_MAX:], work)])
     return Reply(
-        state.revision, ReceiptsAnswer(revision=state.revision, job_id=job_id, receipts=rows, complete=complete)
+        state.revision,
+        ReceiptsAnswer(revision=state.revision, job_id=recorded.job_id, receipts=rows, complete=complete),
     )
-
-
-async def _events_of(
-    call: Call[Any], state: State, job_id: int, work: Work
-) -> AsyncIterator[tuple[int, e.JobSubmitted | e.GuestSetUp | e.TransferRecorded]]:
-    """Yield what the ledger has of a job's submit and receipts, with the revision of each."""
-    first = await first_revision_of(call, state, job_id)
-    async for applied in call.service.controller.time_travel.entries(first, work):
-        batch = applied.batch
-        if batch is None or applied.void:
-            continue
-        await work.take(0, parts=sum(len(entry.events) for entry in batch.entries))
-        for position, entry in enumerate(batch.entries):
-            for event in entry.events:
-                if isinstance(event, e.TransferRecorded):
-                    if event.job == job_id:
-                        yield settled_at(applied, position), event
-                elif isinstance(event, e.JobSubmitted | e.GuestSetUp) and job_id in e.jobs_of(event):
-                    yield settled_at(applied, position), event
 
 
 def is_transfer(state: State, job_id: int) -> bool:

@@ -185,8 +185,8 @@ SHOW_JOB = _get("show_job", "/v1/jobs/{id}", PEOPLE, lambda: j.JobView,
 SHOW_JOB_HISTORY = _get("show_job_history", "/v1/jobs/{id}/history", _READERS, lambda: j.HistoryAnswer,
     "Show what happened to a job, oldest first, with its state and reason after each event.")
 EXPLAIN_JOB = _get("explain_job", "/v1/jobs/{id}/why", _READERS, lambda: j.WhyView,
-    "Explain what holds a job back, now or at the revision `at`.",
-    {"at": "the revision to explain; now if left out"})
+    "Explain what holds a job back, now or at a moment of the past.",
+    {"at": "the revision to explain, or a time, 2026-01-31T12:00:00Z; now if left out"})
 ESTIMATE_JOB = _get("estimate_job", "/v1/jobs/{id}/estimate", PEOPLE, lambda: a.EstimateView,
     "Say when a job should start, computed from the queue, time limits and measured transfers, and why not sooner.")
 UPDATE_JOB = _write("update_job", "POST /v1/jobs/{id}/update", PEOPLE, lambda: UpdateRequest, lambda: j.JobView,

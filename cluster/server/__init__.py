@@ -1,6 +1,6 @@
 """One replica: storage, applied log, proposals, membership, and what a leader does by itself."""
 
-from cluster.server.applied_log import Applied, AppliedLog
+from cluster.server.applied_log import Applied, AppliedLog, settled_at
 from cluster.server.controller import Controller, Unavailable
 from cluster.server.divergence import Checkpoints, Digests, Verdict
 from cluster.server.feature_levels import UNHEARD, MemberLevel
@@ -24,4 +24,3 @@ from cluster.server.pending import (
 from cluster.server.planner import Planner
 from cluster.server.snapshots import snapshot_view
 from cluster.server.storage import StorageRefused, note_forgotten, open_storage
-from cluster.server.time_travel import Step, TimeTravelBusy, fold_slowly, settled_at

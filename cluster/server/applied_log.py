@@ -18,7 +18,7 @@ import msgspec
 
 from cluster.eventloop import Work
 from replica.messages import Batch
-from replica.values import Instant, Revision
+from replica.values import Revision
 from wal import (
     Configuration,
     Journal,
@@ -27,7 +27,6 @@ from wal import (
     LedgerEntry,
     decode_batch,
     decode_configuration,
-    instant_of,
     is_configuration,
     kind_of,
 )
@@ -166,34 +165,6 @@ class AppliedLog:
             self._journal.flush_hints()
         return self._ledger.index_of_revision(revision)
 
-    async def first_revision_at(self, at: Instant, last: int = 0) -> Revision:
-        """Return the first revision that was not settled before `at`, by bisection; the first one held for NEVER.
-
-        The last one where all were settled before. Time must only grow up to there: `last` names another one, where an
-        operator set it back.
-        """
-        low, high = 1, last or int(self._revision)
-        while low < high:
-            middle = (low + high) // 2
-            found = await self._instant_of(middle)
-            if found is None or found < at:
-                low = middle + 1
-            else:
-                high = middle
-        return Revision(low)
-
-    async def _instant_of(self, revision: int) -> Instant | None:
-        """Return when a revision was settled; None where this replica does not hold it."""
-        try:
-            index = self.index_of(revision)
-        except LookupError:
-            return None
-        if self._recent and index >= self._recent[0].index:
-            batch = self._recent[index - self._recent[0].index].batch
-            return None if batch is None else batch.at
-        stored = await self._stored(index, 1, 1)
-        return instant_of(stored[0].data) if stored else None
-
     async def _stored(self, first: int, entries_max: int, bytes_max: int) -> list[LedgerEntry]:
         """Read from the ledger beside the loop: in one thread, so that there is one transaction at a time."""
         if self._ledger.applied_index < first:
@@ -214,6 +185,11 @@ class AppliedLog:
         for future in futures:
             if not future.done():
                 future.set_result(None)
+
+
+def settled_at(applied: Applied, position: int) -> Revision:
+    """Return the revision that the command at `position` (from 0) of an applied batch settled."""
+    return Revision(applied.base + position + 1)
 
 
 def _revision_of(applied: Applied) -> int:

@@ -54,7 +54,6 @@ from cluster.server.pending import (
 from cluster.server.proposer import Proposer
 from cluster.server.snapshots import SnapshotInstall, call_soon
 from cluster.server.storage import Storage
-from cluster.server.time_travel import TimeTravel
 from cluster.system import Clock
 from replica.fold import apply_batch, applying
 from replica.messages import Batch, FoundCluster, Request
@@ -123,9 +122,6 @@ class Controller:
         """Who is a member as of the last applied entry."""
         self.applied_log = AppliedLog(
             storage.journal, storage.ledger, index=storage.index, revision=storage.state.revision
-        )
-        self.time_travel = TimeTravel(
-            self.applied_log, base=storage.state, base_index=storage.index, snapshots=storage.snapshots
         )
         self.liveness = Liveness(clock, node_down_s=node_down_s)
         self.orders = OrderWatch(storage.state.revision)
@@ -343,7 +339,6 @@ class Controller:
         self._state, self._index, self._term, self._digest = after, index, term, digest
         self.entries_applied += 1
         self.entries_void += void
-        self.time_travel.applied(index, after)
         if batch is not None and not void:
             if precomputed is None:
                 self.agreed.applied(after.at)
@@ -424,7 +419,6 @@ class Controller:
         self._folding = None
         self.agreed.applied(image.state.at)
         self._snapshot_index = self._attempted_index = image.index
-        self.time_travel.installed(image.index, image.state)
         self.orders.installed(image.state.revision)
         self.guests.wake_all()
         self.proposer.installed()

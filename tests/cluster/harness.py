@@ -343,6 +343,7 @@ class Harness:
         self.service.wake()
         await self.server.stop()
         await self.service.providing.close()
+        await self.service.past.stop()
         await self.controller.stop()
         assert not self.failures, self.failures
 

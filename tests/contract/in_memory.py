@@ -8,13 +8,17 @@ at once, each command as a batch of its own, each pass behind it likewise.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
 import msgspec
+from msgspec.structs import replace
 
 from cluster.api.core import ROUTES
+from cluster.api.past.frames import NO_JOB, Explained, Progress, Record, Records, Unanswered
+from cluster.api.render.jobs import why_view
+from cluster.api.render.reasons import Known
 from cluster.api.service import Call, Reply, Service
 from cluster.api.web.authentication import permit
 from cluster.api.web.bodies import decode
@@ -23,7 +27,6 @@ from cluster.api.web.problems import Problem
 from cluster.api.web.routing import check_query, find_operation
 from cluster.config.limits import DEFAULT_LIMITS
 from cluster.consensus import Role as RaftRole
-from cluster.eventloop.slices import Work
 from cluster.providers.interface import NO_LOCAL
 from cluster.schemas.base import made_of
 from cluster.schemas.command_ids import new_command_id
@@ -32,16 +35,18 @@ from cluster.security.peers import PeerCertificate
 from cluster.server.applied_log import Applied, AppliedLog
 from cluster.server.liveness import Liveness, OrderWatch, Said, Transfer, TransferTotals
 from cluster.server.pending import Asker, Settled, resolve
-from cluster.server.time_travel import Step
+from replica.decide.arrays import job_of_task
 from replica.fold.answers import answer_to, receipt_for
 from replica.fold.apply import apply_batch
 from replica.messages import commands as c
 from replica.messages.entries import Batch, Entry
+from replica.messages.events import jobs_of
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_pass import events_of_pass
 from replica.state.state import EMPTY, State
 from replica.values.errors import Refusal
-from replica.values.units import Instant, Revision
+from replica.values.units import NEVER, Instant, Revision
+from replica.views.jobs import buffer_word
 from replica.views.orders import orders_for
 from tests.replica.world import START, World
 from wal.codec import decode_batch, encode_batch
@@ -62,25 +67,57 @@ class Answer(NamedTuple):
 
 
 class Timeline:
-    """All states that there were, in place of what a replica folds again from its ledger."""
+    """All states that there were, in place of a historian: what it must answer, by looking at each of them."""
+
+    progress = Progress(0, 0, 0, 0)
+    started = 0
 
     def __init__(self) -> None:
-        self._steps: list[Step] = []
+        self._settled: list[tuple[Batch, State]] = []
 
-    def append(self, step: Step) -> None:
-        self._steps.append(step)
+    def append(self, batch: Batch, after: State) -> None:
+        """Note a batch of one command, and the state after it."""
+        self._settled.append((batch, after))
 
-    async def state_at(self, revision: int, work: Work) -> State:
-        return next((step.after for step in self._steps if step.after.revision >= revision), EMPTY)
+    async def records(self, job: int, limit: int, who: object, *, newest: bool = False) -> Records:
+        found = [record for batch, after in self._settled for record in records_of(job, batch, after)]
+        return Records(0, tuple(found[:limit]), True)
 
-    async def history(self, from_revision: int, work: Work) -> AsyncIterator[Step]:
-        for step in self._steps:
-            if step.after.revision >= from_revision:
-                yield step
+    async def why(
+        self,
+        job: int,
+        who: object,
+        *,
+        revision: int = 0,
+        at: Instant = NEVER,
+        tasks: tuple[int, ...] | None = None,
+        guest: str = "",
+    ) -> Explained | Unanswered:
+        states = [
+            after for batch, after in self._settled if (after.revision <= revision if revision else batch.at <= at)
+        ]
+        state = states[-1] if states else EMPTY
+        found = state.guests[guest].job if guest in state.guests else job_of_task(state, job, tasks)
+        if found is None or found not in state.jobs:
+            return Unanswered(0, NO_JOB, state.revision, f"there was no job {job} at revision {state.revision}")
+        asked = state.jobs[found]
+        view = why_view(state, found, Known(state).of(found))
+        return Explained(0, view, asked.request.user, "" if asked.guest is None else asked.guest.scheduler)
 
-    async def entries(self, from_revision: int, work: Work) -> AsyncIterator[Applied]:
-        async for step in self.history(from_revision, work):
-            yield step.applied
+
+def records_of(job_id: int, batch: Batch, after: State) -> Iterator[Record]:
+    """Yield what a historian must say of a batch of one command and a job, by a walk over the state after it."""
+    (entry,) = batch.entries
+    events = tuple(event for event in entry.events if job_id in jobs_of(event))
+    if not events:
+        return
+    job = after.jobs.get(job_id)
+    data = encode_batch(Batch(batch.base, batch.at, (replace(entry, events=events),)))
+    if job is None:
+        yield Record(int(after.revision), data, "", None, 0, "None")
+    else:
+        word, reason = buffer_word(after, job_id), Known(after).reason(job_id)
+        yield Record(int(after.revision), data, job.state.name, word, job.attempt, reason)
 
 
 class Accounts:
@@ -124,6 +161,7 @@ class InMemory(World):
         self.service = Service(self._controller(), version="test", fail=self._fail)
         self.service.identities = Accounts()  # type: ignore[assignment]
         self.service.providing = Unasked()  # type: ignore[assignment]
+        self.service.past = self.timeline  # type: ignore[assignment]
         self._ids = 0
 
     # The clock
@@ -163,7 +201,7 @@ class InMemory(World):
         self.ledger.append(batch)
         applied = Applied(self._entries, 1, b"", Revision(before.revision), Revision(after.revision), batch, False, 1)
         self.applied_log.append(applied)
-        self.timeline.append(Step(applied, before, after))
+        self.timeline.append(batch, after)
         self.orders_watch.applied(before, batch, after)
         for node in after.nodes:
             if orders_for(before, node) != orders_for(after, node):
@@ -213,7 +251,6 @@ class InMemory(World):
             clock=self,
             agreed=self,
             applied_log=self.applied_log,
-            time_travel=self.timeline,
             liveness=self.liveness,
             orders=self.orders_watch,
             transfer_totals=self.transfer_totals,

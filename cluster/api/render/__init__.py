@@ -23,5 +23,6 @@ from cluster.api.render.jobs import (
     persistent_view,
     pool_view,
     task_words,
+    why_view,
 )
-from cluster.api.render.reasons import Known, Verdicts, prepare
+from cluster.api.render.reasons import Known, Verdicts

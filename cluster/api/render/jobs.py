@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any, Literal
 
+from cluster.api.render.events import verdict_words
 from cluster.api.render.reasons import Known
-from cluster.schemas import NO_DETAILS, BufferView, JobDetailsView, JobView, NodeView, PoolView, made_of, shared_fields
+from cluster.schemas import (
+    NO_DETAILS,
+    BufferView,
+    JobDetailsView,
+    JobView,
+    NodeView,
+    PoolView,
+    WhyView,
+    made_of,
+    shared_fields,
+)
 from cluster.server import Liveness
 from cluster.system import format_instant
 from replica.decide import overcommitted_bytes
@@ -13,6 +25,7 @@ from replica.model import (
     NATIVE,
     NO_OPTIONS,
     Buffer,
+    Dependency,
     Hold,
     Job,
     JobOptions,
@@ -23,8 +36,9 @@ from replica.model import (
     unit_in,
 )
 from replica.operations import guest_phase
+from replica.scheduler import depended_on, dependency_met
 from replica.state import State
-from replica.values import MICROSECONDS_PER_SECOND, Instant
+from replica.values import MICROSECONDS_PER_SECOND, Instant, Reason, Verdict
 from replica.views import buffer_path, buffer_word, job_tres, pool_use
 
 _HOLDS: dict[Hold, Literal["user", "admin", "system"] | None] = {
@@ -36,6 +50,9 @@ _HOLDS: dict[Hold, Literal["user", "admin", "system"] | None] = {
 
 
 _OF_OPTIONS = shared_fields(JobOptions, JobDetailsView)
+
+BLOCKERS_MAX = 100
+"""Jobs named as holding what another waits for, count: more do not help a person."""
 
 
 def job_words(state: State, job_id: int) -> str:
@@ -224,3 +241,38 @@ def node_view(state: State, name: str, liveness: Liveness | None) -> NodeView:
         last_contact_s=None if liveness is None else liveness.last_contact_s(name),
         revision=state.revision,
     )
+
+
+def why_view(state: State, job_id: int, verdict: Verdict) -> WhyView:
+    """Return why a job of a state waits, or does not."""
+    job, blockers = state.jobs[job_id], _blockers(state, job_id, verdict)
+    return WhyView(
+        revision=state.revision,
+        at=format_instant(state.at) or "",
+        job_id=job_id,
+        name=job_words(state, job_id),
+        state=job.state.name,
+        reason=str(verdict.reason),
+        burst_buffer_state=buffer_word(state, job_id),
+        sentence=verdict_words(verdict),
+        blockers=blockers,
+        blocking=tuple(job_words(state, other) for other in blockers),
+    )
+
+
+def _blockers(state: State, job_id: int, verdict: Verdict) -> tuple[int, ...]:
+    """Return the jobs that hold what this one waits for: space of its pool, or their own end."""
+    if verdict.reason == Reason.BURST_BUFFER_RESOURCES:
+        pool = state.buffers[job_id].pool
+        found = iter(sorted(job for job in state.holders.get(pool, ()) if job != job_id))
+    elif verdict.reason == Reason.DEPENDENCY:
+        request = state.jobs[job_id].request
+        found = (
+            other
+            for dependency in request.dependencies
+            for other in sorted(depended_on(state, dependency))
+            if not dependency_met(state, Dependency(dependency.kind.of_one, other), request.buffer is not None)
+        )
+    else:
+        return ()
+    return tuple(islice(found, BLOCKERS_MAX))

@@ -13,7 +13,6 @@ import pytest
 from cluster.config.config import Config
 from cluster.consensus import SnapshotSink
 from cluster.server.storage import StorageRefused, open_storage
-from cluster.server.time_travel import POINTS_MAX
 from replica.messages.commands import CONTROLLER
 from replica.messages.entries import Batch, Entry
 from replica.messages.events import JobReleased, NodeResumed
@@ -169,8 +168,9 @@ async def test_an_installed_snapshot_replaces_the_state_and_what_came_before_is_
             assert len(harness.controller.state.jobs) == 20
             newest = harness.controller.newest_snapshot()
             assert newest is not None and newest.index == saved.body["index"]
-            with pytest.raises(LookupError):
-                await harness.controller.time_travel.state_at(harness.controller.state.revision - 1, harness.work)
+            before = harness.controller.state.revision - 1
+            why = await harness.ask("GET", f"/v1/jobs/1/why?at={before}&stale=ok")
+            assert (why.status, why.code) == (410, "history_not_held")
             # The history continues with what the leader sends next.
             for applied in await leader.applied(harness.controller.applied_index + 1):
                 assert applied.batch is not None
@@ -386,21 +386,6 @@ async def test_the_fence_refuses_a_batch_of_another_base_on_every_replica_and_go
         await harness.restart()
         entries_after = (await harness.ask("GET", "/v1/ledger?limit=1000")).body["entries"]
         assert entries_after[: len(entries)] == entries
-
-
-@story
-async def test_the_states_that_are_kept_for_the_past_are_bounded_and_still_answer_everything(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cluster.server.time_travel.POINT_ENTRIES", 1)
-    async with Harness(config) as harness:
-        harness.controller.time_travel._stride = 1
-        await submit_many(harness, POINTS_MAX + 20)
-        past = harness.controller.time_travel
-        assert past.points <= POINTS_MAX + 1
-        for revision in range(1, harness.controller.state.revision + 1, 7):
-            assert (await past.state_at(revision, harness.work)).revision == revision
-            assert past.points <= POINTS_MAX + 1
 
 
 @story

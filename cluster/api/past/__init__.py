@@ -1,0 +1,17 @@
+"""The past of a replica, in a process beside it, its historian: the index by job, and states as they once were."""
+
+from typing import TYPE_CHECKING
+
+from replica.faces import shown
+
+if TYPE_CHECKING:
+    from cluster.api.past.frames import NO_JOB, Explained, Record, Records, Unanswered
+    from cluster.api.past.link import Historian, HistorianBusy, HistorianLate
+else:
+    __getattr__ = shown(
+        __name__,
+        """
+        frames: NO_JOB Explained Record Records Unanswered
+        link: Historian HistorianBusy HistorianLate
+        """,
+    )

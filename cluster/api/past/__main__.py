@@ -1,0 +1,138 @@
+"""The process of a historian: `python -m cluster.api.past SOCKET PARENT DIRECTORY [anew]`, started by its replica.
+
+SOCKET is a descriptor, PARENT the replica's process, with which this one dies, DIRECTORY the replica's. It reads the
+ledger and the snapshots there, as an audit does, and writes `index`, which is its own. With `anew` it begins that anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import select
+import socket
+import sys
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster.api.past.follower import Follower
+from cluster.api.past.frames import Ask, AskRecords, Progress, Said, decode_ask, encode
+from cluster.api.past.questions import Questions
+from cluster.schemas import LENGTH
+from cluster.system import SystemClock, die_with_parent
+from wal import Environment, JobIndex, JobIndexBroken, Ledger
+
+LOGGER = logging.getLogger("cluster.api.past")
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+POLL_S = 0.25
+"""How often the ledger is looked at while nobody asks, seconds: one look at its marks."""
+
+TOLD_S = 1.0
+"""How often the replica is told how far the index is, seconds."""
+
+NICENESS = 10
+"""A historian that follows has a tenth of the processor where others want all of it: commits come first."""
+
+ANEW = "anew"
+
+
+class Process:
+    """Follows the ledger, and answers in between."""
+
+    def __init__(self, link: socket.socket, follower: Follower) -> None:
+        self._link = link
+        self._follower = follower
+        self._questions = Questions(follower)
+        self._received = bytearray()
+        self._waiting: deque[Ask] = deque()
+        self._clock = SystemClock()
+        self._told_s = 0.0
+        self._told: Progress | None = None
+
+    def run(self) -> None:
+        """Go on until the replica closes the socket."""
+        is_behind = True
+        while True:
+            readable, _, _ = select.select([self._link], [], [], 0 if is_behind else POLL_S)
+            if readable and not self._read():
+                break
+            try:
+                is_behind = self._follower.step()
+                self._answer()
+            except JobIndexBroken as error:
+                LOGGER.error("the index by job is made anew: %s", error)
+                self._follower.begin_anew()
+                is_behind = True
+            self._tell()
+
+    def _read(self) -> bool:
+        """Take what the replica has sent; False if it has closed the socket."""
+        data = self._link.recv(1 << 16)
+        self._received += data
+        while len(self._received) >= LENGTH.size:
+            (size_bytes,) = LENGTH.unpack_from(self._received)
+            if len(self._received) < LENGTH.size + size_bytes:
+                break
+            self._waiting.append(decode_ask(bytes(self._received[LENGTH.size : LENGTH.size + size_bytes])))
+            del self._received[: LENGTH.size + size_bytes]
+        return bool(data)
+
+    def _answer(self) -> None:
+        """Answer what has waited for no more than what is followed now."""
+        for _ in range(len(self._waiting)):
+            asked = self._waiting.popleft()
+            if isinstance(asked, AskRecords):
+                if self._follower.index < asked.through:
+                    self._waiting.append(asked)
+                else:
+                    self._say(self._questions.records(asked))
+            elif self._follower.ledger.applied_index < asked.through:
+                self._waiting.append(asked)
+            else:
+                self._say(self._questions.why(asked))
+
+    def _tell(self) -> None:
+        now_s, follower = self._clock.monotonic_s(), self._follower
+        if now_s - self._told_s < TOLD_S:
+            return
+        said = Progress(0, follower.index, follower.revision, follower.jobs.size_bytes)
+        if said != self._told:
+            self._say(said)
+        self._told, self._told_s = said, now_s
+
+    def _say(self, said: Said) -> None:
+        self._link.sendall(encode(said))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the historian; return its exit code."""
+    descriptor, parent, directory, *options = arguments
+    die_with_parent(int(parent))
+    with contextlib.suppress(OSError):  # where that is not allowed, it is as before
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        os.nice(NICENESS)
+    os.umask(0o077)
+    logging.basicConfig(level=os.environ.get("FOREBAY_LOG_LEVEL", "INFO"), format=LOG_FORMAT, stream=sys.stderr)
+    faulthandler.enable()
+    home = Path(directory)
+    index = JobIndex(home / "index")
+    if ANEW in options:
+        index.begin_anew()
+    with Environment.open_readonly(home / "wal") as environment, socket.socket(fileno=int(descriptor)) as link:
+        follower = Follower(
+            Ledger(environment), snapshots=home / "snapshots", index=index, monotonic_s=SystemClock().monotonic_s
+        )
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            Process(link, follower).run()
+        # However it went: what was noted need not be noted again.
+        follower.write()
+    index.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,295 @@
+"""The ledger followed, entry by entry, and where each job stood after each command that concerned it noted by job.
+
+Why a job waited at a moment depends on all others, so it is worked out once, on the state of that moment, while the
+ledger is followed: whoever asks for a job's history later reads a dozen rows. The follower is behind the replica by
+what it has not folded yet. It begins where the index ends, on a snapshot before that, and folds up to there without
+noting anything.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from cluster.api.render import Known
+from replica.fold import apply_batch, apply_entry
+from replica.messages import Batch, jobs_of
+from replica.model import JobState
+from replica.scheduler import SchedulingIndex, verdicts_of
+from replica.state import EMPTY, State
+from replica.views import buffer_word
+from snapshots import SnapshotName, SnapshotRefused, load_snapshot
+from wal import (
+    Hole,
+    JobIndex,
+    JobRow,
+    Kind,
+    Ledger,
+    LedgerBroken,
+    LedgerEntry,
+    Position,
+    decode_batch,
+    kind_of,
+)
+
+LOGGER = logging.getLogger(__name__)
+
+STEP_ENTRIES = 32
+STEP_BYTES = 128 * 1024
+"""What is followed in one step, count and bytes before the last entry: some ten milliseconds, after which whoever asks
+is answered."""
+
+WRITTEN_ROWS = 32_768
+WRITTEN_S = 5.0
+"""Rows and seconds after which what was noted is written: each writing is a flush of the disk that commits wait for."""
+
+POINTS_MAX = 64
+"""States kept, count. A State is persistent: keeping an old one costs what has changed since."""
+
+POINT_ENTRIES = 256
+"""Entries between two states that are kept at first; doubled each time that they are thinned out."""
+
+
+class Note(msgspec.Struct, frozen=True, array_like=True):
+    """Where a job stood after a command that concerned it; `state` is empty for one that was gone."""
+
+    state: str
+    burst_buffer_state: str | None
+    attempt: int
+    reason: str
+
+
+class Point(NamedTuple):
+    """The state after an entry."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    state: State
+
+
+class Follower:
+    """Follows the ledger of a replica that goes on, in steps, and keeps the index by job."""
+
+    def __init__(self, ledger: Ledger, *, snapshots: Path, index: JobIndex, monotonic_s: Callable[[], float]) -> None:
+        """`ledger`: of a reader beside the replica; `snapshots`: their directory."""
+        self.ledger = ledger
+        """What the replica had stored of the ledger when it was looked at last."""
+        self._live = ledger
+        self._snapshots = snapshots
+        self._monotonic_s = monotonic_s
+        self.jobs = index
+        self._rows: defaultdict[int, list[JobRow]] = defaultdict(list)
+        """What is noted and not written."""
+        self._noted = 0
+        self._written_s = monotonic_s()
+        self._points: list[Point] = []
+        self._stride = POINT_ENTRIES
+        self._begin()
+
+    @property
+    def index(self) -> int:
+        """The last entry that was followed and whose rows are noted; what an index knows that is still read over."""
+        return min(self._reached.index, self._position.index)
+
+    @property
+    def revision(self) -> int:
+        """The revision after it."""
+        return int(self._reached.state.revision)
+
+    @property
+    def points(self) -> list[Point]:
+        """The states that are kept, oldest first."""
+        return self._points
+
+    @property
+    def holes(self) -> tuple[Hole, ...]:
+        """Entries that nothing is noted of."""
+        return self._position.holes
+
+    def step(self) -> bool:
+        """Follow a few entries more; return whether some are left. LedgerBroken, JobIndexBroken."""
+        if self._reached.index >= self.ledger.applied_index:
+            self.ledger = self._live.as_stored()  # it may have gone on since
+            if self._position.holes and not self.ledger.gaps():
+                LOGGER.info("the history that a snapshot replaced is held now: the index by job is made anew")
+                self.begin_anew()
+        found = self.ledger.read_some(self._reached.index + 1, entries_max=STEP_ENTRIES, bytes_max=STEP_BYTES)
+        for entry in found:
+            if entry.index != self._reached.index + 1:
+                self._leap(entry.index)
+                break
+            self._follow(entry)
+        if self._noted >= WRITTEN_ROWS or (self._noted and self._monotonic_s() - self._written_s >= WRITTEN_S):
+            self.write()
+        if self._reached.index >= self.ledger.applied_index:
+            self.ledger = self._live.as_stored()
+        return self._reached.index < self.ledger.applied_index
+
+    def rows(self, job: int) -> list[JobRow]:
+        """Return what is noted of a job, oldest first, written or not. JobIndexBroken."""
+        return [*self.jobs.rows(job), *self._rows.get(job, ())]
+
+    def write(self) -> None:
+        """Write what was noted. JobIndexBroken."""
+        self.jobs.add(self._rows, self._position)
+        self._rows.clear()
+        self._noted, self._written_s = 0, self._monotonic_s()
+
+    def begin_anew(self) -> None:
+        """Forget the index and follow the ledger from its beginning."""
+        self.jobs.begin_anew()
+        self._begin()
+
+    def keep(self, point: Point) -> None:
+        """Keep a state, for questions about what came after it."""
+        position = bisect_right(self._points, point.index, key=lambda kept: kept.index)
+        if position and self._points[position - 1].index == point.index:
+            return
+        self._points.insert(position, point)
+        if len(self._points) > POINTS_MAX:
+            # Every second one goes: what is left stays evenly spread over the whole history.
+            last = self._points[-1]
+            self._points = self._points[::2]
+            if self._points[-1] is not last:
+                self._points.append(last)
+            self._stride *= 2
+
+    def images(self, *, first: int, last: int) -> Iterator[Point]:
+        """Yield the states of the snapshots of entries `first` to `last` that stand on this ledger, newest first."""
+        try:
+            names = sorted(map(SnapshotName.parse, (path.name for path in self._snapshots.iterdir())), key=_index_of)
+        except OSError:
+            return
+        for name in reversed(names):
+            if name is None or not first <= name.index <= min(last, self.ledger.applied_index):
+                continue
+            try:
+                image = load_snapshot(self._snapshots / str(name))
+                if image.chain_digest == self.ledger.digest_at(image.index):
+                    yield Point(image.index, image.state)
+            except (SnapshotRefused, LedgerBroken, OSError):
+                continue
+
+    def _begin(self) -> None:
+        """Stand where the index ends, or on a state before that; make it anew where there is none."""
+        self._rows.clear()
+        self._noted = 0
+        self.ledger = self._live.as_stored()
+        self._position, self._points, self._stride = self.jobs.position, [], POINT_ENTRIES
+        self._index: SchedulingIndex | None = None
+        start = self._before(self._position) if self._is_of_this_ledger(self._position) else None
+        if start is None:
+            if self._position.index:
+                LOGGER.warning("the index by job is not of this ledger: it is made anew")
+                self.jobs.begin_anew()
+            self._position, start = self.jobs.position, Point(0, EMPTY)
+        self._reached = start
+        self.keep(start)
+
+    def _is_of_this_ledger(self, position: Position) -> bool:
+        if position.index > self.ledger.applied_index:
+            return False
+        try:
+            return self.ledger.digest_at(position.index) == position.digest
+        except LedgerBroken:
+            return False
+
+    def _before(self, position: Position) -> Point | None:
+        """Return a state from which one can fold up to an index's position; None where nothing is held of one."""
+        first = max((hole.last_index for hole in position.holes), default=0)
+        found = next(self.images(first=max(first, 1), last=position.index), None)
+        if found is not None:
+            return found
+        return None if position.holes or self.ledger.first_index > 1 else Point(0, EMPTY)
+
+    def _leap(self, index: int) -> None:
+        """Go on behind entries that are not held, on the first snapshot behind them."""
+        found = list(self.images(first=index - 1, last=self.ledger.applied_index))
+        if not found:
+            raise LedgerBroken(self._reached.index + 1, "it is not held, and no snapshot is there in its place")
+        point = found[-1]
+        hole = Hole(self._reached.index + 1, point.index)
+        LOGGER.warning("nothing is noted of the entries %d to %d, which are not held", *hole)
+        digest = self.ledger.digest_at(point.index)
+        self._position = Position(point.index, int(point.state.revision), digest, (*self._position.holes, hole))
+        self._reached, self._index = point, None
+        self.keep(point)
+        self.write()
+
+    def _follow(self, entry: LedgerEntry) -> None:
+        state, notes = self._reached.state, entry.index > self._position.index
+        if kind_of(entry.data) is Kind.BATCH:
+            batch = decode_batch(entry.data)
+            if batch.base != state.revision:
+                pass  # it was decided on another revision: void
+            elif notes:
+                state = self._settle(state, batch)
+            else:
+                state = apply_batch(state, batch) or state
+        self._reached = Point(entry.index, state)
+        if notes:
+            self._position = Position(entry.index, int(state.revision), entry.digest, self._position.holes)
+        if entry.index - self._points[-1].index >= self._stride:
+            self.keep(self._reached)
+
+    def _settle(self, state: State, batch: Batch) -> State:
+        for entry in batch.entries:
+            state = apply_entry(state, entry, batch.at)
+            if self._index is not None:
+                self._index.advance(state, entry.events)
+            concerned = dict.fromkeys(job for event in entry.events for job in jobs_of(event))
+            if not concerned:
+                continue
+            waiting = [job for job in concerned if job in state.jobs and state.jobs[job].state is JobState.PENDING]
+            if waiting and self._index is None:
+                self._index = SchedulingIndex(state)
+                prepare_whole(self._index)
+            verdicts = verdicts_of(self._index, waiting, state.at) if waiting and self._index is not None else {}
+            known = Known(state, verdicts)
+            revision = int(state.revision)
+            for job in concerned:
+                self._rows[job].append(JobRow(revision, _encoder.encode(_note(known, job))))
+            self._noted += len(concerned)
+        return state
+
+
+def _note(known: Known, job_id: int) -> Note:
+    state = known.state
+    job = state.jobs.get(job_id)
+    if job is None:
+        return _GONE
+    return Note(job.state.name, buffer_word(state, job_id), job.attempt, str(known.of(job_id).reason))
+
+
+_GONE = Note("", None, 0, "None")
+
+_encoder = msgspec.msgpack.Encoder()
+_note_decoder = msgspec.msgpack.Decoder(Note)
+
+JOBS_PREPARED = 1024
+
+
+def note_of(row: JobRow) -> Note:
+    """Return what is noted in a row; msgspec.MsgspecError."""
+    return _note_decoder.decode(row.note)
+
+
+def prepare_whole(index: SchedulingIndex) -> None:
+    """Make an index ready for questions."""
+    while not index.prepare(JOBS_PREPARED):
+        pass
+
+
+def fold_to(state: State, batch: Batch, revision: int) -> State:
+    """Return the state after those commands of a batch that were settled up to `revision`."""
+    following = apply_batch(state, Batch(state.revision, batch.at, batch.entries[: revision - int(state.revision)]))
+    return state if following is None else following
+
+
+def _index_of(name: SnapshotName | None) -> int:
+    return -1 if name is None else name.index

@@ -1,0 +1,247 @@
+"""A replica's end of the socket to its historian: kept running, told what is asked, waited for within bounds.
+
+The loop does nothing of what is asked but send a frame and decode the answer, so no question about the past can hold it
+up, however long the ledger is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Hashable
+from contextlib import asynccontextmanager, suppress
+
+from cluster.api.past.frames import (
+    FRAME_BYTES_MAX,
+    Ask,
+    AskRecords,
+    AskWhy,
+    Explained,
+    Progress,
+    Records,
+    Said,
+    Unanswered,
+    decode_said,
+    encode,
+)
+from cluster.schemas import LENGTH, ChannelRefused
+from cluster.server import Controller
+from replica.values import NEVER, Instant
+
+LOGGER = logging.getLogger(__name__)
+
+ANSWER_S = 8.0
+"""How long an answer may take, seconds: less than a client waits for one replica."""
+
+QUESTIONS_WAITING_MAX = 16
+"""Questions about the past that may wait for their answers, count; more are refused."""
+
+QUESTIONS_PER_ASKER_MAX = 4
+"""Questions about the past of one asker that wait, count: a quarter of all, so that he waits for himself."""
+
+BACK_OFF_S = 0.1
+BACK_OFF_S_MAX = 5.0
+"""The pause before a historian is started again, seconds: doubled each time, up to the second, ..."""
+
+SOUND_S = 30.0
+"""... and the first again after one that ran for so long, seconds."""
+
+_KILLED_BY_ITS_FILES = frozenset({-signal.SIGBUS, -signal.SIGSEGV, -signal.SIGABRT})
+"""How a process ends whose mapped file is damaged: the index is begun anew then."""
+
+
+class HistorianBusy(Exception):
+    """Too many questions about the past wait already; ask again later."""
+
+    def __init__(self, sentence: str, *, own: bool = False) -> None:
+        super().__init__(sentence)
+        self.own = own
+        """Whether they are the asker's own."""
+
+
+class HistorianLate(Exception):
+    """There was no answer in time; the sentence says how far the index by job has come."""
+
+
+class Historian:
+    """The historian of a replica."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._keeper: asyncio.Task[None] | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._questions: dict[int, tuple[Ask, asyncio.Future[Said]]] = {}
+        self._numbers = 0
+        self._asked: Counter[Hashable] = Counter()
+        """Questions that wait, by who asks them."""
+        self.progress = Progress(0, 0, 0, 0)
+        """How far the index by job is, as it was told last."""
+        self.started = 0
+        """Processes started, count: more than one where one has ended."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process that runs."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Start it, and start it again whenever it ends."""
+        if self._keeper is None:
+            self._keeper = asyncio.get_running_loop().create_task(self._keep())
+
+    async def stop(self) -> None:
+        """Have it write what it has, and end."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+
+    async def records(self, job: int, limit: int, who: Hashable, *, newest: bool = False) -> Records:
+        """Return what concerned a job up to the entry that is applied now (`AskRecords`).
+
+        HistorianBusy, HistorianLate.
+        """
+        async with self._turn(who):
+            found = await self._ask(AskRecords(self._number(), self._controller.applied_index, job, limit, newest))
+        assert isinstance(found, Records)
+        return found
+
+    async def why(
+        self,
+        job: int,
+        who: Hashable,
+        *,
+        revision: int = 0,
+        at: Instant = NEVER,
+        tasks: tuple[int, ...] | None = None,
+        guest: str = "",
+    ) -> Explained | Unanswered:
+        """Return why a job waited after a revision or at an instant; HistorianBusy, HistorianLate."""
+        async with self._turn(who):
+            through = self._controller.applied_index
+            found = await self._ask(AskWhy(self._number(), through, revision, at, job, tasks, guest))
+        assert isinstance(found, Explained | Unanswered)
+        return found
+
+    async def _ask(self, asked: Ask) -> Said:
+        self.start()
+        future: asyncio.Future[Said] = asyncio.get_running_loop().create_future()
+        self._questions[asked.number] = asked, future
+        if self._controller.ledger.applied_index < asked.through:
+            self._controller.journal.flush_hints()
+        if self._writer is not None:
+            self._writer.write(encode(asked))
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await future
+        except TimeoutError as error:
+            raise HistorianLate(
+                f"the index by job is at entry {self.progress.index}, and {asked.through} is asked for"
+            ) from error
+        finally:
+            del self._questions[asked.number]
+
+    @asynccontextmanager
+    async def _turn(self, who: Hashable) -> AsyncIterator[None]:
+        if self._asked[who] >= QUESTIONS_PER_ASKER_MAX:
+            raise HistorianBusy(f"{who} asks {self._asked[who]} questions about the past already", own=True)
+        if len(self._questions) >= QUESTIONS_WAITING_MAX:
+            raise HistorianBusy(f"{len(self._questions)} questions about the past wait already")
+        self._asked[who] += 1
+        try:
+            yield
+        finally:
+            self._asked[who] -= 1
+            if not self._asked[who]:
+                del self._asked[who]
+
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        pause_s, anew = BACK_OFF_S, False
+        while True:
+            began_s = loop.time()
+            try:
+                code: int | str = await self._run(anew=anew)
+            except (OSError, ChannelRefused) as error:
+                code = str(error)
+            anew = code in _KILLED_BY_ITS_FILES
+            if loop.time() - began_s > SOUND_S:
+                pause_s = BACK_OFF_S
+            LOGGER.error("the historian has ended (%s); it is started again in %.3g s", code, pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, BACK_OFF_S_MAX)
+
+    async def _run(self, *, anew: bool) -> int:
+        """Start a historian, take what it says, and return its exit code."""
+        ours, its = socket.socketpair()
+        ours.setblocking(False)
+        controller = self._controller
+        home = controller.config.storage.directory / controller.name
+        words = [str(its.fileno()), str(os.getpid()), str(home), *(["anew"] if anew else [])]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "cluster.api.past",
+                *words,
+                pass_fds=[its.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                env={**os.environ, "FOREBAY_LOG_LEVEL": logging.getLevelName(logging.getLogger().level)},
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            its.close()
+        self.started += 1
+        self._process = process
+        try:
+            reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+            for asked, _ in self._questions.values():
+                self._writer.write(encode(asked))
+            await self._take(reader)
+            return await process.wait()
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+            self._writer = None
+            # The closed socket ends it: it writes what it has noted first.
+            await asyncio.shield(_ended(process))
+            self._process = None
+
+    async def _take(self, reader: asyncio.StreamReader) -> None:
+        """Take what the historian says until it closes its end."""
+        with suppress(asyncio.IncompleteReadError, ConnectionResetError):
+            while True:
+                (size_bytes,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                if size_bytes > FRAME_BYTES_MAX:
+                    raise ChannelRefused(f"the historian says {size_bytes} bytes in one frame")
+                said = decode_said(await reader.readexactly(size_bytes))
+                if isinstance(said, Progress):
+                    self.progress = said
+                elif said.number in self._questions and not self._questions[said.number][1].done():
+                    self._questions[said.number][1].set_result(said)
+
+
+STOP_S = 5.0
+"""How long a historian may take to write what it has and end, seconds."""
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    try:
+        async with asyncio.timeout(STOP_S):
+            await process.wait()
+    except TimeoutError:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

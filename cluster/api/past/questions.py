@@ -1,0 +1,210 @@
+"""What a historian is asked: the records of a job by the index, and why a job waited, by folding up to that moment."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import lru_cache
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from cluster.api.past.follower import STEP_BYTES, STEP_ENTRIES, Follower, Point, fold_to, note_of, prepare_whole
+from cluster.api.past.frames import (
+    NO_JOB,
+    NOT_HELD,
+    AskRecords,
+    AskWhy,
+    Explained,
+    Record,
+    Records,
+    Unanswered,
+)
+from cluster.api.render import Known, why_view
+from replica.decide import job_of_task
+from replica.messages import Batch, Event, jobs_of
+from replica.model import JobState
+from replica.scheduler import SchedulingIndex, verdicts_of
+from replica.state import EMPTY, State
+from replica.values import Instant, Revision, Verdict
+from wal import LedgerEntry, batch_of_encoded, decode_batch, encode_entry, instant_of
+
+BATCHES_KEPT = 8
+"""Batches kept decoded while an answer is made, count: a job's records often lie in the same few."""
+
+FOLLOWED_MAX = 2_000
+"""Commands that an index of a moment follows to the next one asked about, count: beyond, a new one is hardly slower."""
+
+
+class NotHeld(LookupError):
+    """What is needed to answer is not held by this replica; the sentence says from where on it is."""
+
+
+class _Settled(NamedTuple):
+    """An entry of the ledger that settled commands."""
+
+    entry: LedgerEntry
+    batch: Batch
+
+
+class Questions:
+    """Answers about what a follower has followed."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        self._past: SchedulingIndex | None = None
+        """The index of the moment that was asked about last."""
+
+    def records(self, asked: AskRecords) -> Records:
+        """Return what concerned a job. LedgerBroken, JobIndexBroken."""
+        follower = self._follower
+        read = lru_cache(BATCHES_KEPT)(self._settled_by)
+        found: list[Record] = []
+        first = 0
+        rows = follower.rows(asked.job)
+        if asked.newest and len(rows) > asked.limit:
+            rows[1 : 1 - asked.limit] = []
+        for row in rows[: asked.limit]:
+            entry, batch = read(follower.ledger.index_of_revision(row.revision))
+            first = first or entry.index
+            command, note = batch.entries[row.revision - entry.base - 1], note_of(row)
+            concerning = tuple(event for event in command.events if asked.job in jobs_of(event))
+            data = batch_of_encoded(
+                Revision(row.revision - 1), batch.at, (encode_entry(replace(command, events=concerning)),)
+            )
+            found.append(Record(row.revision, data, note.state, note.burst_buffer_state, note.attempt, note.reason))
+        whole = not any(hole.first_index > first for hole in follower.holes)
+        return Records(asked.number, tuple(found), whole)
+
+    def why(self, asked: AskWhy) -> Explained | Unanswered:
+        """Return why a job waited at a moment. LedgerBroken."""
+        revision = asked.revision
+        try:
+            revision = revision or self._revision_at(asked.at)
+            state = self.state_at(revision)
+        except LookupError as error:
+            return Unanswered(asked.number, NOT_HELD, revision, str(error))
+        job_id = self._named(state, asked)
+        if job_id not in state.jobs:
+            what = asked.guest or f"{asked.job}" + "".join(f"_{task}" for task in asked.tasks or ())
+            return Unanswered(asked.number, NO_JOB, revision, f"there was no job {what} at revision {revision}")
+        job, verdict = state.jobs[job_id], self._verdict(state, job_id)
+        view = why_view(state, job_id, verdict)
+        return Explained(asked.number, view, job.request.user, "" if job.guest is None else job.guest.scheduler)
+
+    def state_at(self, revision: int) -> State:
+        """Return the state after a revision; NotHeld, LookupError."""
+        if revision == 0:
+            return EMPTY
+        follower = self._follower
+        ledger = follower.ledger
+        last = ledger.index_of_revision(revision)
+        index, state = self._before(last, revision)
+        while int(state.revision) < revision:
+            found = ledger.read_some(index + 1, entries_max=min(STEP_ENTRIES, last - index), bytes_max=STEP_BYTES)
+            if not found or found[0].index != index + 1:
+                raise NotHeld(f"the entries from {index + 1} on are not held by this replica")
+            for entry in found:
+                if entry.index != index + 1:
+                    break
+                if entry.revision > revision:
+                    # The moment lies inside this batch; what is kept is the state before it.
+                    follower.keep(Point(index, state))
+                    return fold_to(state, decode_batch(entry.data), revision)
+                if entry.revision > entry.base:
+                    state = fold_to(state, decode_batch(entry.data), revision)
+                index = entry.index
+        follower.keep(Point(index, state))
+        return state
+
+    def _before(self, index: int, revision: int) -> Point:
+        """Return the nearest state at or before an entry whose revision is not beyond `revision`."""
+        follower = self._follower
+        position = bisect_right(follower.points, index, key=lambda point: point.index)
+        best: Point | None = None
+        while position:
+            position -= 1
+            if int(follower.points[position].state.revision) <= revision:
+                best = follower.points[position]
+                break
+        for point in follower.images(first=1 + (0 if best is None else best.index), last=index):
+            if int(point.state.revision) <= revision:
+                follower.keep(point)
+                return point
+        if best is not None:
+            return best
+        first_index = follower.ledger.first_index
+        if first_index > 1:
+            raise NotHeld(f"this replica holds the ledger from entry {first_index} on, and no snapshot before it")
+        return Point(0, EMPTY)
+
+    def _verdict(self, state: State, job_id: int) -> Verdict:
+        if state.jobs[job_id].state is not JobState.PENDING:
+            return Known(state).of(job_id)
+        index = self._past
+        events = None if index is None else self._between(index.state, state)
+        if index is None or events is None:
+            index = SchedulingIndex(state)
+        else:
+            index.advance(state, events)
+        self._past = index
+        prepare_whole(index)
+        return verdicts_of(index, (job_id,), state.at)[job_id]
+
+    def _between(self, before: State, after: State) -> list[Event] | None:
+        """Return the events between two states; None where they are too many, not held, or in the other order."""
+        first, last = int(before.revision), int(after.revision)
+        if not 0 < first <= last <= first + FOLLOWED_MAX:
+            return None
+        events: list[Event] = []
+        while first < last:
+            try:
+                entry, batch = self._settled_by(self._follower.ledger.index_of_revision(first + 1))
+            except LookupError:
+                return None
+            passed = batch.entries[first - entry.base : last - entry.base]
+            events.extend(event for command in passed for event in command.events)
+            first += len(passed)
+        return events
+
+    def _revision_at(self, at: Instant) -> int:
+        """Return the last revision that was settled up to an instant, by bisection; 0 before the first one.
+
+        Where an operator has set the clock back, an instant may have come twice: the later one is meant.
+        """
+        state = self._follower.points[-1].state
+        last, set_back = self._follower.ledger.applied_revision, int(state.clock_set_back)
+        if set_back and (found := self._bisected(set_back, last, at)) >= set_back:
+            return found
+        return self._bisected(1, (set_back or last + 1) - 1, at)
+
+    def _bisected(self, low: int, high: int, at: Instant) -> int:
+        """Return the last of the revisions from `low` to `high` that was settled up to an instant, or `low - 1`."""
+        while low <= high:
+            middle = (low + high) // 2
+            try:
+                settled = instant_of(self._entry(self._follower.ledger.index_of_revision(middle)).data)
+            except LookupError:
+                settled = None
+            if settled is None or settled <= at:
+                low = middle + 1
+            else:
+                high = middle - 1
+        return low - 1
+
+    def _settled_by(self, index: int) -> _Settled:
+        entry = self._entry(index)
+        return _Settled(entry, decode_batch(entry.data))
+
+    def _entry(self, index: int) -> LedgerEntry:
+        found = self._follower.ledger.read_some(index, entries_max=1, bytes_max=1)
+        if not found or found[0].index != index:
+            raise NotHeld(f"entry {index} is not held by this replica")
+        return found[0]
+
+    @staticmethod
+    def _named(state: State, asked: AskWhy) -> int:
+        """Return the one job that is meant at a state; 0 where there is none."""
+        if asked.guest:
+            known = state.guests.get(asked.guest)
+            return 0 if known is None else known.job
+        return job_of_task(state, asked.job, asked.tasks) or (asked.job if asked.tasks is None else 0)

@@ -1,0 +1,297 @@
+"""The index by job holds what a walk over all states says, whatever becomes of its files."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from cluster.api.past.follower import Follower
+from cluster.api.past.frames import AskRecords, AskWhy, Explained, Record, Unanswered
+from cluster.api.past.questions import Questions
+from cluster.api.render.jobs import why_view
+from replica.fold.apply import apply_entry
+from replica.messages.entries import Batch
+from replica.state.state import EMPTY, State
+from replica.values.units import NEVER, Revision
+from replica.views.jobs import verdict_of
+from snapshots.image import Image
+from snapshots.store import SnapshotStore
+from tests.cluster.audit.ledgers import lived
+from tests.contract.in_memory import records_of
+from tests.replica.test_whole_histories import WholeHistories
+from wal.codec import NO_OP, encode_batch
+from wal.environment import Environment
+from wal.job_index import NOTHING, JobIndex, JobIndexBroken, JobRow, Position
+from wal.journal import Entry, Journal
+from wal.ledger import Ledger
+
+CLUSTER, REPLICA = "0" * 32, "r1"
+
+
+class Replica:
+    """A replica's directory, whose ledger is given entries, and a follower beside it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._open = ExitStack()
+        self.environment = self._open.enter_context(
+            Environment.open(
+                directory / "wal", cluster_id=CLUSTER, replica=REPLICA, map_size_bytes=64 << 20, create=True
+            )
+        )
+        self.journal = Journal(self.environment)
+        self.journal.set_term(1, REPLICA)
+        self.state = EMPTY
+        self.settled: list[tuple[Batch, State]] = []
+        """Each command as a batch of its own, and the state after it."""
+        self.now_s = 0.0
+        self.snapshots = SnapshotStore(directory / "snapshots", 3, cluster_id=CLUSTER)
+        self.follower = self.restarted()
+
+    def restarted(self) -> Follower:
+        """Return a follower as after a SIGKILL: what it has not written is lost."""
+        self.jobs = JobIndex(self.directory / "index", map_size_bytes=64 << 20)
+        self.follower = Follower(
+            Ledger(self.environment),
+            snapshots=self.directory / "snapshots",
+            index=self.jobs,
+            monotonic_s=lambda: self.now_s,
+        )
+        return self.follower
+
+    def kill(self) -> None:
+        self.jobs.close()
+
+    def close(self) -> None:
+        self.jobs.close()
+        self.snapshots.close()
+        self._open.close()
+
+    def settle(self, batches: Sequence[Batch]) -> None:
+        """Have the ledger hold these as one entry, where they are of one moment, else as one each."""
+        batch = batches[0]
+        if len({one.at for one in batches}) == 1:
+            batch = Batch(batch.base, batch.at, tuple(entry for one in batches for entry in one.entries))
+            batches = (batch,)
+        for one in batches:
+            self.append(encode_batch(one), one)
+
+    def append(self, data: bytes, batch: Batch | None = None) -> None:
+        entry = Entry(self.journal.last_index + 1, 1, data)
+        if batch is not None and batch.base == self.state.revision:
+            for position, command in enumerate(batch.entries):
+                alone = Batch(Revision(batch.base + position), batch.at, (command,))
+                self.state = apply_entry(self.state, command, batch.at)
+                self.settled.append((alone, self.state))
+        self.journal.append([entry])
+        self.journal.set_commit(entry.index)
+        self.journal.record_applied(entry, self.state.revision)
+        self.journal.flush_hints()
+
+    def save(self) -> None:
+        """Write a snapshot of the present state."""
+        index = self.journal.last_index
+        self.snapshots.save_in_background(Image(self.state, index, 1, self.journal.applied_digest)).result()
+
+    def expected(self, job: int) -> tuple[Record, ...]:
+        return tuple(record for batch, after in self.settled for record in records_of(job, batch, after))
+
+    def records(self, job: int) -> tuple[Record, ...]:
+        return Questions(self.follower).records(AskRecords(1, 0, job, 10_000, False)).records
+
+    def check(self) -> None:
+        """Follow to the end; then every job's records are those that a walk over all states gives."""
+        follow(self.follower)
+        assert self.follower.index == self.journal.last_index
+        for job in range(int(self.state.next_job) + 1):
+            assert self.records(job) == self.expected(job)
+
+
+def follow(follower: Follower) -> None:
+    while follower.step():
+        pass
+
+
+@pytest.fixture
+def replica(tmp_path: Path):  # type: ignore[no-untyped-def]
+    made = Replica(tmp_path)
+    yield made
+    made.close()
+
+
+class Indexed(WholeHistories):
+    """Whatever happened, in batches of whatever size, with a follower that is killed now and then."""
+
+    def teardown(self) -> None:
+        super().teardown()
+        chance = random.Random(len(self.world.ledger))  # a test's, drawn by the history's length
+        with tempfile.TemporaryDirectory() as directory:
+            replica = Replica(Path(directory))
+            rest = list(self.world.ledger)
+            while rest:
+                count = chance.choice((1, 1, 2, 5, 40))
+                replica.settle(rest[:count])
+                del rest[:count]
+                match chance.randrange(8):
+                    case 0:
+                        replica.append(NO_OP)
+                    case 1:
+                        replica.append(encode_batch(self.world.ledger[0]), self.world.ledger[0])  # void
+                    case 2:
+                        replica.follower.step()
+                        replica.follower.write()
+                    case 3:
+                        replica.follower.step()
+                        replica.kill()
+                        replica.restarted()
+                    case 4 if replica.state.revision:
+                        replica.save()
+            replica.check()
+            self._check_moments(replica, chance)
+            replica.kill()
+            replica.restarted()
+            replica.check()
+            replica.close()
+
+    def _check_moments(self, replica: Replica, chance: random.Random) -> None:
+        questions = Questions(replica.follower)
+        for _, state in chance.sample(replica.settled, min(8, len(replica.settled))):
+            assert questions.state_at(int(state.revision)) == state
+            for job in list(state.jobs)[:3]:
+                found = questions.why(AskWhy(1, 0, int(state.revision), NEVER, job, None, ""))
+                assert isinstance(found, Explained)
+                assert found.view == why_view(state, job, verdict_of(state, job))
+                assert found.user == state.jobs[job].request.user
+
+
+TestHistoriesByTheIndex = Indexed.TestCase
+TestHistoriesByTheIndex.settings = settings(max_examples=12, stateful_step_count=40, deadline=None)
+
+
+def test_an_index_goes_on_where_it_was_and_reads_nothing_twice(replica: Replica) -> None:
+    batches = lived()
+    for batch in batches[:10]:
+        replica.settle([batch])
+    follow(replica.follower)
+    replica.follower.write()
+    replica.kill()
+    for batch in batches[10:]:
+        replica.settle([batch])
+    replica.restarted()
+    assert replica.jobs.position.index == 10
+    replica.check()
+
+
+def test_an_index_that_was_killed_before_it_wrote_lacks_nothing_afterwards(replica: Replica) -> None:
+    for batch in lived():
+        replica.settle([batch])
+    replica.follower.step()
+    replica.kill()
+    replica.restarted()
+    assert replica.jobs.position == NOTHING
+    replica.check()
+
+
+def test_an_index_that_is_ahead_of_its_ledger_or_of_another_one_is_made_anew(replica: Replica, tmp_path: Path) -> None:
+    for batch in lived():
+        replica.settle([batch])
+    replica.check()
+    last = replica.journal.last_index
+    for position in (
+        Position(last + 1, int(replica.state.revision), replica.journal.applied_digest),
+        Position(last, int(replica.state.revision), bytes(32)),
+    ):
+        replica.jobs.add({1: [JobRow(1 << 40, b"no note")]}, position)
+        replica.kill()
+        replica.restarted()
+        assert replica.jobs.position == NOTHING
+        replica.check()
+        replica.follower.write()
+
+
+def zeroed(content: bytearray) -> None:
+    content[4096 * 2 :] = bytes(len(content) - 4096 * 2)
+
+
+def cut(content: bytearray) -> None:
+    del content[4096 * 3 :]
+
+
+def foreign(content: bytearray) -> None:
+    content[:] = b"not a database of any kind " * 1000
+
+
+def emptied(content: bytearray) -> None:
+    content.clear()
+
+
+@pytest.mark.parametrize("damage", [zeroed, cut, foreign, emptied])
+def test_an_index_whose_file_is_damaged_is_made_anew(replica: Replica, damage: Callable[[bytearray], None]) -> None:
+    for batch in lived():
+        replica.settle([batch])
+    replica.check()
+    replica.follower.write()
+    replica.kill()
+    file = replica.directory / "index" / "data.mdb"
+    content = bytearray(file.read_bytes())
+    damage(content)
+    file.write_bytes(content)
+    replica.restarted()
+    try:
+        replica.check()
+    except JobIndexBroken:  # as its process finds out, which then does this
+        replica.follower.begin_anew()
+        replica.check()
+
+
+def test_a_row_whose_checksum_does_not_hold_is_never_answered(replica: Replica) -> None:
+    for batch in lived():
+        replica.settle([batch])
+    replica.check()
+    replica.follower.write()
+    replica.kill()
+    file = replica.directory / "index" / "data.mdb"
+    content = file.read_bytes()
+    assert b"BurstBufferStageIn" in content
+    file.write_bytes(content.replace(b"BurstBufferStageIn", b"BurstBufferStageOu"))
+    replica.restarted()
+    with pytest.raises(JobIndexBroken):
+        for job in range(5):
+            replica.records(job)
+
+
+def test_a_moment_is_found_by_its_time(replica: Replica) -> None:
+    for batch in lived():
+        replica.settle([batch])
+    follow(replica.follower)
+    questions = Questions(replica.follower)
+    for batch, state in replica.settled:
+        if 1 not in state.jobs:
+            continue
+        found = questions.why(AskWhy(1, 0, 0, batch.at, 1, None, ""))
+        assert isinstance(found, Explained)
+        assert found.view.revision == max(after.revision for one, after in replica.settled if one.at <= batch.at)
+    before = questions.why(AskWhy(1, 0, 0, replica.settled[0][0].at - 1, 1, None, ""))
+    assert isinstance(before, Unanswered) and before.revision == 0
+
+
+def test_the_states_that_are_kept_are_bounded_and_still_answer_everything(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.api.past.follower.POINT_ENTRIES", 1)
+    monkeypatch.setattr("cluster.api.past.follower.POINTS_MAX", 8)
+    replica.kill()
+    replica.restarted()
+    for batch in lived():
+        replica.settle([batch])
+    follow(replica.follower)
+    questions = Questions(replica.follower)
+    for _, state in replica.settled:
+        assert questions.state_at(int(state.revision)) == state
+        assert len(replica.follower.points) <= 8 + 1
