@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from cluster.cli import text
-from cluster.cli.commands.options import JOB_ID, JSON_OPTION, PAGE_JOBS, REVISION_MAX, WATCH_PERIOD_S
-from cluster.cli.exits import bad_input
+from cluster.cli.commands.options import JOB_ID, JSON_OPTION, PAGE_JOBS, WATCH_PERIOD_S
+from cluster.cli.exits import bad_input, converted
 from cluster.cli.group import LazyCommands
 from cluster.cli.session import session
 from cluster.schemas import operations as ops
@@ -178,11 +178,14 @@ def history(job_id: str, as_json: bool) -> None:
 
 @job_group.command("why")
 @click.argument("job_id", metavar="JOB", type=JOB_ID)
-@click.option("--at", type=click.IntRange(0, REVISION_MAX), metavar="REVISION", help="Ask about a moment in the past.")
+@click.option("--at", metavar="REVISION|TIME", help="Ask about a moment in the past: 1207, 10:03, 2026-01-31T10:03:00.")
 @JSON_OPTION
-def why(job_id: str, at: int | None, as_json: bool) -> None:
-    """Explain with figures why a job waits, now or at a revision."""
-    view = session().read(ops.EXPLAIN_JOB, id=job_id, at=at)
+def why(job_id: str, at: str | None, as_json: bool) -> None:
+    """Explain with figures why a job waits, now or at a moment of the past, by revision or by time."""
+    current = session()
+    if at is not None and not (at.isascii() and at.isdigit()):
+        at = converted(at, lambda typed: text.parse_past(typed, current.clock.now()), "--at")
+    view = current.read(ops.EXPLAIN_JOB, id=job_id, at=at)
     text.present(view, as_json, lambda: text.why_text(view))
 
 

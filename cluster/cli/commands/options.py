@@ -18,7 +18,6 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
 
 JOB_ID_MAX: Final = 2**63 - 1
-REVISION_MAX: Final = 2**63 - 1
 
 PAGE_JOBS: Final = 10_000
 """Jobs asked for in one request, count: what the API answers at most."""
