@@ -11,6 +11,7 @@ from wal.codec import (
     instant_of,
     is_earlier_form,
     kind_of,
+    one_of_batch,
     revision_after,
 )
 from wal.configuration import (

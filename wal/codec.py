@@ -42,6 +42,7 @@ class _BatchHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 _head_decoder: Final = msgspec.msgpack.Decoder(_BatchHead)
+_raw_decoder: Final = msgspec.msgpack.Decoder(tuple[int, int, tuple[msgspec.Raw, ...]])
 
 
 class _BatchShape(_BatchHead, frozen=True, array_like=True):
@@ -83,6 +84,20 @@ def encode_entry(entry: Entry) -> bytes:
 def batch_of_encoded(base: Revision, at: Instant, entries: Iterable[bytes]) -> bytes:
     """What `encode_batch` gives for a batch of these entries, which `encode_entry` encoded. CodecError if too large."""
     return _checked_size(_HEAD + _encoder.encode((base, at, tuple(map(msgspec.Raw, entries)))))
+
+
+def one_of_batch(data: bytes, position: int) -> bytes:
+    """A batch of one entry alone, that at `position` in a batch's data, as if it had been settled by itself.
+
+    Nothing else of the batch is read. CodecError; IndexError beyond its last entry.
+    """
+    if kind_of(data) is not Kind.BATCH:
+        raise CodecError("the entry is not a batch")
+    try:
+        base, at, entries = _raw_decoder.decode(memoryview(data)[len(_HEAD) :])
+    except msgspec.MsgspecError as error:
+        raise CodecError(f"the batch cannot be decoded: {error}") from error
+    return batch_of_encoded(Revision(base + position), Instant(at), (bytes(entries[position]),))
 
 
 def _checked_size(data: bytes) -> bytes:

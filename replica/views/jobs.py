@@ -26,7 +26,7 @@ from replica.model import (
 )
 from replica.operations import place_directory, places_of
 from replica.scheduler import SchedulingIndex, later_reason, verdicts_of
-from replica.state import State
+from replica.state import Facts, State
 from replica.values import NEVER, Verdict
 
 
@@ -59,7 +59,7 @@ def verdict_of(state: State, job_id: int) -> Verdict:
     return later_reason(state, state.jobs[job_id], state.buffers.get(job_id))
 
 
-def buffer_word(state: State, job_id: int) -> str | None:
+def buffer_word(state: Facts, job_id: int) -> str | None:
     """Return the buffer state of a job as people see it (`BurstBufferState=`), or None if it asked for no buffer.
 
     A job that was held because of what failed, and whose buffer was torn down for that, shows `complete` until it is

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from cluster.api.render import Known
-from replica.fold import apply_batch, apply_entry
-from replica.messages import Batch, jobs_of
+from replica.fold import SpeculativeState, apply_batch
+from replica.messages import Batch, Event, jobs_of
 from replica.model import JobState
-from replica.scheduler import SchedulingIndex, verdicts_of
-from replica.state import EMPTY, State
+from replica.scheduler import SchedulingIndex, later_reason, verdicts_of
+from replica.state import EMPTY, Facts, State
 from replica.views import buffer_word
 from snapshots import SnapshotName, SnapshotRefused, load_snapshot
 from wal import (
@@ -62,7 +62,8 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
     state: str
     burst_buffer_state: str | None
     attempt: int
-    reason: str
+    reason: str | None
+    """None only while it is not known yet."""
 
 
 class Point(NamedTuple):
@@ -182,6 +183,8 @@ class Follower:
         self.ledger = self._live.as_stored()
         self._position, self._points, self._stride = self.jobs.position, [], POINT_ENTRIES
         self._index: SchedulingIndex | None = None
+        self._unread: list[Event] = []
+        """Events that the index does not know yet."""
         start = self._before(self._position) if self._is_of_this_ledger(self._position) else None
         if start is None:
             if self._position.index:
@@ -218,6 +221,7 @@ class Follower:
         digest = self.ledger.digest_at(point.index)
         self._position = Position(point.index, int(point.state.revision), digest, (*self._position.holes, hole))
         self._reached, self._index = point, None
+        self._unread.clear()
         self.keep(point)
         self.write()
 
@@ -238,32 +242,56 @@ class Follower:
             self.keep(self._reached)
 
     def _settle(self, state: State, batch: Batch) -> State:
+        """Return the state after a batch; note where each job stands after each command that concerns it.
+
+        What is settled together has no time in between. So why a job waits is asked once for all, when all of it is
+        settled, or just before something more happens to the job.
+        """
+        settling = SpeculativeState(state, batch.at)
+        waiting: dict[int, tuple[int, Note]] = {}
         for entry in batch.entries:
-            state = apply_entry(state, entry, batch.at)
-            if self._index is not None:
-                self._index.advance(state, entry.events)
             concerned = dict.fromkeys(job for event in entry.events for job in jobs_of(event))
-            if not concerned:
-                continue
-            waiting = [job for job in concerned if job in state.jobs and state.jobs[job].state is JobState.PENDING]
-            if waiting and self._index is None:
-                self._index = SchedulingIndex(state)
-                prepare_whole(self._index)
-            verdicts = verdicts_of(self._index, waiting, state.at) if waiting and self._index is not None else {}
-            known = Known(state, verdicts)
-            revision = int(state.revision)
-            for job in concerned:
-                self._rows[job].append(JobRow(revision, _encoder.encode(_note(known, job))))
+            self._explain(settling, waiting, [job for job in concerned if job in waiting])
+            settling.add(entry)
+            self._unread.extend(entry.events)
+            facts, revision = settling.facts, settling.revision
+            for job_id in concerned:
+                note = _note(facts, job_id)
+                if note.reason is None:
+                    waiting[job_id] = revision, note
+                else:
+                    self._rows[job_id].append(JobRow(revision, _encoder.encode(note)))
             self._noted += len(concerned)
-        return state
+        self._explain(settling, waiting, list(waiting))
+        return settling.state()
+
+    def _explain(self, settling: SpeculativeState, waiting: dict[int, tuple[int, Note]], jobs: list[int]) -> None:
+        """Note of these jobs why they wait now."""
+        if not jobs:
+            return
+        state = settling.state()
+        if self._index is None:
+            self._index = SchedulingIndex(state)
+        else:
+            self._index.advance(state, self._unread)
+        self._unread.clear()
+        prepare_whole(self._index)
+        verdicts = verdicts_of(self._index, jobs, state.at)
+        for job_id in jobs:
+            revision, note = waiting.pop(job_id)
+            explained = replace(note, reason=str(verdicts[job_id].reason))
+            self._rows[job_id].append(JobRow(revision, _encoder.encode(explained)))
 
 
-def _note(known: Known, job_id: int) -> Note:
-    state = known.state
-    job = state.jobs.get(job_id)
+def _note(facts: Facts, job_id: int) -> Note:
+    """Return where a job stands; of one that waits why it does is left open."""
+    job = facts.jobs.get(job_id)
     if job is None:
         return _GONE
-    return Note(job.state.name, buffer_word(state, job_id), job.attempt, str(known.of(job_id).reason))
+    reason = None
+    if job.state is not JobState.PENDING:
+        reason = str(later_reason(facts, job, facts.buffers.get(job_id)).reason)
+    return Note(job.state.name, buffer_word(facts, job_id), job.attempt, reason)
 
 
 _GONE = Note("", None, 0, "None")

@@ -25,11 +25,11 @@ from replica.messages import Batch, Event, jobs_of
 from replica.model import JobState
 from replica.scheduler import SchedulingIndex, verdicts_of
 from replica.state import EMPTY, State
-from replica.values import Instant, Revision, Verdict
-from wal import LedgerEntry, batch_of_encoded, decode_batch, encode_entry, instant_of
+from replica.values import Instant, Verdict
+from wal import LedgerEntry, batch_of_encoded, decode_batch, encode_entry, instant_of, one_of_batch
 
-BATCHES_KEPT = 8
-"""Batches kept decoded while an answer is made, count: a job's records often lie in the same few."""
+ENTRIES_KEPT = 8
+"""Entries kept while an answer is made, count: a job's records often lie in the same few."""
 
 FOLLOWED_MAX = 2_000
 """Commands that an index of a moment follows to the next one asked about, count: beyond, a new one is hardly slower."""
@@ -57,21 +57,18 @@ class Questions:
     def records(self, asked: AskRecords) -> Records:
         """Return what concerned a job. LedgerBroken, JobIndexBroken."""
         follower = self._follower
-        read = lru_cache(BATCHES_KEPT)(self._settled_by)
+        read = lru_cache(ENTRIES_KEPT)(self._entry)
         found: list[Record] = []
         first = 0
         rows = follower.rows(asked.job)
         if asked.newest and len(rows) > asked.limit:
             rows[1 : 1 - asked.limit] = []
         for row in rows[: asked.limit]:
-            entry, batch = read(follower.ledger.index_of_revision(row.revision))
+            entry, note = read(follower.ledger.index_of_revision(row.revision)), note_of(row)
             first = first or entry.index
-            command, note = batch.entries[row.revision - entry.base - 1], note_of(row)
-            concerning = tuple(event for event in command.events if asked.job in jobs_of(event))
-            data = batch_of_encoded(
-                Revision(row.revision - 1), batch.at, (encode_entry(replace(command, events=concerning)),)
-            )
-            found.append(Record(row.revision, data, note.state, note.burst_buffer_state, note.attempt, note.reason))
+            batch = _concerning(asked.job, one_of_batch(entry.data, row.revision - entry.base - 1))
+            reason = note.reason or ""
+            found.append(Record(row.revision, batch, note.state, note.burst_buffer_state, note.attempt, reason))
         whole = not any(hole.first_index > first for hole in follower.holes)
         return Records(asked.number, tuple(found), whole)
 
@@ -208,3 +205,13 @@ class Questions:
             known = state.guests.get(asked.guest)
             return 0 if known is None else known.job
         return job_of_task(state, asked.job, asked.tasks) or (asked.job if asked.tasks is None else 0)
+
+
+def _concerning(job: int, data: bytes) -> bytes:
+    """Return a batch of one command with those of its events that concern a job."""
+    batch = decode_batch(data)
+    (command,) = batch.entries
+    events = tuple(event for event in command.events if job in jobs_of(event))
+    if len(events) == len(command.events):
+        return data
+    return batch_of_encoded(batch.base, batch.at, (encode_entry(replace(command, events=events)),))

@@ -6,25 +6,34 @@ import random
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from msgspec.structs import replace
 
 from cluster.api.past.follower import Follower
 from cluster.api.past.frames import AskRecords, AskWhy, Explained, Record, Unanswered
 from cluster.api.past.questions import Questions
 from cluster.api.render.jobs import why_view
+from cluster.api.render.reasons import Known
 from replica.fold.apply import apply_entry
 from replica.messages.entries import Batch
+from replica.messages.events import jobs_of
+from replica.model.jobs import JobState
+from replica.scheduler.index import SchedulingIndex
+from replica.scheduler.scheduling_pass import verdicts_of
 from replica.state.state import EMPTY, State
-from replica.values.units import NEVER, Revision
+from replica.values.units import NEVER, Instant, Revision
+from replica.values.verdicts import Verdict
 from replica.views.jobs import verdict_of
 from snapshots.image import Image
 from snapshots.store import SnapshotStore
 from tests.cluster.audit.ledgers import lived
 from tests.contract.in_memory import records_of
 from tests.replica.test_whole_histories import WholeHistories
+from tests.replica.world import World
 from wal.codec import NO_OP, encode_batch
 from wal.environment import Environment
 from wal.job_index import NOTHING, JobIndex, JobIndexBroken, JobRow, Position
@@ -50,6 +59,8 @@ class Replica:
         self.state = EMPTY
         self.settled: list[tuple[Batch, State]] = []
         """Each command as a batch of its own, and the state after it."""
+        self.ends: list[int] = []
+        """For each of them, how many are settled when all that was settled with it is."""
         self.now_s = 0.0
         self.snapshots = SnapshotStore(directory / "snapshots", 3, cluster_id=CLUSTER)
         self.follower = self.restarted()
@@ -85,6 +96,7 @@ class Replica:
     def append(self, data: bytes, batch: Batch | None = None) -> None:
         entry = Entry(self.journal.last_index + 1, 1, data)
         if batch is not None and batch.base == self.state.revision:
+            self.ends += [len(self.settled) + len(batch.entries)] * len(batch.entries)
             for position, command in enumerate(batch.entries):
                 alone = Batch(Revision(batch.base + position), batch.at, (command,))
                 self.state = apply_entry(self.state, command, batch.at)
@@ -100,7 +112,21 @@ class Replica:
         self.snapshots.save_in_background(Image(self.state, index, 1, self.journal.applied_digest)).result()
 
     def expected(self, job: int) -> tuple[Record, ...]:
-        return tuple(record for batch, after in self.settled for record in records_of(job, batch, after))
+        concerned = [
+            number
+            for number, (batch, _) in enumerate(self.settled)
+            if any(job in jobs_of(event) for event in batch.entries[0].events)
+        ]
+        found = []
+        for number, following in pairwise([*concerned, len(self.settled)]):
+            batch, after = self.settled[number]
+            (record,) = records_of(job, batch, after)
+            if record.state == JobState.PENDING.name:
+                # Why it waited when all that was settled at once was, or just before more happened to it.
+                _, then = self.settled[min(following, self.ends[number]) - 1]
+                record = replace(record, reason=Known(then).reason(job))
+            found.append(record)
+        return tuple(found)
 
     def records(self, job: int) -> tuple[Record, ...]:
         return Questions(self.follower).records(AskRecords(1, 0, job, 10_000, False)).records
@@ -264,6 +290,30 @@ def test_a_row_whose_checksum_does_not_hold_is_never_answered(replica: Replica) 
     with pytest.raises(JobIndexBroken):
         for job in range(5):
             replica.records(job)
+
+
+def test_why_jobs_wait_that_were_submitted_at_once_is_asked_once_for_all(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def counted(index: SchedulingIndex, jobs: Sequence[int], at: Instant) -> dict[int, Verdict]:
+        asked.append(len(jobs))
+        return verdicts_of(index, jobs, at)
+
+    monkeypatch.setattr("cluster.api.past.follower.verdicts_of", counted)
+    world = World({"fast": 100})
+    world.submit("capacity=100")
+    before = len(world.ledger)
+    for _ in range(40):
+        world.submit("capacity=100")
+    for batch in world.ledger[:before]:
+        replica.settle([batch])
+    follow(replica.follower)
+    asked.clear()
+    replica.settle(world.ledger[before:])
+    replica.check()
+    assert asked == [40]
 
 
 def test_a_moment_is_found_by_its_time(replica: Replica) -> None:
