@@ -10,7 +10,7 @@ and none of its own keys.
 
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -71,14 +71,21 @@ class JobIndexBroken(Exception):
 class JobIndex:
     """The index by job of one replica, for one process at a time."""
 
-    def __init__(self, directory: Path, *, map_size_bytes: int = MAP_SIZE_BYTES) -> None:
-        """Open it. One that is not there, of another version or damaged is begun anew. OSError, JobIndexBroken."""
+    def __init__(self, directory: Path, *, map_size_bytes: int = MAP_SIZE_BYTES, readonly: bool = False) -> None:
+        """Open it. One that is not there, of another version or damaged is begun anew. OSError, JobIndexBroken.
+
+        With `readonly` it is read as it is, beside the process that it belongs to: JobIndexBroken for all of these.
+        """
         self._directory = directory
         self._map_size_bytes = map_size_bytes
+        self._readonly = readonly
+        if readonly:
+            self._open()
+            return
         directory.mkdir(mode=0o700, exist_ok=True)
         try:
             self._open()
-        except (JobIndexBroken, Damaged):
+        except JobIndexBroken:
             self.begin_anew()
 
     @property
@@ -104,6 +111,20 @@ class JobIndex:
         environment: lmdb.Environment | None = getattr(self, "_environment", None)
         if environment is not None:
             environment.close()
+
+    def jobs(self) -> Iterator[int]:
+        """Yield the jobs that there are rows of, ascending. JobIndexBroken."""
+        last = -1
+        while True:
+            try:
+                with self._environment.begin(self._rows) as transaction:
+                    cursor = transaction.cursor()
+                    if not cursor.set_range(_KEY.pack(last + 1, 0)):
+                        return
+                    last = _KEY.unpack(cursor.key())[0]
+            except (lmdb.Error, struct.error) as error:
+                raise self._broken(error) from error
+            yield last
 
     def rows(self, job: int) -> list[JobRow]:
         """Return what there is of a job, oldest first. JobIndexBroken."""
@@ -152,17 +173,19 @@ class JobIndex:
                 map_size=self._map_size_bytes,
                 max_dbs=2,
                 mode=0o600,
+                readonly=self._readonly,
+                create=not self._readonly,
                 lib_version=LMDB_ENGINE,
             )
             size_bytes = (self._environment.info()["last_pgno"] + 1) * self._environment.stat()["psize"]
             if self._environment.info()["last_txnid"] and (self._directory / DATA_FILE).stat().st_size < size_bytes:
                 raise JobIndexBroken(f"{self._directory / DATA_FILE} ends before its last page")
-            self._rows = self._environment.open_db(_ROWS)
-            self._mark = self._environment.open_db(_MARK)
+            self._rows = self._environment.open_db(_ROWS, create=not self._readonly)
+            self._mark = self._environment.open_db(_MARK, create=not self._readonly)
             with self._environment.begin(self._mark) as transaction:
                 value = transaction.get(_MARK)
             self._position = NOTHING if value is None else _position(unpack_checked(_MARK, value))
-        except (lmdb.Error, struct.error) as error:
+        except (lmdb.Error, Damaged, struct.error) as error:
             raise self._broken(error) from error
 
     def _broken(self, error: Exception) -> JobIndexBroken:

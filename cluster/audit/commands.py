@@ -13,7 +13,7 @@ import msgspec
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from cluster.api.render import entry_view, record_view
-from cluster.audit.deep import snapshots_in, verify_deep
+from cluster.audit.deep import snapshots_in, verify_deep, verify_index
 from cluster.audit.redecide import Redecided
 from cluster.audit.redecide_text import first_words, show_redecided
 from cluster.audit.release import BadTree, Release, ReleaseFailed
@@ -135,7 +135,7 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def verify(options: dict[str, Any]) -> None:
     """Recompute the chain, hold it against what is known from elsewhere, and say what is held."""
-    expected, compared = _expected(options["expect"]), None
+    expected, compared, indexed = _expected(options["expect"]), None, None
     with _ledger(options) as running:
         # Listed first: none of them is of an entry that was applied later.
         snapshots = _snapshots(options) if options["deep"] else []
@@ -155,6 +155,8 @@ def verify(options: dict[str, Any]) -> None:
         if options["deep"]:
             with _progress("folding") as progress:
                 compared = verify_deep(ledger, verified.gaps, snapshots, progress)
+            home = _directory(click.get_current_context(), options["data"], options["name"]).parent
+            indexed = verify_index(running, home / "index", home / "snapshots")
     if options["complete"] and verified.gaps:
         listed = ", ".join(f"{gap.first_index} to {gap.last_index}" for gap in verified.gaps)
         raise Failure(
@@ -181,6 +183,7 @@ def verify(options: dict[str, Any]) -> None:
             {"file": str(one.path), "index": one.entry, "state_digest": one.state_digest.hex(), "proven": one.proven}
             for one in compared.snapshots
         ]
+        found["job_index"] = None if indexed is None else {"index": indexed.index, "revision": indexed.revision}
     if options["as_json"]:
         show_json(found)
         return
@@ -195,6 +198,8 @@ def verify(options: dict[str, Any]) -> None:
         rows.append(("StateDigest", compared.state_digest.hex()))
         rows.append(("StateDigests", _digests_words(compared.digests_recorded, compared.digests_compared)))
         rows += [("Snapshot", f"{one.path.name}: {_PROVEN if one.proven else _UNPROVEN}") for one in compared.snapshots]
+        up_to = "there is none yet" if indexed is None else f"what the ledger comes to, up to entry {indexed.index}"
+        rows.append(("JobIndex", up_to))
     show(fields_table(rows))
 
 

@@ -1,13 +1,20 @@
-"""Snapshots held against the ledger: each must be what the entries before it fold to."""
+"""What is derived held against the ledger: each snapshot, and the index by job, must be what the entries come to."""
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from cluster.api.past import Follower
 from cluster.audit.replay import Progress, Replayed, ReplayFailed, finished, fold, from_image, from_nothing
+from cluster.system import SystemClock
 from replica.state import state_digest
 from snapshots import SnapshotName, SnapshotRefused, load_snapshot
-from wal import Gap, Ledger
+from wal import Gap, JobIndex, JobIndexBroken, Ledger, Position
+
+MADE_ANEW = "remove that directory: the replica makes it anew"
 
 
 class Found(NamedTuple):
@@ -76,6 +83,49 @@ def verify_deep(
     end = finished(ledger, folding)
     recorded, compared = recorded + end.digests.recorded, compared + end.digests.compared
     return Deep(end.state_digest, recorded, compared, tuple(found))
+
+
+def verify_index(ledger: Ledger, directory: Path, snapshots: Path) -> Position | None:
+    """Make the index by job anew, elsewhere, up to where a replica's own has come, and compare them.
+
+    Return how far that is, None where there is none. Raises ReplayFailed where it says something else of a job,
+    LedgerBroken for what cannot be read. A replica that runs goes on with its own meanwhile.
+    """
+    if not directory.is_dir():
+        return None
+    try:
+        stored = JobIndex(directory, readonly=True)
+    except JobIndexBroken as error:
+        raise ReplayFailed(ledger.applied_index, f"{error}; {MADE_ANEW}") from error
+    try:
+        position = stored.position
+        with TemporaryDirectory(prefix="forebay-index-") as place:
+            made = JobIndex(Path(place) / "index")
+            following = Follower(ledger, snapshots=snapshots, index=made, monotonic_s=SystemClock().monotonic_s)
+            while following.index < position.index and following.step():
+                pass
+            following.write()
+            if position.index > following.index or following.ledger.digest_at(position.index) != position.digest:
+                raise ReplayFailed(position.index, f"{directory} is of another ledger; {MADE_ANEW}")
+            for job in merged(stored.jobs(), made.jobs()):
+                says, should = (
+                    [row for row in index.rows(job) if row.revision <= position.revision] for index in (stored, made)
+                )
+                if says != should and not position.holes:
+                    raise ReplayFailed(
+                        position.index, f"{directory} says of job {job} what the ledger does not; {MADE_ANEW}"
+                    )
+            made.close()
+    except JobIndexBroken as error:
+        raise ReplayFailed(ledger.applied_index, f"{error}; {MADE_ANEW}") from error
+    finally:
+        stored.close()
+    return position
+
+
+def merged(first: Iterable[int], second: Iterable[int]) -> Iterator[int]:
+    """Yield what is in either of two ascending rows, each once."""
+    return (number for number, _ in groupby(heapq.merge(first, second)))
 
 
 def _compare(folded: Replayed, path: Path, chain_digest: bytes, digest: bytes) -> None:

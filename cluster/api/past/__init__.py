@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING
 from replica.faces import shown
 
 if TYPE_CHECKING:
+    from cluster.api.past.follower import Follower
     from cluster.api.past.frames import NO_JOB, Explained, Record, Records, Unanswered
     from cluster.api.past.link import Historian, HistorianBusy, HistorianLate
 else:
     __getattr__ = shown(
         __name__,
         """
+        follower: Follower
         frames: NO_JOB Explained Record Records Unanswered
         link: Historian HistorianBusy HistorianLate
         """,

@@ -7,7 +7,9 @@ from pathlib import Path
 import lmdb
 import msgspec
 import pytest
+from click.testing import Result
 
+from cluster.api.past.follower import Follower
 from cluster.api.render.events import BATCH, CONFIGURATION, NO_OP, VOID
 from cluster.cli.exits import ExitCode
 from cluster.schemas.ledger import LedgerEntryView, SnapshotView
@@ -21,7 +23,9 @@ from tests.cluster.audit.ledgers import CLUSTER, MAP_SIZE_BYTES, REPLICA, Made, 
 from tests.wal.support import edit
 from wal.codec import encode_batch
 from wal.environment import Environment
+from wal.job_index import JobIndex, JobRow
 from wal.journal import Entry, Journal
+from wal.ledger import Ledger
 from wal.records import (
     CHAIN,
     ENTRIES,
@@ -411,3 +415,34 @@ def test_the_replica_of_the_configuration_is_found_by_name(tmp_path: Path) -> No
     unknown = real("--config", config, "ledger", "verify", "--name", "r9")
     assert unknown.returncode == ExitCode.BAD_INPUT
     assert "there is no replica 'r9'" in unknown.stderr
+
+
+def test_an_index_by_job_that_says_what_the_ledger_does_not_is_a_failed_verification(tmp_path: Path) -> None:
+    made = make(tmp_path)
+
+    def deep() -> Result:
+        return typed("ledger", "verify", "--data", tmp_path, "--deep", "--json")
+
+    assert msgspec.json.decode(deep().stdout)["job_index"] is None
+    index = JobIndex(tmp_path / "index")
+    with Environment.open_readonly(tmp_path / "wal") as environment:
+        follower = Follower(Ledger(environment), snapshots=tmp_path / "snapshots", index=index, monotonic_s=lambda: 0.0)
+        while follower.step():
+            pass
+        follower.write()
+    index.close()
+    found = msgspec.json.decode(deep().stdout)["job_index"]
+    assert found == {"index": len(made.entries), "revision": made.state.revision}
+    index = JobIndex(tmp_path / "index")
+    position = index.position
+    index.add({2: [JobRow(int(made.state.revision), b"a note too many")]}, position)
+    index.close()
+    result = deep()
+    assert result.exit_code == ExitCode.VERIFICATION_FAILED
+    assert "says of job 2 what the ledger does not" in result.stderr and "makes it anew" in result.stderr
+    index.begin_anew()
+    index.add({}, position._replace(digest=bytes(32)))
+    index.close()
+    assert "is of another ledger" in deep().stderr
+    (tmp_path / "index" / "data.mdb").write_bytes(b"nothing of the kind")
+    assert deep().exit_code == ExitCode.VERIFICATION_FAILED
