@@ -6,7 +6,8 @@ sbatch), `storm` (new connections on busy cores, beside etcd); their rows are pr
 them. Sections of parts: `api` (HTTP/JSON, both), `channel` (Forebay's MessagePack channel, etcd's native gRPC),
 `inside` (clients in the leader's process, etcd's native gRPC), `failover` (the leader killed or hung), `idle`;
 `scheduling` (Forebay's scheduler by itself, with up to 100,000 jobs waiting); `transfer` (Forebay's data mover
-beside cp and rsync); and `nodes` (thousands of simulated agents: at rest, at work, without a leader). Clusters of three
+beside cp and rsync); `nodes` (thousands of simulated agents: at rest, at work, without a leader); and `history`
+(questions about the past of a long ledger). Clusters of three
 are started fresh on loopback, with mutual TLS and their data on the same disk. The systems alternate, and the one that
 goes first alternates too; the figure shown is the median of the rounds.
 """
@@ -20,7 +21,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.benchmarks import etcd, machine, nodes, report, scheduling, transfer
+from tests.benchmarks import etcd, machine, nodes, past, report, scheduling, transfer
 from tests.benchmarks.forebay import ForebayCluster
 from tests.benchmarks.load import VerificationFailed
 from tests.benchmarks.processes import ServerFailed
@@ -39,7 +40,7 @@ CONNECTIONS_MAX = 64
 USERS = ("jobs", "commands", "submits", "storm")
 """Sections of what users do."""
 
-SECTIONS = (*USERS, "api", "channel", "inside", "failover", "idle", "scheduling", "transfer", "nodes")
+SECTIONS = (*USERS, "api", "channel", "inside", "failover", "idle", "scheduling", "transfer", "nodes", "history")
 BESIDE_ETCD = ("commands", "storm", "api", "channel", "inside", "failover", "idle")
 """Sections that etcd takes part in."""
 
@@ -104,6 +105,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--storms", type=int, default=10, help="storms of new connections (default: 10)")
     parser.add_argument("--storm-connections", type=int, default=1000, help="connections of each (default: 1,000)")
     parser.add_argument("--nodes", type=int, default=9000, help="simulated agents of `nodes` (default: 9,000)")
+    parser.add_argument(
+        "--events",
+        type=int,
+        default=past.EVENTS,
+        help=f"events of each ledger of `history` (default: {past.EVENTS:,})",
+    )
     parser.add_argument("--directory", type=Path, help="where the data goes (default: a temporary directory)")
     parser.add_argument("--json", action="store_true", help="print nothing but the last line, which is always JSON")
     options = parser.parse_args()
@@ -125,6 +132,8 @@ def arguments() -> argparse.Namespace:
         parser.error(f"--jobs must be from 1 to {JOBS_MAX}")
     if not 1 <= options.nodes <= NODES_MAX:
         parser.error(f"--nodes must be from 1 to {NODES_MAX}")
+    if not 1_000 <= options.events <= past.EVENTS_MAX:
+        parser.error(f"--events must be from 1,000 to {past.EVENTS_MAX:,}")
     if not 1 <= options.calls <= CALLS_MAX:
         parser.error(f"--calls must be from 1 to {CALLS_MAX}")
     if not (1 <= options.storms <= STORMS_MAX and 1 <= options.storm_connections <= CONNECTIONS_NEW_MAX):
@@ -199,6 +208,10 @@ def run(options: argparse.Namespace, directory: Path) -> int:
         one = nodes.report(directory, options.nodes, say)
         found["nodes"] = one.figures
         rows, whole = [*rows, *one.rows], whole and one.whole
+    if "history" in options.sections and options.only != "etcd":
+        one = past.report(directory, options.events, say)
+        found["history"] = one.figures
+        rows = [*rows, *one.rows]
     found["machine"] = {**facts, "load_after": round(os.getloadavg()[0], 2)}
     if rows:
         say("\n" + markdown(rows))

@@ -1,0 +1,343 @@
+"""Questions about the past: `job history` and `why --at` over a long ledger, and what the index by job takes.
+
+A replica alone makes the ledger through its proposer: jobs that are staged in, run, staged out and torn down by agents
+that this process plays, so many commands under way at once that batches are full, or one at a time. Then somebody in a
+process of his own asks over HTTPS, while the longest hold of the replica's loop is watched.
+
+`python -m tests.benchmarks.past ASK` is that process: one path a line, answered with its status and milliseconds.
+"""
+
+import asyncio
+import http.client
+import json
+import random
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import uvloop
+
+from cluster.client.session_ids import SessionIds
+from cluster.config.config import Config
+from cluster.config.new_site import Founding, PoolSpec, found
+from cluster.schemas.command_ids import new_command_id
+from cluster.security.tls import client_context
+from cluster.serve import Replica
+from cluster.server.storage import allow_first_start
+from cluster.system.address import Address
+from cluster.system.clock import SystemClock
+from replica.grammar.directives import parse_request
+from replica.messages import commands as c
+from replica.model.jobs import JobState
+from replica.model.operations import Stage
+from replica.model.requests import JobRequest
+from replica.views.orders import orders_for
+from tests.benchmarks.load import VerificationFailed
+from tests.benchmarks.users.rows import Found, Row, Say
+from tests.ports import free_port
+
+EVENTS = 60_000
+"""Events of each ledger if nobody says otherwise, count: some 5,000 jobs, a minute for both ledgers."""
+
+EVENTS_MAX = 20_000_000
+
+WAVES = {"full": 512, "single": 1}
+"""Kind of ledger -> commands under way at once."""
+
+NODES, CPUS = 16, 64
+
+ASKED = 20
+"""Questions of each kind, count."""
+
+MOMENTS = 60
+"""Moments in the past that are asked about, count."""
+
+PACE_S = 0.001
+"""How often the watch of the loop wants to run, seconds."""
+
+SCRIPT = "#!/bin/sh\n#SBATCH --job-name=bench\ntrue\n"
+USER = c.Actor(c.ActorRole.USER, "bench")
+
+
+class Figures(NamedTuple):
+    """What was measured on one ledger."""
+
+    events: int
+    entries: int
+    revisions: int
+    made_s: float
+    index_s: float
+    index_bytes: int
+    ledger_bytes: int
+    history_ms: dict[str, list[float]]
+    why_ms: list[float]
+    near_ms: list[float]
+    hold_ms: dict[str, float]
+
+
+class Watch:
+    """The longest time for which the loop did nothing else."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(PACE_S)
+            self.longest_s = max(self.longest_s, time.perf_counter() - before - PACE_S)
+
+    def stop(self) -> float:
+        """End it; return the longest hold, milliseconds."""
+        self._task.cancel()
+        return round(1000 * self.longest_s, 2)
+
+
+class Maker:
+    """Users and agents who make a ledger."""
+
+    def __init__(self, replica: Replica, at_once: int) -> None:
+        self._replica = replica
+        self._at_once = at_once
+        clock = SystemClock()
+
+        async def open_session() -> int:
+            single = bytes.fromhex(new_command_id(clock))
+            return (await replica.controller.submit(c.Request(single, USER, c.OpenSession()))).revision
+
+        self._ids = SessionIds(open_session, clock)
+        self._nodes = [f"n{number + 1}" for number in range(NODES)]
+        self._asked = JobRequest(
+            name="bench",
+            user=USER.name,
+            script=SCRIPT,
+            workdir=str(replica.controller.config.file.parent / "results"),
+            time_limit_s=60,
+            buffer=parse_request(SCRIPT, "pool=fast capacity=1MiB"),
+        )
+
+    async def make(self, revisions: Callable[[], bool]) -> None:
+        """Run jobs until `revisions` says that there are enough."""
+        for node in self._nodes:
+            actor = c.Actor(c.ActorRole.AGENT, node)
+            await self._settled(c.Request(b"", actor, c.RegisterNode(node, CPUS, "i", f"disk-{node}")))
+        while not revisions():
+            await asyncio.gather(*(self._submit() for _ in range(self._at_once)))
+            while self._replica.controller.state.unfinished:
+                reports = self._reports()
+                if not reports:
+                    await asyncio.sleep(PACE_S)  # a scheduling pass is to come
+                elif self._at_once == 1:
+                    for report in reports:
+                        await self._settled(report)
+                else:
+                    await asyncio.gather(*map(self._settled, reports))
+
+    async def _submit(self) -> None:
+        command_id = await self._ids.next_id()
+        settled = await self._replica.controller.submit(
+            c.Request(bytes.fromhex(command_id), USER, c.SubmitJob(self._asked))
+        )
+        if settled.refusal is not None:
+            raise VerificationFailed(settled.refusal.sentence)
+        self._ids.answered(command_id)
+
+    def _reports(self) -> list[c.Request]:
+        found: list[c.Request] = []
+        for node in self._nodes:
+            for order in orders_for(self._replica.controller.state, node):
+                result: c.OperationResult = c.OperationDone(1, 1)
+                if order.stage == "run":
+                    result = c.ScriptEnded(JobState.COMPLETED) if order.started else c.ScriptStarted()
+                report = c.ReportOperation(node, order.job, order.attempt, Stage[order.stage.upper()], result)
+                found.append(c.Request(b"", c.Actor(c.ActorRole.AGENT, node), report))
+        return found
+
+    async def _settled(self, request: c.Request) -> None:
+        settled = await self._replica.controller.submit(request)
+        if settled.refusal is not None:
+            raise VerificationFailed(settled.refusal.sentence)
+
+
+async def measure(directory: Path, at_once: int, events_max: int, say: Say) -> Figures:
+    """Make a ledger of so many events and ask about it."""
+    config = _cluster(directory)
+    replica = Replica(config, "r1", clock=SystemClock())
+    await replica.start()
+    controller = replica.controller
+    try:
+        await replica.controller.wait_applied(1)
+        while not controller.leads or not controller.state.revision:
+            await asyncio.sleep(0.01)
+        events = _counted(replica)
+        began_s = time.perf_counter()
+        await Maker(replica, at_once).make(lambda: events[0] >= events_max)
+        made_s = time.perf_counter() - began_s
+        say(f"  {events[0]} events in {controller.applied_index} entries made in {made_s:.1f} s")
+        index_s = await _index_built(replica)
+        size_bytes = replica.service.past.progress.size_bytes
+        say(f"  index built in {index_s:.1f} s, {size_bytes / events[0]:.1f} bytes an event")
+        return await _asked(replica, config, (events[0], made_s, index_s, size_bytes))
+    finally:
+        await replica.stop()
+
+
+def _cluster(directory: Path) -> Config:
+    results = directory / "results"
+    founding = Founding(
+        name="bench",
+        replicas=1,
+        agents=NODES,
+        cpus_per_agent=CPUS,
+        pools=(PoolSpec("fast", "1TiB", "1MiB", True),),
+        users=(USER.name,),
+        source_roots=(results,),
+        destination_roots=(results,),
+        allow_root=True,
+    )
+    config = found(directory, founding, clock=SystemClock())
+    (me,) = config.replicas
+    placed = msgspec.structs.replace(
+        me, peer=Address("127.0.0.1", free_port()), api=Address("127.0.0.1", free_port()), channel=None
+    )
+    config = msgspec.structs.replace(config, replicas=(placed,))
+    allow_first_start(config, me.name)
+    return config
+
+
+def _counted(replica: Replica) -> list[int]:
+    """Return a counter of events that are applied from now on."""
+    count, append = [0], replica.controller.applied_log.append
+
+    def counting(applied: Any) -> None:
+        if applied.batch is not None:
+            count[0] += sum(len(entry.events) for entry in applied.batch.entries)
+        append(applied)
+
+    replica.controller.applied_log.append = counting  # type: ignore[method-assign]
+    return count
+
+
+async def _index_built(replica: Replica) -> float:
+    """Have the index by job made anew; return the seconds it took, the start of its process among them."""
+    past, controller = replica.service.past, replica.controller
+    await past.stop()
+    shutil.rmtree(controller.config.storage.directory / "r1" / "index", ignore_errors=True)
+    controller.journal.flush_hints()
+    began_s = time.perf_counter()
+    past.progress = msgspec.structs.replace(past.progress, index=0)
+    past.start()
+    while past.progress.index < controller.ledger.applied_index:
+        await asyncio.sleep(0.05)
+    return time.perf_counter() - began_s
+
+
+async def _asked(replica: Replica, config: Config, made: tuple[int, float, float, int]) -> Figures:
+    controller, chance = replica.controller, random.Random(1)
+    last, revision = int(controller.state.next_job) - 1, int(controller.state.revision)
+    asker = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.benchmarks.past", str(config.file), str(config.replica("r1").api)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert asker.stdin is not None and asker.stdout is not None
+
+    async def ask(paths: Iterable[str]) -> list[float]:
+        took_ms: list[float] = []
+        for path in paths:
+            asker.stdin.write(f"{path}\n".encode())
+            status, milliseconds = json.loads(await asker.stdout.readline())
+            if status != 200:
+                raise VerificationFailed(f"GET {path} was answered {status}")
+            took_ms.append(milliseconds)
+        return took_ms
+
+    try:
+        hold_ms: dict[str, float] = {}
+        await ask(["/v1/status"])
+        watch = Watch()
+        await asyncio.sleep(1)
+        hold_ms["nothing asked"] = watch.stop()
+        watch = Watch()
+        history_ms = {
+            name: await ask([f"/v1/jobs/{job}/history"] * ASKED)
+            for name, job in (("early", 1), ("middle", last // 2), ("late", last))
+        }
+        hold_ms["history"] = watch.stop()
+        watch = Watch()
+        why_ms: list[float] = []
+        near_ms: list[float] = []
+        for _ in range(MOMENTS):
+            at = chance.randrange(revision // 50, revision)
+            job = max(1, last * at // revision - 600)
+            why_ms += await ask([f"/v1/jobs/{job}/why?at={at}"])
+            near_ms += await ask([f"/v1/jobs/{job}/why?at={max(1, at - 100)}"])
+        hold_ms["why"] = watch.stop()
+        return Figures(
+            *(made[0], controller.applied_index, revision, round(made[1], 1), round(made[2], 1), made[3]),
+            (config.wal_directory("r1") / "data.mdb").stat().st_blocks * 512,
+            *(history_ms, why_ms, near_ms, hold_ms),
+        )
+    finally:
+        asker.stdin.close()
+        await asker.wait()
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value that so large a share of all is not above."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def report(directory: Path, events: int, say: Say) -> Found:
+    """Measure ledgers of both kinds; return the rows and figures."""
+    rows: list[Row] = []
+    figures: dict[str, Any] = {}
+    for kind, at_once in WAVES.items():
+        say(f"Questions about the past, {kind} batches")
+        place = directory / f"past-{kind}"
+        one = uvloop.run(measure(place, at_once, events, say))
+        figures[kind] = one._asdict()
+        of = f"{one.events:,} events in {kind} batches"
+        for name, took_ms in one.history_ms.items():
+            rows.append(Row(f"`job history` of {name} job, {of}", f"{statistics.median(took_ms):.1f} ms"))
+        rows += [
+            Row(
+                f"`why --at` anywhere, {of}",
+                f"{statistics.median(one.why_ms):.0f} ms, p99 {percentile(one.why_ms, 0.99):.0f} ms",
+            ),
+            Row(f"`why --at` 100 revisions before one asked about, {of}", f"{statistics.median(one.near_ms):.0f} ms"),
+            Row(
+                f"longest hold of the loop meanwhile, {of}", f"{max(one.hold_ms['history'], one.hold_ms['why']):.1f} ms"
+            ),
+            Row(
+                f"index by job made anew, {of}", f"{one.index_s:.1f} s, {one.index_bytes / one.events:.0f} bytes/event"
+            ),
+        ]
+        for row in rows[-7:]:
+            say(f"  {row.what:<80} {row.forebay}")
+    return Found(rows, figures)
+
+
+def asker(arguments: Sequence[str]) -> None:
+    """Ask each path that standard input says."""
+    file, api = arguments
+    config, address = Config.load(Path(file)), Address.parse(api)
+    connection = http.client.HTTPSConnection(
+        address.host, address.port, timeout=30, context=client_context(config.tls_files("operator"))
+    )
+    for line in sys.stdin:
+        began_s = time.perf_counter()
+        connection.request("GET", line.strip())
+        response = connection.getresponse()
+        response.read()
+        print(json.dumps([response.status, 1000 * (time.perf_counter() - began_s)]), flush=True)
+
+
+if __name__ == "__main__":
+    asker(sys.argv[1:])
