@@ -226,6 +226,16 @@ def write_snapshot(
     return path
 
 
+class UnsyncedDisk(Disk):
+    """For images that may be lost in a power cut, and are checked when they are read: nothing waits for the disk."""
+
+    def sync(self, file: int) -> None:
+        """Leave it to the system."""
+
+    def sync_directory(self, folder: int) -> None:
+        """Leave it to the system."""
+
+
 @contextmanager
 def failing(path: Path) -> Iterator[None]:
     """Raise SnapshotFailed, by the path, where the system raises OSError."""

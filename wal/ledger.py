@@ -202,11 +202,11 @@ class Ledger:
         )
         return ledger
 
-    def digest_at(self, index: int) -> bytes:
-        """Digest up to the entry at `index`. LedgerBroken where that is not known: not held, or not yet applied."""
+    def row_at(self, index: int) -> ChainRow:
+        """Digest up to the entry at `index`, and revision after it. LedgerBroken where they are not known here."""
         view = self._view()
         with self._env.read() as transaction:
-            return self._chain_row(view, transaction, index).digest
+            return self._chain_row(view, transaction, index)
 
     @property
     def cluster_id(self) -> str:

@@ -105,7 +105,7 @@ def verify_index(ledger: Ledger, directory: Path, snapshots: Path) -> Position |
             while following.index < position.index and following.step():
                 pass
             following.write()
-            if position.index > following.index or following.ledger.digest_at(position.index) != position.digest:
+            if position.index > following.index or following.ledger.row_at(position.index).digest != position.digest:
                 raise ReplayFailed(position.index, f"{directory} is of another ledger; {MADE_ANEW}")
             for job in merged(stored.jobs(), made.jobs()):
                 says, should = (

@@ -124,7 +124,11 @@ def main(arguments: Sequence[str]) -> int:
         index.begin_anew()
     with Environment.open_readonly(home / "wal") as environment, socket.socket(fileno=int(descriptor)) as link:
         follower = Follower(
-            Ledger(environment), snapshots=home / "snapshots", index=index, monotonic_s=SystemClock().monotonic_s
+            Ledger(environment),
+            snapshots=home / "snapshots",
+            index=index,
+            monotonic_s=SystemClock().monotonic_s,
+            images=home / "index" / "states",
         )
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             Process(link, follower).run()

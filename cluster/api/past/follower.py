@@ -12,6 +12,7 @@ import logging
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,11 +21,19 @@ from msgspec.structs import replace
 
 from replica.fold import SpeculativeState, apply_batch
 from replica.messages import Batch, Event, jobs_of
-from replica.model import JobState
+from replica.model import BufferState, JobState
 from replica.scheduler import SchedulingIndex, later_reason, verdicts_of
 from replica.state import EMPTY, Facts, State
 from replica.views import buffer_word
-from snapshots import SnapshotName, SnapshotRefused, load_snapshot
+from snapshots import (
+    Image,
+    SnapshotFailed,
+    SnapshotName,
+    SnapshotRefused,
+    UnsyncedDisk,
+    load_snapshot,
+    write_snapshot,
+)
 from wal import (
     Hole,
     JobIndex,
@@ -52,15 +61,26 @@ WRITTEN_S = 5.0
 POINTS_MAX = 64
 """States kept, count. A State is persistent: keeping an old one costs what has changed since."""
 
-POINT_ENTRIES = 256
-"""Entries between two states that are kept at first; doubled each time that they are thinned out."""
+POINT_REVISIONS = 1024
+"""Revisions between two states that are kept at first; doubled each time that they are thinned out."""
+
+IMAGES_MAX = 64
+"""States kept on the disk beside the index, count, for questions after a restart."""
+
+IMAGE_REVISIONS = 16_384
+"""Revisions between two of those at first, half a second of folding; doubled each time that they are thinned out."""
+
+JOBS_PER_REVISION = 0.25
+"""Jobs of a state that take as long to write or read as a revision takes to follow."""
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
-    """Where a job stood after a command that concerned it; `state` is empty for one that was gone."""
+    """Where a job stood after a command that concerned it."""
 
-    state: str
-    burst_buffer_state: str | None
+    state: int
+    """A JobState; 0 for one that was gone."""
+    buffer: int
+    """A BufferState, as people see it; 0 for none."""
     attempt: int
     reason: str | None
     """None only while it is not known yet."""
@@ -76,8 +96,16 @@ class Point(NamedTuple):
 class Follower:
     """Follows the ledger of a replica that goes on, in steps, and keeps the index by job."""
 
-    def __init__(self, ledger: Ledger, *, snapshots: Path, index: JobIndex, monotonic_s: Callable[[], float]) -> None:
-        """`ledger`: of a reader beside the replica; `snapshots`: their directory."""
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        snapshots: Path,
+        index: JobIndex,
+        monotonic_s: Callable[[], float],
+        images: Path | None = None,
+    ) -> None:
+        """`ledger`: of a reader beside the replica; `snapshots`: their directory; `images`: where states are kept."""
         self.ledger = ledger
         """What the replica had stored of the ledger when it was looked at last."""
         self._live = ledger
@@ -89,7 +117,9 @@ class Follower:
         self._noted = 0
         self._written_s = monotonic_s()
         self._points: list[Point] = []
-        self._stride = POINT_ENTRIES
+        self._stride = POINT_REVISIONS
+        self._images = images
+        self._imaged = self._image_stride = IMAGE_REVISIONS
         self._begin()
 
     @property
@@ -160,18 +190,39 @@ class Follower:
                 self._points.append(last)
             self._stride *= 2
 
-    def images(self, *, first: int, last: int) -> Iterator[Point]:
-        """Yield the states of the snapshots of entries `first` to `last` that stand on this ledger, newest first."""
-        try:
-            names = sorted(map(SnapshotName.parse, (path.name for path in self._snapshots.iterdir())), key=_index_of)
-        except OSError:
+    def _save(self, point: Point, term: int, digest: bytes) -> None:
+        """Keep a state on the disk, and thin out those that are there; a full disk costs nothing but time later."""
+        if self._images is None:
             return
-        for name in reversed(names):
-            if name is None or not first <= name.index <= min(last, self.ledger.applied_index):
+        try:
+            self._images.mkdir(mode=0o700, exist_ok=True)
+            write_snapshot(self._images, Image(point.state, point.index, term, digest), disk=UnsyncedDisk())
+            there = sorted(name for one in self._images.iterdir() if (name := SnapshotName.parse(one.name)) is not None)
+            if len(there) > IMAGES_MAX:
+                for name in there[1::2]:
+                    (self._images / str(name)).unlink(missing_ok=True)
+                self._image_stride *= 2
+        except (SnapshotFailed, OSError) as error:
+            LOGGER.warning("a state of the past is not kept: %s", error)
+
+    def images(self, *, first: int, last: int, least: int = 0) -> Iterator[Point]:
+        """Yield the states on the disk of entries `first` to `last` that stand on this ledger, newest first.
+
+        None of a revision before `least`.
+        """
+        found: list[tuple[SnapshotName, Path]] = []
+        for directory in filter(None, (self._snapshots, self._images)):
+            with suppress(OSError):
+                found += [(name, path) for path in directory.iterdir() if (name := SnapshotName.parse(path.name))]
+        for name, path in sorted(found, reverse=True):
+            if not first <= name.index <= min(last, self.ledger.applied_index):
                 continue
             try:
-                image = load_snapshot(self._snapshots / str(name))
-                if image.chain_digest == self.ledger.digest_at(image.index):
+                row = self.ledger.row_at(name.index)
+                if row.revision < least:
+                    return
+                image = load_snapshot(path)
+                if image.chain_digest == row.digest:
                     yield Point(image.index, image.state)
             except (SnapshotRefused, LedgerBroken, OSError):
                 continue
@@ -181,7 +232,7 @@ class Follower:
         self._rows.clear()
         self._noted = 0
         self.ledger = self._live.as_stored()
-        self._position, self._points, self._stride = self.jobs.position, [], POINT_ENTRIES
+        self._position, self._points, self._stride = self.jobs.position, [], POINT_REVISIONS
         self._index: SchedulingIndex | None = None
         self._unread: list[Event] = []
         """Events that the index does not know yet."""
@@ -192,13 +243,14 @@ class Follower:
                 self.jobs.begin_anew()
             self._position, start = self.jobs.position, Point(0, EMPTY)
         self._reached = start
+        self._imaged = self._position.revision + self._image_stride
         self.keep(start)
 
     def _is_of_this_ledger(self, position: Position) -> bool:
         if position.index > self.ledger.applied_index:
             return False
         try:
-            return self.ledger.digest_at(position.index) == position.digest
+            return self.ledger.row_at(position.index).digest == position.digest
         except LedgerBroken:
             return False
 
@@ -218,7 +270,7 @@ class Follower:
         point = found[-1]
         hole = Hole(self._reached.index + 1, point.index)
         LOGGER.warning("nothing is noted of the entries %d to %d, which are not held", *hole)
-        digest = self.ledger.digest_at(point.index)
+        digest = self.ledger.row_at(point.index).digest
         self._position = Position(point.index, int(point.state.revision), digest, (*self._position.holes, hole))
         self._reached, self._index = point, None
         self._unread.clear()
@@ -238,8 +290,11 @@ class Follower:
         self._reached = Point(entry.index, state)
         if notes:
             self._position = Position(entry.index, int(state.revision), entry.digest, self._position.holes)
-        if entry.index - self._points[-1].index >= self._stride:
+        if state.revision - self._points[-1].state.revision >= self._stride:
             self.keep(self._reached)
+        if notes and state.revision >= self._imaged:
+            self._save(self._reached, entry.term, entry.digest)
+            self._imaged = int(state.revision + max(self._image_stride, len(state.jobs) / JOBS_PER_REVISION))
 
     def _settle(self, state: State, batch: Batch) -> State:
         """Return the state after a batch; note where each job stands after each command that concerns it.
@@ -291,10 +346,13 @@ def _note(facts: Facts, job_id: int) -> Note:
     reason = None
     if job.state is not JobState.PENDING:
         reason = str(later_reason(facts, job, facts.buffers.get(job_id)).reason)
-    return Note(job.state.name, buffer_word(facts, job_id), job.attempt, reason)
+    word = buffer_word(facts, job_id)
+    return Note(job.state.value, 0 if word is None else _BUFFER_STATES[word].value, job.attempt, reason)
 
 
-_GONE = Note("", None, 0, "None")
+_GONE = Note(0, 0, 0, "None")
+
+_BUFFER_STATES = {state.word: state for state in BufferState}
 
 _encoder = msgspec.msgpack.Encoder()
 _note_decoder = msgspec.msgpack.Decoder(Note)
@@ -317,7 +375,3 @@ def fold_to(state: State, batch: Batch, revision: int) -> State:
     """Return the state after those commands of a batch that were settled up to `revision`."""
     following = apply_batch(state, Batch(state.revision, batch.at, batch.entries[: revision - int(state.revision)]))
     return state if following is None else following
-
-
-def _index_of(name: SnapshotName | None) -> int:
-    return -1 if name is None else name.index

@@ -8,7 +8,16 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from cluster.api.past.follower import STEP_BYTES, STEP_ENTRIES, Follower, Point, fold_to, note_of, prepare_whole
+from cluster.api.past.follower import (
+    JOBS_PER_REVISION,
+    STEP_BYTES,
+    STEP_ENTRIES,
+    Follower,
+    Point,
+    fold_to,
+    note_of,
+    prepare_whole,
+)
 from cluster.api.past.frames import (
     NO_JOB,
     NOT_HELD,
@@ -22,7 +31,7 @@ from cluster.api.past.frames import (
 from cluster.api.render import Known, why_view
 from replica.decide import job_of_task
 from replica.messages import Batch, Event, jobs_of
-from replica.model import JobState
+from replica.model import BufferState, JobState
 from replica.scheduler import SchedulingIndex, verdicts_of
 from replica.state import EMPTY, State
 from replica.values import Instant, Verdict
@@ -67,8 +76,9 @@ class Questions:
             entry, note = read(follower.ledger.index_of_revision(row.revision)), note_of(row)
             first = first or entry.index
             batch = _concerning(asked.job, one_of_batch(entry.data, row.revision - entry.base - 1))
-            reason = note.reason or ""
-            found.append(Record(row.revision, batch, note.state, note.burst_buffer_state, note.attempt, reason))
+            state = JobState(note.state).name if note.state else ""
+            word = BufferState(note.buffer).word if note.buffer else None
+            found.append(Record(row.revision, batch, state, word, note.attempt, note.reason or ""))
         whole = not any(hole.first_index > first for hole in follower.holes)
         return Records(asked.number, tuple(found), whole)
 
@@ -123,7 +133,9 @@ class Questions:
             if int(follower.points[position].state.revision) <= revision:
                 best = follower.points[position]
                 break
-        for point in follower.images(first=1 + (0 if best is None else best.index), last=index):
+        # Where a state is at hand, another one is read only if that is sooner done than folding.
+        least = 0 if best is None else int(best.state.revision + len(best.state.jobs) / JOBS_PER_REVISION)
+        for point in follower.images(first=1 + (0 if best is None else best.index), last=index, least=least):
             if int(point.state.revision) <= revision:
                 follower.keep(point)
                 return point

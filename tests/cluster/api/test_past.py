@@ -28,13 +28,14 @@ from replica.state.state import EMPTY, State
 from replica.values.units import NEVER, Instant, Revision
 from replica.values.verdicts import Verdict
 from replica.views.jobs import verdict_of
+from snapshots.finalize import SnapshotName
 from snapshots.image import Image
 from snapshots.store import SnapshotStore
 from tests.cluster.audit.ledgers import lived
 from tests.contract.in_memory import records_of
 from tests.replica.test_whole_histories import WholeHistories
 from tests.replica.world import World
-from wal.codec import NO_OP, encode_batch
+from wal.codec import NO_OP, decode_batch, encode_batch
 from wal.environment import Environment
 from wal.job_index import NOTHING, JobIndex, JobIndexBroken, JobRow, Position
 from wal.journal import Entry, Journal
@@ -73,6 +74,7 @@ class Replica:
             snapshots=self.directory / "snapshots",
             index=self.jobs,
             monotonic_s=lambda: self.now_s,
+            images=self.directory / "index" / "states",
         )
         return self.follower
 
@@ -157,7 +159,11 @@ class Indexed(WholeHistories):
     def teardown(self) -> None:
         super().teardown()
         chance = random.Random(len(self.world.ledger))  # a test's, drawn by the history's length
-        with tempfile.TemporaryDirectory() as directory:
+        with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+            patch.setattr("cluster.api.past.follower.IMAGE_REVISIONS", 5)
+            patch.setattr("cluster.api.past.follower.IMAGES_MAX", 4)
+            patch.setattr("cluster.api.past.follower.JOBS_PER_REVISION", 100)
+            patch.setattr("cluster.api.past.questions.JOBS_PER_REVISION", 100)
             replica = Replica(Path(directory))
             rest = list(self.world.ledger)
             while rest:
@@ -316,6 +322,49 @@ def test_why_jobs_wait_that_were_submitted_at_once_is_asked_once_for_all(
     assert asked == [40]
 
 
+def test_states_are_kept_on_the_disk_for_questions_after_a_restart(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.api.past.follower.IMAGE_REVISIONS", 3)
+    monkeypatch.setattr("cluster.api.past.follower.IMAGES_MAX", 4)
+    monkeypatch.setattr("cluster.api.past.follower.JOBS_PER_REVISION", 100)
+    replica.kill()
+    replica.restarted()
+    for batch in lived():
+        replica.settle([batch])
+    replica.check()
+    replica.follower.write()
+    states = replica.directory / "index" / "states"
+    assert 2 <= len(list(states.iterdir())) <= 4
+    replica.kill()
+    # All before the first of them can no longer be decoded: what is asked about behind it does not read it.
+    first = min(SnapshotName.parse(one.name) or SnapshotName(0, 0) for one in states.iterdir()).index
+    monkeypatch.setattr("cluster.api.past.questions.decode_batch", not_before(replica, first))
+    monkeypatch.setattr("cluster.api.past.follower.decode_batch", not_before(replica, first))
+    replica.restarted()
+    questions = Questions(replica.follower)
+    for number, (_, state) in enumerate(replica.settled, start=1):
+        if number > first:
+            assert questions.state_at(int(state.revision)) == state
+    for one in states.iterdir():
+        one.write_bytes(one.read_bytes()[:-3])
+    monkeypatch.undo()
+    replica.kill()
+    replica.restarted()
+    replica.check()
+
+
+def not_before(replica: Replica, index: int) -> Callable[[bytes], Batch]:
+    """Return a decoder that refuses what was settled up to an entry."""
+    refused = {replica.journal.entry(number).data for number in range(1, index + 1)}
+
+    def decoded(data: bytes) -> Batch:
+        assert data not in refused
+        return decode_batch(data)
+
+    return decoded
+
+
 def test_a_moment_is_found_by_its_time(replica: Replica) -> None:
     for batch in lived():
         replica.settle([batch])
@@ -334,7 +383,7 @@ def test_a_moment_is_found_by_its_time(replica: Replica) -> None:
 def test_the_states_that_are_kept_are_bounded_and_still_answer_everything(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.api.past.follower.POINT_ENTRIES", 1)
+    monkeypatch.setattr("cluster.api.past.follower.POINT_REVISIONS", 1)
     monkeypatch.setattr("cluster.api.past.follower.POINTS_MAX", 8)
     replica.kill()
     replica.restarted()
