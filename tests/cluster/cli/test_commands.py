@@ -493,6 +493,15 @@ def test_stale_reads_are_asked_for_by_the_global_option(double: Double, words: t
     assert "stale=ok" in double.asked[0].target
 
 
+def test_why_asks_about_a_time_as_about_a_revision(double: Double) -> None:
+    double.answer("GET", r"/v1/jobs/42/why\?at=2026-01-02T03%3A04%3A05.000000Z", WHY)
+    result = forebay(double.config, "job", "why", "42", "--at", "2026-01-02T03:04:05Z")
+    assert result.exit_code == 0 and "At revision" in result.stdout
+    for wrong in ("yesterday", "2100-01-01"):
+        result = forebay(double.config, "job", "why", "42", "--at", wrong)
+        assert result.exit_code == ExitCode.BAD_INPUT and "--at" in result.stderr
+
+
 def test_why_asks_about_the_past_and_explains_with_figures(double: Double) -> None:
     double.answer("GET", r"/v1/jobs/42/why\?at=77", WHY)
     result = forebay(double.config, "job", "why", "42", "--at", "77")

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cli.text.moments import format_duration, format_elapsed, format_span, parse_begin, parse_duration
+from cluster.cli.text.moments import (
+    format_duration,
+    format_elapsed,
+    format_span,
+    parse_begin,
+    parse_duration,
+    parse_past,
+)
 from cluster.system.clock import parse_instant
 from replica.values.limits import TIME_LIMIT_S_MAX
 
@@ -168,3 +175,31 @@ def test_times_without_a_zone_are_those_of_the_wall_clock_even_across_summer_tim
 def test_what_is_not_a_begin_time_is_refused_with_what_would_be_right(text: str) -> None:
     with pytest.raises(ValueError, match=r"; (write|use)"):
         parse_begin(text, NOW, UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10:03", "2026-01-31T10:03:00.000000Z"),
+        ("0:00:01", "2026-01-31T00:00:01.000000Z"),
+        ("2026-01-30", "2026-01-30T00:00:00.000000Z"),
+        ("2026-01-30T08:00", "2026-01-30T08:00:00.000000Z"),
+        ("2026-01-30T08:00:00+01:00", "2026-01-30T07:00:00.000000Z"),
+        ("2026-01-30T08:00:00.123456Z", "2026-01-30T08:00:00.123456Z"),
+        ("2026-01-31T12:00:00Z", "2026-01-31T12:00:00.000000Z"),
+    ],
+)
+def test_each_form_of_a_moment_of_the_past_is_read(text: str, expected: str) -> None:
+    assert parse_past(text, NOW, UTC) == expected
+
+
+def test_a_time_of_day_of_the_past_is_the_wall_clock_s_of_today() -> None:
+    assert parse_past("12:30", NOW, BERLIN) == "2026-01-31T11:30:00.000000Z"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "soon", "now", "13:00", "25:00", "2026-02-01", "2026-02-30", "-5", "1e3", "99999-01-01"]
+)
+def test_what_is_no_moment_of_the_past_is_refused_with_what_would_be_right(text: str) -> None:
+    with pytest.raises(ValueError, match=r"; write a time of today such as 16:00"):
+        parse_past(text, NOW, UTC)
