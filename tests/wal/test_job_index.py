@@ -1,0 +1,86 @@
+"""The index by job: what was added is found again, in order, job by job, and how far it has come."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.cluster.audit.ledgers import lived, make
+from wal.codec import NO_OP, CodecError, decode_batch, encode_batch, one_of_batch
+from wal.environment import Environment
+from wal.job_index import NOTHING, VALUE_MAX_BYTES, Hole, JobIndex, JobIndexBroken, JobRow, Position
+from wal.ledger import Ledger, LedgerBroken
+
+MAP_SIZE_BYTES = 16 << 20
+
+NOTES = st.binary(max_size=VALUE_MAX_BYTES // 2)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 2**33), NOTES), max_size=30), max_size=6))
+def test_rows_are_found_by_their_job_in_the_order_in_which_they_were_added(
+    added: Sequence[Sequence[tuple[int, int, bytes]]],
+) -> None:
+    expected: dict[int, list[JobRow]] = {}
+    revision = 0
+    with tempfile.TemporaryDirectory() as place:
+        index = JobIndex(Path(place) / "index", map_size_bytes=MAP_SIZE_BYTES)
+        for number, rows in enumerate(added, start=1):
+            together: dict[int, list[JobRow]] = {}
+            for job, step, note in rows:
+                revision += step
+                together.setdefault(job, []).append(JobRow(revision, note))
+                expected.setdefault(job, []).append(JobRow(revision, note))
+            position = Position(number, revision, bytes([number]) * 32, (Hole(number, number + 3), Hole(9, 9)))
+            index.add(together, position)
+            assert index.position == position
+            if number % 2:
+                index.close()
+                index = JobIndex(Path(place) / "index", map_size_bytes=MAP_SIZE_BYTES)
+                assert index.position == position
+        assert {job: index.rows(job) for job in range(8) if index.rows(job)} == expected
+        assert list(index.jobs()) == sorted(expected)
+        index.begin_anew()
+        assert (index.position, list(index.jobs())) == (NOTHING, [])
+        index.close()
+
+
+def test_an_index_that_is_read_only_makes_nothing_and_changes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(JobIndexBroken):
+        JobIndex(tmp_path / "index", readonly=True)
+    assert not (tmp_path / "index").exists()
+    made = JobIndex(tmp_path / "index", map_size_bytes=MAP_SIZE_BYTES)
+    made.add({1: [JobRow(5, b"five")]}, NOTHING._replace(index=1))
+    made.close()
+    read = JobIndex(tmp_path / "index", readonly=True)
+    assert read.rows(1) == [JobRow(5, b"five")]
+    with pytest.raises(JobIndexBroken):
+        read.add({1: [JobRow(6, b"six")]}, NOTHING)
+    read.close()
+
+
+def test_one_command_is_read_out_of_a_batch_as_if_it_had_been_settled_alone() -> None:
+    for batch in lived():
+        for position, entry in enumerate(batch.entries):
+            alone = decode_batch(one_of_batch(encode_batch(batch), position))
+            assert (alone.base, alone.at, alone.entries) == (batch.base + position, batch.at, (entry,))
+        with pytest.raises(IndexError):
+            one_of_batch(encode_batch(batch), len(batch.entries))
+    for wrong in (NO_OP, encode_batch(lived()[0])[:-5]):
+        with pytest.raises(CodecError):
+            one_of_batch(wrong, 0)
+
+
+def test_the_ledger_as_stored_is_what_the_last_checkpoint_gave_it(tmp_path: Path) -> None:
+    made = make(tmp_path)
+    with Environment.open_readonly(tmp_path / "wal") as environment:
+        stored = Ledger(environment).as_stored()
+        assert stored.applied_index == len(made.entries)
+        rows = [stored.row_at(index) for index in range(1, len(made.entries) + 1)]
+        assert [row.digest for row in rows] == list(made.digests)
+        assert [row.revision for row in rows] == [state.revision for state in made.states]
+        with pytest.raises(LedgerBroken):
+            stored.row_at(len(made.entries) + 1)
