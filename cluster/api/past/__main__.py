@@ -34,8 +34,8 @@ POLL_S = 0.25
 TOLD_S = 1.0
 """How often the replica is told how far the index is, seconds."""
 
-NICENESS = 10
-"""A historian that follows has a tenth of the processor where others want all of it: commits come first."""
+NICENESS = 19
+"""A historian that follows has a hundredth of the processor where others want all of it: commits come first."""
 
 ANEW = "anew"
 
