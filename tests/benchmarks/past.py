@@ -57,6 +57,9 @@ ASKED = 20
 MOMENTS = 60
 """Moments in the past that are asked about, count."""
 
+NODE_DOWN_S = 86_400
+"""The longest that may be said, seconds."""
+
 PACE_S = 0.001
 """How often the watch of the loop wants to run, seconds."""
 
@@ -206,7 +209,9 @@ def _cluster(directory: Path) -> Config:
     placed = msgspec.structs.replace(
         me, peer=Address("127.0.0.1", free_port()), api=Address("127.0.0.1", free_port()), channel=None
     )
-    config = msgspec.structs.replace(config, replicas=(placed,))
+    # The agents that this process plays report, and never poll.
+    timing = msgspec.structs.replace(config.timing, node_down_s=NODE_DOWN_S)
+    config = msgspec.structs.replace(config, replicas=(placed,), timing=timing)
     allow_first_start(config, me.name)
     return config
 

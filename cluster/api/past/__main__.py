@@ -35,7 +35,7 @@ TOLD_S = 1.0
 """How often the replica is told how far the index is, seconds."""
 
 NICENESS = 19
-"""A historian that follows has a hundredth of the processor where others want all of it: commits come first."""
+"""A historian has next to no processor where others want all of it: commits come first, and it catches up later."""
 
 ANEW = "anew"
 

@@ -150,6 +150,8 @@ class Follower:
                 LOGGER.info("the history that a snapshot replaced is held now: the index by job is made anew")
                 self.begin_anew()
         found = self.ledger.read_some(self._reached.index + 1, entries_max=STEP_ENTRIES, bytes_max=STEP_BYTES)
+        if not found and self._reached.index < self.ledger.applied_index:
+            self._leap(self.ledger.applied_index + 1)  # nothing has followed yet on the snapshot that was installed
         for entry in found:
             if entry.index != self._reached.index + 1:
                 self._leap(entry.index)

@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager, suppress
 
+import msgspec
+
 from cluster.api.past.frames import (
     FRAME_BYTES_MAX,
     Ask,
@@ -172,7 +174,7 @@ class Historian:
             began_s = loop.time()
             try:
                 code: int | str = await self._run(anew=anew)
-            except (OSError, ChannelRefused) as error:
+            except (OSError, ChannelRefused, msgspec.MsgspecError) as error:
                 code = str(error)
             anew = code in _KILLED_BY_ITS_FILES
             if loop.time() - began_s > SOUND_S:

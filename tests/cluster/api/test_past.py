@@ -37,9 +37,9 @@ from tests.replica.test_whole_histories import WholeHistories
 from tests.replica.world import World
 from wal.codec import NO_OP, decode_batch, encode_batch
 from wal.environment import Environment
-from wal.job_index import NOTHING, JobIndex, JobIndexBroken, JobRow, Position
+from wal.job_index import NOTHING, Hole, JobIndex, JobIndexBroken, JobRow, Position
 from wal.journal import Entry, Journal
-from wal.ledger import Ledger
+from wal.ledger import Ledger, fill, hand_over
 
 CLUSTER, REPLICA = "0" * 32, "r1"
 
@@ -378,6 +378,43 @@ def test_a_moment_is_found_by_its_time(replica: Replica) -> None:
         assert found.view.revision == max(after.revision for one, after in replica.settled if one.at <= batch.at)
     before = questions.why(AskWhy(1, 0, 0, replica.settled[0][0].at - 1, 1, None, ""))
     assert isinstance(before, Unanswered) and before.revision == 0
+
+
+def test_history_that_a_snapshot_replaced_is_a_hole_until_it_is_held_again(tmp_path: Path) -> None:
+    source, replica = (Replica(tmp_path / name) for name in ("source", "replica"))
+    batches = lived()
+    for number, batch in enumerate(batches[:20], start=1):
+        source.settle([batch])
+        if number <= 5:
+            replica.settle([batch])
+    follow(replica.follower)
+    source.save()
+    (snapshot,) = (source.directory / "snapshots").glob("*.fbs")
+    (replica.directory / "snapshots" / snapshot.name).write_bytes(snapshot.read_bytes())
+    replica.journal.reset_to(20, 1, source.journal.applied_digest, Revision(source.state.revision))
+    replica.journal.sync()
+    replica.journal.flush_hints()
+    replica.state, replica.settled, replica.ends = source.state, list(source.settled), list(source.ends)
+    follow(replica.follower)
+    assert (replica.follower.index, replica.follower.holes) == (20, (Hole(6, 20),))
+    for batch in batches[20:]:
+        source.settle([batch])
+        replica.settle([batch])
+    follow(replica.follower)
+    answered = Questions(replica.follower).records(AskRecords(1, 0, 1, 10_000, False))
+    lacking = {int(after.revision) for _, after in source.settled[5:20]}
+    assert not answered.whole
+    assert list(answered.records) == [one for one in source.expected(1) if one.revision not in lacking]
+    replica.kill()
+    replica.restarted()
+    follow(replica.follower)
+    ledger = Ledger(source.environment)
+    (gap,) = Ledger(replica.environment).gaps()
+    assert fill(replica.environment, gap, hand_over(ledger, gap.last_index, entries_max=15)) is None
+    replica.check()
+    assert replica.follower.holes == ()
+    for one in (source, replica):
+        one.close()
 
 
 def test_the_states_that_are_kept_are_bounded_and_still_answer_everything(
