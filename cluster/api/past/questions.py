@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from collections import deque
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -40,6 +40,12 @@ from wal import LedgerEntry, batch_of_encoded, decode_batch, encode_entry, insta
 ENTRIES_KEPT = 8
 """Entries kept while an answer is made, count: a job's records often lie in the same few."""
 
+ASKED_MAX = 32
+"""States kept of those that were asked about, count: the next question is often about a moment near by."""
+
+NEAR_REVISIONS = 512
+"""How long before a moment that is asked about another state is kept, revisions: for a question a little earlier."""
+
 FOLLOWED_MAX = 2_000
 """Commands that an index of a moment follows to the next one asked about, count: beyond, a new one is hardly slower."""
 
@@ -60,6 +66,8 @@ class Questions:
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
+        self._asked: deque[Point] = deque(maxlen=ASKED_MAX)
+        """States that were asked about, and some a little before them."""
         self._past: SchedulingIndex | None = None
         """The index of the moment that was asked about last."""
 
@@ -105,7 +113,8 @@ class Questions:
         follower = self._follower
         ledger = follower.ledger
         last = ledger.index_of_revision(revision)
-        index, state = self._before(last, revision)
+        near = self._before(last, revision)
+        index, state = near
         while int(state.revision) < revision:
             found = ledger.read_some(index + 1, entries_max=min(STEP_ENTRIES, last - index), bytes_max=STEP_BYTES)
             if not found or found[0].index != index + 1:
@@ -113,31 +122,31 @@ class Questions:
             for entry in found:
                 if entry.index != index + 1:
                     break
+                if state.revision <= revision - NEAR_REVISIONS:
+                    near = Point(index, state)
                 if entry.revision > revision:
                     # The moment lies inside this batch; what is kept is the state before it.
-                    follower.keep(Point(index, state))
+                    self._asked += near, Point(index, state)
                     return fold_to(state, decode_batch(entry.data), revision)
                 if entry.revision > entry.base:
                     state = fold_to(state, decode_batch(entry.data), revision)
                 index = entry.index
-        follower.keep(Point(index, state))
+        self._asked += near, Point(index, state)
         return state
 
     def _before(self, index: int, revision: int) -> Point:
         """Return the nearest state at or before an entry whose revision is not beyond `revision`."""
         follower = self._follower
-        position = bisect_right(follower.points, index, key=lambda point: point.index)
-        best: Point | None = None
-        while position:
-            position -= 1
-            if int(follower.points[position].state.revision) <= revision:
-                best = follower.points[position]
-                break
+        known = (point for point in (*follower.points, *self._asked) if point.index <= index)
+        best = max(
+            (point for point in known if point.state.revision <= revision),
+            key=lambda point: point.state.revision,
+            default=None,
+        )
         # Where a state is at hand, another one is read only if that is sooner done than folding.
         least = 0 if best is None else int(best.state.revision + len(best.state.jobs) / JOBS_PER_REVISION)
         for point in follower.images(first=1 + (0 if best is None else best.index), last=index, least=least):
-            if int(point.state.revision) <= revision:
-                follower.keep(point)
+            if point.state.revision <= revision:
                 return point
         if best is not None:
             return best
