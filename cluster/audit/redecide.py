@@ -32,7 +32,11 @@ DIFFERENCES_KEPT: Final = 1_000
 """Differences that are kept with their events, the first ones; all are counted."""
 
 
-class Kind(enum.StrEnum):
+DECIDED_HERE_MAX: Final = 20
+"""Differences of another release that are decided here, too, the first ones: a pass goes through all jobs for that."""
+
+
+class Deviation(enum.StrEnum):
     """How a decision differs from the one in the ledger."""
 
     WORDS = "words only"
@@ -50,7 +54,7 @@ class Kind(enum.StrEnum):
     @property
     def is_grave(self) -> bool:
         """Whether something else happens, and not only something else is read."""
-        return self in (Kind.ALLOCATION, Kind.EVENTS, Kind.REFUSAL)
+        return self in (Deviation.ALLOCATION, Deviation.EVENTS, Deviation.REFUSAL)
 
 
 _TEXTS: Final = ("reason", "comment", "message")
@@ -62,21 +66,21 @@ _ALLOCATES: Final = (
 )  # fmt: skip
 
 
-def difference(before: Outcome, after: Outcome) -> Kind | None:
+def deviation(before: Outcome, after: Outcome) -> Deviation | None:
     """Return how two outcomes of a command differ; None where they are the same."""
     if before == after:
         return None
     if before.fault or after.fault or (before.refusal is None) != (after.refusal is None):
-        return Kind.REFUSAL
+        return Deviation.REFUSAL
     if before.refusal is not None and after.refusal is not None:
-        return Kind.WORDS if before.refusal.code == after.refusal.code else Kind.REFUSAL
+        return Deviation.WORDS if before.refusal.code == after.refusal.code else Deviation.REFUSAL
     if Counter(map(_plain, before.events)) == Counter(map(_plain, after.events)):
-        return Kind.ORDER
+        return Deviation.ORDER
     silent = [tuple(map(_without_texts, outcome.events)) for outcome in (before, after)]
     if silent[0] == silent[1]:
-        return Kind.REASON
+        return Deviation.REASON
     changed = [tuple(one for one in outcome.events if isinstance(one, _ALLOCATES)) for outcome in (before, after)]
-    return Kind.EVENTS if changed[0] == changed[1] else Kind.ALLOCATION
+    return Deviation.EVENTS if changed[0] == changed[1] else Deviation.ALLOCATION
 
 
 def _plain(event: Event) -> bytes:
@@ -101,7 +105,7 @@ class Tally(msgspec.Struct):
 
 class Difference(msgspec.Struct, frozen=True):
     """A decision that comes out otherwise. `here`: whether this release decides as the ledger has it, where another
-    one was asked.
+    one was asked and it is one of the first.
     """
 
     index: int
@@ -110,7 +114,7 @@ class Difference(msgspec.Struct, frozen=True):
     job: int | None
     command: str
     actor: str
-    kind: Kind
+    deviation: Deviation
     ledger: Outcome
     decided: Outcome
     here: bool | None = None
@@ -123,7 +127,7 @@ class Redecided(Replayed):
         """Begin where `start` stands; `is_due`: whether decisions of a batch are looked at, from there on all are."""
         super().__init__(start.state, start.last_index, start.ledger_digest, None, every_digest=False)
         self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
-        self.by_kind: Counter[Kind] = Counter()
+        self.by_deviation: Counter[Deviation] = Counter()
         self.differences: list[Difference] = []
         self.first_revision = 0
         """The first one that was looked at, 0 for none."""
@@ -150,7 +154,7 @@ class Redecided(Replayed):
     @property
     def grave(self) -> Difference | None:
         """The first decision by which something else would have happened."""
-        return next((one for one in self.differences if one.kind.is_grave), None)
+        return next((one for one in self.differences if one.deviation.is_grave), None)
 
     def _settle(self, index: int, batch: Batch) -> None:
         if self._deciding is None:
@@ -217,25 +221,25 @@ class Redecided(Replayed):
                 else:
                     tally.no_trace += 1
                 continue
-            kind = difference(ledger, outcome)
-            if kind is None:
+            found = deviation(ledger, outcome)
+            if found is None:
                 tally.same += 1
                 continue
             tally.different += 1
-            self.by_kind[kind] += 1
-            if len(self.differences) >= DIFFERENCES_KEPT and (not kind.is_grave or self.grave is not None):
+            self.by_deviation[found] += 1
+            if len(self.differences) >= DIFFERENCES_KEPT and (not found.is_grave or self.grave is not None):
                 continue
             job = next((job for event in (*ledger.events, *outcome.events) if (job := job_of(event))), None)
             self.differences.append(
                 Difference(
                     asked.index, asked.batch.base + place + 1, asked.batch.at, job, entry.command, str(entry.actor),
-                    kind, ledger, outcome, self._here(asked, place, ledger),
+                    found, ledger, outcome, self._here(asked, place, ledger),
                 )
             )  # fmt: skip
 
     def _here(self, asked: "_Asked", place: int, ledger: Outcome) -> bool | None:
-        """Return whether this release decides as the ledger has it, where another one was asked."""
-        if self._release is None:
+        """Return whether this release decides as the ledger has it, where another one was asked; None for most."""
+        if self._release is None or len(self.differences) >= DECIDED_HERE_MAX:
             return None
         requests = [request if at == place else None for at, request in enumerate(asked.requests)]
         return Deciding(asked.before).settle(asked.batch, in_turn(requests))[place] == ledger

@@ -8,7 +8,7 @@ import msgspec
 
 from cluster.api.render import record_event
 from cluster.audit.deciding import Outcome
-from cluster.audit.redecide import Difference, Kind, Redecided, lacking
+from cluster.audit.redecide import Deviation, Difference, Redecided, lacking
 from cluster.cli.text import fields_table, moment, show, show_json, table
 from cluster.system import format_instant
 from replica.messages import Event
@@ -33,7 +33,7 @@ def show_redecided(done: Redecided, release: Path | None, states_differ: tuple[s
         ("Revisions", f"{done.first_revision} to {done.state.revision}" if done.first_revision else "none"),
         ("DecidedBy", "this release" if release is None else str(release)),
         ("Rebuilt", f"{done.rebuilt_share:.2%} of what led to something"),
-        *((f"{kind[:1].upper()}{kind[1:]}", done.by_kind[kind]) for kind in Kind if done.by_kind[kind]),
+        *((f"{one[:1].upper()}{one[1:]}", done.by_deviation[one]) for one in Deviation if done.by_deviation[one]),
     ]
     if release is not None:
         rows.append(("States", f"differ in {', '.join(states_differ)}" if states_differ else "the same at the end"))
@@ -44,7 +44,7 @@ def show_redecided(done: Redecided, release: Path | None, states_differ: tuple[s
     show(table(columns, [*counts, ("all", *msgspec.structs.astuple(total))], right=frozenset(columns[1:])))
     for kind, lacks in _lacking(done).items():
         click.echo(f"{kind}: the ledger does not keep {lacks}")
-    shown = sorted(done.differences, key=lambda one: not one.kind.is_grave)[:SHOWN_MAX]
+    shown = sorted(done.differences, key=lambda one: not one.deviation.is_grave)[:SHOWN_MAX]
     for one in shown:
         click.echo(f"\n{first_words(one)}{_HERE[one.here]}")
         click.echo(f"  ledger   {_words(one.ledger)}\n  decided  {_words(one.decided)}")
@@ -56,7 +56,9 @@ def first_words(one: Difference) -> str:
     """Return which decision differs, and how, in a line."""
     job = "" if one.job is None else f", job {one.job}"
     at = moment(format_instant(one.at))
-    return f"entry {one.index}, revision {one.revision}, {at}, {one.command} of {plain(one.actor)}{job}: {one.kind}"
+    return (
+        f"entry {one.index}, revision {one.revision}, {at}, {one.command} of {plain(one.actor)}{job}: {one.deviation}"
+    )
 
 
 def _lacking(done: Redecided) -> dict[str, str]:
@@ -87,7 +89,7 @@ def _as_json(done: Redecided, release: Path | None, states_differ: tuple[str, ..
         "release": None if release is None else str(release),
         **msgspec.structs.asdict(done.total),
         "rebuilt_share": round(done.rebuilt_share, 6),
-        "differences_by_class": {kind.value: done.by_kind[kind] for kind in Kind},
+        "differences_by_class": {one.value: done.by_deviation[one] for one in Deviation},
         "commands": {kind: msgspec.structs.asdict(tally) for kind, tally in sorted(done.tallies.items())},
         "not_kept": _lacking(done),
         "differences": [_difference(one) for one in done.differences],
@@ -105,7 +107,7 @@ def _difference(one: Difference) -> Json:
         "job": one.job,
         "command": one.command,
         "actor": one.actor,
-        "class": one.kind.value,
+        "class": one.deviation.value,
         "ledger": _outcome(one.ledger),
         "decided": _outcome(one.decided),
     }

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from cluster.audit.deciding import Outcome
-from cluster.audit.redecide import Kind, Redecided, difference
+from cluster.audit.redecide import Deviation, Redecided, deviation
 from cluster.audit.replay import from_nothing
 from cluster.cli.exits import ExitCode
 from replica.messages import commands as c
@@ -46,11 +46,33 @@ OTHER_WORDS = Release("replica/decide/jobs.py", 'command.hurry, "cancelled")', '
 OTHER_FOLD = Release("replica/fold/jobs.py", "hurry=job.hurry or event.hurry)", "hurry=True)")
 
 
-def released(tree: Path, change: Release | None = None) -> Path:
-    """Make a tree of this release, with a change."""
+NEW_EVENT = (
+    Release(
+        "replica/messages/events.py",
+        "# ---- mails\n",
+        "class JobDropped(EventRecord, frozen=True, tag=47):\n    job: int\n\n\n# ---- mails\n",
+    ),
+    Release(
+        "replica/decide/jobs.py",
+        "return Accepted((e.JobCancelled(job.id),))",
+        "return Accepted((e.JobDropped(job.id),))",
+    ),
+)
+"""A cancel leads to an event that is not known here."""
+
+LOST_EVENT = Release(
+    "replica/messages/events.py",
+    "class StagedIn(EventRecord, frozen=True, tag=69)",
+    "class StagedIn(EventRecord, frozen=True, tag=68)",
+)
+"""An event that stands in ledgers is not known any more."""
+
+
+def released(tree: Path, *changes: Release) -> Path:
+    """Make a tree of this release, with changes."""
     for package in PACKAGES:
         shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
-    if change is not None:
+    for change in changes:
         module = tree / change.module
         text = module.read_text(encoding="utf-8")
         assert text.count(change.line) == 1, change
@@ -191,6 +213,22 @@ def test_a_tree_that_cannot_be_asked_gets_a_sentence(made: Made, tmp_path: Path)
             assert "what to do: " in result.stderr
 
 
+def test_what_only_the_other_release_knows_is_a_difference_and_what_it_does_not_know_ends_it(
+    made: Made, tmp_path: Path
+) -> None:
+    world = busy()
+    world.settle(c.CancelJob(world.submit("capacity=900", hold=Hold.USER)))
+    later = written(tmp_path / "r2", [(1, encode_batch(batch)) for batch in world.ledger])
+    tree = released(tmp_path / "new", *NEW_EVENT)
+    answer = found("--data", later.directory, "--release", tree, code=ExitCode.VERIFICATION_FAILED)
+    (one,) = answer["differences"]
+    assert (one["command"], one["class"]) == ("cancel_job", "other refusal")
+    assert "it leads to what this release does not know" in one["decided"]["fault"]
+    result = typed("ledger", "redecide", "--data", made.directory, "--release", released(tmp_path / "lost", LOST_EVENT))
+    assert result.exit_code == ExitCode.REFUSED
+    assert "cannot go on: " in result.stderr
+
+
 def test_a_release_takes_a_state_over_from_a_snapshot(made: Made, tmp_path: Path) -> None:
     directory = tmp_path / "snapshots"
     directory.mkdir()
@@ -205,29 +243,29 @@ HELD, FREED = e.JobHeld(1, Hold.USER, "because"), e.JobReleased(2)
 
 
 @pytest.mark.parametrize(
-    ("ledger", "decided", "kind"),
+    ("ledger", "decided", "expected"),
     [
         (Outcome((HELD,)), Outcome((HELD,)), None),
-        (Outcome((HELD, FREED)), Outcome((FREED, HELD)), Kind.ORDER),
-        (Outcome((HELD,)), Outcome((e.JobHeld(1, Hold.USER, "so"),)), Kind.REASON),
-        (Outcome((HELD,)), Outcome((e.JobHeld(1, Hold.ADMIN, "because"),)), Kind.EVENTS),
-        (Outcome((HELD,)), Outcome(()), Kind.EVENTS),
-        (Outcome((e.RunOrdered(1, "n1", 1),)), Outcome((e.RunOrdered(1, "n2", 1),)), Kind.ALLOCATION),
-        (Outcome(refusal=Refusal(RefusalCode.WRONG_STATE, "a", "b")), Outcome((HELD,)), Kind.REFUSAL),
+        (Outcome((HELD, FREED)), Outcome((FREED, HELD)), Deviation.ORDER),
+        (Outcome((HELD,)), Outcome((e.JobHeld(1, Hold.USER, "so"),)), Deviation.REASON),
+        (Outcome((HELD,)), Outcome((e.JobHeld(1, Hold.ADMIN, "because"),)), Deviation.EVENTS),
+        (Outcome((HELD,)), Outcome(()), Deviation.EVENTS),
+        (Outcome((e.RunOrdered(1, "n1", 1),)), Outcome((e.RunOrdered(1, "n2", 1),)), Deviation.ALLOCATION),
+        (Outcome(refusal=Refusal(RefusalCode.WRONG_STATE, "a", "b")), Outcome((HELD,)), Deviation.REFUSAL),
         (
             Outcome(refusal=Refusal(RefusalCode.WRONG_STATE, "a", "b")),
             Outcome(refusal=Refusal(RefusalCode.UNKNOWN_JOB, "a", "b")),
-            Kind.REFUSAL,
+            Deviation.REFUSAL,
         ),
         (
             Outcome(refusal=Refusal(RefusalCode.WRONG_STATE, "a", "b")),
             Outcome(refusal=Refusal(RefusalCode.WRONG_STATE, "c", "b")),
-            Kind.WORDS,
+            Deviation.WORDS,
         ),
-        (Outcome((HELD,)), Outcome(fault="KeyError: 7"), Kind.REFUSAL),
+        (Outcome((HELD,)), Outcome(fault="KeyError: 7"), Deviation.REFUSAL),
     ],
 )
 def test_a_difference_is_classed_by_what_would_have_happened(
-    ledger: Outcome, decided: Outcome, kind: Kind | None
+    ledger: Outcome, decided: Outcome, expected: Deviation | None
 ) -> None:
-    assert difference(ledger, decided) == kind
+    assert deviation(ledger, decided) == expected
