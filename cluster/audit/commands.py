@@ -28,16 +28,28 @@ from cluster.audit.replay import (
     from_nothing,
     replay,
 )
-from cluster.audit.report import Source, page_of, read_window
+from cluster.audit.report import Source, page_of, read_jobs, read_window
 from cluster.cli.audit_commands import SINCE_FORMS, audit_commands
 from cluster.cli.exits import ExitCode, Failure, bad_input, converted
 from cluster.cli.group import SETTINGS, ForebayGroup
 from cluster.cli.session import Session
-from cluster.cli.text import fields_table, moment, parse_past, show, show_json, snapshot_fields, stderr_console
+from cluster.cli.text import (
+    fields_table,
+    format_elapsed,
+    moment,
+    parse_past,
+    show,
+    show_json,
+    size,
+    snapshot_fields,
+    stderr_console,
+    table,
+)
 from cluster.schemas import LedgerEntryView, made_of
 from cluster.server import Applied, snapshot_view
 from cluster.system import SystemClock, format_instant, parse_instant
 from replica.messages import Batch, ReleaseNeeded
+from replica.model import JobState
 from replica.state import StateDiffers
 from replica.values import NEVER, Instant, Revision, seconds
 from snapshots import Image, SnapshotRefused, load_snapshot
@@ -473,6 +485,42 @@ def report_html(options: dict[str, Any]) -> None:
     show(f"{output}: revisions {report.source.first_revision} to {report.source.last_revision}")
 
 
+def report_jobs(options: dict[str, Any]) -> None:
+    """List the jobs of a window."""
+    states = tuple(state.name for state in JobState)
+    wanted = (options["state"] or "").upper()
+    if wanted and wanted not in states:
+        raise bad_input(f"{options['state']!r} is no state of a job", f"use one of {', '.join(states)}", place="-s")
+    first, last = _past("-S", options["first"]), _past("-E", options["last"])
+    with _ledger(options) as ledger, _progress("folding") as progress:
+        found = read_jobs(ledger, _snapshots(options), from_us=first, to_us=last, progress=progress)
+    rows = [
+        row
+        for row in found
+        if options["user"] in (None, row.user)
+        and options["account"] in (None, row.account)
+        and wanted in ("", row.state)
+    ]
+    if options["as_json"]:
+        show_json({"jobs": rows})
+        return
+    columns = (
+        *("JOBID", "NAME", "USER", "ACCOUNT", "STATE", "EXITCODE", "SUBMIT", "START", "END", "PENDING", "ELAPSED"),
+        *("POOL", "SIZE", "IN", "OUT", "NODES"),
+    )
+    cells = (
+        (
+            *(row.job, row.name, row.user, row.account, row.state, row.exit_code),
+            *(moment(row.submitted_at), moment(row.started_at), moment(row.ended_at)),
+            *(format_elapsed(row.pending_s), format_elapsed(row.elapsed_s), row.pool),
+            *(size(row.size_bytes), size(row.staged_in_bytes), size(row.staged_out_bytes), row.nodes),
+        )
+        for row in rows
+    )
+    right = frozenset({"JOBID", "EXITCODE", "PENDING", "ELAPSED", "SIZE", "IN", "OUT"})
+    show(table(columns, cells, right=right))
+
+
 def _write_whole(path: Path, text: str) -> None:
     """Write a file that is there whole or as it was before."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -506,6 +554,7 @@ _PERFORMERS: dict[tuple[str, ...], Callable[[dict[str, Any]], None]] = {
     ("ledger", "redecide"): redecide,
     ("ledger", "dump"): dump,
     ("report", "html"): report_html,
+    ("report", "jobs"): report_jobs,
     ("snapshot", "inspect"): inspect,
 }
 

@@ -121,6 +121,23 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
         """Show what a snapshot file holds, after checking it."""
         perform(("snapshot", "inspect"), options)
 
+    @click.command("jobs")
+    @_DATA
+    @_NAME
+    @click.option("-S", "--from", "first", metavar="TIME", help=f"Begin of the window: {PAST_FORMS}.")
+    @click.option("-E", "--to", "last", metavar="TIME", help="End of the window, likewise.")
+    @click.option("-u", "--user", help="Only jobs of this user.")
+    @click.option("-A", "--account", help="Only jobs of this account.")
+    @click.option("-s", "--state", metavar="STATE", help="Only jobs that were in this state at the end of the window.")
+    @_JSON
+    def jobs(**options: Any) -> None:
+        """List the jobs that were there in a window of the ledger.
+
+        As accounting has them, and as they were at the end of the window: also those that were purged since. Without
+        -S and -E the window is the whole ledger.
+        """
+        perform(("report", "jobs"), options)
+
     @click.command("html")
     @_DATA
     @_NAME
@@ -147,7 +164,7 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
         """
         perform(("report", "html"), options)
 
-    return {"ledger": (verify, replay, redecide, dump), "report": (html,), "snapshot": (inspect,)}
+    return {"ledger": (verify, replay, redecide, dump), "report": (html, jobs), "snapshot": (inspect,)}
 
 
 def words_of(command: click.Command, options: dict[str, Any]) -> list[str]:

@@ -36,6 +36,7 @@ from replica.messages.events import (
     EVENTS,
     Event,
     FeatureLevelRaised,
+    JobPurged,
     JobSubmitted,
     SiteConfigured,
     StateDigested,

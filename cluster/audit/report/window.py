@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -52,6 +52,7 @@ _LAST_ENTRIES: Final = 1_024
 
 
 Item = TypeVar("Item")
+Seen = TypeVar("Seen", bound="Watched")
 
 
 class Window(NamedTuple):
@@ -80,12 +81,33 @@ def read_window(
     Begins with the newest of `snapshots` (entry, file) that is older than the window, else with nothing. ReplayRefused
     where the ledger has nothing there or not all of it; the other errors of `replay`.
     """
+    chosen = frozenset(jobs)
+    walk = watch(
+        ledger,
+        snapshots,
+        lambda start, window: _Walk(start, window, chosen),
+        from_us=from_us,
+        to_us=to_us,
+        progress=progress,
+    )
+    return walk.report(ledger.cluster_id)
+
+
+def watch(
+    ledger: Ledger,
+    snapshots: Sequence[tuple[int, Path]],
+    begin: Callable[[Replayed, Window], Seen],
+    *,
+    from_us: int | None,
+    to_us: int | None,
+    progress: Progress | None = None,
+) -> Seen:
+    """Return what `begin` made, once it has seen a window of the ledger; as `read_window`."""
     ledger = ledger.as_of_now()
     window = Window(*_bounds(ledger, from_us, to_us))
-    start = _start(ledger, snapshots, window)
-    walk = _Walk(start.state, start.last_index, start.ledger_digest, window, frozenset(jobs))
-    fold(ledger, walk, ledger.applied_index, progress)
-    return walk.report(ledger.cluster_id)
+    watched = begin(_start(ledger, snapshots, window), window)
+    fold(ledger, watched, ledger.applied_index, progress)
+    return watched
 
 
 def _bounds(ledger: Ledger, from_us: int | None, to_us: int | None) -> tuple[int, int]:
@@ -224,12 +246,61 @@ def _held(step: tuple[int, int, int, int]) -> int:
     return step[1]
 
 
-class _Walk(Replayed):
-    """A replay that notes what happens in a window, and ends behind it."""
+class Watched(Replayed):
+    """A replay that shows what happens in a window to whoever derives from it, and ends behind the window."""
 
-    def __init__(self, state: State, index: int, digest: bytes, window: Window, jobs: frozenset[int]) -> None:
-        super().__init__(state, index, digest, None, every_digest=False)
-        self._window, self._jobs = window, jobs
+    def __init__(self, start: Replayed, window: Window) -> None:
+        super().__init__(start.state, start.last_index, start.ledger_digest, None, every_digest=False)
+        self._window = window
+        self._now_us = 0
+        self._has_begun = False
+        self._end: tuple[State, int, bytes] | None = None
+
+    @property
+    def arrived(self) -> bool:
+        """Whether the window lies behind."""
+        return self._end is not None
+
+    @property
+    def end(self) -> tuple[State, int, bytes]:
+        """The state at the end of the window, the last entry in it, and the digest of the ledger after that."""
+        return self._end or (self.state, self.last_index, self.ledger_digest)
+
+    def take(self, entry: LedgerEntry) -> None:
+        """Fold the next entry, and show what it did."""
+        batch = decode_batch(entry.data) if kind_of(entry.data) is Kind.BATCH else None
+        before = self.state, self.last_index, self.ledger_digest
+        if batch is not None and batch.at > self._window.to_us:
+            self._end = before
+        super().take(entry)
+        if batch is None or self._end is not None:
+            return
+        # An operator may have set the clock back: here it stands still until it is where it was.
+        at_us = max(int(batch.at), self._now_us)
+        if at_us < self._window.from_us:
+            return
+        self._now_us = at_us
+        if not self._has_begun:
+            self._has_begun = True
+            self.begins(before[0])
+        if self.state is not before[0]:
+            self.saw(entry, batch, before[0], at_us)
+
+    def begins(self, state: State) -> None:
+        """Take note of the state in which the window begins."""
+        raise NotImplementedError
+
+    def saw(self, entry: LedgerEntry, batch: Batch, before: State, at_us: int) -> None:
+        """Take note of an entry in the window that has led from `before` to the present state."""
+        raise NotImplementedError
+
+
+class _Walk(Watched):
+    """All figures of a window."""
+
+    def __init__(self, start: Replayed, window: Window, jobs: frozenset[int]) -> None:
+        super().__init__(start, window)
+        self._jobs = jobs
         self._lives: dict[int, _Life] = {}
         self._over: _Most[JobBars] = _Most(len(jobs) or JOBS_SHOWN_MAX)
         self._pools: dict[str, _Steps] = {}
@@ -238,46 +309,23 @@ class _Walk(Replayed):
         self._index: SchedulingIndex | None = None
         self._terms: list[Term] = []
         self._terms_left_out = 0
-        self._now_us = 0
         self._commands = [0] * COLUMNS
         self._moved: dict[str, list[int]] = {}
         self._transfers: _Most[Transfer] = _Most(TRANSFERS_MAX)
         self._first_revision = 0
-        self._end: tuple[State, int, bytes] | None = None
 
-    @property
-    def arrived(self) -> bool:
-        """Whether the window lies behind."""
-        return self._end is not None
-
-    def take(self, entry: LedgerEntry) -> None:
-        """Fold the next entry, and note what it did."""
-        batch = decode_batch(entry.data) if kind_of(entry.data) is Kind.BATCH else None
-        before = self.state, self.last_index, self.ledger_digest
-        if batch is not None and batch.at > self._window.to_us:
-            self._end = before
-        super().take(entry)
-        if batch is None or self._end is not None:
-            return
-        if max(batch.at, self._now_us) < self._window.from_us:
-            return
-        if self._index is None:
-            self._begin(before[0])
-        if self.state is not before[0]:
-            self._saw(entry, batch)
-
-    def _begin(self, state: State) -> None:
+    def begins(self, state: State) -> None:
+        """Take note of the state in which the window begins."""
         self._index = SchedulingIndex(state)
         self._first_revision = state.revision + 1
         for job in sorted(state.unfinished):
             self._follow(job, state, self._window.from_us)
         self._count_pools(state, self._window.from_us)
 
-    def _saw(self, entry: LedgerEntry, batch: Batch) -> None:
+    def saw(self, entry: LedgerEntry, batch: Batch, before: State, at_us: int) -> None:
+        """Take note of an entry in the window."""
         assert self._index is not None
-        # An operator may have set the clock back: here it stands still until it is where it was.
-        state, at_us = self.state, max(int(batch.at), self._now_us)
-        self._now_us = at_us
+        state = self.state
         events = [event for record in batch.entries for event in record.events]
         self._index.advance(state, events)
         self._commands[self._window.column(at_us)] += len(batch.entries)
@@ -379,7 +427,7 @@ class _Walk(Replayed):
 
     def report(self, cluster_id: str) -> Report:
         """Return what was noted."""
-        state, last_index, digest = self._end or (self.state, self.last_index, self.ledger_digest)
+        state, last_index, digest = self.end
         for job_id, life in sorted(self._lives.items()):
             self._keep(life.ended(job_id, "", self._window.to_us))
         source = Source(

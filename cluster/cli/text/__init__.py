@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from cluster.cli.text.moments import (
         PAST_FORMS,
         format_duration,
+        format_elapsed,
         format_span,
         parse_begin,
         parse_duration,
@@ -47,7 +48,7 @@ else:
         __name__,
         """
         job: job_block timeline why_text
-        moments: PAST_FORMS format_duration format_span parse_begin parse_duration parse_past
+        moments: PAST_FORMS format_duration format_elapsed format_span parse_begin parse_duration parse_past
         output: Cell fields_table is_terminal note present readable_size show show_json
         output: size stderr_console stdout_console table
         squeue: STANDARD Field details_of in_order line read_format

@@ -1,5 +1,6 @@
 """A report is what the ledger says of a window, and one page that says the same without anything else."""
 
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from cluster.api.render import job_words
 from cluster.audit.report import COLUMNS, Bar, Report, page_of, read_window
 from cluster.audit.report.page import KIND_COLOURS, KINDS
 from cluster.audit.report.svg import BAR, Frame, number
@@ -23,7 +25,7 @@ from cluster.system import format_instant
 from replica.fold import apply_batch
 from replica.model import BufferState, JobState, Pool
 from replica.state import EMPTY, State
-from replica.values import Instant
+from replica.values import NEVER, Instant
 from replica.views import buffer_word
 from snapshots import inspect
 from tests.cluster.audit.ledgers import make, typed
@@ -186,6 +188,57 @@ def test_named_jobs_alone_are_drawn(replica: Path, whole: Report) -> None:
     report = _report(replica, *(f"--job={job.job}" for job in chosen))
     assert list(report.jobs) == chosen
     assert report.pools == whole.pools
+
+
+def _rows(replica: Path, *words: object) -> list[dict[str, Any]]:
+    done = typed("report", "jobs", "--data", replica, "--json", *words)
+    assert done.exit_code == 0, done.output
+    found: list[dict[str, Any]] = json.loads(done.stdout)["jobs"]
+    return found
+
+
+def test_every_job_that_there_ever_was_is_listed_as_it_was_last_seen(lived: Lived, replica: Path) -> None:
+    last = {job: state for _, state in lived for job in state.jobs}
+    assert any(job not in lived[-1][1].jobs for job in last)  # some were purged
+    rows = _rows(replica)
+    assert len(rows) == len(last)
+    for row, (job_id, state) in zip(rows, sorted(last.items()), strict=True):
+        job = state.jobs[job_id]
+        assert row["job"] == (job_words(state, job_id) if job.guest is None else job.called)
+        assert (row["state"], row["user"], row["nodes"]) == (job.state.name, job.request.user, job.node)
+        assert (row["started_at"], row["ended_at"]) == (format_instant(job.started_at), format_instant(job.ended_at))
+        if job.ended_at != NEVER and job.started_at != NEVER:
+            assert row["elapsed_s"] == (job.ended_at - job.started_at) // 1_000_000
+
+
+def test_a_window_lists_the_jobs_that_were_there_in_it(lived: Lived, replica: Path) -> None:
+    first, end = lived[len(lived) // 3][0], lived[len(lived) // 2][0]
+    inside = [state for at_us, state in lived if first <= at_us <= end]
+    before = [state for at_us, state in lived if at_us < first][-1]
+    there = {
+        job
+        for state in (before, *inside)
+        for job, one in state.jobs.items()
+        if not one.ended_at or one.ended_at >= first
+    }
+    window = ("-S", format_instant(Instant(first)), "-E", format_instant(Instant(end)))
+    rows = _rows(replica, *window)
+    assert len(rows) == len(there)
+    assert {row["job"] for row in rows} == {
+        job_words(state, job) if state.jobs[job].guest is None else state.jobs[job].called
+        for job in there
+        for state in [next(state for state in (*reversed(inside), before) if job in state.jobs)]
+    }
+    users = {row["user"] for row in rows}
+    assert [row for user in sorted(users) for row in _rows(replica, *window, "-u", user)] == sorted(
+        rows, key=lambda row: row["user"]
+    )
+    assert all(row["state"] == "CANCELLED" for row in _rows(replica, *window, "-s", "cancelled"))
+    shown = typed("report", "jobs", "--data", replica, *window).stdout.splitlines()
+    assert len(shown) == len(rows) + 1
+    refused = typed("report", "jobs", "--data", replica, "-s", "DONE")
+    assert refused.exit_code == ExitCode.BAD_INPUT
+    assert "use one of PENDING, " in refused.stderr
 
 
 class _Page(HTMLParser):

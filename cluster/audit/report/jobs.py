@@ -1,0 +1,113 @@
+"""Jobs that were there in a window, a row each, as accounting has them: also those that were purged since."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from cluster.api.render import job_words
+from cluster.audit.replay import Progress, Replayed
+from cluster.audit.report.window import Watched, Window, watch
+from cluster.system import format_instant
+from replica.messages import Batch, JobPurged
+from replica.state import State
+from replica.values import MICROSECONDS_PER_SECOND, NEVER
+from wal import Ledger, LedgerEntry
+
+
+class JobRow(msgspec.Struct, frozen=True):
+    """One job as it was at the end of the window, or when it was purged. Times are ISO 8601 in UTC, None: not yet."""
+
+    job: str
+    name: str
+    user: str
+    account: str
+    partition: str
+    nodes: str
+    state: str
+    exit_code: str
+    """CODE:SIGNAL"""
+    submitted_at: str | None
+    started_at: str | None
+    ended_at: str | None
+    """When its script ended, whatever is staged out since."""
+    pending_s: int
+    """From submission to start, to its end where it never started, to the end of the window where it waits."""
+    elapsed_s: int
+    """From start to end, to the end of the window where it runs."""
+    pool: str
+    size_bytes: int
+    staged_in_bytes: int
+    staged_out_bytes: int
+
+
+def read_jobs(
+    ledger: Ledger,
+    snapshots: Sequence[tuple[int, Path]],
+    *,
+    from_us: int | None,
+    to_us: int | None,
+    progress: Progress | None = None,
+) -> list[JobRow]:
+    """Return the jobs that were submitted before the end of a window and were not over before its beginning.
+
+    In the order of their numbers. As `read_window`.
+    """
+    return watch(ledger, snapshots, _Jobs, from_us=from_us, to_us=to_us, progress=progress).rows()
+
+
+class _Jobs(Watched):
+    """The jobs of a window."""
+
+    def __init__(self, start: Replayed, window: Window) -> None:
+        super().__init__(start, window)
+        self._purged: dict[int, JobRow] = {}
+
+    def begins(self, state: State) -> None:
+        """Take note of nothing: whoever is there then is there at the end, or was purged."""
+
+    def saw(self, entry: LedgerEntry, batch: Batch, before: State, at_us: int) -> None:
+        """Take note of jobs that leave."""
+        for record in batch.entries:
+            for event in record.events:
+                # Of what was submitted and purged in one batch there is no state; no job is that fast.
+                if isinstance(event, JobPurged) and self._is_of_window(before, event.job):
+                    self._purged[event.job] = self._row(before, event.job)
+
+    def rows(self) -> list[JobRow]:
+        """Return what was seen."""
+        state = self.end[0]
+        there = {job: self._row(state, job) for job in state.jobs if self._is_of_window(state, job)}
+        found = self._purged | there
+        return [found[job] for job in sorted(found)]
+
+    def _is_of_window(self, state: State, job_id: int) -> bool:
+        job = state.jobs.get(job_id)
+        return job is not None and (job.ended_at == NEVER or job.ended_at >= self._window.from_us)
+
+    def _row(self, state: State, job_id: int) -> JobRow:
+        job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+        asked = job.request.asked
+        end_us = job.ended_at if job.ended_at != NEVER else self._window.to_us
+        begun_us = job.started_at if job.started_at != NEVER else end_us
+        return JobRow(
+            job=job_words(state, job_id) if job.guest is None else job.called,
+            name=job.request.name,
+            user=job.request.user,
+            account=asked.account,
+            partition=asked.partition,
+            nodes=job.node,
+            state=job.state.name,
+            exit_code=f"{job.exit_code}:{job.signal}",
+            submitted_at=format_instant(job.submitted_at),
+            started_at=format_instant(job.started_at),
+            ended_at=format_instant(job.ended_at),
+            pending_s=max(0, begun_us - job.submitted_at) // MICROSECONDS_PER_SECOND,
+            elapsed_s=max(0, end_us - begun_us) // MICROSECONDS_PER_SECOND,
+            pool="" if buffer is None else buffer.pool,
+            size_bytes=0 if buffer is None else buffer.granted_bytes,
+            staged_in_bytes=0 if buffer is None else buffer.staged_in_bytes,
+            staged_out_bytes=0 if buffer is None else buffer.staged_out_bytes,
+        )
