@@ -50,6 +50,10 @@ BACK_OFF_S = 0.1
 BACK_OFF_S_MAX = 5.0
 """The pause before a historian is started again, seconds: doubled each time, up to the second, ..."""
 
+BEGINS_S = 5.0
+"""How long nobody has asked when a replica that was started has its historian started, seconds: a start is busy enough,
+and one that ends soon again needs none."""
+
 SOUND_S = 30.0
 """... and the first again after one that ran for so long, seconds."""
 
@@ -76,6 +80,7 @@ class Historian:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self._keeper: asyncio.Task[None] | None = None
+        self._wanted = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._questions: dict[int, tuple[Ask, asyncio.Future[Said]]] = {}
@@ -93,7 +98,7 @@ class Historian:
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start it, and start it again whenever it ends."""
+        """Have it started within BEGINS_S, or when somebody asks, and again whenever it ends."""
         if self._keeper is None:
             self._keeper = asyncio.get_running_loop().create_task(self._keep())
 
@@ -133,6 +138,7 @@ class Historian:
 
     async def _ask(self, asked: Ask) -> Said:
         self.start()
+        self._wanted.set()
         future: asyncio.Future[Said] = asyncio.get_running_loop().create_future()
         self._questions[asked.number] = asked, future
         if self._controller.ledger.applied_index < asked.through:
@@ -169,6 +175,9 @@ class Historian:
 
     async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BEGINS_S):
+                await self._wanted.wait()
         pause_s, anew = BACK_OFF_S, False
         while True:
             began_s = loop.time()
