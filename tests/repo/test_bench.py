@@ -16,7 +16,7 @@ from aiohttp import web
 
 from cluster.schemas.job_fields import SubmitRequest
 from replica.grammar.directives import parse_request
-from tests.benchmarks import load, machine, processes, report
+from tests.benchmarks import load, machine, past, processes, report
 from tests.benchmarks.forebay import ForebayCluster
 from tests.benchmarks.http2 import put_request
 from tests.repo.tree import ROOT
@@ -180,3 +180,19 @@ def test_the_ratio_that_is_shown_is_the_median_of_the_pairs_within_a_round() -> 
 
 def test_a_put_is_written_as_protocol_buffers_write_it() -> None:
     assert put_request(b"k", b"v" * 300) == b"\x0a\x01k\x12\xac\x02" + b"v" * 300
+
+
+def test_questions_about_the_past_are_measured_on_a_ledger_that_was_made_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("QUIET_S", 0.1), ("ASKED", 2), ("MOMENTS", 3)):
+        monkeypatch.setattr(past, name, value)
+    said: list[str] = []
+    found = past.report(tmp_path, 1_500, said.append)
+    for kind, at_once in past.WAVES.items():
+        figures = found.figures[kind]
+        assert figures["events"] >= 1_500 and figures["index_bytes"] > 0
+        assert (figures["entries"] < figures["revisions"] / 4) == (at_once > 1)
+        assert [len(took_ms) for took_ms in figures["history_ms"].values()] == [2, 2, 2]
+        assert len(figures["why_ms"]) == len(figures["near_ms"]) == 3
+    assert len(found.rows) == 14 and len(said) >= 14

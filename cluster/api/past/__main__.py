@@ -34,8 +34,9 @@ POLL_S = 0.25
 TOLD_S = 1.0
 """How often the replica is told how far the index is, seconds."""
 
-NICENESS = 19
-"""A historian has next to no processor where others want all of it: commits come first, and it catches up later."""
+NICENESS = 10
+"""A historian has a tenth of the processor where others want all of it: commits come first, it catches up later, and
+whoever asks is answered all the same."""
 
 ANEW = "anew"
 
