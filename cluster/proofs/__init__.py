@@ -1,0 +1,56 @@
+"""What an outsider checks without believing anybody: trees of RFC 6962, their tiles, signed checkpoints. Pure."""
+
+from typing import TYPE_CHECKING
+
+from replica.faces import shown
+
+if TYPE_CHECKING:
+    from cluster.proofs.notes import (
+        Checkpoint,
+        NoteRefused,
+        Signature,
+        Verified,
+        VerifierKey,
+        cosign,
+        parse_checkpoint,
+        parse_key,
+        parse_note,
+        sign,
+        verifier_of,
+        verify_note,
+        write_note,
+    )
+    from cluster.proofs.tiles import (
+        Tile,
+        TileRefused,
+        bundle,
+        leaves_in,
+        new_tiles,
+        nodes_in_tiles,
+        parse_path,
+        tile_at,
+    )
+    from cluster.proofs.tree import (
+        EMPTY_ROOT,
+        HASH_BYTES,
+        ProofRefused,
+        RightEdge,
+        consistency_proof,
+        inclusion_proof,
+        leaf_hash,
+        node_hash,
+        root_of,
+        verify_consistency,
+        verify_inclusion,
+    )
+else:
+    __getattr__ = shown(
+        __name__,
+        """
+        notes: Checkpoint NoteRefused Signature Verified VerifierKey cosign parse_checkpoint parse_key parse_note
+        notes: sign verifier_of verify_note write_note
+        tiles: Tile TileRefused bundle leaves_in new_tiles nodes_in_tiles parse_path tile_at
+        tree: EMPTY_ROOT HASH_BYTES ProofRefused RightEdge consistency_proof inclusion_proof leaf_hash node_hash
+        tree: root_of verify_consistency verify_inclusion
+        """,
+    )
