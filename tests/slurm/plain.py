@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from pathlib import Path
 from typing import Final
 
@@ -65,6 +66,9 @@ esac
 """
 
 
+_COPY: Final = re.compile(r"\bcp .*(?= ;;)")
+
+
 class PlainSite(Submitted):
     """Such a Slurm in a directory of its own; `gated`: its calls can be stopped on their way; `backup`: slurmctld has
     one; `copies` False: its script does nothing at all, and so do its jobs.
@@ -76,7 +80,7 @@ class PlainSite(Submitted):
         directory.mkdir()
         super().__init__(directory)
         self.exports_as = os.geteuid()
-        self._plugin, self._copies = plugin, copies
+        self._plugin, self._copies, self._gated = plugin, copies, gated
         self._program = directory / "dw_wlm_cli"
         buffers = None
         if plugin == "datawarp":
@@ -102,7 +106,14 @@ class PlainSite(Submitted):
         """Start it; return when its nodes are idle."""
         self.found()
         self.gates.make()
-        self.gates.program(self._program, DW_WLM_CLI.replace("@ROOT@", str(self.directory / "slurm" / "buffers")))
+        program = DW_WLM_CLI.replace("@ROOT@", str(self.directory / "slurm" / "buffers"))
+        if not self._copies:
+            program = _COPY.sub("true", program)
+        if self._gated:
+            self.gates.program(self._program, program)
+        else:
+            self._program.write_text(program)
+            self._program.chmod(0o755)
         for path in (self.directory / "run", self.directory / "run-ctl2"):
             path.mkdir()
         await asyncio.to_thread(self.slurm.start)

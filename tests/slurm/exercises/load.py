@@ -192,8 +192,8 @@ async def mass(site: Site, client: Client, rounds: int, seed: int) -> Figures:
     turn; and all are cancelled while they are staged in.
     """
     beside = {
-        "trivial": PlainSite(site.directory / "trivial", gated=False, copies=False),
-        "copying": PlainSite(site.directory / "copying", gated=False),
+        "trivial": PlainSite(site.directory / "trivial", plugin=site.plugin, gated=False, copies=False),
+        "copying": PlainSite(site.directory / "copying", plugin=site.plugin, gated=False),
     }
     blocks: dict[str, list[_Block]] = {"forebay": [], "trivial": [], "copying": []}
     movers = {name: len(tree([site.process(name).pid])) for name in MOVERS}
