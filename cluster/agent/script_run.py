@@ -325,6 +325,9 @@ class ScriptRun:
         signalled = False
         try:
             while not handle.over:
+                # First: a script that has begun by now is told what changed below, or it is looked at again soon. The
+                # other way round what changed could wait for ever, since nothing else wakes this up.
+                known = self._report_start(record)
                 if self._changed.is_set() and record.started() is not None:
                     if self._overrun:
                         record.write("overrun", self._overrun)
@@ -335,7 +338,6 @@ class ScriptRun:
                 if self._ending.is_set() and not signalled:
                     signalled = True
                     handle.send(signal.SIGTERM)
-                known = self._report_start(record)
                 # A start that is known and cannot be reported waits for room.
                 soon_s = SUPERVISOR_POLL_S if record.started() is None else DISK_FULL_RETRY_S
                 await self._pause(handle, signalled, None if known else soon_s)

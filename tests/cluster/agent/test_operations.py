@@ -25,7 +25,7 @@ from cluster.agent.operation import Operation, Settings
 from cluster.agent.processes import Process
 from cluster.agent.processes.environment import Mode
 from cluster.agent.script_run import ScriptRun
-from cluster.agent.scripts.record import ScriptRecord
+from cluster.agent.scripts.record import SUSPEND, ScriptRecord
 from cluster.agent.service import Agent
 from cluster.agent.worker.work import Outcome
 from cluster.providers import Local
@@ -507,3 +507,59 @@ def test_a_stage_out_that_names_nothing_needs_no_process(node: Node, monkeypatch
     failed = node.operate("stage_out")
     assert isinstance(failed, OperationFailed) and "is not on this node" in failed.message
     assert begun == ["cluster.agent.worker.worker"]
+
+
+class _Supervisor:
+    """A supervisor that does nothing but be told."""
+
+    def __init__(self) -> None:
+        self.over, self.told = False, list[int]()
+
+    def send(self, number: int) -> None:
+        self.told.append(number)
+
+    async def wait(self) -> None:
+        await asyncio.Event().wait()
+
+    def close(self) -> None:
+        pass
+
+
+class _Beginning:
+    """The record of a script that is seen to have begun at the look at which it is asked for so many times."""
+
+    def __init__(self, looks: int) -> None:
+        self._looks = looks
+
+    def started(self) -> int | None:
+        self._looks -= 1
+        return None if self._looks >= 0 else 1
+
+    def reported_attempt(self) -> int:
+        return 0
+
+    def note_reported(self, attempt: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("looks", range(5))
+def test_what_a_supervisor_is_to_be_told_never_waits_for_its_end_whenever_the_script_begins(
+    node: Node, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = _Supervisor()
+    monkeypatch.setattr(ScriptRun, "_hold", lambda *_: supervisor)
+
+    async def story() -> None:
+        step = node.step("#!/bin/sh\n")
+        step.suspend(False)  # as an agent says of each script that it begins with
+        watching = asyncio.create_task(step._watch(_Beginning(looks)))  # type: ignore[arg-type]
+        async with asyncio.timeout(10):
+            while not node.started:
+                await asyncio.sleep(0.01)
+            step.suspend(True)
+            while supervisor.told[-1:] != [SUSPEND]:
+                await asyncio.sleep(0.01)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    asyncio.run(story())
