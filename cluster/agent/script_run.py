@@ -80,8 +80,11 @@ class ScriptRun:
     def suspend(self, suspended: bool) -> None:
         """Have the script stand still, or go on."""
         if suspended != self._suspended:
+            # Nobody has suspended one that was not seen to begin. Told to go on and then to stand still, a supervisor
+            # that is slow would find both signals waiting, and take the second first.
+            if suspended or self._suspended is not None or self._order.started:
+                self._changed.set()
             self._suspended = suspended
-            self._changed.set()
 
     @property
     def order(self) -> Order:

@@ -25,7 +25,7 @@ from cluster.agent.operation import Operation, Settings
 from cluster.agent.processes import Process
 from cluster.agent.processes.environment import Mode
 from cluster.agent.script_run import ScriptRun
-from cluster.agent.scripts.record import SUSPEND, ScriptRecord
+from cluster.agent.scripts.record import RESUME, SUSPEND, ScriptRecord
 from cluster.agent.service import Agent
 from cluster.agent.worker.work import Outcome
 from cluster.providers import Local
@@ -542,24 +542,38 @@ class _Beginning:
         pass
 
 
+async def _told(step: ScriptRun, looks: int, supervisor: _Supervisor, count: int) -> list[int]:
+    """Return what a supervisor is told until it is told so much, while its script begins."""
+    watching = asyncio.create_task(step._watch(_Beginning(looks)))  # type: ignore[arg-type]
+    async with asyncio.timeout(10):
+        while len(supervisor.told) < count:
+            await asyncio.sleep(0.01)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    return supervisor.told
+
+
 @pytest.mark.parametrize("looks", range(5))
 def test_what_a_supervisor_is_to_be_told_never_waits_for_its_end_whenever_the_script_begins(
     node: Node, looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     supervisor = _Supervisor()
     monkeypatch.setattr(ScriptRun, "_hold", lambda *_: supervisor)
+    step = node.step("#!/bin/sh\n", started=True)
+    step.suspend(False)  # it may have been suspended by the agent before
+    assert asyncio.run(_told(step, looks, supervisor, 1)) == [RESUME]
 
-    async def story() -> None:
-        step = node.step("#!/bin/sh\n")
-        step.suspend(False)  # as an agent says of each script that it begins with
-        watching = asyncio.create_task(step._watch(_Beginning(looks)))  # type: ignore[arg-type]
-        async with asyncio.timeout(10):
-            while not node.started:
-                await asyncio.sleep(0.01)
-            step.suspend(True)
-            while supervisor.told[-1:] != [SUSPEND]:
-                await asyncio.sleep(0.01)
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
 
-    asyncio.run(story())
+def test_a_script_that_was_not_seen_to_begin_is_told_nothing_but_to_stand_still(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Two signals that wait are taken by their numbers, and not in their order.
+    supervisor = _Supervisor()
+    monkeypatch.setattr(ScriptRun, "_hold", lambda *_: supervisor)
+    step = node.step("#!/bin/sh\n")
+    step.suspend(False)
+    step.suspend(True)
+    assert asyncio.run(_told(step, 0, supervisor, 1)) == [SUSPEND]
+    step = node.step("#!/bin/sh\n")
+    step.suspend(False)
+    assert not step._changed.is_set()
