@@ -1,5 +1,6 @@
 """Forebay as the burst buffer of an unmodified Slurm: the scripts that Slurm calls, and the bridge that they ask."""
 
+import shlex
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +12,7 @@ PARTS: Final = "lua"
 
 _HERE: Final = Path(__file__).parent
 _LUA: Final = _HERE / "lua"
+_PROGRAMS: Final = _HERE / "programs"
 
 
 def script_text(run: Path) -> str:
@@ -24,9 +26,11 @@ def script_parts() -> dict[str, str]:
     return {name: (_LUA / name).read_text(encoding="utf-8") for name in names}
 
 
-def helper_text(run: Path) -> str:
-    """Return what burst_buffer/datawarp calls by the names dw_wlm_cli and dwstat, for a bridge in `run`."""
-    return _filled((_HERE / "forebay-bb").read_text(encoding="utf-8"), f'"{RUN}"', f'"{run}"')
+def programs(run: Path) -> dict[str, str]:
+    """Return what burst_buffer/datawarp calls, by names, and what these call, for a bridge in `run`."""
+    shell, python = ((_PROGRAMS / name).read_text(encoding="utf-8") for name in ("dw_wlm_cli", "forebay-bb"))
+    shell = _filled(shell, f"'{RUN}'", shlex.quote(str(run)))
+    return {"dw_wlm_cli": shell, "dwstat": shell, "forebay-bb": _filled(python, f'"{RUN}"', f'"{run}"')}
 
 
 def _filled(text: str, constant: str, value: str) -> str:

@@ -1,8 +1,9 @@
 """The bridge between a slurmctld's host and the leader: files for slurmctld, FIFOs and a socket for what may wait.
 
-burst_buffer.lua asks and is answered through FIFOs. dw_wlm_cli asks by a Unix socket; a call that is not over at once
-is answered with the path of a FIFO. The bridge holds FIFOs open; who asked reads, and costs no process. When the bridge
-ends, however it ends, the reader finds the end of the file and asks the next one: calls are repeats.
+burst_buffer.lua asks and is answered through FIFOs, and so does dw_wlm_cli for a job. forebay-bb asks by a Unix socket;
+a call that is not over at once is answered with the path of a FIFO. The bridge holds FIFOs open; who asked reads, and
+costs no process. When the bridge ends, however it ends, the reader finds the end of the file and asks the next one:
+calls are repeats.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from cluster.slurm.metrics import Metrics
 from cluster.slurm.reconciler import Reconciler
 from cluster.slurm.slurmctld import Looked, look, owner_of
 from cluster.system import Clock
-from replica.values import MICROSECONDS_PER_SECOND, SCRIPT_BYTES_MAX
+from replica.values import MICROSECONDS_PER_SECOND
 
 LOGGER = logging.getLogger(__name__)
 
 AT_ONCE_S: Final = 0.25
 """How long a call may take to be answered at once rather than with a FIFO, seconds: several commits."""
 
-REQUEST_BYTES_MAX: Final = SCRIPT_BYTES_MAX + 16 * 1024
-"""Bytes of one request: a script, and its words."""
+REQUEST_BYTES_MAX: Final = 16 * 1024
+"""Bytes of one request by the socket."""
 
 REQUEST_S: Final = 10.0
 """Seconds in which a request must be here: it is sent in one go by a process on this host."""
@@ -286,7 +287,7 @@ class Bridge:
             path.unlink(missing_ok=True)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request: its words and perhaps a script, between zero bytes, up to the end."""
+        """Answer one request: its words, between zero bytes, up to the end."""
         answering = asyncio.current_task()
         assert answering is not None
         self._answering.add(answering)
@@ -318,13 +319,9 @@ class Bridge:
         try:
             words = [field.decode() for field in fields]
         except UnicodeDecodeError:
-            return "", [], ("fail", NO_TEXT)
-        function, script = words[0], ""
-        arguments = words[1:]
-        at = _SCRIPT_OF.get(function)
-        if at is not None and len(arguments) > at + 1:
-            script, arguments = arguments[at + 1], arguments[: at + 1]
-        task = self._begin(function, arguments, script)
+            return "", [], ("fail", "the request is not UTF-8; write it as UTF-8")
+        function, *arguments = words
+        task = self._begin(function, arguments, "")
         await asyncio.wait({task}, timeout=AT_ONCE_S)
         if task.done():
             return function, arguments, _outcome(task)
@@ -407,9 +404,6 @@ class Bridge:
 
 _NO_ANSWER: Final = ("wait", "again")
 """Words of an answer that somebody reads elsewhere, or asks for again."""
-
-_SCRIPT_OF: Final = {"setup": 5, "data_in": 1, "job_process": 0}
-"""Functions that a script comes with, and after which argument; as in forebay-bb."""
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes | None:

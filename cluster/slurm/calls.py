@@ -23,7 +23,15 @@ from cluster.slurm.slurmctld import owner_of
 from cluster.system import Clock
 from replica.grammar import DirectiveRefused, read_guest_request, read_request
 from replica.model import BufferRequest
-from replica.values import MICROSECONDS_PER_SECOND, SCRIPT_BYTES_MAX, format_size, name_fault, round_up
+from replica.values import (
+    MICROSECONDS_PER_SECOND,
+    SCRIPT_BYTES_MAX,
+    SizeError,
+    format_size,
+    name_fault,
+    parse_size,
+    round_up,
+)
 
 LOGGER = logging.getLogger(__name__)
 
@@ -176,9 +184,10 @@ class Calls:
 
     async def setup(self, words: list[str], script: str) -> Answer:
         """`job, uid, gid, pool, size, script`: have the space; waits as long as the leader lets it wait."""
-        if len(words) < 5 or not all(words[at].isdigit() for at in (1, 2, 4)):
+        size = _size(words[4]) if len(words) == 5 else None
+        if size is None or not all(words[at].isdigit() for at in (1, 2)):
             return "fail", "forebay: setup needs job, uid, gid, pool, size and script"
-        job, uid, gid, pool, size = words[0], int(words[1]), int(words[2]), words[3], int(words[4])
+        job, uid, gid, pool = words[0], int(words[1]), int(words[2]), words[3]
         pool = "" if pool == "(null)" else pool
         if self._has_none(script):
             return "ok", ""
@@ -312,9 +321,10 @@ class Calls:
 
     async def create_persistent(self, words: list[str], script: str) -> Answer:
         """`name, uid, pool, size, access, type`: have it made; waits for space as long as a setup does."""
-        if len(words) < 4 or not (words[1].isdigit() and words[3].isdigit()):
-            return "fail", "forebay-bb: create_persistent needs a name, a user, a pool and a size"
-        name, pool, size = words[0], words[2], int(words[3])
+        size = _size(words[3]) if len(words) > 3 else None
+        if size is None or not words[1].isdigit():
+            return "fail", "forebay: create_persistent needs a name, a user, a pool and a size"
+        name, pool = words[0], words[2]
         access, kind = (words[4:6] + ["", ""])[:2]
         if access not in ("", "striped") or kind not in ("", "scratch"):
             return "fail", f"a persistent buffer is striped scratch, and {access or 'striped'} {kind} was asked for"
@@ -438,6 +448,14 @@ def _status(guest: g.GuestAnswer, why: WhyView, moving: TransferView | None) -> 
 
 def _removal(**fields: Any) -> g.RemovePersistentRequest:
     return g.RemovePersistentRequest(**fields)
+
+
+def _size(text: str) -> int | None:
+    """Return a size as Slurm writes it (8MiB, 8MB, 8388608, 0) in bytes, None for what is none."""
+    try:
+        return 0 if text == "0" else parse_size(text)
+    except SizeError:
+        return None
 
 
 def _mib(size_bytes: float) -> str:

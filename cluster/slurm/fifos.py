@@ -1,10 +1,10 @@
-"""FIFOs between burst_buffer.lua and the bridge: one for requests, a few that are ready for answers, and those in use.
+"""FIFOs between what Slurm calls and the bridge: one for requests, a few that are ready for answers, and those in use.
 
-Lua can make no FIFO and open no socket, and a process for each call costs more than the call. So the bridge keeps
-FIFOs ready, `slots/N`. Who calls renames one to `calls/N.FUNCTION.JOB`, which one caller succeeds in; writes that name
-and its words as one line into `requests`; and reads the answer. Two callers never have one name but for the same call
-of the same job, which is a repeat. Where the bridge ends, the reader finds the end of the file and asks the next one: a
-bridge that starts opens and removes what was left, which wakes whoever waits to open or to read.
+Lua can make no FIFO and open no socket, nor can a shell, and a process for each call costs more than the call. So the
+bridge keeps FIFOs ready, `slots/N`. Who calls renames one to `calls/N.FUNCTION.JOB`, which one caller succeeds in;
+writes that name and its words as one line into `requests`; and reads the answer. Two callers never have one name but
+for the same call of the same job, which is a repeat. Where the bridge ends, the reader finds the end of the file and
+asks the next one: a bridge that starts opens and removes what was left, which wakes whoever waits to open or to read.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from replica.values import SCRIPT_BYTES_MAX
 LOGGER = logging.getLogger(__name__)
 
 SLOTS: Final = 64
-"""FIFOs that are ready, count; as in burst_buffer.lua. One is taken for as long as a request is on its way."""
+"""FIFOs that are ready, count; as in what Slurm calls. One is taken for as long as a request is on its way."""
 
 REQUEST_BYTES_MAX: Final = 4096
-"""Bytes of one request: what a pipe takes in one piece; as in burst_buffer.lua."""
+"""Bytes of one request: what a pipe takes in one piece; as in burst_buffer.lua and dw_wlm_cli."""
 
 ABANDONED_S: Final = 15.0
 """Seconds after which a FIFO without a request is of a caller that was ended."""
@@ -148,7 +148,8 @@ class Fifos:
             return ""
         with open(descriptor, "rb") as file:
             path.unlink(missing_ok=True)
-            return file.read(SCRIPT_BYTES_MAX + 2).decode("utf-8", "surrogateescape")
+            # What Slurm makes of a script with its symbols replaced ends in a zero byte.
+            return file.read(SCRIPT_BYTES_MAX + 2).rstrip(b"\0").decode("utf-8", "surrogateescape")
 
     # Answers
 

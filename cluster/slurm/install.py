@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.slurm import helper_text, script_text
+from cluster.slurm import RUN, programs, script_text
 from cluster.slurm.checks import (
     OTHER_TIMEOUT_S,
     PERSISTENT_FLAG,
@@ -75,7 +75,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     conf: Path
     """The directory of slurm.conf."""
     programs: Path
-    """Where dw_wlm_cli and dwstat are put (datawarp)."""
+    """Where dw_wlm_cli, dwstat and what they start are put (datawarp)."""
     units: Path
     run: Path
     """Where the bridge has its files and its socket."""
@@ -134,8 +134,8 @@ def contents(layout: Layout, slurm: SlurmSettings) -> dict[Path, Content]:
     if layout.plugin == "lua":
         made[layout.conf / SCRIPT] = Content(script_text(layout.run).encode(), _READABLE)
     else:
-        program = Content(helper_text(layout.run).encode(), _EXECUTABLE)
-        made |= dict.fromkeys(layout.named_programs.values(), program)
+        for name, text in programs(layout.run).items():
+            made[layout.programs / name] = Content(text.encode(), _EXECUTABLE)
     conf = buffer_conf(layout.conf, layout.plugin)
     ours = {one.path: one.sha256 for one in _manifest(layout.conf).files}
     digest = _digest(conf)
@@ -417,7 +417,7 @@ def _manifest(conf: Path) -> Manifest:
 
 _NAMES: Final = frozenset(
     {
-        *(FRAGMENT, UNIT, SCRIPT, "dw_wlm_cli", "dwstat", "burst_buffer.conf"),
+        *(FRAGMENT, UNIT, SCRIPT, *programs(RUN), "burst_buffer.conf"),
         *(f"burst_buffer_{plugin}.conf" for plugin in ("lua", "datawarp")),
     }
 )

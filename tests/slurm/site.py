@@ -18,7 +18,7 @@ from pathlib import Path
 from cluster.client import Client
 from cluster.schemas import operations as ops
 from cluster.schemas.jobs import JobView
-from cluster.slurm import helper_text, script_text
+from cluster.slurm import programs, script_text
 from tests.account import KNOWN
 from tests.benchmarks.users.slurm import SlurmSite, missing
 from tests.faults.local_cluster import REPLICAS, LocalCluster, RunFailed
@@ -95,10 +95,9 @@ class Site(Submitted):
 
     def _write_helpers(self) -> None:
         """Write what Slurm runs, with the line that `install` writes, behind gates."""
-        text = helper_text(self.run)
         self.gates.make()
         self._helpers.mkdir(exist_ok=True)
-        for name in ("dw_wlm_cli", "dwstat"):
+        for name, text in programs(self.run).items():
             path = self._helpers / name
             if self._gated:
                 self.gates.program(path, text)

@@ -82,8 +82,7 @@ function calls.setup(job, uid, gid, pool, size, script)
   local text = file and file:read(SCRIPT_BYTES_MAX + 2) or ""
   if file then file:close() end
   if not file or #text > SCRIPT_BYTES_MAX + 1 then return slurm.ERROR, "the job's script cannot be read, or is too long" end
-  -- What Slurm makes of a script with its symbols replaced ends in a zero byte.
-  return ask("setup", { job, uid, gid, pool, size }, (text:gsub("%z+$", "")))
+  return ask("setup", { job, uid, gid, pool, size }, text)
 end
 
 -- From 24.05 on there are five arguments, and somebody who asks again.

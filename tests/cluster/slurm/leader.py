@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from pathlib import Path
 from typing import Any
 
 from cluster.client import ApiError
 from cluster.schemas import JobTransfersView, TransferView, WhyView
 from cluster.schemas import guests as g
 from cluster.schemas import operations as ops
+from cluster.slurm import programs
 from replica.grammar import DirectiveRefused, read_guest_request
 
 GRAIN = 2**20
+PYTHON = "#!/usr/bin/python3"
+
 NEVER_RAN = ("waiting", "set-up", "staging-in", "stage-in-failed", "staged-in")
+
+
+def put_programs(directory: Path, run: Path, shell: str = "/bin/sh") -> Path:
+    """Write what burst_buffer/datawarp calls for a bridge in `run`, with interpreters of this machine; return
+    dw_wlm_cli.
+    """
+    for name, text in programs(run).items():
+        path = directory / name
+        path.write_text(text.replace(PYTHON, f"#!{sys.executable}", 1).replace("#!/bin/sh", f"#!{shell}", 1))
+        path.chmod(0o755)
+    return directory / "dw_wlm_cli"
 
 
 class LeaderDouble:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,14 +19,14 @@ from cluster.agent.files.paths import VARIABLES as INSIDE
 from cluster.client import Client
 from cluster.schemas import TransferView
 from cluster.schemas.guests import GuestView
-from cluster.slurm import RUN, fifos, helper_text, script_text
+from cluster.slurm import fifos, script_text
 from cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, keep_token, report_served
 from cluster.slurm.fifos import SLOTS
-from cluster.slurm.files import BELIEVED_S, VARIABLES, DirectoryRefused, Files, uptime_s
+from cluster.slurm.files import VARIABLES, DirectoryRefused, Files, uptime_s
 from cluster.slurm.slurmctld import Looked
 from cluster.system import SystemClock
 from tests.cluster.harness import story, until
-from tests.cluster.slurm.leader import GRAIN, LeaderDouble
+from tests.cluster.slurm.leader import GRAIN, LeaderDouble, put_programs
 from tests.fuzzing.guests import interpreters
 
 VALIDATE_TIMEOUT_S = 5
@@ -164,14 +162,13 @@ async def test_a_call_outlives_the_bridge_that_it_asked(host: Host) -> None:
 
 
 @story
-async def test_a_call_of_a_bridge_that_ends_before_it_names_a_fifo_is_asked_again(host: Host) -> None:
+async def test_a_call_of_a_bridge_that_ends_before_it_names_a_fifo_is_asked_again(host: Host, tmp_path: Path) -> None:
     host.leader.hold.add("staging-in")
     async with host.bridge():
         await host.set_up()
-        helper = host.run / "dw_wlm_cli"
-        helper.write_text(helper_text(host.run))
+        program = put_programs(tmp_path, host.run)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-IS", str(helper), "--function", "data_in", "--token", "42", stdout=subprocess.PIPE
+            str(program), "--function", "data_in", "--token", "42", stdout=subprocess.PIPE
         )
         # From here on a quarter of a second is left until the FIFO.
         await until(lambda: ("stage_in_guest", "42") in host.leader.asked)
@@ -189,7 +186,7 @@ async def test_more_callers_than_slots_each_have_their_own_answer(host: Host) ->
         for job in waiting:
             await host.set_up(job)
         processes = [await host.start("data_in", job, str(host.script)) for job in waiting]
-        await until(lambda: len(host.waiting()) == len(waiting))
+        await until(lambda: {("stage_in_guest", job) for job in waiting} <= set(host.leader.asked))
         asked = [await host.start("get_status", str(job)) for job in range(10)]
         for job, process in enumerate(asked):
             assert await host.end_of(process) == (0, f"job {job}: Forebay has no buffer of it\n")
@@ -450,68 +447,6 @@ def test_a_word_that_is_there_or_a_state_that_is_not_is_left_alone(tmp_path: Pat
 
 
 @story
-async def test_dw_wlm_cli_accepts_jobs_without_a_bridge_where_the_site_says_so(host: Host, tmp_path: Path) -> None:
-    async with host.bridge(away="accept"):
-        pass
-    (tmp_path / "dw_wlm_cli").write_text(helper_text(host.run))
-    words = ("--function", "job_process", "--job", str(host.script))
-    for name in ("pools.json", "site.json"):
-        known = json.loads((host.run / name).read_text())
-        (host.run / name).write_text(json.dumps({**known, "until": uptime_s() - 0.01}))
-    command = [sys.executable, "-I", "-S", str(tmp_path / "dw_wlm_cli"), *words]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "job_file_valid True\n")
-
-
-@story
-async def test_dw_wlm_cli_and_dwstat_answer_as_slurm_s_plugin_reads_them(host: Host, tmp_path: Path) -> None:
-    for name in ("dw_wlm_cli", "dwstat"):
-        text = helper_text(host.run)
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-
-    async def asked(name: str, *words: str) -> tuple[int, str]:
-        command = [sys.executable, "-I", "-S", str(tmp_path / name), *words]
-        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout
-
-    async def function(name: str, *words: str) -> tuple[int, str]:
-        return await asked("dw_wlm_cli", "--function", name, *words)
-
-    job = ("--token", "42", "--job", str(host.script))
-    async with host.bridge():
-        code, text = await function("pools")
-        assert (code, json.loads(text)["pools"][0]["free"]) == (0, 64)
-        assert await function("show_sessions") == (0, '{"sessions": []}\n')
-        assert await function("job_process", "--job", str(host.script)) == (0, "job_file_valid True\n")
-        capacity = ("--caller", "SLURM", "--user", UID, "--groupid", UID, "--capacity", "fast:8MiB")
-        assert await function("setup", *job, *capacity) == (0, "")
-        assert await function("data_in", *job) == (0, "")
-        assert await function("real_size", "--token", "42") == (0, "")
-        assert await function("paths", *job, "--pathfile", str(tmp_path / "env")) == (0, "")
-        assert "DW_JOB_STRIPED=" in (tmp_path / "env").read_text()
-        # Pools are files that are renewed now and then.
-        await until(lambda: json.loads((host.run / "pools.json").read_text())["pools"][0]["free"] == 56)
-        for words in ((), ("pools",)):
-            table = [line.split() for line in (await asked("dwstat", *words))[1].splitlines()]
-            assert table == [["pool", "units", "quantity", "free", "gran"], ["fast", "bytes", "64MiB", "56MiB", "1MiB"]]
-        table = [line.split() for line in (await asked("dwstat", "sessions"))[1].splitlines()]
-        assert table[0] == ["sess", "state", "token", "creator", "owner", "created", "expiration", "nodes"]
-        assert table[1][1:5] == ["CA---", "42", "SLURM", UID] and table[1][6:] == ["never", "0"]
-        number = table[1][0]
-        table = [line.split() for line in (await asked("dwstat", "instances"))[1].splitlines()]
-        assert table[1] == [number, "CA---", number, "8MiB", "1", "42"]
-        table = [line.split() for line in (await asked("dwstat", "configurations"))[1].splitlines()]
-        assert table[1] == [number, "CA---", number, "scratch", "stripe", "0"]
-        assert (await asked("dwstat", "42"))[1].startswith("job 42: staged-in")
-        for name in ("pre_run", "post_run", "data_out"):
-            assert await function(name, *job) == (0, ""), name
-        assert await function("teardown", *job, "--hurry") == (0, "")
-        assert await function("paths", *job, "--pathfile", str(tmp_path / "env")) == (1, "No matching session\n")
-        assert (await asked("dwstat", "42"))[1].startswith("job 42: over")
-
-
-@story
 async def test_dw_wlm_cli_refuses_what_no_setup_could_have_whatever_word_lua_sites_have(host: Host) -> None:
     async with host.bridge() as bridge:
         for line, sentence in (
@@ -534,48 +469,6 @@ async def test_dw_wlm_cli_refuses_what_no_setup_could_have_whatever_word_lua_sit
         line = "#DW jobdw pool=fast capacity=8MiB access_mode=striped type=scratch"
         word, text = await bridge._calls.perform("job_process", [], f"#!/bin/sh\n{line}\ntrue\n")
         assert word == "fail" and "line 2, column" in text and "the pool fast is out of service" in text
-
-
-@story
-async def test_while_no_bridge_runs_dw_wlm_cli_says_so_at_once_and_nothing_is_free(host: Host, tmp_path: Path) -> None:
-    def asked(name: str, *words: str) -> tuple[int, str]:
-        (tmp_path / name).write_text(helper_text(host.run))
-        command = [sys.executable, "-I", "-S", str(tmp_path / name), *words]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-        return done.returncode, done.stdout
-
-    words = ("--function", "job_process", "--job", str(host.script))
-    code, text = asked("dw_wlm_cli", *words)
-    assert (code, text.split(" (")[0]) == (1, "the buffer is not available on this host")
-    async with host.bridge():
-        pass
-    # A bridge that stands still: its socket is there, and nobody answers.
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(host.run / "socket"))
-    listener.listen()
-    known = json.loads((host.run / "pools.json").read_text())
-    for until_s in (uptime_s() + BELIEVED_S, uptime_s() - 0.01):
-        (host.run / "pools.json").write_text(json.dumps({**known, "until": until_s}))
-        began_s = uptime_s()
-        code, text = asked("dw_wlm_cli", *words)
-        assert code == 1 and text.startswith("the buffer is not available on head1 (bridge not running since ")
-        assert uptime_s() < began_s + VALIDATE_TIMEOUT_S
-    code, text = asked("dw_wlm_cli", "--function", "pools")
-    assert code == 0
-    assert json.loads(text)["pools"] == [
-        {"id": "fast", "quantity": 64, "granularity": GRAIN, "free": 0, "units": "bytes"}
-    ]
-    assert asked("dwstat", "42")[0] == 1
-    listener.close()
-
-
-def test_the_helper_is_one_file_that_any_python_since_3_6_reads() -> None:
-    import ast
-
-    text = helper_text(RUN)
-    ast.parse(text, feature_version=(3, 6))
-    assert text.startswith("#!/usr/bin/python3 -IS\n")
-    assert shutil.which("python3")
 
 
 @story

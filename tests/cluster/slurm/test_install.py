@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import re
 import signal
 import stat
 import subprocess
@@ -128,10 +129,10 @@ def test_scripts_and_unit_file_have_the_paths_of_this_host(host: SlurmHost) -> N
     assert "RuntimeDirectory" not in unit and f"-{host.root}/run" in unit
     programs = list(host.layout.programs.iterdir()) if host.layout.plugin == "datawarp" else []
     assert host.layout.programs.exists() is (host.layout.plugin == "datawarp")
-    assert {program.name for program in programs} == ({"dw_wlm_cli", "dwstat"} if programs else set())
+    assert {program.name for program in programs} == ({"dw_wlm_cli", "dwstat", "forebay-bb"} if programs else set())
     for program in programs:
         assert stat.S_IMODE(program.stat().st_mode) == 0o755
-        assert f'\nRUN = "{host.root}/run"\n' in program.read_text()
+        assert re.search(rf"^RUN ?= ?[\"']?{host.root}/run[\"']?( |$)", program.read_text(), re.MULTILINE)
     if host.layout.plugin == "lua":
         script = (host.conf / "burst_buffer.lua").read_text()
         assert f'\nlocal RUN = "{host.root}/run"\n' in script

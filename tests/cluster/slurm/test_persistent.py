@@ -6,16 +6,14 @@ import asyncio
 import os
 import pwd
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from cluster.slurm import helper_text
 from cluster.slurm.files import PERSISTENT_ID
 from tests.cluster.harness import story
-from tests.cluster.slurm.leader import GRAIN
+from tests.cluster.slurm.leader import GRAIN, put_programs
 from tests.cluster.slurm.test_bridge import UID, Host
 from tests.cluster.slurm.test_sessions import shown, tokens
 
@@ -29,11 +27,10 @@ def host(tmp_path: Path) -> Host:
 
 @pytest.fixture
 def asked(host: Host, tmp_path: Path) -> Asked:
-    program = tmp_path / "dw_wlm_cli"
-    program.write_text(helper_text(host.run))
+    program = put_programs(tmp_path, host.run)
 
     async def function(name: str, *words: str) -> tuple[int, str]:
-        command = [sys.executable, "-I", "-S", str(program), "--function", name, *words]
+        command = [str(program), "--function", name, *words]
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False, timeout=60)
         return done.returncode, done.stdout
 
@@ -117,7 +114,7 @@ async def test_what_cannot_be_made_is_given_up_and_says_why(host: Host, asked: A
         ("-t", "../x", "the name of a persistent buffer '../x' has a character"),
         ("-a", "private", "a persistent buffer is striped scratch, and private scratch was asked for"),
         ("-T", "cache", "a persistent buffer is striped scratch, and striped cache was asked for"),
-        ("-C", "fast:4N", "forebay-bb: create_persistent needs a name, a user, a pool and a size"),
+        ("-C", "fast:4N", "forebay: create_persistent needs a name, a user, a pool and a size"),
         ("-u", "4294967294", "this host knows no user with the number 4294967294"),
     ],
 )

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,11 @@ import pytest
 
 from cluster.schemas.guests import GuestView
 from cluster.slurm import files as module
-from cluster.slurm import helper_text
 from cluster.slurm.bridge import Bridge
 from cluster.slurm.files import LEAVING_S, LEFT_S, Files, Session, session_of
 from replica.operations import GuestPhase
 from tests.cluster.harness import story, until
-from tests.cluster.slurm.leader import GRAIN
+from tests.cluster.slurm.leader import GRAIN, put_programs
 from tests.cluster.slurm.test_bridge import UID, Host
 
 COUNTED = {
@@ -45,9 +42,7 @@ def guest(job: str, phase: str, epoch: int = 1) -> GuestView:
 
 def shown(run: Path, what: str) -> list[dict[str, Any]]:
     """Return what slurmctld is told, as it would ask."""
-    program = run.parent / "dw_wlm_cli"
-    program.write_text(helper_text(run))
-    command = [sys.executable, "-I", "-S", str(program), "--function", f"show_{what}"]
+    command = [str(put_programs(run.parent, run)), "--function", f"show_{what}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     [(name, rows)] = json.loads(done.stdout).items()
     assert name == what
@@ -168,11 +163,10 @@ async def test_who_finds_pools_of_a_bridge_that_starts_finds_its_sessions(host: 
 
 def test_before_any_bridge_ran_neither_pools_nor_sessions_are_an_answer(tmp_path: Path) -> None:
     # Slurm's plugin keeps its books where it can read no pools, and not where it can read no sessions.
-    program = tmp_path / "dw_wlm_cli"
-    program.write_text(helper_text(tmp_path))
+    program = put_programs(tmp_path, tmp_path)
     for what in ("pools", "show_sessions", "show_instances", "show_configurations"):
         done = subprocess.run(
-            [sys.executable, "-I", "-S", str(program), "--function", what],
+            [str(program), "--function", what],
             capture_output=True, text=True, check=False, timeout=60,
         )  # fmt: skip
         assert done.returncode == 1 and not done.stdout.startswith("{"), what
@@ -229,16 +223,15 @@ async def test_a_teardown_whose_caller_was_ended_is_there_for_slurm_to_call_agai
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LEFT_S", 0.0)
-    program = host.run.parent / "dw_wlm_cli"
-    program.write_text(helper_text(host.run))
-    words = ("-I", "-S", str(program), "--function", "teardown", "--token", "42", "--job", str(host.script))
+    program = str(put_programs(host.run.parent, host.run))
+    words = ("--function", "teardown", "--token", "42", "--job", str(host.script))
     async with host.bridge() as bridge:
         assert await host.set_up() == (0, "")
         for is_slow in (False, True):
             host.leader.guests["42"] |= {"phase": "staging-out"}
             await until(lambda: tokens(host.run) == ["42"])
             host.leader.hold = {"teardown"}
-            asking = await asyncio.create_subprocess_exec(sys.executable, *words)
+            asking = await asyncio.create_subprocess_exec(program, *words)
             await until(lambda: host.leader.asked[-1] == ("tear_down_guest", "42"))
             if is_slow:  # it reads a FIFO by then
                 await until(lambda: len(host.waiting()) == 1)
@@ -250,7 +243,7 @@ async def test_a_teardown_whose_caller_was_ended_is_there_for_slurm_to_call_agai
             assert tokens(host.run) == ["42"]
             host.leader.asked.append(("", ""))
         host.leader.hold = set()
-        again = await asyncio.create_subprocess_exec(sys.executable, *words)
+        again = await asyncio.create_subprocess_exec(program, *words)
         assert await again.wait() == 0
         await _listed_anew(bridge, host, [])
 
@@ -258,15 +251,12 @@ async def test_a_teardown_whose_caller_was_ended_is_there_for_slurm_to_call_agai
 def test_who_may_not_ask_the_bridge_hears_so_and_does_not_wait() -> None:
     is_root = os.geteuid() == 0
     with tempfile.TemporaryDirectory() as directory:
-        run, program = Path(directory) / "run", Path(directory) / "dw_wlm_cli"
+        run = Path(directory) / "run"
         run.mkdir(mode=0o700 if is_root else 0)
-        program.write_text(helper_text(run))
+        program = put_programs(Path(directory), run)
         Path(directory).chmod(0o755)
-        # root's own interpreter may lie where others cannot run it.
-        python = shutil.which("python3", path="/usr/bin:/usr/local/bin") if is_root else sys.executable
-        assert python is not None
         done = subprocess.run(
-            [python, "-I", "-S", str(program), "--function", "teardown", "--token", "42"],
+            [str(program), "--function", "teardown", "--token", "42"],
             capture_output=True, text=True, check=False, timeout=60, user=65534 if is_root else None, cwd="/",
         )  # fmt: skip
         run.chmod(0o700)
