@@ -35,7 +35,9 @@ class Metrics:
             "forebay_slurm_looks", "Comparisons of Slurm's jobs and Forebay's guests, by outcome.", "outcome"
         )
         self.forgotten = self._counter(
-            "forebay_slurm_guests_forgotten", "Guests that Slurm did not know any more, by what became of them.", "end"
+            "forebay_slurm_guests_forgotten",
+            "Guests that Slurm knew or asked nothing more of, by what became of them.",
+            "end",
         )
         self.missed = Counter(
             "forebay_slurm_guests_missed",

@@ -2,8 +2,8 @@
 
 Nothing is done in one look, and nothing while slurmctld does not answer. A guest that Slurm did not know in two looks,
 or whose job was over in two and its buffer not torn down, is torn down with the reason, which parks it where it has
-results that are not exported. A buffer that Slurm believes
-to be staged in two looks, and that is no guest, is said to the leader once, and counted.
+results that are not exported. One whose run had ended for Slurm in two looks, and not here, has its results exported.
+A buffer that Slurm believes to be staged in two looks, and that is no guest, is said to the leader once, and counted.
 """
 
 from __future__ import annotations
@@ -34,6 +34,12 @@ SETTLED: Final = frozenset({"none", "over", "lingering", "parked", "teardown", "
 BELIEVED: Final = frozenset({"staged-in", "pre-run", "running", "post-run", "staging-out"})
 """States of Slurm's buffers that need something here."""
 
+RUN_ENDED: Final = frozenset({"post-run", "staging-out"})
+"""States of Slurm's buffers whose jobs' runs have ended."""
+
+NOT_EXPORTED: Final = frozenset({"running", "post-run"})
+"""Phases of guests that ran, and whose results nobody has asked for."""
+
 FORGOTTEN: Final = "slurmctld does not know the job, in two looks a minute apart"
 
 LEFT: Final = "slurmctld has not torn down the buffer of a job that is over, in two looks a minute apart"
@@ -53,6 +59,9 @@ class Reconciler:
         self._metrics = metrics
         self._ask = ask
         self._unknown: dict[tuple[str, int], str] = {}
+        self._unasked: frozenset[tuple[str, int]] = frozenset()
+        self._exported: frozenset[str] = frozenset()
+        """Jobs whose results were exported though Slurm had not asked, while it still counts their buffers."""
         self._missed: frozenset[str] = frozenset()
         self._reported: frozenset[str] = frozenset()
         self._said = ""
@@ -88,6 +97,12 @@ class Reconciler:
             for one in listed.guests
             if one.phase not in SETTLED and (one.job not in looked.jobs or one.job in looked.over)
         }
+        unasked = frozenset(
+            (one.job, one.epoch)
+            for one in listed.guests
+            if one.phase in NOT_EXPORTED and looked.buffers.get(one.job) in RUN_ENDED and one.job not in looked.over
+        )
+        unasked_again, self._unasked = unasked & self._unasked, unasked
         known = {one.job for one in listed.guests}
         missed = frozenset(
             job
@@ -97,10 +112,14 @@ class Reconciler:
         self._metrics.differ(len(unknown), len(missed))
         again = {guest: reason for guest, reason in unknown.items() if guest in self._unknown}
         self._unknown = unknown
+        self._exported &= looked.buffers.keys()
+        missed -= self._exported
         missed_again, self._missed = missed & self._missed, missed
         self._reported &= missed
         for (job, epoch), reason in sorted(again.items()):
             await self._forget(job, epoch, reason)
+        for job, epoch in sorted(unasked_again):
+            await self._export(job, epoch)
         for job in sorted(missed_again - self._reported):
             await self._miss(job, looked.buffers[job])
 
@@ -111,6 +130,17 @@ class Reconciler:
         guest = await self._leader.call(operations.TEAR_DOWN_GUEST, request, job=job, deadline_s=CALL_S)
         LOGGER.warning("job %s: %s; its buffer is %s", job, reason, guest.phase)
         self._metrics.forgotten.labels("parked" if guest.phase == "parked" else "removed").inc()
+
+    async def _export(self, job: str, epoch: int) -> None:
+        """Have a job's results exported, as Slurm would: what it asks for later is done then."""
+        request = g.GuestCommand(command_id=new_command_id(self._clock), cluster=self._cluster, epoch=epoch)
+        guest = await self._leader.call(operations.STAGE_OUT_GUEST, request, job=job, deadline_s=CALL_S)
+        LOGGER.warning(
+            "job %s: its run has ended for slurmctld, which in two looks a minute apart has not asked for its results; "
+            "they are exported, and its buffer is %s", job, guest.phase,
+        )  # fmt: skip
+        self._exported |= {job}
+        self._metrics.forgotten.labels("exported").inc()
 
     async def _miss(self, job: str, state: str) -> None:
         request = g.MissGuestRequest(command_id=new_command_id(self._clock), cluster=self._cluster, state=state)

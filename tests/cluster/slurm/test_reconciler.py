@@ -76,6 +76,26 @@ async def test_a_buffer_that_slurm_has_not_torn_down_for_two_looks_after_its_job
 
 
 @story
+@pytest.mark.parametrize("phase", list(GuestPhase))
+@pytest.mark.parametrize("state", ["staged-in", "running", "post-run", "staging-out", "teardown"])
+async def test_results_that_slurm_has_not_asked_for_in_two_looks_after_the_run_are_exported(
+    phase: GuestPhase, state: str
+) -> None:
+    books, ended = Books(), Looked(frozenset({"42"}), {"42": state})
+    books.guest(phase.value)
+    await books.looks(ended, WITH_BUFFER, ended)
+    assert ("stage_out_guest", "42") not in books.leader.asked
+    await books.looks(ended)
+    exported = state in ("post-run", "staging-out") and phase.value in ("running", "post-run")
+    assert (("stage_out_guest", "42") in books.leader.asked) is exported
+    assert books.leader.forgotten == []
+    # Slurm goes on counting the buffer, which is over here: nobody misses it.
+    del books.leader.guests["42"]
+    await books.looks(ended, ended, ended)
+    assert (books.leader.missed == []) is (exported or state == "teardown")
+
+
+@story
 @pytest.mark.parametrize("between", [WITH_BUFFER, PENDING, "slurmctld does not answer"])
 async def test_one_look_never_suffices_and_silence_is_no_look(between: Looked | str) -> None:
     books = Books()
