@@ -64,14 +64,18 @@ POINTS_MAX = 64
 POINT_REVISIONS = 1024
 """Revisions between two states that are kept at first; doubled each time that they are thinned out."""
 
-IMAGES_MAX = 64
-"""States kept on the disk beside the index, count, for questions after a restart."""
+IMAGES_BYTES_MAX = 1024**3
+"""States kept on the disk beside the index, bytes: of ten thousand jobs each, so many that none of ten million events
+is further than a second's folding from one."""
+
+IMAGES_SHARE = 0.75
+"""What is left of so many bytes when they are thinned out: those that stood closest go."""
 
 IMAGE_REVISIONS = 16_384
-"""Revisions between two of those at first, half a second of folding; doubled each time that they are thinned out."""
+"""Revisions between two of those as they are written, half a second of folding."""
 
-JOBS_PER_REVISION = 0.25
-"""Jobs of a state that take as long to write or read as a revision takes to follow."""
+JOBS_PER_REVISION = 0.4
+"""Jobs of a state that take as long to write or read as a revision takes to follow, with room: it is 1.5."""
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
@@ -119,7 +123,7 @@ class Follower:
         self._points: list[Point] = []
         self._stride = POINT_REVISIONS
         self._images = images
-        self._imaged = self._image_stride = IMAGE_REVISIONS
+        self._imaged = IMAGE_REVISIONS
         self._begin()
 
     @property
@@ -199,13 +203,26 @@ class Follower:
         try:
             self._images.mkdir(mode=0o700, exist_ok=True)
             write_snapshot(self._images, Image(point.state, point.index, term, digest), disk=UnsyncedDisk())
-            there = sorted(name for one in self._images.iterdir() if (name := SnapshotName.parse(one.name)) is not None)
-            if len(there) > IMAGES_MAX:
-                for name in there[1::2]:
-                    (self._images / str(name)).unlink(missing_ok=True)
-                self._image_stride *= 2
+            self._thin(self._images)
         except (SnapshotFailed, OSError) as error:
             LOGGER.warning("a state of the past is not kept: %s", error)
+
+    def _thin(self, directory: Path) -> None:
+        """Remove states until there is room for more, and what is left is spread evenly over what was settled."""
+        there: list[tuple[int, int, Path]] = []
+        for name, path in sorted((name, one) for one in directory.iterdir() if (name := SnapshotName.parse(one.name))):
+            try:
+                there.append((self.ledger.row_at(name.index).revision, path.stat().st_size, path))
+            except LedgerBroken:
+                path.unlink(missing_ok=True)  # of a ledger that went on otherwise
+        size_bytes = sum(size for _, size, _ in there)
+        if size_bytes <= IMAGES_BYTES_MAX:
+            return
+        while size_bytes > IMAGES_SHARE * IMAGES_BYTES_MAX and len(there) > 2:
+            gaps = [after - before for (before, *_), (after, *_) in zip(there, there[2:], strict=False)]
+            _, size, path = there.pop(1 + gaps.index(min(gaps)))
+            path.unlink(missing_ok=True)
+            size_bytes -= size
 
     def images(self, *, first: int, last: int, least: int = 0) -> Iterator[Point]:
         """Yield the states on the disk of entries `first` to `last` that stand on this ledger, newest first.
@@ -245,7 +262,7 @@ class Follower:
                 self.jobs.begin_anew()
             self._position, start = self.jobs.position, Point(0, EMPTY)
         self._reached = start
-        self._imaged = self._position.revision + self._image_stride
+        self._imaged = self._position.revision + IMAGE_REVISIONS
         self.keep(start)
 
     def _is_of_this_ledger(self, position: Position) -> bool:
@@ -296,7 +313,7 @@ class Follower:
             self.keep(self._reached)
         if notes and state.revision >= self._imaged:
             self._save(self._reached, entry.term, entry.digest)
-            self._imaged = int(state.revision + max(self._image_stride, len(state.jobs) / JOBS_PER_REVISION))
+            self._imaged = int(state.revision + max(IMAGE_REVISIONS, len(state.jobs) / JOBS_PER_REVISION))
 
     def _settle(self, state: State, batch: Batch) -> State:
         """Return the state after a batch; note where each job stands after each command that concerns it.

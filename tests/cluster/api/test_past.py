@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import tempfile
 from collections.abc import Callable, Sequence
@@ -161,7 +162,7 @@ class Indexed(WholeHistories):
         chance = random.Random(len(self.world.ledger))  # a test's, drawn by the history's length
         with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
             patch.setattr("cluster.api.past.follower.IMAGE_REVISIONS", 5)
-            patch.setattr("cluster.api.past.follower.IMAGES_MAX", 4)
+            patch.setattr("cluster.api.past.follower.IMAGES_BYTES_MAX", 8_000)
             patch.setattr("cluster.api.past.follower.JOBS_PER_REVISION", 100)
             patch.setattr("cluster.api.past.questions.JOBS_PER_REVISION", 100)
             replica = Replica(Path(directory))
@@ -326,7 +327,7 @@ def test_states_are_kept_on_the_disk_for_questions_after_a_restart(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cluster.api.past.follower.IMAGE_REVISIONS", 3)
-    monkeypatch.setattr("cluster.api.past.follower.IMAGES_MAX", 4)
+    monkeypatch.setattr("cluster.api.past.follower.IMAGES_BYTES_MAX", 8_000)
     monkeypatch.setattr("cluster.api.past.follower.JOBS_PER_REVISION", 100)
     replica.kill()
     replica.restarted()
@@ -335,7 +336,11 @@ def test_states_are_kept_on_the_disk_for_questions_after_a_restart(
     replica.check()
     replica.follower.write()
     states = replica.directory / "index" / "states"
-    assert 2 <= len(list(states.iterdir())) <= 4
+    kept = sorted(name.index for one in states.iterdir() if (name := SnapshotName.parse(one.name)))
+    assert sum(one.stat().st_size for one in states.iterdir()) <= 8_000
+    # Evenly spread, from the first to the newest, whatever was removed in between.
+    assert kept[0] == 3 and replica.state.revision - kept[-1] < 6
+    assert max(after - before for before, after in itertools.pairwise(kept)) <= 9
     replica.kill()
     # All before the first of them can no longer be decoded: what is asked about behind it does not read it.
     first = min(SnapshotName.parse(one.name) or SnapshotName(0, 0) for one in states.iterdir()).index
