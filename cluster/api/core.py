@@ -22,7 +22,7 @@ from cluster.api import (
     pools,
     transfers,
 )
-from cluster.api.service import Call, Route, Service, is_long
+from cluster.api.service import Call, Handler, Route, Service, is_long
 from cluster.api.web import (
     CommandAsker,
     Prepared,
@@ -37,6 +37,7 @@ from cluster.api.web import (
 from cluster.api.web.exchange import Asked
 from cluster.providers import CALLS_MAX
 from cluster.schemas import OPERATIONS, BulkCommand, SubmitCommand
+from cluster.schemas import operations as ops
 from cluster.security import Identity, PeerCertificate
 from cluster.server import Settled
 from replica.messages import SubmitJob
@@ -76,6 +77,13 @@ if ROUTES.keys() != OPERATIONS.keys():
     raise AssertionError(f"operations without a handler, or the reverse: {ROUTES.keys() ^ OPERATIONS.keys()}")
 
 
+def handler_of(asked: Asked) -> Handler:
+    """Return who answers: from a state of the past, where the query names a moment."""
+    if "at" in asked.query and asked.operation is not ops.EXPLAIN_JOB:
+        return history.answer_then
+    return ROUTES[asked.operation.name].handler
+
+
 class LocalCore:
     """The core as doors in its own process call it; those of other processes are served by it too."""
 
@@ -111,7 +119,7 @@ class LocalCore:
     async def respond(self, asked: Asked) -> Response | Stream:
         operation = asked.operation
         try:
-            outcome = await ROUTES[operation.name].handler(Call(self.service, asked))
+            outcome = await handler_of(asked)(Call(self.service, asked))
         except (Problem, Redirect):
             raise
         except (StorageFailed, BrokenInvariant) as error:

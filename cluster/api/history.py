@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from cluster.api.past import NO_JOB, Explained, HistorianBusy, HistorianLate, Record, Records
+import msgspec
+
+from cluster.api.past import NO_JOB, Explained, HistorianBusy, HistorianLate, Record, Records, Unanswered
 from cluster.api.privacy import Recorded, check_sight, check_sight_of
 from cluster.api.render import (
     actor_words,
@@ -17,12 +19,13 @@ from cluster.api.render import (
 from cluster.api.service import Call, Reply, encoded, handles
 from cluster.api.web import Problem, bad, denied, too_busy, too_many, unknown_job
 from cluster.eventloop import Work, paced
-from cluster.schemas import HistoryAnswer, HistoryRow, WhyView
+from cluster.schemas import ErrorView, HistoryAnswer, HistoryRow, WhyView
 from cluster.schemas import operations as ops
 from cluster.security import Role
 from cluster.system import format_instant, parse_instant
 from replica.messages import Batch, Entry, Event, JobSubmitted
 from replica.messages.events import GuestSetUp
+from replica.model import private_data
 from replica.state import State
 from replica.values import NEVER, Instant
 from wal import decode_batch
@@ -61,6 +64,38 @@ async def show_job_history(call: Call[None]) -> Reply[HistoryAnswer]:
     return Reply(state.revision, answer)
 
 
+async def answer_then(call: Call[None]) -> Reply[None]:
+    """Answer a read from the state of the moment that its query names; Problem."""
+    state = await call.state()
+    revision, at = _moment(call, state)
+    query = {name: text for name, text in call.query.items() if name not in ("at", "stale")}
+    try:
+        found = await call.service.past.then(
+            call.identity, call.operation.name, call.params, query,
+            revision=revision, at=at, is_private=private_data(state.site),
+        )  # fmt: skip
+    except (HistorianBusy, HistorianLate) as error:
+        raise busy(error) from error
+    if isinstance(found, Unanswered):
+        raise _not_held(call, found, at)
+    if found.status >= 400:
+        view = msgspec.json.decode(found.content, type=ErrorView)
+        when = f" at revision {found.revision}" if found.status == 404 else ""
+        raise Problem(found.status, view.code, view.sentence + when, view.remedy, view.place)
+    return Reply(found.revision, content=found.content, content_type=found.content_type)
+
+
+def _not_held(call: Call[None], found: Unanswered, at: Instant) -> Problem:
+    when = f"revision {found.revision}" if found.revision else format_instant(at)
+    return Problem(
+        410,
+        "history_not_held",
+        f"{call.service.controller.name} cannot go back to {when}: {found.sentence}",
+        "ask another replica with stale=ok",
+        "query at",
+    )
+
+
 @handles(ops.EXPLAIN_JOB)
 async def explain_job(call: Call[None]) -> Reply[WhyView]:
     state = await call.state()
@@ -86,14 +121,7 @@ async def _explained(call: Call[None], state: State) -> Explained:
     if not isinstance(found, Explained):
         if found.kind == NO_JOB:
             raise unknown_job(found.sentence, "see its history")
-        when = f"revision {found.revision}" if found.revision else format_instant(at)
-        raise Problem(
-            410,
-            "history_not_held",
-            f"{call.service.controller.name} cannot go back to {when}: {found.sentence}",
-            "ask another replica with stale=ok",
-            "query at",
-        )
+        raise _not_held(call, found, at)
     if call.identity.role is Role.SCHEDULER and found.scheduler != call.identity.name:
         raise denied(f"{call.identity} may look at its own guests only", f"ask for {call.identity.name}:JOB")
     check_sight_of(call, state, found.view.job_id, found.user)

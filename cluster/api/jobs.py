@@ -36,7 +36,7 @@ from replica.decide import job_of_task, members
 from replica.messages import commands as c
 from replica.model import JobState, Tasks
 from replica.state import State
-from replica.values import Instant, Refusal
+from replica.values import NEVER, Instant, Refusal
 from replica.views import buffer_path, shared_destinations
 
 JOB_ID_MAX = 2**63 - 1
@@ -112,7 +112,10 @@ async def list_jobs(call: Call[None]) -> Reply[JobsAnswer]:
     known = await call.service.verdicts.known(state, shown_ids, work, reasons=True)
     async for job_id in paced(shown_ids if after is not None else reversed(shown_ids), work):
         rows.append(encoded(shown(call, state, job_view(state, job_id, known))))
-    return Reply(state.revision, JobsAnswer(revision=state.revision, jobs=tuple(rows), truncated=truncated))
+    answer = JobsAnswer(
+        revision=state.revision, jobs=tuple(rows), truncated=truncated, at=format_instant(call.service.then or NEVER)
+    )
+    return Reply(state.revision, answer)
 
 
 def _named(state: State, job: int, tasks: Tasks) -> tuple[int, ...]:

@@ -35,7 +35,8 @@ HIDDEN_DETAILS: dict[str, object] = {"comment": None, "mail_user": None}
 
 def only_user(call: Call[Any], state: State) -> str | None:
     """Return the one user whose buffers the caller may see, None where he may see everybody's."""
-    return call.identity.name if call.identity.role is Role.USER and private_data(state.site) else None
+    is_private = private_data(state.site) or call.service.is_private
+    return call.identity.name if call.identity.role is Role.USER and is_private else None
 
 
 def may_see(call: Call[Any], state: State, job_id: int) -> bool:

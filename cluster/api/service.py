@@ -58,7 +58,7 @@ from replica.fold import answer_to, is_forgotten, may_keep_answer
 from replica.messages import Command, Request, SubmitJob
 from replica.model import Tasks
 from replica.state import State
-from replica.values import MICROSECONDS_PER_SECOND, is_in_session
+from replica.values import MICROSECONDS_PER_SECOND, Instant, is_in_session
 
 COMMAND_AGE_S_MAX = 300
 """How long before the leader's clock a command id's time may be, seconds: more than any retry takes."""
@@ -221,11 +221,14 @@ def encoded(view: Any) -> Any:
     return msgspec.Raw(msgspec.json.encode(view))
 
 
+Handler = Callable[[Call[Any]], Awaitable[Reply[Any] | Stream]]
+
+
 class Route(NamedTuple):
     """An operation and who carries it out."""
 
     operation: Operation[Any, Any]
-    handler: Callable[[Call[Any]], Awaitable[Reply[Any] | Stream]]
+    handler: Handler
 
 
 def handles(
@@ -262,6 +265,10 @@ class Service:
         self.limits = UserLimits(
             controller.config.limits, controller.clock, state=lambda: self.controller.state, work=self.slices.work
         )
+        self.is_private = False
+        """Whether what is others' is private, whatever the state says that is answered from."""
+        self.then: Instant | None = None
+        """The moment of the past that is answered from, None: now."""
         self.past = Historian(controller)
         """Who is asked about the past: a process that is started with the replica, or with the first question."""
         self.metrics = Metrics(controller, self.past)

@@ -107,6 +107,8 @@ class JobsAnswer(Answer, frozen=True, kw_only=True):
 
     jobs: tuple[JobView, ...]
     truncated: bool = False
+    at: str | None = None
+    """When it was so; None for now."""
 
 
 class HistoryRow(View, frozen=True, kw_only=True):

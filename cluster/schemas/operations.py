@@ -69,6 +69,7 @@ JSON: Final = "application/json"
 TEXT: Final = "text/plain"
 EVENT_STREAM: Final = "text/event-stream"
 
+_THEN: Final = {"at": "how it was after a revision, or at a time, 2026-01-31T12:00:00Z; how it is if left out"}
 _STALE: Final = {"stale": "`ok`: answer at once from the replica that is asked, however old its state is"}
 _PARAMETER: Final = re.compile(r"\{([a-z_]+)\}")
 
@@ -141,10 +142,13 @@ def _get(
     query: Mapping[str, str] | None = None,
     *,
     stale: bool = True,
+    then: bool = False,
     **more: Any,
 ) -> Operation[None, Answered]:
-    """Return the row of a read; `stale`: whether any replica may be asked for what it knows."""
-    known = {**(query or {}), **(_STALE if stale else {})}
+    """Return the row of a read; `stale`: whether any replica may be asked for what it knows; `then`: whether one may
+    ask how it was at a moment of the past.
+    """
+    known = {**(query or {}), **(_THEN if then else {}), **(_STALE if stale else {})}
     return Operation(name, "GET", path, roles, lambda: NoneType, answer, summary, known, **more)
 
 
@@ -177,11 +181,11 @@ LIST_JOBS = _get("list_jobs", "/v1/jobs", PEOPLE, lambda: j.JobsAnswer,
         "job": "only this job, or these tasks: `12`, `12_3`, `12_[1-4]`; `12` is all tasks of an array",
         "after": "only jobs with a larger id, the smallest first: for reading all of them, page by page",
         "limit": f"at most so many jobs (default {JOBS_LISTED}, at most {JOBS_LISTED_MAX})",
-    })
+    }, then=True)
 SEND_COMMANDS = _write("send_commands", "POST /v1/commands", PEOPLE, lambda: r.BulkRequest, lambda: j.BulkAnswer,
     "Carry out many commands, in order; a refusal of one stops none of the others.")
 SHOW_JOB = _get("show_job", "/v1/jobs/{id}", PEOPLE, lambda: j.JobView,
-    "Show one job.")
+    "Show one job.", then=True)
 SHOW_JOB_HISTORY = _get("show_job_history", "/v1/jobs/{id}/history", _READERS, lambda: j.HistoryAnswer,
     "Show what happened to a job, oldest first, with its state and reason after each event.")
 EXPLAIN_JOB = _get("explain_job", "/v1/jobs/{id}/why", _READERS, lambda: j.WhyView,
@@ -271,7 +275,7 @@ RESET_USAGE = _write("reset_usage", "POST /v1/usage/reset", _OPERATORS,
 # Pools, buffers, the configuration
 
 LIST_POOLS = _get("list_pools", "/v1/pools", PEOPLE, lambda: j.PoolsAnswer,
-    "List pools with their derived free capacity.", tag="capacity")
+    "List pools with their derived free capacity.", tag="capacity", then=True)
 SET_POOL = _write("set_pool", "PUT /v1/pools/{name}", _OPERATORS, lambda: r.PoolRequest, lambda: j.PoolView,
     "Make or change a pool.", tag="capacity")
 ADD_POOL = _write("add_pool", "POST /v1/pools/{name}/add", _OPERATORS, lambda: c.PoolAddRequest, lambda: j.PoolView,
@@ -283,7 +287,8 @@ REMOVE_POOL = _write("remove_pool", "POST /v1/pools/{name}/remove", _OPERATORS,
     lambda: Command, lambda: c.PoolRemovedAnswer,
     "Remove a pool that nobody holds a part of or waits for; else refused with who does.", tag="capacity")
 LIST_PLACES = _get("list_places", "/v1/places", PEOPLE | _AGENTS, lambda: j.PlacesAnswer,
-    "List places: file systems that all nodes mount, with their movers and the pools that are there.", tag="capacity")
+    "List places: file systems that all nodes mount, with their movers and the pools that are there.",
+    tag="capacity", then=True)
 ADD_PLACE = _write("add_place", "POST /v1/places/{name}/add", _OPERATORS,
     lambda: c.PlaceAddRequest, lambda: j.PlacesAnswer,
     "Make a place of a file system that all nodes mount.", tag="capacity")
@@ -295,19 +300,19 @@ LIST_BUFFERS = _get("list_buffers", "/v1/buffers", PEOPLE, lambda: j.BuffersAnsw
     {
         "live": "`yes`: only buffers that hold or wait for something",
         "parked": "`yes`: only those of guests that were torn down with results which nobody has exported",
-    }, tag="capacity")
+    }, tag="capacity", then=True)
 CLEAR_PERSISTENT_BUFFER = _write("clear_persistent_buffer", "POST /v1/persistent/{name}/clear", _OPERATORS,
     lambda: r.ClearRequest, lambda: r.PersistentCleared,
     "Forget a persistent buffer that cannot be removed; with `discard` also one that is whole.", tag="capacity")
 SHOW_BURST = _get("show_burst", "/v1/burst", PEOPLE, lambda: b.BurstAnswer,
     "Show pools, settings, allocated buffers and their users, as `scontrol show burst` does.",
-    {"format": "`json`, or `text`: what `scontrol show burst` prints; json if left out"}, tag="capacity")
+    {"format": "`json`, or `text`: what `scontrol show burst` prints; json if left out"}, tag="capacity", then=True)
 SHOW_PROVIDER_STATUS = _get("show_provider_status", "/v1/bbstat", PEOPLE, lambda: b.ProviderStatus,
     "Ask the site's burst-buffer provider for its status, as `scontrol show bbstat` does.",
     {"arguments": "what the provider is asked, a JSON list of texts; nothing if left out"},
     stale=False, tag="capacity", slow=True)
 SHOW_CONFIGURATION = _get("show_configuration", "/v1/configuration", _OPERATORS, lambda: c.ConfigurationAnswer,
-    "Show the configuration of the site, with what is as by default.", tag="configuration")
+    "Show the configuration of the site, with what is as by default.", tag="configuration", then=True)
 CONFIGURE_SITE = _write("configure_site", "POST /v1/configuration", _OPERATORS,
     lambda: c.ConfigureRequest, lambda: c.ConfigurationAnswer,
     "Change the configuration: all of it in one entry, or nothing.", tag="configuration")
@@ -319,7 +324,7 @@ COMPARE_CONFIGURATION = _write("compare_configuration", "POST /v1/configuration/
 # Nodes and their agents, transfers
 
 LIST_NODES = _get("list_nodes", "/v1/nodes", PEOPLE, lambda: j.NodesAnswer,
-    "List nodes with the jobs that have something there.", tag="nodes")
+    "List nodes with the jobs that have something there.", tag="nodes", then=True)
 ADMIT_NODE = _write("admit_node", "POST /v1/nodes/{name}/admit", _OPERATORS, lambda: Command, lambda: j.AdmittedAnswer,
     "Let the agent of a node register that the cluster was not founded with.")
 DRAIN_NODE = _write("drain_node", "POST /v1/nodes/{name}/drain", _OPERATORS, lambda: r.DrainRequest, lambda: j.NodeView,

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 from msgspec.structs import replace
 
-from cluster.api.core import ROUTES
-from cluster.api.past.frames import NO_JOB, Explained, Progress, Record, Records, Unanswered
+from cluster.api.core import handler_of
+from cluster.api.moments import answered
+from cluster.api.past.frames import NO_JOB, AskThen, Explained, Progress, Record, Records, Then, Unanswered
 from cluster.api.render.jobs import why_view
 from cluster.api.render.reasons import Known
 from cluster.api.service import Call, Reply, Service
@@ -83,6 +84,28 @@ class Timeline:
         found = [record for batch, after in self._settled for record in records_of(job, batch, after)]
         return Records(0, tuple(found[:limit]), True)
 
+    def _state(self, revision: int, at: Instant) -> State:
+        states = [
+            after for batch, after in self._settled if (after.revision <= revision if revision else batch.at <= at)
+        ]
+        return states[-1] if states else EMPTY
+
+    async def then(
+        self,
+        who: Identity,
+        operation: str,
+        params: dict[str, str],
+        query: dict[str, str],
+        *,
+        revision: int,
+        at: Instant,
+        is_private: bool,
+    ) -> Then | Unanswered:
+        state, whose = self._state(revision, at), (str(who.role), who.name)
+        asked = AskThen(0, 0, revision, at, operation, params, query, *whose, is_private)
+        # A historian has no loop of its own around it.
+        return await asyncio.to_thread(answered, asked, state)
+
     async def why(
         self,
         job: int,
@@ -93,10 +116,7 @@ class Timeline:
         tasks: tuple[int, ...] | None = None,
         guest: str = "",
     ) -> Explained | Unanswered:
-        states = [
-            after for batch, after in self._settled if (after.revision <= revision if revision else batch.at <= at)
-        ]
-        state = states[-1] if states else EMPTY
+        state = self._state(revision, at)
         found = state.guests[guest].job if guest in state.guests else job_of_task(state, job, tasks)
         if found is None or found not in state.jobs:
             return Unanswered(0, NO_JOB, state.revision, f"there was no job {job} at revision {state.revision}")
@@ -309,10 +329,12 @@ class InMemory(World):
                 sent = decode(msgspec.json.encode({} if body is None else body), operation.request)
             shown = PeerCertificate(identity, "", Instant(0))
             asked = Asked(operation, shown, params, query, sent, b"", None, None, asyncio.Event())
-            reply = await ROUTES[operation.name].handler(Call(self.service, asked))
+            reply = await handler_of(asked)(Call(self.service, asked))
         except Problem as problem:
             return Answer(problem.status, msgspec.to_builtins(problem.body))
         assert isinstance(reply, Reply), reply
+        if reply.content is not None and "at" in query and reply.content_type == "application/json":
+            return Answer(operation.status, msgspec.json.decode(reply.content))
         if reply.content is not None:
             return Answer(operation.status, reply.content.decode())
         return Answer(operation.status, msgspec.json.decode(msgspec.json.encode(reply.view)))

@@ -1,4 +1,4 @@
-"""The process of a historian: `python -m cluster.api.past SOCKET PARENT DIRECTORY [anew]`, started by its replica.
+"""The process of a historian: `python -m cluster.api.moments SOCKET PARENT DIRECTORY [anew]`, started by its replica.
 
 SOCKET is a descriptor, PARENT the replica's process, with which this one dies, DIRECTORY the replica's. It reads the
 ledger and the snapshots there, as an audit does, and writes `index`, which is its own. With `anew` it begins that anew.
@@ -14,14 +14,15 @@ import select
 import socket
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cluster.api.past.follower import Follower
-from cluster.api.past.frames import Ask, AskRecords, Progress, Said, decode_ask, encode
+from cluster.api.past.frames import Ask, AskRecords, AskThen, Progress, Said, Then, Unanswered, decode_ask, encode
 from cluster.api.past.questions import Questions
 from cluster.schemas import LENGTH
 from cluster.system import SystemClock, die_with_parent
+from replica.state import State
 from wal import Environment, JobIndex, JobIndexBroken, Ledger
 
 LOGGER = logging.getLogger("cluster.api.past")
@@ -41,12 +42,17 @@ whoever asks is answered all the same."""
 ANEW = "anew"
 
 
+AnswerThen = Callable[[AskThen, State], Then]
+"""Answers a question from the state of its moment."""
+
+
 class Process:
     """Follows the ledger, and answers in between."""
 
-    def __init__(self, link: socket.socket, follower: Follower) -> None:
+    def __init__(self, link: socket.socket, follower: Follower, answer_then: AnswerThen) -> None:
         self._link = link
         self._follower = follower
+        self._answer_then = answer_then
         self._questions = Questions(follower)
         self._received = bytearray()
         self._waiting: deque[Ask] = deque()
@@ -93,6 +99,9 @@ class Process:
                     self._say(self._questions.records(asked))
             elif self._follower.ledger.applied_index < asked.through:
                 self._waiting.append(asked)
+            elif isinstance(asked, AskThen):
+                state = self._questions.moment(asked)
+                self._say(state if isinstance(state, Unanswered) else self._answer_then(asked, state))
             else:
                 self._say(self._questions.why(asked))
 
@@ -109,7 +118,7 @@ class Process:
         self._link.sendall(encode(said))
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], answer_then: AnswerThen) -> int:
     """Run the historian; return its exit code."""
     descriptor, parent, directory, *options = arguments
     die_with_parent(int(parent))
@@ -132,12 +141,8 @@ def main(arguments: Sequence[str]) -> int:
             images=home / "index" / "states",
         )
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            Process(link, follower).run()
+            Process(link, follower, answer_then).run()
         # However it went: what was noted need not be noted again.
         follower.write()
     index.close()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

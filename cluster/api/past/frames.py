@@ -41,6 +41,22 @@ class AskWhy(_Frame, frozen=True, tag=2):
     """The guest, by its name, instead of `job`; or empty."""
 
 
+class AskThen(_Frame, frozen=True, tag=20):
+    """What an operation would have been answered after a revision, or, where that is 0, at an instant."""
+
+    through: int
+    revision: int
+    at: Instant
+    operation: str
+    params: dict[str, str]
+    query: dict[str, str]
+    role: str
+    name: str
+    """Who asks."""
+    is_private: bool
+    """Whether what is others' is private now, whatever was so then."""
+
+
 class Record(msgspec.Struct, frozen=True, array_like=True):
     """One command that concerned a job, and where the job stood after it."""
 
@@ -69,8 +85,17 @@ class Explained(_Frame, frozen=True, tag=4):
     scheduler: str
 
 
+class Then(_Frame, frozen=True, tag=21):
+    """Answer of AskThen: the body with its type, or, from status 400 on, what was wrong with the question."""
+
+    revision: int
+    status: int
+    content: bytes
+    content_type: str
+
+
 class Unanswered(_Frame, frozen=True, tag=5):
-    """There is no answer; of AskWhy `revision` is the one that was asked about, or the instant's."""
+    """There is no answer; of AskWhy and AskThen `revision` is the one that was asked about, or the instant's."""
 
     kind: str
     """NO_JOB, or NOT_HELD."""
@@ -89,8 +114,8 @@ class Progress(_Frame, frozen=True, tag=6):
 NO_JOB = "no_job"
 NOT_HELD = "not_held"
 
-Ask = AskRecords | AskWhy
-Said = Records | Explained | Unanswered | Progress
+Ask = AskRecords | AskWhy | AskThen
+Said = Records | Explained | Then | Unanswered | Progress
 
 _ask_decoder: msgspec.msgpack.Decoder[Ask] = msgspec.msgpack.Decoder(Ask)
 _said_decoder: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)

@@ -22,16 +22,19 @@ from cluster.api.past.frames import (
     FRAME_BYTES_MAX,
     Ask,
     AskRecords,
+    AskThen,
     AskWhy,
     Explained,
     Progress,
     Records,
     Said,
+    Then,
     Unanswered,
     decode_said,
     encode,
 )
 from cluster.schemas import LENGTH, ChannelRefused
+from cluster.security import Identity
 from cluster.server import Controller
 from replica.values import NEVER, Instant
 
@@ -136,6 +139,29 @@ class Historian:
         assert isinstance(found, Explained | Unanswered)
         return found
 
+    async def then(
+        self,
+        who: Identity,
+        operation: str,
+        params: dict[str, str],
+        query: dict[str, str],
+        *,
+        revision: int,
+        at: Instant,
+        is_private: bool,
+    ) -> Then | Unanswered:
+        """Return what an operation would have been answered after a revision or at an instant.
+
+        HistorianBusy, HistorianLate.
+        """
+        async with self._turn(who):
+            through, whose = self._controller.applied_index, (str(who.role), who.name)
+            found = await self._ask(
+                AskThen(self._number(), through, revision, at, operation, params, query, *whose, is_private)
+            )
+        assert isinstance(found, Then | Unanswered)
+        return found
+
     async def _ask(self, asked: Ask) -> Said:
         self.start()
         self._wanted.set()
@@ -203,7 +229,7 @@ class Historian:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "cluster.api.past",
+                "cluster.api.moments",
                 *words,
                 pass_fds=[its.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,

@@ -22,6 +22,7 @@ from cluster.api.past.frames import (
     NO_JOB,
     NOT_HELD,
     AskRecords,
+    AskThen,
     AskWhy,
     Explained,
     Record,
@@ -92,12 +93,10 @@ class Questions:
 
     def why(self, asked: AskWhy) -> Explained | Unanswered:
         """Return why a job waited at a moment. LedgerBroken."""
-        revision = asked.revision
-        try:
-            revision = revision or self._revision_at(asked.at)
-            state = self.state_at(revision)
-        except LookupError as error:
-            return Unanswered(asked.number, NOT_HELD, revision, str(error))
+        state = self.moment(asked)
+        if isinstance(state, Unanswered):
+            return state
+        revision = int(state.revision)
         job_id = self._named(state, asked)
         if job_id not in state.jobs:
             what = asked.guest or f"{asked.job}" + "".join(f"_{task}" for task in asked.tasks or ())
@@ -105,6 +104,15 @@ class Questions:
         job, verdict = state.jobs[job_id], self._verdict(state, job_id)
         view = why_view(state, job_id, verdict)
         return Explained(asked.number, view, job.request.user, "" if job.guest is None else job.guest.scheduler)
+
+    def moment(self, asked: AskWhy | AskThen) -> State | Unanswered:
+        """Return the state at the moment that is asked about. LedgerBroken."""
+        revision = asked.revision
+        try:
+            revision = revision or self._revision_at(asked.at)
+            return self.state_at(revision)
+        except LookupError as error:
+            return Unanswered(asked.number, NOT_HELD, revision, str(error))
 
     def state_at(self, revision: int) -> State:
         """Return the state after a revision; NotHeld, LookupError."""

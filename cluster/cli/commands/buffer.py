@@ -4,7 +4,7 @@ import click
 import msgspec
 
 from cluster.cli.commands.job_changes import each
-from cluster.cli.commands.options import JOB_ID, JSON_OPTION
+from cluster.cli.commands.options import AT_OPTION, JOB_ID, JSON_OPTION
 from cluster.cli.exits import bad_input
 from cluster.cli.session import session
 from cluster.cli.text import buffers_table, present
@@ -18,10 +18,11 @@ buffer_group = click.Group("buffer", help="List buffers, and see to what is left
 @buffer_group.command("list")
 @click.option("--all", "everything", is_flag=True, help="Also buffers that are gone.")
 @click.option("--parked", is_flag=True, help="Only those of guests with results that nobody has exported.")
+@AT_OPTION
 @JSON_OPTION
-def list_buffers(everything: bool, parked: bool, as_json: bool) -> None:
+def list_buffers(everything: bool, parked: bool, at: str | None, as_json: bool) -> None:
     """List buffers, persistent ones first, their state, and what they hold; by default those that are not gone."""
-    answer = session().read(ops.LIST_BUFFERS, live=not everything, parked=parked)
+    answer = session().read(ops.LIST_BUFFERS, live=not everything, parked=parked, at=at)
     present(answer, as_json, lambda: buffers_table(answer.buffers))
 
 
@@ -53,13 +54,14 @@ def clear(job_ids: tuple[str, ...], name: str | None, discard: bool) -> None:
 
 @click.command("burst")
 @click.option("-o", "--oneliner", "one_line", is_flag=True, help="Print all of it on one line, as `scontrol -o` does.")
+@AT_OPTION
 @JSON_OPTION
-def burst(one_line: bool, as_json: bool) -> None:
+def burst(one_line: bool, at: str | None, as_json: bool) -> None:
     """Show pools, settings, allocated buffers and their users, as `scontrol show burst` does.
 
     Times are local. A user's number is the one that the answering replica knows, else the one that this machine knows.
     """
-    answer = with_numbers(session().read(ops.SHOW_BURST))
+    answer = with_numbers(session().read(ops.SHOW_BURST, at=at))
     present(answer, as_json, lambda: burst_text(answer, one_line=one_line))
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import click
 
-from cluster.cli.commands.options import JSON_OPTION
+from cluster.cli.commands.options import AT_OPTION, JSON_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import session
 from cluster.cli.text import note, show_json
@@ -151,12 +151,13 @@ config_group = click.Group("config", help="Show, compare and change the site's c
     type=click.Choice(["burst_buffer.conf"]),
     help="Print it as a file for Slurm, without what only Forebay knows.",
 )
+@AT_OPTION
 @JSON_OPTION
-def show_configuration(form: str | None, as_json: bool) -> None:
+def show_configuration(form: str | None, at: str | None, as_json: bool) -> None:
     """Show the configuration, as a file that can be applied again."""
     if form is not None and as_json:
         raise bad_input("--as and --json exclude each other", "choose one of them")
-    answer = session().read(ops.SHOW_CONFIGURATION)
+    answer = session().read(ops.SHOW_CONFIGURATION, at=at)
     if as_json:
         show_json(answer)
         return

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from cluster.cli import text
-from cluster.cli.commands.options import JOB_ID, JSON_OPTION, PAGE_JOBS, WATCH_PERIOD_S
-from cluster.cli.exits import bad_input, converted
+from cluster.cli.commands.options import AT_OPTION, JOB_ID, JSON_OPTION, PAGE_JOBS, WATCH_PERIOD_S
+from cluster.cli.exits import bad_input
 from cluster.cli.group import LazyCommands
 from cluster.cli.session import session
 from cluster.schemas import operations as ops
@@ -19,7 +19,8 @@ from replica.values import plain
 
 if TYPE_CHECKING:
     from cluster.client import Client
-    from cluster.schemas import JobsAnswer, JobView
+    from cluster.schemas import JobsAnswer, JobView, WhyView
+    from replica.values import Instant
 
 LIMIT: Final = 1_000
 """Jobs that are listed when nobody says otherwise, count."""
@@ -75,20 +76,24 @@ def states_of(value: str | None, place: str = "--state") -> tuple[str, ...]:
     help="At most so many, the newest ones.",
 )
 @click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
+@AT_OPTION
 @JSON_OPTION
 def list_jobs(
-    states: tuple[str, ...], everything: bool, owner: str | None, guests: bool, limit: int, watch: bool, as_json: bool
-) -> None:
+    states: tuple[str, ...], everything: bool, owner: str | None, guests: bool, limit: int, watch: bool,
+    at: str | None, as_json: bool,
+) -> None:  # fmt: skip
     """List jobs, by default those that have not ended; columns as in squeue."""
     if everything and states:
         raise bad_input("--all and --state contradict each other", "give one of them")
     if watch and as_json:
         raise bad_input("--watch and --json contradict each other", "use GET /v1/events to follow with a program")
+    if watch and at is not None:
+        raise bad_input("--watch and --at contradict each other", "the past does not change: leave --watch out")
     wanted = states or (() if everything else UNFINISHED)
     current = session()
 
     async def ask(client: Client) -> JobsAnswer:
-        return await listed(client, wanted, owner, limit, stale=current.stale, guests=guests)
+        return await listed(client, wanted, owner, limit, stale=current.stale, guests=guests, at=at)
 
     if watch:
         current.ask(lambda client: _watch(lambda: ask(client)), on_a_loop=True)
@@ -98,7 +103,7 @@ def list_jobs(
         text.show_json(answer)
         return
     listing = text.guests_table if guests else text.jobs_table
-    text.show(listing(answer.jobs, current.clock.now()))
+    text.show(listing(answer.jobs, moment_of(answer, current.clock.now())))
     if not answer.jobs and not everything and text.is_terminal():
         text.note("No unfinished jobs; --all shows those that have ended too.")
     if answer.truncated:
@@ -106,37 +111,40 @@ def list_jobs(
 
 
 async def listed(
-    client: Client, states: tuple[str, ...], owner: str | None, limit: int, *, stale: bool, guests: bool = False
+    client: Client,
+    states: tuple[str, ...],
+    owner: str | None,
+    limit: int,
+    *,
+    stale: bool,
+    guests: bool = False,
+    at: str | None = None,
 ) -> JobsAnswer:
-    """Return the newest jobs in these states (all: in none) and of this user, at most `limit`."""
-    if limit <= PAGE_JOBS:
-        state = ",".join(states) or None
-        return await client.call(ops.LIST_JOBS, state=state, user=owner, limit=limit, stale=stale, guests=guests)
-    return await _newest(client, states, owner, limit, stale=stale, guests=guests)
+    """Return the newest jobs in these states (all: in none) and of this user, at most `limit`, as they were `at`."""
+    asked: dict[str, Any] = {"state": ",".join(states) or None, "user": owner, "limit": min(limit, PAGE_JOBS)}
+    asked |= {"stale": stale, "guests": guests, "at": at}
+    return await (client.call(ops.LIST_JOBS, **asked) if limit <= PAGE_JOBS else _newest(client, limit, asked))
 
 
-async def _newest(
-    client: Client, states: tuple[str, ...], owner: str | None, limit: int, *, stale: bool, guests: bool
-) -> JobsAnswer:
+def moment_of(answer: JobsAnswer | WhyView | None, now: Instant) -> Instant:
+    """Return when it was as an answer says: `now`, or its moment of the past."""
+    from cluster.system import parse_instant
+
+    return now if answer is None or answer.at is None else parse_instant(answer.at)
+
+
+async def _newest(client: Client, limit: int, asked: Mapping[str, Any]) -> JobsAnswer:
     """Read all jobs page by page and keep the newest. What is submitted meanwhile may or may not be among them."""
     from cluster.schemas import JobsAnswer
 
     kept: deque[JobView] = deque(maxlen=limit)
     seen = last = 0
     while True:
-        page = await client.call(
-            ops.LIST_JOBS,
-            state=",".join(states) or None,
-            user=owner,
-            limit=PAGE_JOBS,
-            after=last,
-            stale=stale,
-            guests=guests,
-        )
+        page = await client.call(ops.LIST_JOBS, **asked, after=last)
         kept.extend(page.jobs)
         seen += len(page.jobs)
         if not page.truncated or not page.jobs:
-            return JobsAnswer(revision=page.revision, jobs=tuple(kept), truncated=seen > limit)
+            return JobsAnswer(revision=page.revision, jobs=tuple(kept), truncated=seen > limit, at=page.at)
         last = page.jobs[-1].job_id
 
 
@@ -158,12 +166,19 @@ async def _watch(ask: Callable[[], Awaitable[JobsAnswer]]) -> None:
 
 @job_group.command("show")
 @click.argument("job_id", metavar="JOB", type=JOB_ID)
+@AT_OPTION
 @JSON_OPTION
-def show_job(job_id: str, as_json: bool) -> None:
+def show_job(job_id: str, at: str | None, as_json: bool) -> None:
     """Show one job as Key=Value, as `scontrol show job` does."""
     current = session()
-    job = current.read(ops.SHOW_JOB, id=job_id)
-    text.present(job, as_json, lambda: text.job_block(job, current.clock.now()))
+    job = current.read(ops.SHOW_JOB, id=job_id, at=at)
+
+    def block() -> str:
+        # Of a job of the past, how long it had run by then: its answer does not say when that was.
+        then = None if at is None else current.read(ops.EXPLAIN_JOB, id=job_id, at=at)
+        return text.job_block(job, moment_of(then, current.clock.now()))
+
+    text.present(job, as_json, block)
 
 
 @job_group.command("history")
@@ -178,14 +193,11 @@ def history(job_id: str, as_json: bool) -> None:
 
 @job_group.command("why")
 @click.argument("job_id", metavar="JOB", type=JOB_ID)
-@click.option("--at", metavar="REVISION|TIME", help="Ask about a moment in the past: 1207, 10:03, 2026-01-31T10:03:00.")
+@AT_OPTION
 @JSON_OPTION
 def why(job_id: str, at: str | None, as_json: bool) -> None:
     """Explain with figures why a job waits, now or at a moment of the past, by revision or by time."""
-    current = session()
-    if at is not None and not (at.isascii() and at.isdigit()):
-        at = converted(at, lambda typed: text.parse_past(typed, current.clock.now()), "--at")
-    view = current.read(ops.EXPLAIN_JOB, id=job_id, at=at)
+    view = session().read(ops.EXPLAIN_JOB, id=job_id, at=at)
     text.present(view, as_json, lambda: text.why_text(view))
 
 

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import click
 
-from cluster.cli.commands.options import JSON_OPTION, NAME, Kind, group_of, names, print_records
+from cluster.cli.commands.options import AT_OPTION, JSON_OPTION, NAME, Kind, group_of, names, print_records
 from cluster.cli.exits import bad_input, converted
 from cluster.cli.session import session
 from cluster.cli.text import format_duration, nodes_table, parse_duration, present, show, table
@@ -103,10 +103,11 @@ node_group = click.Group("node", help="List, admit, drain and resume nodes.")
 
 
 @node_group.command("list")
+@AT_OPTION
 @JSON_OPTION
-def list_nodes(as_json: bool) -> None:
+def list_nodes(at: str | None, as_json: bool) -> None:
     """List nodes, their state and what they run."""
-    answer = session().read(ops.LIST_NODES)
+    answer = session().read(ops.LIST_NODES, at=at)
     present(answer, as_json, lambda: nodes_table(answer.nodes))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
-from cluster.cli.exits import ExitCode, Failure
+from cluster.cli.exits import ExitCode, Failure, converted
 from cluster.cli.session import session
 
 if TYPE_CHECKING:
@@ -16,6 +16,21 @@ if TYPE_CHECKING:
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
+
+AT_OPTION = click.option(
+    "--at", callback=lambda context, parameter, typed: None if typed is None else _moment(typed),
+    metavar="REVISION|TIME", help="As it was at a moment of the past: 1207, 10:03, 2026-01-31T10:03:00.",
+)  # fmt: skip
+
+
+def _moment(typed: str) -> str:
+    """Return a moment of the past as the API takes it; Failure."""
+    if typed.isascii() and typed.isdigit():
+        return typed
+    from cluster.cli.text import parse_past
+
+    return converted(typed, lambda text: parse_past(text, session().clock.now()), "--at")
+
 
 JOB_ID_MAX: Final = 2**63 - 1
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cluster.cli.commands.options import JSON_OPTION, NAME
+from cluster.cli.commands.options import AT_OPTION, JSON_OPTION, NAME
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import session
 from cluster.cli.text import note, pools_table, present, size, table, unit_in
@@ -21,10 +21,11 @@ pool_group = click.Group("pool", help="List and change pools.")
 
 
 @pool_group.command("list")
+@AT_OPTION
 @JSON_OPTION
-def list_pools(as_json: bool) -> None:
+def list_pools(at: str | None, as_json: bool) -> None:
     """List pools with total, used and free capacity."""
-    answer = session().read(ops.LIST_POOLS)
+    answer = session().read(ops.LIST_POOLS, at=at)
     present(answer, as_json, lambda: pools_table(answer.pools))
 
 
@@ -121,10 +122,11 @@ def remarks(pool: PoolView) -> list[str]:
 
 @pool_group.command("show")
 @NAME
+@AT_OPTION
 @JSON_OPTION
-def show_pool(name: str, as_json: bool) -> None:
+def show_pool(name: str, at: str | None, as_json: bool) -> None:
     """Show one pool."""
-    pool = next((row for row in session().read(ops.LIST_POOLS).pools if row.name == name), None)
+    pool = next((row for row in session().read(ops.LIST_POOLS, at=at).pools if row.name == name), None)
     if pool is None:
         raise Failure(ExitCode.NOT_FOUND, f"there is no pool {name!r}", "`forebay pool list` shows the pools")
     _show(pool, as_json)

@@ -5,8 +5,8 @@ from functools import partial
 import click
 import msgspec
 
-from cluster.cli.commands.job import LIMIT, LIMIT_MAX, UNFINISHED, listed, states_of
-from cluster.cli.commands.options import JSON_OPTION
+from cluster.cli.commands.job import LIMIT, LIMIT_MAX, UNFINISHED, listed, moment_of, states_of
+from cluster.cli.commands.options import AT_OPTION, JSON_OPTION
 from cluster.cli.session import session
 from cluster.cli.text import STANDARD, Field, details_of, in_order, job_number, line, note, read_format, show_json
 from cluster.schemas import JobView
@@ -22,6 +22,7 @@ from replica.values import Instant
 @click.option(
     "--limit", type=click.IntRange(1, LIMIT_MAX), default=LIMIT, show_default=True, help="At most so many, the newest."
 )
+@AT_OPTION
 @JSON_OPTION
 def queue(
     states: str | None,
@@ -30,6 +31,7 @@ def queue(
     layout: str,
     noheader: bool,
     limit: int,
+    at: str | None,
     as_json: bool,
 ) -> None:
     """List jobs as squeue does, by default those that have not ended.
@@ -41,13 +43,13 @@ def queue(
     if states is not None:
         wanted = () if states.strip().lower() == "all" else states_of(states, "--states")
     current = session()
-    answer = current.ask(lambda client: listed(client, wanted, owner, limit, stale=current.stale))
+    answer = current.ask(lambda client: listed(client, wanted, owner, limit, stale=current.stale, at=at))
     chosen = None if numbers is None else frozenset(part.strip() for part in numbers.split(","))
     jobs = tuple(job for job in answer.jobs if chosen is None or _is_chosen(job, chosen))
     if as_json:
         show_json(msgspec.structs.replace(answer, jobs=jobs))
         return
-    now = current.clock.now()
+    now = moment_of(answer, current.clock.now())
     lines = [] if noheader else [line(columns, lambda field: field.heading)]
     lines += [line(columns, partial(_cell, job, now)) for job in in_order(jobs)]
     for text in lines:

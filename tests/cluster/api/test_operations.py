@@ -62,7 +62,7 @@ def test_a_target_is_path_and_query_encoded() -> None:
 
 @pytest.mark.parametrize("wrong", [{}, {"id": 1, "colour": "blue"}, {"name": "n1"}])
 def test_a_parameter_that_is_missing_or_unknown_is_not_sent(wrong: dict[str, ops.Parameter]) -> None:
-    with pytest.raises(TypeError, match="show_job takes id, stale"):
+    with pytest.raises(TypeError, match="show_job takes id, at, stale"):
         ops.SHOW_JOB.target(wrong)
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -352,6 +353,38 @@ def test_jobs_that_have_ended_are_listed_on_request_only(double: Double) -> None
         "/v1/jobs?state=PENDING%2CRUNNING&limit=1000",
         f"/v1/jobs?state={unfinished}&user=bob&limit=5",
     ]
+
+
+@pytest.mark.parametrize(
+    "words, path",
+    [
+        (["job", "list"], "/v1/jobs"), (["queue"], "/v1/jobs"), (["job", "show", "42"], "/v1/jobs/42"),
+        (["pool", "list"], "/v1/pools"), (["pool", "show", "fast"], "/v1/pools"), (["node", "list"], "/v1/nodes"),
+        (["buffer", "list"], "/v1/buffers"), (["burst"], "/v1/burst"), (["config", "show"], "/v1/configuration"),
+    ],
+)  # fmt: skip
+def test_every_listing_asks_about_a_moment_by_revision_or_by_time(double: Double, words: list[str], path: str) -> None:
+    for at, sent in (("77", "77"), ("2026-01-02T03:04:05Z", "2026-01-02T03%3A04%3A05.000000Z")):
+        double.asked.clear()
+        forebay(double.config, *words, "--at", at)
+        target = urlsplit(double.asked[0].target)
+        assert target.path == path and f"at={sent}" in target.query.split("&")
+    for wrong in ("yesterday", "25:00", "2999-01-01", "-1", ""):
+        double.asked.clear()
+        result = forebay(double.config, *words, f"--at={wrong}")
+        assert result.exit_code == ExitCode.BAD_INPUT and "--at" in result.stderr and not double.asked
+
+
+def test_how_long_a_job_had_run_is_as_of_the_moment_that_is_asked_about(double: Double) -> None:
+    running = msgspec.structs.replace(PENDING, state="RUNNING", start_time="2026-01-02T03:00:00Z", end_time=None)
+    double.answer("GET", "/v1/jobs.*", JobsAnswer(revision=7, jobs=(running,), at="2026-01-02T03:04:05Z"))
+    for words in (["job", "list"], ["queue"]):
+        assert " 4:05 " in forebay(double.config, *words, "--at", "7").stdout
+
+
+def test_what_is_watched_has_no_moment_of_the_past(double: Double) -> None:
+    result = forebay(double.config, "job", "list", "--watch", "--at", "7")
+    assert result.exit_code == ExitCode.BAD_INPUT and "--watch and --at" in result.stderr
 
 
 def test_an_unknown_job_state_is_refused_with_the_near_one(double: Double) -> None:
