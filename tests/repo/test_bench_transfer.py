@@ -26,7 +26,9 @@ def test_a_transfer_that_is_measured_copies_what_it_says_and_a_difference_is_fou
     assert not list(destination.glob(".forebay-*"))
     with (destination / "large.dat").open("r+b") as file:
         file.seek(50_000)
-        file.write(b"!")
+        (byte,) = file.read(1)
+        file.seek(50_000)
+        file.write(bytes([byte ^ 1]))
     with pytest.raises(ServerFailed, match="is not what"):
         transfer.checked(source, destination)
 
