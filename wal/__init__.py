@@ -3,7 +3,9 @@
 from wal.codec import (
     CodecError,
     Kind,
+    SettledCommands,
     batch_of_encoded,
+    commands_of,
     counted_revision_after,
     decode_batch,
     encode_batch,

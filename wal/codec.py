@@ -6,7 +6,7 @@ A later release may append a field with a default: entries that were written wit
 
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -86,18 +86,34 @@ def batch_of_encoded(base: Revision, at: Instant, entries: Iterable[bytes]) -> b
     return _checked_size(_HEAD + _encoder.encode((base, at, tuple(map(msgspec.Raw, entries)))))
 
 
+class SettledCommands(NamedTuple):
+    """What a batch holds, not read any further: its base, when it was decided, and its commands as they are encoded."""
+
+    base: Revision
+    at: Instant
+    encoded: tuple[bytes, ...]
+
+
+def commands_of(data: bytes) -> SettledCommands | None:
+    """The commands in the data of an entry, as `encode_entry` encodes each; None for another kind. CodecError."""
+    if kind_of(data) is not Kind.BATCH:
+        return None
+    try:
+        base, at, entries = _raw_decoder.decode(memoryview(data)[len(_HEAD) :])
+    except msgspec.MsgspecError as error:
+        raise CodecError(f"the batch cannot be decoded: {error}") from error
+    return SettledCommands(Revision(base), Instant(at), tuple(map(bytes, entries)))
+
+
 def one_of_batch(data: bytes, position: int) -> bytes:
     """A batch of one entry alone, that at `position` in a batch's data, as if it had been settled by itself.
 
     Nothing else of the batch is read. CodecError; IndexError beyond its last entry.
     """
-    if kind_of(data) is not Kind.BATCH:
+    found = commands_of(data)
+    if found is None:
         raise CodecError("the entry is not a batch")
-    try:
-        base, at, entries = _raw_decoder.decode(memoryview(data)[len(_HEAD) :])
-    except msgspec.MsgspecError as error:
-        raise CodecError(f"the batch cannot be decoded: {error}") from error
-    return batch_of_encoded(Revision(base + position), Instant(at), (bytes(entries[position]),))
+    return batch_of_encoded(Revision(found.base + position), found.at, (found.encoded[position],))
 
 
 def _checked_size(data: bytes) -> bytes:

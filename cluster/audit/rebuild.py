@@ -131,8 +131,9 @@ def _of_jobs(command: Any, *flags: str) -> Callable[[Led], Iterator[Command]]:
 
 
 def _found_cluster(led: Led) -> Iterator[Command]:
+    key = next((event.disclosure_key for event in led.of(e.DisclosureKeyDrawn)), b"")
     for event in led.of(e.ClusterFounded):
-        yield c.FoundCluster(event.cluster_id, event.name, event.site, event.pools, event.nodes, event.places)
+        yield c.FoundCluster(event.cluster_id, event.name, event.site, event.pools, event.nodes, event.places, key)
 
 
 def _set_pool(led: Led) -> Iterator[Command]:

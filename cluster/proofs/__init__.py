@@ -5,6 +5,18 @@ from typing import TYPE_CHECKING
 from replica.faces import shown
 
 if TYPE_CHECKING:
+    from cluster.proofs.leaves import (
+        LEAF_BYTES,
+        SALT_BYTES,
+        Leaf,
+        LeafRefused,
+        command_leaf,
+        command_path,
+        command_salt,
+        entry_salt,
+        leaf_of,
+        parse_leaf,
+    )
     from cluster.proofs.notes import (
         Checkpoint,
         NoteRefused,
@@ -47,6 +59,8 @@ else:
     __getattr__ = shown(
         __name__,
         """
+        leaves: LEAF_BYTES SALT_BYTES Leaf LeafRefused command_leaf command_path command_salt entry_salt leaf_of
+        leaves: parse_leaf
         notes: Checkpoint NoteRefused Signature Verified VerifierKey cosign parse_checkpoint parse_key parse_note
         notes: sign verifier_of verify_note write_note
         tiles: Tile TileRefused bundle leaves_in new_tiles nodes_in_tiles parse_path tile_at

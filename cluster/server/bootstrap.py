@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -15,7 +16,7 @@ from cluster.server.feature_levels import FeatureLevels
 from cluster.server.pending import Answer, CannotDecide, NotLeading, OutcomeUnknown, QueueFull
 from replica.messages import CONTROLLER, FoundCluster, RaiseFeatureLevel, Request, features
 from replica.state import EMPTY, State
-from replica.values import RefusalCode
+from replica.values import DISCLOSURE_KEY_BYTES, RefusalCode
 
 LOGGER = logging.getLogger(__name__)
 
@@ -53,7 +54,13 @@ class Bootstrap:
         config = self._config
         nodes = tuple(agent.name for agent in config.agents)
         command = FoundCluster(
-            config.cluster.id, config.cluster.name, config.policy, config.pools, nodes, config.places
+            config.cluster.id,
+            config.cluster.name,
+            config.policy,
+            config.pools,
+            nodes,
+            config.places,
+            secrets.token_bytes(DISCLOSURE_KEY_BYTES),
         )
         try:
             self._answer = self._submit(Request(b"", CONTROLLER, command))

@@ -39,6 +39,7 @@ from replica.operations import active_stage
 from replica.state import Facts, State
 from replica.values import (
     CPUS_MAX,
+    DISCLOSURE_KEY_BYTES,
     MESSAGE_CHARACTERS_MAX,
     NEVER,
     NODES_MAX,
@@ -72,6 +73,12 @@ def _found_cluster(state: Facts, actor: c.Actor, command: c.FoundCluster, at: In
         refusal = refusal or Refusal(
             RefusalCode.LIMIT_EXCEEDED, f"there are {len(command.nodes)} nodes", "leave some out"
         )
+    if len(command.disclosure_key) not in {0, DISCLOSURE_KEY_BYTES}:
+        refusal = refusal or Refusal(
+            RefusalCode.INVALID_FIELD,
+            f"the disclosure key has {len(command.disclosure_key)} bytes",
+            f"draw {DISCLOSURE_KEY_BYTES}",
+        )
     if refusal is not None:
         return refusal
     founded = e.ClusterFounded(
@@ -82,7 +89,7 @@ def _found_cluster(state: Facts, actor: c.Actor, command: c.FoundCluster, at: In
         nodes=command.nodes,
         places=tuple(Place(place.name, place.path) for place in command.places),
     )
-    return Accepted((founded,))
+    return Accepted((founded, e.DisclosureKeyDrawn(command.disclosure_key)) if command.disclosure_key else (founded,))
 
 
 def _set_pool(state: Facts, actor: c.Actor, command: c.SetPool, at: Instant) -> Decision:

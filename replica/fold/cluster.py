@@ -148,6 +148,10 @@ def _state_digested(builder: StateBuilder, event: e.StateDigested) -> None:
     """Change nothing: a digest kept in the state would be part of what the next one digests."""
 
 
+def _disclosure_key_drawn(builder: StateBuilder, event: e.DisclosureKeyDrawn) -> None:
+    """Change nothing: who needs the key reads the beginning of the ledger, and no picture of the state shows it."""
+
+
 CLUSTER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.ClusterFounded: _cluster_founded,
     e.PoolSet: _pool_set,
@@ -166,6 +170,7 @@ CLUSTER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.CertificatesUnrevoked: _certificates_unrevoked,
     e.ClockSet: _clock_set,
     e.StateDigested: _state_digested,
+    e.DisclosureKeyDrawn: _disclosure_key_drawn,
 }
 """What each event does; `replica.fold.fold` has them all."""
 

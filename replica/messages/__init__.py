@@ -34,6 +34,7 @@ from replica.messages.commands import (
 from replica.messages.entries import NOTHING, Accepted, Batch, Decision, Entry, Receipt, Session, accepted
 from replica.messages.events import (
     EVENTS,
+    DisclosureKeyDrawn,
     Event,
     FeatureLevelRaised,
     JobPurged,

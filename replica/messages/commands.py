@@ -76,6 +76,8 @@ class FoundCluster(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...] = ()
     """Whose agents may register without being admitted one by one."""
     places: tuple[Place, ...] = ()
+    disclosure_key: bytes = b""
+    """A secret of DISCLOSURE_KEY_BYTES that the leader drew, or empty: proofs of the ledger are salted with it."""
 
 
 class SetPool(msgspec.Struct, frozen=True):

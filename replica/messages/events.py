@@ -811,6 +811,17 @@ class StateDigested(EventRecord, frozen=True, tag=180):
     state: bytes
 
 
+class DisclosureKeyDrawn(EventRecord, frozen=True, tag=181):
+    """What is proven of this ledger is salted with what follows from a secret: whoever is shown one record cannot guess
+    another one and see from the tree that he is right. The replicas have the secret from here; nobody is shown it.
+    """
+
+    disclosure_key: bytes
+
+    def __repr__(self) -> str:
+        return "DisclosureKeyDrawn(...)"
+
+
 EVENTS: tuple[type[EventRecord], ...] = tuple(EventRecord.__subclasses__())
 """Every event."""
 

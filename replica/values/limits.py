@@ -10,6 +10,9 @@ SCRIPT_BYTES_MAX = 256 * 1024
 DIRECTIVE_TEXT_BYTES_MAX = 64 * 1024
 """The text of `--bb` or a `--bbf` file, bytes: thousands of directives, far more than any job stages."""
 
+DISCLOSURE_KEY_BYTES = 32
+"""The secret that proofs of a ledger are salted with, bytes: as long as the hashes that it is used in."""
+
 DIRECTIVES_MAX = 1024
 """Directives in one job: one per transfer plus a few."""
 

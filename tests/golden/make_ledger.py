@@ -73,10 +73,13 @@ def lived() -> list[Batch]:
 def _founded(batch: Batch) -> Batch:
     """The batch that founds the cluster, with the id that the directories have."""
     (entry,) = batch.entries
-    event = msgspec.structs.replace(entry.events[0], cluster_id=CLUSTER)
-    command = c.FoundCluster(CLUSTER, event.name, event.site, event.pools, event.nodes, event.places)
+    founded, drawn = entry.events
+    event = msgspec.structs.replace(founded, cluster_id=CLUSTER)
+    key = drawn.disclosure_key
+    command = c.FoundCluster(CLUSTER, event.name, event.site, event.pools, event.nodes, event.places, key)
     digest = c.command_digest(c.Request(entry.id, entry.actor, command))
-    return msgspec.structs.replace(batch, entries=(msgspec.structs.replace(entry, events=(event,), digest=digest),))
+    events = (event, drawn)
+    return msgspec.structs.replace(batch, entries=(msgspec.structs.replace(entry, events=events, digest=digest),))
 
 
 def _digested(batches: list[Batch]) -> list[Batch]:

@@ -32,6 +32,9 @@ from tests.replica.reference.reference_scheduler import plan
 OPERATOR = c.Actor(c.ActorRole.OPERATOR, "operator")
 SCRIPT = "#!/bin/sh\ntrue\n"
 POLICY = Site(sources=("/in",), destinations=("/out",), retry_backoff_s=2)
+DISCLOSURE_KEY = bytes(range(32))
+"""What the proofs of its ledger are salted with."""
+
 ADMITTED = 8
 """Nodes that a world is founded with, count: n1, n2, …; others are admitted when they come."""
 
@@ -83,7 +86,8 @@ class World:
             Pool(name, size, granularity, is_default=index == 0)
             for index, (name, size) in enumerate((pools or {"fast": 100}).items())
         )
-        found = c.FoundCluster("id", "test", site, founded, tuple(f"n{number + 1}" for number in range(ADMITTED)))
+        nodes_admitted = tuple(f"n{number + 1}" for number in range(ADMITTED))
+        found = c.FoundCluster("id", "test", site, founded, nodes_admitted, disclosure_key=DISCLOSURE_KEY)
         assert not isinstance(self.settle(found, c.CONTROLLER), Refusal)
         while self.state.feature_level < level:
             following = self.state.feature_level + 1

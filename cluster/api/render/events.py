@@ -48,6 +48,9 @@ PRIVATE = frozenset({"script", "environment"})
 NAMES = frozenset({"left_out_first"})
 """Fields with names of files, which only the job's user and operators read."""
 
+SECRET = frozenset({"disclosure_key"})
+"""Fields that nobody reads: what is salted with them could be guessed from then on."""
+
 _INSTANTS = frozenset({"retry_at", "begin_at", "deadline", "promised_at", "started_at", "ended_at", "since"})
 
 
@@ -78,6 +81,8 @@ def as_json(record: Any, *, private: bool, names: bool = False) -> Any:
         found: Json = {}
         for field in record.__struct_fields__:
             value = getattr(record, field)
+            if field in SECRET:
+                continue
             if (field in PRIVATE and not private) or (field in NAMES and not (names or private)):
                 continue
             if value is None and type(record) is JobChange:
@@ -343,6 +348,7 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.SessionOpened: lambda event: f"{event.actor} opened session {event.session}",
     e.SessionsEnded: lambda event: f"{len(event.sessions)} sessions {event.reason}, the first {event.sessions[0]}",
     e.ReceiptsDropped: lambda event: f"the answers to single commands up to revision {event.through} are forgotten",
+    e.DisclosureKeyDrawn: lambda event: "the key was drawn with which proofs of the ledger are salted",
     e.StateDigested: lambda event: f"the state after revision {event.revision} has the digest {event.state.hex()[:16]}",
     e.CertificatesUnrevoked: lambda event: f"{', '.join(event.certificates[:20])} is revoked no more",
     e.ReservationSet: lambda event: f"reservation {event.reservation.name} was set",
