@@ -218,6 +218,16 @@ class _ReplicaCollector(Collector):
             "forebay_history_index_entry", "Last entry of the ledger in the index by job, as told last.", progress.index
         )
         yield _gauge("forebay_history_index_bytes", "What the index by job takes on the disk.", progress.size_bytes)
+        yield _gauge(
+            "forebay_proofs_entry",
+            "Last entry of the ledger in its tree, as told last: what can be proven.",
+            progress.tree_size,
+        )
+        yield _counter(
+            "forebay_proofs_made_again",
+            "Files of the tree of the ledger that were missing or damaged, and derived anew.",
+            progress.tree_made_again,
+        )
         yield _counter(
             "forebay_historians_started",
             "Historians started: more than one where one has ended.",

@@ -7,13 +7,13 @@ from replica.faces import shown
 if TYPE_CHECKING:
     from cluster.api.past.follower import Follower
     from cluster.api.past.frames import NO_JOB, AskThen, Explained, Record, Records, Then, Unanswered
-    from cluster.api.past.link import Historian, HistorianBusy, HistorianLate
+    from cluster.api.past.link import Historian, HistorianBusy, HistorianLate, NotProven
 else:
     __getattr__ = shown(
         __name__,
         """
         follower: Follower
         frames: NO_JOB AskThen Explained Record Records Then Unanswered
-        link: Historian HistorianBusy HistorianLate
+        link: Historian HistorianBusy HistorianLate NotProven
         """,
     )

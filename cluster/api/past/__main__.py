@@ -1,7 +1,8 @@
 """The process of a historian: `python -m cluster.api.moments SOCKET PARENT DIRECTORY [anew]`, started by its replica.
 
 SOCKET is a descriptor, PARENT the replica's process, with which this one dies, DIRECTORY the replica's. It reads the
-ledger and the snapshots there, as an audit does, and writes `index`, which is its own. With `anew` it begins that anew.
+ledger and the snapshots there, as an audit does, and writes `index` and `tlog`, which are its own. With `anew` it
+begins the first anew.
 """
 
 from __future__ import annotations
@@ -18,9 +19,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cluster.api.past.follower import Follower
-from cluster.api.past.frames import Ask, AskRecords, AskThen, Progress, Said, Then, Unanswered, decode_ask, encode
+from cluster.api.past.frames import (
+    Ask,
+    AskProof,
+    AskRecords,
+    AskRoot,
+    AskThen,
+    AskTile,
+    Progress,
+    Said,
+    Then,
+    Unanswered,
+    decode_ask,
+    encode,
+)
 from cluster.api.past.questions import Questions
+from cluster.api.past.tree import Tree
 from cluster.schemas import LENGTH
+from cluster.server.tlog import LOG_DIRECTORY
 from cluster.system import SystemClock, die_with_parent
 from replica.state import State
 from wal import Environment, JobIndex, JobIndexBroken, Ledger
@@ -49,9 +65,10 @@ AnswerThen = Callable[[AskThen, State], Then]
 class Process:
     """Follows the ledger, and answers in between."""
 
-    def __init__(self, link: socket.socket, follower: Follower, answer_then: AnswerThen) -> None:
+    def __init__(self, link: socket.socket, follower: Follower, tree: Tree, answer_then: AnswerThen) -> None:
         self._link = link
         self._follower = follower
+        self._tree = tree
         self._answer_then = answer_then
         self._questions = Questions(follower)
         self._received = bytearray()
@@ -69,6 +86,7 @@ class Process:
                 break
             try:
                 is_behind = self._follower.step()
+                is_behind |= self._tree.step()
                 self._answer()
             except JobIndexBroken as error:
                 LOGGER.error("the index by job is made anew: %s", error)
@@ -92,7 +110,13 @@ class Process:
         """Answer what has waited for no more than what is followed now."""
         for _ in range(len(self._waiting)):
             asked = self._waiting.popleft()
-            if isinstance(asked, AskRecords):
+            if isinstance(asked, AskRoot | AskTile | AskProof):
+                said = self._tree.answer(asked, self._follower)
+                if said is None:
+                    self._waiting.append(asked)
+                else:
+                    self._say(said)
+            elif isinstance(asked, AskRecords):
                 if self._follower.index < asked.through:
                     self._waiting.append(asked)
                 else:
@@ -109,7 +133,8 @@ class Process:
         now_s, follower = self._clock.monotonic_s(), self._follower
         if now_s - self._told_s < TOLD_S:
             return
-        said = Progress(0, follower.index, follower.revision, follower.jobs.size_bytes)
+        size, made_again = self._tree.progress
+        said = Progress(0, follower.index, follower.revision, follower.jobs.size_bytes, size, made_again)
         if said != self._told:
             self._say(said)
         self._told, self._told_s = said, now_s
@@ -140,8 +165,9 @@ def main(arguments: Sequence[str], answer_then: AnswerThen) -> int:
             monotonic_s=SystemClock().monotonic_s,
             images=home / "index" / "states",
         )
+        tree = Tree(Ledger(environment), home / LOG_DIRECTORY)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            Process(link, follower, answer_then).run()
+            Process(link, follower, tree, answer_then).run()
         # However it went: what was noted need not be noted again.
         follower.write()
     index.close()

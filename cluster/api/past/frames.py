@@ -109,13 +109,42 @@ class Progress(_Frame, frozen=True, tag=6):
     index: int
     revision: int
     size_bytes: int
+    tree_size: int = 0
+    """Entries in the tree of the ledger."""
+    tree_made_again: int = 0
+    """Files of the tree that were missing or damaged, and derived anew, count."""
+
+
+class AskRoot(_Frame, frozen=True, tag=7):
+    """The root over the first `size` leaves of the ledger's tree, once it has as many."""
+
+    size: int
+
+
+class AskTile(_Frame, frozen=True, tag=8):
+    """A tile or bundle of the ledger's tree, as it is named (`cluster.proofs.parse_path`)."""
+
+    path: str
+
+
+class AskProof(_Frame, frozen=True, tag=9):
+    """The records of a job that lie in the first `size` entries, with their proofs (`cluster.server.tlog`)."""
+
+    size: int
+    job: int
+
+
+class Found(_Frame, frozen=True, tag=10):
+    """Answer of AskRoot, AskTile and AskProof."""
+
+    data: bytes
 
 
 NO_JOB = "no_job"
 NOT_HELD = "not_held"
 
-Ask = AskRecords | AskWhy | AskThen
-Said = Records | Explained | Then | Unanswered | Progress
+Ask = AskRecords | AskWhy | AskThen | AskRoot | AskTile | AskProof
+Said = Records | Explained | Then | Unanswered | Progress | Found
 
 _ask_decoder: msgspec.msgpack.Decoder[Ask] = msgspec.msgpack.Decoder(Ask)
 _said_decoder: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)

@@ -21,10 +21,14 @@ import msgspec
 from cluster.api.past.frames import (
     FRAME_BYTES_MAX,
     Ask,
+    AskProof,
     AskRecords,
+    AskRoot,
     AskThen,
+    AskTile,
     AskWhy,
     Explained,
+    Found,
     Progress,
     Records,
     Said,
@@ -77,6 +81,10 @@ class HistorianLate(Exception):
     """There was no answer in time; the sentence says how far the index by job has come."""
 
 
+class NotProven(LookupError):
+    """The tree of the ledger does not have what is asked for; the sentence says what it has."""
+
+
 class Historian:
     """The historian of a replica."""
 
@@ -118,7 +126,8 @@ class Historian:
         HistorianBusy, HistorianLate.
         """
         async with self._turn(who):
-            found = await self._ask(AskRecords(self._number(), self._controller.applied_index, job, limit, newest))
+            through = self._controller.applied_index
+            found = await self._ask(AskRecords(self._number(), through, job, limit, newest), through)
         assert isinstance(found, Records)
         return found
 
@@ -135,7 +144,7 @@ class Historian:
         """Return why a job waited after a revision or at an instant; HistorianBusy, HistorianLate."""
         async with self._turn(who):
             through = self._controller.applied_index
-            found = await self._ask(AskWhy(self._number(), through, revision, at, job, tasks, guest))
+            found = await self._ask(AskWhy(self._number(), through, revision, at, job, tasks, guest), through)
         assert isinstance(found, Explained | Unanswered)
         return found
 
@@ -156,18 +165,42 @@ class Historian:
         """
         async with self._turn(who):
             through, whose = self._controller.applied_index, (str(who.role), who.name)
-            found = await self._ask(
-                AskThen(self._number(), through, revision, at, operation, params, query, *whose, is_private)
-            )
+            asked = AskThen(self._number(), through, revision, at, operation, params, query, *whose, is_private)
+            found = await self._ask(asked, through)
         assert isinstance(found, Then | Unanswered)
         return found
 
-    async def _ask(self, asked: Ask) -> Said:
+    async def root(self, size: int) -> bytes:
+        """Return the root over the first `size` entries; NotProven, HistorianLate.
+
+        Nobody waits for his turn: replicas ask, who are few, and for what they sign.
+        """
+        return await self._found(AskRoot(self._number(), size), size)
+
+    async def tile(self, path: str, who: Hashable) -> bytes:
+        """Return a tile or bundle of the tree; NotProven, HistorianBusy, HistorianLate."""
+        async with self._turn(who):
+            return await self._found(AskTile(self._number(), path), 0)
+
+    async def proof(self, job: int, size: int, who: Hashable) -> bytes:
+        """Return the records of a job in the first `size` entries, proven; NotProven, HistorianBusy, HistorianLate."""
+        async with self._turn(who):
+            return await self._found(AskProof(self._number(), size, job), size)
+
+    async def _found(self, asked: Ask, through: int) -> bytes:
+        found = await self._ask(asked, through)
+        if isinstance(found, Unanswered):
+            raise NotProven(found.sentence)
+        assert isinstance(found, Found)
+        return found.data
+
+    async def _ask(self, asked: Ask, through: int) -> Said:
+        """Return the answer of a question that needs what is applied up to entry `through`."""
         self.start()
         self._wanted.set()
         future: asyncio.Future[Said] = asyncio.get_running_loop().create_future()
         self._questions[asked.number] = asked, future
-        if self._controller.ledger.applied_index < asked.through:
+        if self._controller.ledger.applied_index < through:
             self._controller.journal.flush_hints()
         if self._writer is not None:
             self._writer.write(encode(asked))
@@ -176,7 +209,8 @@ class Historian:
                 return await future
         except TimeoutError as error:
             raise HistorianLate(
-                f"the index by job is at entry {self.progress.index}, and {asked.through} is asked for"
+                f"the past is known up to entry {self.progress.index}, its proofs up to {self.progress.tree_size}, and "
+                f"{through} is asked for"
             ) from error
         finally:
             del self._questions[asked.number]

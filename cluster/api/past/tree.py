@@ -1,0 +1,76 @@
+"""The tree of the ledger, in the historian: it is derived where it holds up nobody, and asked about by its replica."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from cluster.api.past.follower import Follower
+from cluster.api.past.frames import NO_JOB, NOT_HELD, AskProof, AskRoot, AskTile, Found, Unanswered
+from cluster.proofs import TileRefused, parse_path
+from cluster.server.tlog import LedgerTree, NoDisclosureKey, NotInTree, records_proven
+from wal import Gap, Ledger, LedgerBroken
+
+LOGGER = logging.getLogger(__name__)
+
+
+class Tree:
+    """Derives the tree, or waits until that is possible."""
+
+    def __init__(self, ledger: Ledger, directory: Path) -> None:
+        self._ledger = ledger
+        self._directory = directory
+        self._tree: LedgerTree | None = None
+        self._why_not = ""
+        self._tried: tuple[int, tuple[Gap, ...]] | None = None
+        """Up to where the ledger was stored when a tree was tried last, and what it lacked."""
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Entries in the tree, and files that were derived anew."""
+        return (0, 0) if self._tree is None else (self._tree.size, self._tree.made_again)
+
+    def step(self) -> bool:
+        """Derive a little more; return whether some is left."""
+        if self._tree is None and not self._begin():
+            return False
+        assert self._tree is not None
+        return self._tree.step()
+
+    def answer(self, asked: AskRoot | AskTile | AskProof, follower: Follower) -> Found | Unanswered | None:
+        """Return the answer; None where it has to wait until more is derived, or noted of jobs."""
+        tree = self._tree
+        if tree is None:
+            return Unanswered(asked.number, NOT_HELD, 0, f"there are no proofs here yet: {self._why_not}")
+        try:
+            if isinstance(asked, AskTile):
+                return Found(asked.number, tree.tile(parse_path(asked.path)))
+            if tree.size < asked.size:
+                return None
+            if isinstance(asked, AskRoot):
+                return Found(asked.number, tree.root(asked.size))
+            if follower.index < asked.size:
+                return None
+            revisions = [row.revision for row in follower.rows(asked.job)]
+            found = records_proven(follower.ledger, tree, revisions, asked.size)
+        except (TileRefused, NotInTree, LedgerBroken) as error:
+            return Unanswered(asked.number, NOT_HELD, 0, str(error))
+        if not found:
+            sentence = f"nothing of a job {asked.job} is in the first {asked.size} entries"
+            return Unanswered(asked.number, NO_JOB, 0, sentence)
+        return Found(asked.number, found)
+
+    def _begin(self) -> bool:
+        stored = self._ledger.as_stored()
+        found = stored.applied_index, stored.gaps()
+        if found == self._tried:
+            return False
+        self._tried = found
+        try:
+            self._tree = LedgerTree(self._ledger.as_stored, self._directory)
+        except (NoDisclosureKey, LedgerBroken) as error:
+            if str(error) != self._why_not:
+                LOGGER.warning("the ledger cannot be proven yet: %s", error)
+            self._why_not = str(error)
+            return False
+        return True

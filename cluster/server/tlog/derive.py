@@ -1,0 +1,310 @@
+"""Tree over a ledger's entries, derived from what is committed, in files that can be derived again.
+
+It is a function of the entries alone, so every replica has the same, and nothing of it goes through consensus. Leaf
+i - 1 is that of entry i (`cluster.proofs.leaves`). Full tiles and bundles are files, each with a checksum behind it;
+the right edge, at most 255 hashes a level, is in memory, and is had again at the start from the full tiles below it. A
+file that is missing, cut or damaged is derived anew when it is read.
+
+Where entries are not held, because a snapshot came in their place, the tree ends before them until they are fetched.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cluster.proofs import (
+    HASH_BYTES,
+    Leaf,
+    Tile,
+    bundle,
+    consistency_proof,
+    inclusion_proof,
+    leaf_hash,
+    leaf_of,
+    leaves_in,
+    node_hash,
+    nodes_in_tiles,
+    parse_leaf,
+    root_of,
+)
+from cluster.proofs.tiles import MAX_TILE_LEVEL, TILE_LEVELS, TILE_WIDTH
+from replica.messages import DisclosureKeyDrawn
+from wal import Ledger, LedgerBroken, LedgerEntry, commands_of, decode_batch
+
+LOGGER = logging.getLogger(__name__)
+
+LOG_DIRECTORY = "tlog"
+"""Where a replica keeps its tree, below its directory."""
+
+STEP_ENTRIES = 128
+STEP_BYTES = 64 * 1024
+"""What is derived in one step, entries and bytes before the last one: about two milliseconds."""
+
+FOUNDED_WITHIN = 64
+"""The key is drawn with the first command; only entries of consensus come before it, and hardly ever so many."""
+
+TILES_KEPT = 64
+"""Files that are kept once they were read and found whole, count: half a megabyte; a proof reads a dozen."""
+
+_SUM_BYTES = 4
+
+
+class NoDisclosureKey(LookupError):
+    """The ledger names no key that leaves could be salted with."""
+
+
+class NotInTree(LookupError):
+    """The tree has not come so far; the sentence says how far it is."""
+
+
+def disclosure_key_of(ledger: Ledger) -> bytes:
+    """Return the key that a ledger's leaves are salted with. NoDisclosureKey; LedgerBroken."""
+    for entry in ledger.read(1, limit=FOUNDED_WITHIN):
+        if entry.revision == entry.base:
+            continue
+        for command in decode_batch(entry.data).entries:
+            for event in command.events:
+                if isinstance(event, DisclosureKeyDrawn):
+                    return event.disclosure_key
+        break
+    raise NoDisclosureKey(
+        "the ledger's first command is not held here"
+        if ledger.first_index > 1
+        else "no key to salt proofs with was drawn when the cluster was founded"
+    )
+
+
+class LedgerTree:
+    """The tree over the entries of one replica's ledger, for one process at a time."""
+
+    def __init__(self, look: Callable[[], Ledger], directory: Path, *, readonly: bool = False) -> None:
+        """`look` returns the ledger as it is then, by a reader beside the replica; `directory`: where the files are, or
+        will be, unless `readonly`.
+
+        NoDisclosureKey; LedgerBroken; OSError.
+        """
+        self._look = look
+        self._ledger = look()
+        self._directory = directory
+        self._readonly = readonly
+        self._key = disclosure_key_of(self._ledger)
+        self._kept: OrderedDict[Tile, bytes] = OrderedDict()
+        self._made_again = 0
+        self._is_stuck = False
+        self._edges = [bytearray() for _ in range(MAX_TILE_LEVEL + 1)]
+        """By tile level: the hashes of the tile that is not full yet."""
+        self._leaves: list[bytes] = []
+        """The leaves of the bundle that is not full yet."""
+        self.size = 0
+        """Leaves in the tree: the last entry that it has."""
+        self._begin()
+
+    @property
+    def made_again(self) -> int:
+        """Files that were missing or damaged and were derived anew, count."""
+        return self._made_again
+
+    def step(self) -> bool:
+        """Derive the leaves of a few more entries; return whether some are left."""
+        if self.size >= self._ledger.applied_index:
+            self._ledger = self._look()
+        following = self.size + 1
+        try:
+            found = self._ledger.read_some(following, entries_max=STEP_ENTRIES, bytes_max=STEP_BYTES)
+        except LedgerBroken as error:
+            if not self._is_stuck:
+                LOGGER.error("the tree of the ledger stands at entry %d until it is mended: %s", self.size, error)
+            self._is_stuck = True
+            self._ledger = self._look()
+            return False
+        for entry in found:
+            if entry.index != self.size + 1:
+                break  # a gap, until it is filled in
+            self._append(self._leaf(entry).encoded())
+        if self.size < following:
+            self._ledger = self._look()
+            return False
+        self._is_stuck = False
+        return self.size < self._ledger.applied_index
+
+    def root(self, size: int) -> bytes:
+        """Return the root over the first `size` leaves; NotInTree, LedgerBroken."""
+        self._check(size)
+        return root_of(size, nodes_in_tiles(size, self.tile))
+
+    def inclusion(self, index: int, size: int) -> list[bytes]:
+        """Return the proof that the entry at `index` is in the tree of `size` leaves; NotInTree, LedgerBroken."""
+        self._check(size)
+        return inclusion_proof(index - 1, size, nodes_in_tiles(size, self.tile))
+
+    def consistency(self, old_size: int, size: int) -> list[bytes]:
+        """Return the proof that the tree of `old_size` leaves begins that of `size`; NotInTree, LedgerBroken."""
+        self._check(size)
+        return consistency_proof(old_size, size, nodes_in_tiles(size, self.tile))
+
+    def leaf(self, index: int) -> Leaf:
+        """Return the leaf of an entry; NotInTree, LedgerBroken."""
+        self._check(index)
+        number, position = divmod(index - 1, TILE_WIDTH)
+        held = self.tile(Tile(None, number, min(TILE_WIDTH, self.size - number * TILE_WIDTH)))
+        return parse_leaf(leaves_in(held)[position])
+
+    @property
+    def disclosure_key(self) -> bytes:
+        """The key that its leaves are salted with."""
+        return self._key
+
+    def tile(self, tile: Tile) -> bytes:
+        """Return a tile or bundle, of any width that it has or once had; NotInTree, LedgerBroken."""
+        level = tile.level or 0
+        full_tiles = self.size >> TILE_LEVELS * (level + 1)
+        if tile.index < full_tiles:
+            whole = self._full(Tile(tile.level, tile.index))
+        else:
+            begun = self._leaves if tile.level is None else self._edges[level]
+            if tile.index > full_tiles or tile.width > (self.size >> TILE_LEVELS * level) - tile.index * TILE_WIDTH:
+                raise NotInTree(f"the tree has {self.size} leaves, and no {tile.path} yet")
+            whole = bundle(begun) if isinstance(begun, list) else bytes(begun)
+        if tile.level is None:
+            return whole if tile.width == TILE_WIDTH else bundle(leaves_in(whole)[: tile.width])
+        return whole[: tile.width * HASH_BYTES]
+
+    def _begin(self) -> None:
+        """Stand where the full tiles end, or where the ledger does if that is before."""
+        tiles = self._tiles_there(self._ledger.applied_index // TILE_WIDTH)
+        self.size = tiles * TILE_WIDTH
+        for level in range(1, MAX_TILE_LEVEL + 1):
+            below = self.size >> TILE_LEVELS * level
+            first = below - below % TILE_WIDTH
+            for index in range(first, below):
+                self._edges[level] += _root(self._full(Tile(level - 1, index)))
+        self._kept.clear()
+
+    def _tiles_there(self, most: int) -> int:
+        """Return how many full tiles of the lowest level there are, by bisection: they were written in order."""
+        low = 0
+        while low < most:
+            middle = (low + most + 1) // 2
+            if self._path(Tile(0, middle - 1)).exists():
+                low = middle
+            else:
+                most = middle - 1
+        return low
+
+    def _leaf(self, entry: LedgerEntry) -> Leaf:
+        settled = commands_of(entry.data)
+        is_void = settled is None or entry.revision == entry.base
+        return leaf_of(
+            self._key,
+            index=entry.index,
+            term=entry.term,
+            data=entry.data,
+            base=entry.base,
+            revision=entry.revision,
+            at=0 if settled is None else settled.at,
+            commands=() if settled is None or is_void else settled.encoded,
+        )
+
+    def _append(self, leaf: bytes) -> None:
+        self._leaves.append(leaf)
+        node, level = leaf_hash(leaf), 0
+        self._edges[0] += node
+        self.size += 1
+        number = (self.size - 1) // TILE_WIDTH
+        if len(self._leaves) == TILE_WIDTH:
+            self._write(Tile(None, number), bundle(self._leaves))
+            self._leaves.clear()
+        while len(self._edges[level]) == TILE_WIDTH * HASH_BYTES and level < MAX_TILE_LEVEL:
+            whole = bytes(self._edges[level])
+            self._write(Tile(level, number), whole)
+            self._edges[level].clear()
+            level, number = level + 1, number // TILE_WIDTH
+            self._edges[level] += _root(whole)
+
+    def _full(self, tile: Tile) -> bytes:
+        """Return a full tile or bundle, from its file if that is whole, else derived anew."""
+        kept = self._kept.get(tile)
+        if kept is None:
+            kept = self._read(tile)
+            if kept is None:
+                kept = self._derived(tile)
+                self._made_again += 1
+                self._write(tile, kept)
+            self._keep(tile, kept)
+        else:
+            self._kept.move_to_end(tile)
+        return kept
+
+    def _derived(self, tile: Tile) -> bytes:
+        LOGGER.info("%s is derived anew: its file is missing or damaged", self._path(tile))
+        if tile.level:
+            below = (Tile(tile.level - 1, tile.index * TILE_WIDTH + position) for position in range(TILE_WIDTH))
+            return b"".join(_root(self._full(one)) for one in below)
+        first = tile.index * TILE_WIDTH + 1
+        leaves: list[bytes] = []
+        for entry in self._ledger.read(first, limit=TILE_WIDTH):
+            if entry.index != first + len(leaves):
+                break
+            leaves.append(self._leaf(entry).encoded())
+        if len(leaves) < TILE_WIDTH:
+            raise LedgerBroken(first + len(leaves), "it is not held, and the tile that it is in is damaged")
+        return bundle(leaves) if tile.level is None else b"".join(map(leaf_hash, leaves))
+
+    def _read(self, tile: Tile) -> bytes | None:
+        try:
+            held = self._path(tile).read_bytes()
+        except OSError:
+            return None
+        body = held[:-_SUM_BYTES]
+        if len(held) <= _SUM_BYTES or _sum(tile, body) != held[-_SUM_BYTES:]:
+            return None
+        return body
+
+    def _write(self, tile: Tile, body: bytes) -> None:
+        """Write a full tile, whole or not at all: a name that is there is of a file that is on the disk.
+
+        A bundle is not waited for: it is derived again if a crash takes it.
+        """
+        if self._readonly:
+            self._keep(tile, body)
+            return
+        path = self._path(tile)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.tmp")
+        with part.open("wb") as file:
+            file.write(body + _sum(tile, body))
+            if tile.level is not None:
+                file.flush()
+                os.fdatasync(file.fileno())
+        part.replace(path)
+
+    def _keep(self, tile: Tile, body: bytes) -> None:
+        self._kept[tile] = body
+        # What cannot be written is all that there is of it; an audit of some minutes holds it.
+        while len(self._kept) > TILES_KEPT and not self._readonly:
+            self._kept.popitem(last=False)
+
+    def _path(self, tile: Tile) -> Path:
+        return self._directory / tile.path
+
+    def _check(self, size: int) -> None:
+        if not 0 < size <= self.size:
+            raise NotInTree(f"the tree has {self.size} leaves, not {size}")
+
+
+def _root(whole: bytes) -> bytes:
+    """The root over the hashes of a full tile."""
+    hashes: Sequence[bytes] = [whole[at : at + HASH_BYTES] for at in range(0, len(whole), HASH_BYTES)]
+    while len(hashes) > 1:
+        hashes = [node_hash(left, right) for left, right in zip(hashes[::2], hashes[1::2], strict=True)]
+    return hashes[0]
+
+
+def _sum(tile: Tile, body: bytes) -> bytes:
+    # With its name: a file in another one's place is damaged too.
+    return zlib.crc32(body, zlib.crc32(tile.path.encode())).to_bytes(_SUM_BYTES, "big")

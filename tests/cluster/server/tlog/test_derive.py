@@ -1,0 +1,203 @@
+"""The tree of a ledger is a function of its entries, whatever was there of its files, and mends what is damaged."""
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from cluster.proofs import (
+    RightEdge,
+    Tile,
+    leaf_hash,
+    leaf_of,
+    leaves_in,
+    parse_leaf,
+    verify_consistency,
+    verify_inclusion,
+)
+from cluster.server.tlog import LedgerTree, NoDisclosureKey, NotInTree, disclosure_key_of
+from tests.cluster.audit.ledgers import Made, lived, written
+from tests.replica.world import DISCLOSURE_KEY
+from wal import Environment, Ledger
+from wal.codec import NO_OP, decode_batch, encode_batch, encode_entry
+
+KEY = DISCLOSURE_KEY
+ENTRIES = 256 * 256 + 300
+"""Enough for a full tile of hashes of tiles."""
+
+
+def short_history() -> list[tuple[int, bytes]]:
+    """The terms and data of a ledger of `lived` behind a no-op."""
+    batches = lived()
+    # What a deposed leader proposed on a revision that was settled by somebody else in the meantime.
+    void = encode_batch(replace(batches[1], at=batches[2].at))
+    return [(1, NO_OP), *((1, encode_batch(batch)) for batch in batches[:3]), (1, void)] + [
+        (2, encode_batch(batch)) for batch in batches[3:]
+    ]
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    history = short_history()
+    return written(tmp_path_factory.mktemp("long"), history + [(2, NO_OP)] * (ENTRIES - len(history)))
+
+
+@pytest.fixture(scope="module")
+def derived(long: Made) -> Path:
+    """The files of the tree of `long`."""
+    with opened(long) as tree:
+        assert tree.size == ENTRIES
+    return long.directory / "tlog"
+
+
+class Opened:
+    """A tree that has come to the end of its ledger, or to `last`."""
+
+    def __init__(self, made: Made, directory: Path, *, readonly: bool = False, steps: int = 1_000_000) -> None:
+        self._environment = Environment.open_readonly(made.directory / "wal")
+        self._make: Callable[[], LedgerTree] = lambda: LedgerTree(
+            Ledger(self._environment).as_stored, directory, readonly=readonly
+        )
+        self._steps = steps
+
+    def __enter__(self) -> LedgerTree:
+        tree = self._make()
+        for _ in range(self._steps):
+            if not tree.step():
+                break
+        return tree
+
+    def __exit__(self, *exception: object) -> None:
+        self._environment.close()
+
+
+def opened(made: Made, directory: Path | None = None, *, readonly: bool = False, steps: int = 1_000_000) -> Opened:
+    return Opened(made, directory or made.directory / "tlog", readonly=readonly, steps=steps)
+
+
+def root(made: Made, directory: Path, size: int = ENTRIES) -> bytes:
+    """The root by the files in a directory."""
+    with opened(made, directory) as tree:
+        return tree.root(size)
+
+
+def roots(made: Made, sizes: set[int]) -> dict[int, bytes]:
+    """The roots at some sizes, from the entries alone: the state before each is known from their batches."""
+    edge, revision, found = RightEdge(), 0, {}
+    for entry in made.entries[: max(sizes)]:
+        batch = None if entry.data == NO_OP else decode_batch(entry.data)
+        settles = batch is not None and batch.base == revision
+        commands = [encode_entry(one) for one in batch.entries] if batch is not None and settles else []
+        leaf = leaf_of(
+            KEY,
+            index=entry.index,
+            term=entry.term,
+            data=entry.data,
+            base=revision,
+            revision=revision + len(commands),
+            at=0 if batch is None else batch.at,
+            commands=commands,
+        )
+        revision += len(commands)
+        edge.append(leaf_hash(leaf.encoded()))
+        if edge.size in sizes:
+            found[edge.size] = edge.root()
+    return found
+
+
+def test_roots_and_proofs_are_those_of_the_tree_over_the_entries_leaves(long: Made, derived: Path) -> None:
+    sizes = {1, 5, 255, 256, 257, 300, 65_535, 65_536, 65_537, ENTRIES}
+    expected = roots(long, sizes)
+    with opened(long, derived) as tree:
+        assert {size: tree.root(size) for size in sizes} == expected
+        for index in (1, 3, 256, 257, 65_536, ENTRIES):
+            leaf = leaf_hash(tree.leaf(index).encoded())
+            verify_inclusion(index - 1, ENTRIES, leaf, tree.inclusion(index, ENTRIES), expected[ENTRIES])
+        for size in sizes:
+            verify_consistency(size, ENTRIES, expected[size], expected[ENTRIES], tree.consistency(size, ENTRIES))
+
+
+def test_a_bundle_has_the_leaves_that_the_tile_has_the_hashes_of(long: Made, derived: Path) -> None:
+    with opened(long, derived) as tree:
+        for number, width in ((0, 256), (7, 256), (7, 3), (ENTRIES // 256, ENTRIES % 256)):
+            leaves = leaves_in(tree.tile(Tile(None, number, width)))
+            assert [parse_leaf(leaf).index for leaf in leaves] == [number * 256 + one + 1 for one in range(width)]
+            assert b"".join(map(leaf_hash, leaves)) == tree.tile(Tile(0, number, width))
+        with pytest.raises(NotInTree):
+            tree.tile(Tile(0, ENTRIES // 256, ENTRIES % 256 + 1))
+        with pytest.raises(NotInTree):
+            tree.root(ENTRIES + 1)
+
+
+def damaged(path: Path, how: str) -> None:
+    """Damage a file in one way."""
+    held = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "cut":
+        path.write_bytes(held[:-32])
+    elif how == "flipped":
+        at = random.Random(str(path)).randrange(len(held))
+        path.write_bytes(held[:at] + bytes([held[at] ^ 1]) + held[at + 1 :])
+    elif how == "another's":
+        path.write_bytes(path.with_name("002").read_bytes())
+
+
+@pytest.mark.parametrize("how", ["missing", "empty", "cut", "flipped", "another's"])
+@pytest.mark.parametrize("where", ["0/001", "entries/001", "1/000"])
+def test_a_damaged_file_is_derived_anew(long: Made, derived: Path, tmp_path: Path, how: str, where: str) -> None:
+    if (how, where) == ("another's", "1/000"):
+        (derived / "tile/1/002").write_bytes((derived / "tile/0/002").read_bytes())
+    copy = tmp_path / "tlog"
+    shutil.copytree(derived, copy)
+    path = copy / "tile" / where
+    whole = path.read_bytes()
+    damaged(path, how)
+    with opened(long, copy) as tree:
+        level, number = where.split("/")
+        one = Tile(None if level == "entries" else int(level), int(number))
+        assert tree.tile(one) == whole[:-4]
+        assert tree.made_again == 1
+    assert path.read_bytes() == whole
+
+
+def test_a_tree_whose_directory_is_lost_is_derived_anew(long: Made, derived: Path, tmp_path: Path) -> None:
+    expected = root(long, derived)
+    with opened(long, tmp_path / "new") as after:
+        assert after.root(ENTRIES) == expected
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5])
+def test_a_tree_goes_on_where_it_was_ended(long: Made, derived: Path, tmp_path: Path, steps: int) -> None:
+    with opened(long, tmp_path / "tlog", steps=steps) as tree:
+        size = tree.size
+    with opened(long, tmp_path / "tlog", steps=4) as tree:
+        assert tree.size == size - size % 256 + 512
+        found, reached = tree.root(tree.size), tree.size
+    assert found == root(long, derived, reached)
+
+
+def test_a_reader_writes_nothing(long: Made, derived: Path, tmp_path: Path) -> None:
+    expected = root(long, derived)
+    with opened(long, tmp_path / "none", readonly=True) as tree:
+        assert tree.root(ENTRIES) == expected
+    assert not (tmp_path / "none").exists()
+
+
+def test_tiles_behind_the_end_of_the_ledger_count_for_nothing(derived: Path, tmp_path: Path) -> None:
+    short = written(tmp_path, short_history())
+    shutil.copytree(derived, tmp_path / "tlog")
+    with opened(short) as tree:
+        assert tree.size == len(short.entries)
+        assert tree.root(tree.size) == roots(short, {tree.size})[tree.size]
+
+
+def test_a_ledger_without_a_key_has_no_tree(tmp_path: Path) -> None:
+    made = written(tmp_path, [(1, NO_OP)] * 3)
+    with Environment.open_readonly(made.directory / "wal") as environment, pytest.raises(NoDisclosureKey):
+        disclosure_key_of(Ledger(environment))
