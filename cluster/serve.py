@@ -28,8 +28,9 @@ from cluster.config import Config, ConfigError
 from cluster.consensus import Consensus, Engine, LostDurableState, Machine, RemovedFromCluster, Timing
 from cluster.eventloop import Identities
 from cluster.mail import Mailer, sender_of
+from cluster.proofs import VerifierKey, parse_key
 from cluster.providers.calls import PoolWatch
-from cluster.schemas import HandedView, StatusView
+from cluster.schemas import CheckpointRequest, HandedView, SignRequest, StatusView
 from cluster.schemas import operations as ops
 from cluster.security import Credentials, Peers, TlsRefused, until_valid
 from cluster.server import (
@@ -46,6 +47,7 @@ from cluster.server import (
     note_forgotten,
     open_storage,
 )
+from cluster.server.tlog import LogPeers, Signed
 from cluster.system import Address, Clock, SystemClock, leave_when_terminated
 from replica.messages import ReleaseNeeded
 from snapshots import SnapshotFailed
@@ -245,7 +247,18 @@ class Replica:
             fail=fail,
         )
         self.controller.register(mailer_of(self.controller, config))
-        self.service = Service(self.controller, version=release(), fail=fail, peers=self.peers)
+        self.service = Service(
+            self.controller,
+            version=release(),
+            fail=fail,
+            peers=self.peers,
+            log_peers=LogPeers(self._signed_by, self._hand_checkpoint, self._log_key_of),
+        )
+        try:
+            self.publisher = self.service.publisher
+        except StorageRefused as error:
+            storage.close()
+            raise Refused(str(error), EXIT_STORAGE_REFUSED) from error
         self.controller.register(
             PoolWatch(
                 self.service.providing.calls,
@@ -285,6 +298,7 @@ class Replica:
             self.service.past.start()
             self.backfill.start()
             self.scrub.start()
+            self.publisher.start()
         except OSError as error:
             await self.stop()
             raise Refused(
@@ -300,6 +314,7 @@ class Replica:
         self.peers.stop()
         await self.backfill.stop()
         await self.scrub.stop()
+        await self.publisher.stop()
         self.service.wake()
         for front in reversed(self.fronts):
             await front.stop()
@@ -317,6 +332,18 @@ class Replica:
 
     async def _history_of(self, peer: str, last: int) -> Iterable[HandedView]:
         return (await self._client.call(ops.READ_STORED_ENTRIES, last=last, replica=self._api_of(peer))).entries
+
+    async def _signed_by(self, peer: str, size: int, root: bytes) -> Signed:
+        request = SignRequest(size=size, root=root.hex())
+        answer = await self._client.call(ops.SIGN_CHECKPOINT, request, replica=self._api_of(peer))
+        return Signed(parse_key(answer.key), bytes.fromhex(answer.root), answer.note)
+
+    async def _hand_checkpoint(self, peer: str, note: str) -> None:
+        await self._client.call(ops.TAKE_CHECKPOINT, CheckpointRequest(note=note), replica=self._api_of(peer))
+
+    async def _log_key_of(self, peer: str) -> VerifierKey:
+        (found,) = (await self._client.call(ops.LIST_LOG_KEYS, alone=True, replica=self._api_of(peer))).keys
+        return parse_key(found.key)
 
     async def _status_of(self, peer: str) -> StatusView:
         return await self._client.call(ops.SHOW_STATUS, replica=self._api_of(peer))

@@ -8,25 +8,34 @@ from typing import Any
 
 import msgspec
 
+from cluster.api.history import busy
 from cluster.api.metrics import CONTENT_TYPE
+from cluster.api.past import HistorianBusy, HistorianLate, NotProven
 from cluster.api.render import entry_view, record_event, record_head
 from cluster.api.service import Call, Reply, encoded, handles
-from cluster.api.web import Problem, bad
+from cluster.api.web import Problem, bad, too_busy
 from cluster.consensus import OFF_US, Role
 from cluster.eventloop import Work
 from cluster.schemas import (
+    CheckpointAnswer,
+    CheckpointRequest,
     ClockAnswer,
     DigestsAnswer,
     HandedAnswer,
     HandedView,
     LedgerAnswer,
     LedgerEntryView,
+    LogKeysAnswer,
+    LogKeyView,
     SetClockRequest,
+    SignedAnswer,
+    SignRequest,
     SnapshotView,
     StatusView,
 )
 from cluster.schemas import operations as ops
 from cluster.server import Applied, NotLeading, Unavailable, Verdict, settled_at, snapshot_view
+from cluster.server.tlog import NoteNotTaken, SignRefused, proof_file
 from cluster.system import format_instant, parse_instant
 from replica.fold import answer_to
 from replica.messages import SetClock, features
@@ -157,6 +166,91 @@ async def list_digests(call: Call[None]) -> Reply[DigestsAnswer]:
         verdict=(Verdict.UNDECIDED if checkpoints is None else checkpoints.verdict).value,
     )
     return Reply(controller.state.revision, view)
+
+
+@handles(ops.READ_CHECKPOINT)
+async def read_checkpoint(call: Call[None]) -> Reply[str]:
+    note = call.service.publisher.note
+    if not note:
+        raise Problem(404, "no_checkpoint", "no checkpoint has been signed yet", "try again in some seconds")
+    return _text(call, note.encode())
+
+
+@handles(ops.READ_TILE)
+async def read_tile(call: Call[None]) -> Reply[bytes]:
+    path = f"tile/{call.params['tile']}"
+    try:
+        found = await call.service.past.tile(path, call.identity)
+    except NotProven as error:
+        raise Problem(404, "no_tile", str(error), "see /v1/tlog/checkpoint for the size of the tree", "path") from error
+    except (HistorianBusy, HistorianLate) as error:
+        raise busy(error) from error
+    return Reply(call.service.controller.state.revision, content=found, content_type=ops.BYTES)
+
+
+@handles(ops.LIST_LOG_KEYS)
+async def list_log_keys(call: Call[None]) -> Reply[LogKeysAnswer]:
+    controller, publisher = call.service.controller, call.service.publisher
+    alone = call.query.get("alone") == "yes"
+    keys = {controller.name: publisher.key} if alone else await publisher.keys()
+    revision = controller.state.revision
+    rows = tuple(LogKeyView(replica=name, key=str(key)) for name, key in sorted(keys.items()))
+    return Reply(
+        revision, LogKeysAnswer(revision=revision, origin=publisher.origin, replica=controller.name, keys=rows)
+    )
+
+
+@handles(ops.SIGN_CHECKPOINT)
+async def sign_checkpoint(call: Call[SignRequest]) -> Reply[SignedAnswer]:
+    controller, publisher = call.service.controller, call.service.publisher
+    if call.body.size > controller.applied_index:
+        raise too_busy(f"{controller.applied_index} entries are applied here, and {call.body.size} are asked for")
+    try:
+        signed = await publisher.sign(call.body.size, call.body.root)
+    except SignRefused as error:
+        raise Problem(409, "not_signed", str(error), "ask for a later one", "size") from error
+    except (NotProven, HistorianLate) as error:
+        raise too_busy(str(error)) from error
+    revision = controller.state.revision
+    view = SignedAnswer(
+        revision=revision,
+        replica=controller.name,
+        key=str(signed.key),
+        root=signed.root.hex(),
+        note=signed.note,
+    )
+    return Reply(revision, view)
+
+
+@handles(ops.TAKE_CHECKPOINT)
+async def take_checkpoint(call: Call[CheckpointRequest]) -> Reply[CheckpointAnswer]:
+    controller, publisher = call.service.controller, call.service.publisher
+    try:
+        await publisher.take(call.body.note)
+    except NoteNotTaken as error:
+        raise Problem(409, "not_taken", str(error), "hand over what a majority has signed", "note") from error
+    except (NotProven, HistorianLate) as error:
+        raise too_busy(str(error)) from error
+    revision = controller.state.revision
+    return Reply(revision, CheckpointAnswer(revision=revision, size=publisher.size))
+
+
+@handles(ops.PROVE_JOB)
+async def prove_job(call: Call[None]) -> Reply[dict[str, Any]]:
+    state = call.service.controller.state
+    job, publisher = call.job_in(state), call.service.publisher
+    if not publisher.note:
+        raise Problem(404, "no_checkpoint", "no checkpoint has been signed yet", "try again in some seconds")
+    note, size = publisher.note, publisher.size
+    try:
+        records = await call.service.past.proof(job, size, call.identity)
+    except NotProven as error:
+        remedy = f"ask again when what happened to it has a checkpoint: the last one is of {size} entries"
+        raise Problem(404, "not_proven", str(error), remedy, "job id") from error
+    except (HistorianBusy, HistorianLate) as error:
+        raise busy(error) from error
+    content = await asyncio.to_thread(proof_file, note, job, records)
+    return Reply(state.revision, content=content)
 
 
 @handles(ops.SHOW_CLOCK)

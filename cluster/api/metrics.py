@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter as Count
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -14,6 +14,7 @@ from cluster.api.past import Historian
 from cluster.consensus import Role
 from cluster.eventloop import RECORDS_PER_SLICE, Work, paced
 from cluster.server import Controller
+from cluster.server.tlog import Publisher
 from replica.messages import features
 from replica.model import TRANSFERS, BufferState, JobState
 from replica.operations import rules_in_force
@@ -36,11 +37,11 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Metrics:
     """The registry of one replica."""
 
-    def __init__(self, controller: Controller, past: Historian) -> None:
+    def __init__(self, controller: Controller, past: Historian, publisher: Callable[[], Publisher]) -> None:
         self._registry = CollectorRegistry()
         self._controller = controller
         self._rendering = asyncio.Lock()
-        self._collector = _ReplicaCollector(controller, past)
+        self._collector = _ReplicaCollector(controller, past, publisher)
         self._registry.register(self._collector)
         self._sync_times_s: list[float] = []
         """What `_syncs` has not been told: telling takes longer than all else between a sync and its answer."""
@@ -95,9 +96,10 @@ class _ReplicaCollector(Collector):
     `read` does so on the loop; `collect` gives what was read, in whatever thread.
     """
 
-    def __init__(self, controller: Controller, past: Historian) -> None:
+    def __init__(self, controller: Controller, past: Historian, publisher: Callable[[], Publisher]) -> None:
         self._controller = controller
         self._past = past
+        self._publisher = publisher
         self._families: list[Metric] = []
 
     async def read(self, state: State, work: Work) -> None:
@@ -113,6 +115,7 @@ class _ReplicaCollector(Collector):
         self._families = [
             *self._consensus(),
             *self._history(),
+            *self._checkpoints(),
             *self._commands(),
             *_capacity(state),
             *self._work(state, by_state, by_buffer),
@@ -232,6 +235,22 @@ class _ReplicaCollector(Collector):
             "forebay_historians_started",
             "Historians started: more than one where one has ended.",
             self._past.started,
+        )
+
+    def _checkpoints(self) -> Iterator[Metric]:
+        publisher = self._publisher()
+        yield _gauge(
+            "forebay_checkpoint_entry", "Entries under the last checkpoint that a majority has signed.", publisher.size
+        )
+        yield _gauge(
+            "forebay_checkpoint_age_seconds",
+            "Time since this process got a checkpoint, or began.",
+            self._controller.clock.monotonic_s() - publisher.published_s,
+        )
+        yield _counter(
+            "forebay_checkpoints_failed",
+            "Checkpoints that this replica asked for while it led, and that no majority has signed.",
+            publisher.failed,
         )
 
     def _commands(self) -> Iterator[Metric]:

@@ -52,6 +52,7 @@ from cluster.server import (
     TooManyAnswers,
     Unavailable,
 )
+from cluster.server.tlog import LOG_DIRECTORY, NOBODY, SIGNING_DIRECTORY, LogPeers, Publisher, Signer, origin_of
 from cluster.system import Address
 from replica.decide import job_of_task
 from replica.fold import answer_to, is_forgotten, may_keep_answer
@@ -248,8 +249,11 @@ class Service:
         version: str,
         fail: Callable[[BaseException], NoReturn],
         peers: Peers | None = None,
+        log_peers: LogPeers = NOBODY,
     ) -> None:
-        """`fail` stops the replica; `peers` watches its connections, those of its links with the others."""
+        """`fail` stops the replica; `peers` watches its connections, those of its links with the others; `log_peers`
+        are asked to sign checkpoints.
+        """
         self.peers = peers or Peers(controller.config.cluster.id, controller.clock)
         self.peers.follow(lambda: controller.state.revocations)
         self.controller = controller
@@ -269,9 +273,10 @@ class Service:
         """Whether what is others' is private, whatever the state says that is answered from."""
         self.then: Instant | None = None
         """The moment of the past that is answered from, None: now."""
+        self._log_peers = log_peers
         self.past = Historian(controller)
         """Who is asked about the past: a process that is started with the replica, or with the first question."""
-        self.metrics = Metrics(controller, self.past)
+        self.metrics = Metrics(controller, self.past, lambda: self.publisher)
         self.event_streams_of: Counter[Identity] = Counter()
         """Open streams by who reads them."""
         self.digests = asyncio.Semaphore(1)
@@ -285,6 +290,25 @@ class Service:
         self.stopping.set()
         self.controller.orders.wake_all()
         self.controller.guests.wake_all()
+
+    @functools.cached_property
+    def publisher(self) -> Publisher:
+        """Who has checkpoints of the ledger signed, and keeps the last one; StorageRefused when first asked for."""
+        controller, past = self.controller, self.past
+        home = self.config.storage.directory / controller.name
+        return Publisher(
+            Signer(home / SIGNING_DIRECTORY, origin_of(self.config.cluster.id)),
+            home / LOG_DIRECTORY,
+            name=controller.name,
+            leads=lambda: controller.leads,
+            applied_index=lambda: controller.applied_index,
+            tree_size=lambda: past.progress.tree_size,
+            root=past.root,
+            peers=lambda: tuple(peer.name for peer in controller.engine.peers()),
+            asked=self._log_peers,
+            clock=controller.clock,
+            fail=self.fail,
+        )
 
     @property
     def event_streams(self) -> int:

@@ -301,6 +301,10 @@ class Client:
         if call.command_id is not None:
             self._session_ids.answered(call.command_id)
         try:
+            if kind is bytes:
+                return cast("_T", answer.body), answer.unsure
+            if kind is str:
+                return cast("_T", answer.body.decode()), answer.unsure
             return msgspec.json.decode(answer.body, type=kind), answer.unsure
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ApiError(

@@ -82,6 +82,8 @@ if TYPE_CHECKING:
         WhyView,
     )
     from cluster.schemas.ledger import (
+        CheckpointAnswer,
+        CheckpointRequest,
         ClockAnswer,
         EventView,
         FeatureLevelAnswer,
@@ -89,7 +91,11 @@ if TYPE_CHECKING:
         HandedView,
         LedgerAnswer,
         LedgerEntryView,
+        LogKeysAnswer,
+        LogKeyView,
         MemberLevelView,
+        SignedAnswer,
+        SignRequest,
         SnapshotPoolView,
         SnapshotView,
     )
@@ -148,8 +154,9 @@ else:
         jobs: HistoryAnswer HistoryRow JobsAnswer JobView MembersAnswer MemberView NodesAnswer NodeView PollAnswer
         jobs: PlacesAnswer PlaceView
         jobs: PoolsAnswer PoolView RegisterAnswer ReportResult ReportsAnswer StatusView TransferAnswer WhyView
-        ledger: ClockAnswer EventView FeatureLevelAnswer HandedAnswer HandedView LedgerAnswer LedgerEntryView
-        ledger: MemberLevelView SnapshotPoolView SnapshotView
+        ledger: CheckpointAnswer CheckpointRequest ClockAnswer EventView FeatureLevelAnswer HandedAnswer HandedView
+        ledger: LedgerAnswer LedgerEntryView LogKeysAnswer LogKeyView MemberLevelView SignedAnswer SignRequest
+        ledger: SnapshotPoolView SnapshotView
         operations: OPERATIONS PEOPLE Operation Parameter
         requests: BULK_COMMANDS_MAX FEATURE_LEVEL_MAX PROGRESS_ROWS_MAX BulkCommand BulkRequest CancelCommand
         requests: ContinueCommand FeatureLevelRequest HoldCommand OpenSessionCommand PersistentCleared PollRequest

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from cluster.schemas.base import Answer, Json, View
+from typing import Annotated
+
+import msgspec
+
+from cluster.schemas.base import NUMBER_MAX, Answer, Json, Request, View
+
+NOTE_CHARACTERS_MAX = 64 * 1024
+"""A checkpoint with its signatures, characters: three lines, and one for each replica and witness."""
 
 
 class LedgerEntryView(View, frozen=True, kw_only=True):
@@ -125,3 +132,53 @@ class FeatureLevelAnswer(Answer, frozen=True, kw_only=True):
     may_be_raised: bool = False
     """Whether every member knows the next level."""
     members: tuple[MemberLevelView, ...] = ()
+
+
+class SignRequest(Request, frozen=True, kw_only=True):
+    """Body of POST /v1/tlog/sign: the size of the tree, in entries, and the root (hexadecimal) that the leader has."""
+
+    size: Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
+    root: Annotated[str, msgspec.Meta(min_length=64, max_length=64)]
+
+
+class SignedAnswer(Answer, frozen=True, kw_only=True):
+    """Answer of POST /v1/tlog/sign: what this replica's own ledger comes to, signed where it is what was asked for."""
+
+    replica: str
+    key: str
+    """As verifiers are given it: `name+key id+key`."""
+    root: str
+    """Of its own tree at that size, hexadecimal."""
+    note: str | None
+    """The checkpoint with its signature; none where its root is another one."""
+
+
+class CheckpointRequest(Request, frozen=True, kw_only=True):
+    """Body of POST /v1/tlog/checkpoint: a signed note."""
+
+    note: Annotated[str, msgspec.Meta(max_length=NOTE_CHARACTERS_MAX)]
+
+
+class CheckpointAnswer(Answer, frozen=True, kw_only=True):
+    """Answer of POST /v1/tlog/checkpoint: how many entries are under the last checkpoint that this replica has."""
+
+    size: int
+
+
+class LogKeyView(View, frozen=True, kw_only=True):
+    """The key that a replica signs checkpoints with."""
+
+    replica: str
+    key: str
+    """As verifiers are given it: `name+key id+key`."""
+
+
+class LogKeysAnswer(Answer, frozen=True, kw_only=True):
+    """Answer of GET /v1/tlog/keys."""
+
+    origin: str
+    """What checkpoints of this ledger begin with."""
+    replica: str
+    """Who answers."""
+    keys: tuple[LogKeyView, ...]
+    """Those of all members that could be asked."""

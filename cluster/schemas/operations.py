@@ -44,11 +44,14 @@ PEOPLE: Final = frozenset({Role.OPERATOR, Role.USER})
 _OPERATORS: Final = frozenset({Role.OPERATOR})
 _AGENTS: Final = frozenset({Role.AGENT})
 _REPLICAS: Final = frozenset({Role.REPLICA})
-_AUDITORS: Final = frozenset({Role.OPERATOR, Role.REPLICA})
+_LEDGER_READERS: Final = frozenset({Role.OPERATOR, Role.REPLICA})
+_AUDITORS: Final = _LEDGER_READERS | {Role.AUDITOR}
+"""Who reads what is proven of the ledger; an auditor reads nothing else."""
 _SCHEDULERS: Final = frozenset({Role.SCHEDULER})
 _READERS: Final = PEOPLE | _SCHEDULERS
 """People, and other schedulers about their own guests: `Call.job_in` finds no other job for them."""
-_EVERYBODY: Final = frozenset(Role)
+_EVERYBODY: Final = frozenset(Role) - {Role.AUDITOR}
+"""Everybody who takes part."""
 
 JOBS_LISTED: Final = 1_000
 """Jobs in a list when nobody says otherwise, count."""
@@ -67,11 +70,15 @@ GUEST_WAIT_S_MAX: Final = 30
 
 JSON: Final = "application/json"
 TEXT: Final = "text/plain"
+BYTES: Final = "application/octet-stream"
 EVENT_STREAM: Final = "text/event-stream"
 
 _THEN: Final = {"at": "how it was after a revision, or at a time, 2026-01-31T12:00:00Z; how it is if left out"}
 _STALE: Final = {"stale": "`ok`: answer at once from the replica that is asked, however old its state is"}
 _PARAMETER: Final = re.compile(r"\{([a-z_]+)\}")
+
+REST: Final = "tile"
+"""A parameter that takes all that is left of a path, with its slashes."""
 
 Parameter = str | int | bool | None
 """A parameter of a path or a query; True is sent as `yes`, False and None are left out."""
@@ -124,7 +131,9 @@ class Operation(msgspec.Struct, Generic[Asked, Answered], frozen=True):
         wrong = {*names} - {*parameters} or {*parameters} - {*names} - {*self.query}
         if wrong:
             raise TypeError(f"{self.name} takes {', '.join([*names, *self.query]) or 'no parameters'}: {sorted(wrong)}")
-        path = _PARAMETER.sub(lambda found: quote(str(parameters[found[1]]), safe=""), self.path)
+        path = _PARAMETER.sub(
+            lambda found: quote(str(parameters[found[1]]), safe="/" if found[1] == REST else ""), self.path
+        )
         sent = {
             name: "yes" if value is True else value
             for name, value in parameters.items()
@@ -436,11 +445,11 @@ SET_CLOCK = _write("set_clock", "POST /v1/clock", _OPERATORS, lambda: r.SetClock
 SHOW_STATUS = _get("show_status", "/v1/status", _EVERYBODY, lambda: j.StatusView,
     "Show the replica that was asked, as it is now.",
     {"digest": "`yes`: with the digest of the state"}, tag="cluster", own=True)
-LIST_DIGESTS = _get("list_digests", "/v1/digests", _AUDITORS, lambda: j.DigestsAnswer,
+LIST_DIGESTS = _get("list_digests", "/v1/digests", _LEDGER_READERS, lambda: j.DigestsAnswer,
     "Show the digests of the last checkpoints of this replica, and of its ledger, which its peers compare with theirs.",
     {"ledger": "with that of the ledger up to this index; of the last applied entry if left out, or not applied yet"},
     tag="cluster", own=True)
-READ_LEDGER = _get("read_ledger", "/v1/ledger", _AUDITORS, lambda: ledger.LedgerAnswer,
+READ_LEDGER = _get("read_ledger", "/v1/ledger", _LEDGER_READERS, lambda: ledger.LedgerAnswer,
     "Read entries of the ledger that this replica holds, with their digests.",
     {
         "from": "index of the first entry",
@@ -449,6 +458,26 @@ READ_LEDGER = _get("read_ledger", "/v1/ledger", _AUDITORS, lambda: ledger.Ledger
 READ_STORED_ENTRIES = _get("read_stored_entries", "/v1/ledger/history", _REPLICAS, lambda: ledger.HandedAnswer,
     "Hand over entries as they are stored to a replica that was sent a snapshot instead of them.",
     {"last": "index of the last entry"}, tag="cluster", own=True)
+READ_CHECKPOINT = _get("read_checkpoint", "/v1/tlog/checkpoint", _AUDITORS, lambda: str,
+    "Give the last checkpoint of the ledger that a majority of the replicas has signed: a signed note of C2SP.",
+    stale=False, tag="cluster", content_type=TEXT, own=True)
+READ_TILE = _get("read_tile", "/v1/tlog/tile/{tile}", _AUDITORS, lambda: bytes,
+    "Give a tile of the ledger's tree, or a bundle of its leaves, as C2SP tlog-tiles names them: `0/x001/067`, "
+    "`entries/000.p/5`.",
+    stale=False, tag="cluster", content_type=BYTES, own=True)
+LIST_LOG_KEYS = _get("list_log_keys", "/v1/tlog/keys", _AUDITORS, lambda: ledger.LogKeysAnswer,
+    "List the keys that the replicas sign checkpoints with.",
+    {"alone": "`yes`: that of the replica that is asked, which asks nobody else"},
+    stale=False, tag="cluster", own=True)
+SIGN_CHECKPOINT = _write("sign_checkpoint", "POST /v1/tlog/sign", _REPLICAS,
+    lambda: ledger.SignRequest, lambda: ledger.SignedAnswer,
+    "Sign a checkpoint, where this replica's own ledger comes to it.", tag="cluster", own=True)
+TAKE_CHECKPOINT = _write("take_checkpoint", "POST /v1/tlog/checkpoint", _REPLICAS,
+    lambda: ledger.CheckpointRequest, lambda: ledger.CheckpointAnswer,
+    "Take the checkpoint that the leader has collected.", tag="cluster", own=True)
+PROVE_JOB = _get("prove_job", "/v1/jobs/{id}/proof", _OPERATORS, lambda: Json,
+    "Prove what the ledger has of a job, under the last checkpoint: for `verify_proof.py`.",
+    stale=False, tag="cluster", own=True)
 SAVE_SNAPSHOT = _write("save_snapshot", "POST /v1/snapshots", _OPERATORS, lambda: NoneType, lambda: ledger.SnapshotView,
     "Write a snapshot on the replica that was asked.", tag="cluster", own=True)
 STREAM_EVENTS = _get("stream_events", "/v1/events", PEOPLE, lambda: ledger.EventView,

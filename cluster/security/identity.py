@@ -36,6 +36,8 @@ class Role(StrEnum):
     USER = "user"
     SCHEDULER = "scheduler"
     """Another scheduler: for its guests, which stand under the name of the certificate, and nothing else."""
+    AUDITOR = "auditor"
+    """Somebody outside: reads checkpoints, tiles and leaves of the ledger's tree, and nothing else."""
 
 
 class Identity(msgspec.Struct, frozen=True):

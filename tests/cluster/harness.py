@@ -74,6 +74,7 @@ def make_cluster(directory: Path, replicas: int = 1) -> Config:
     config = found(directory, founding, clock=SystemClock())
     authority, at = load_authority(config.tls.authority.parent), SystemClock().now()
     issue(authority, config.tls.certificates, role=CertificateRole.SCHEDULER, name="slurm", at=at)
+    issue(authority, config.tls.certificates, role=CertificateRole.AUDITOR, name="auditor", at=at)
     return config
 
 

@@ -30,6 +30,8 @@ OTHER_ROUTES = frozenset(
         ("POST", "/v1/members/{name}/remove"), ("POST", "/v1/members/{name}/replace"), ("GET", "/v1/status"),
         ("GET", "/v1/ledger"), ("GET", "/v1/ledger/history"), ("GET", "/v1/digests"), ("GET", "/v1/feature-level"),
         ("POST", "/v1/feature-level"), ("POST", "/v1/snapshots"), ("GET", "/v1/events"), ("GET", "/v1/openapi.json"),
+        ("GET", "/v1/tlog/checkpoint"), ("GET", "/v1/tlog/tile/{tile}"), ("GET", "/v1/tlog/keys"),
+        ("POST", "/v1/tlog/sign"), ("POST", "/v1/tlog/checkpoint"), ("GET", "/v1/jobs/{id}/proof"),
         ("GET", "/v1/clock"), ("POST", "/v1/clock"), ("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/metrics"),
     )
 )  # fmt: skip

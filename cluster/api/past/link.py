@@ -77,7 +77,7 @@ class HistorianBusy(Exception):
         """Whether they are the asker's own."""
 
 
-class HistorianLate(Exception):
+class HistorianLate(TimeoutError):
     """There was no answer in time; the sentence says how far the index by job has come."""
 
 

@@ -8,6 +8,7 @@ from urllib.parse import unquote
 
 from cluster.api.web.problems import Problem, bad
 from cluster.schemas import OPERATIONS, Operation
+from cluster.schemas.operations import REST
 
 SEGMENT_CHARACTERS_MAX = 256
 """One part of a path, characters: names have at most 64."""
@@ -31,7 +32,7 @@ _TABLES = _tables()
 
 def find_operation(method: str, raw_path: str) -> tuple[Operation[Any, Any], dict[str, str]]:
     """Return the operation and the parameters in the path, decoded; Problem 404 or 405."""
-    parts = raw_path.strip("/").split("/")
+    parts = _joined(raw_path.strip("/").split("/"))
     for known, methods in _TABLES.get(len(parts), ()):
         if all(wanted == part or wanted[0] == "{" for wanted, part in zip(known, parts, strict=True)):
             params = {
@@ -53,6 +54,19 @@ def find_operation(method: str, raw_path: str) -> tuple[Operation[Any, Any], dic
     )
 
 
+_LONG = tuple(
+    operation.path.strip("/").split("/")[:-1] for operation in OPERATIONS.values() if f"{{{REST}}}" in operation.path
+)
+
+
+def _joined(parts: list[str]) -> list[str]:
+    """Return the parts of a path, with all that one parameter takes as one part."""
+    for begin in _LONG:
+        if len(parts) > len(begin) and parts[: len(begin)] == begin:
+            return [*begin, "/".join(parts[len(begin) :])]
+    return parts
+
+
 def _segment(part: str) -> str:
     try:
         text = unquote(part, errors="strict")
@@ -72,6 +86,13 @@ def check_query(operation: Operation[Any, Any], query: Mapping[str, str], names:
             raise bad(sentence, f"known are: {known}", f"query {name}", "unknown_query")
     if len(names) != len(set(names)):
         raise bad("a query parameter is given twice", "give each once", "query")
-    for name, word in (("stale", "ok"), ("digest", "yes"), ("live", "yes"), ("guests", "yes"), ("parked", "yes")):
+    for name, word in (
+        ("stale", "ok"),
+        ("digest", "yes"),
+        ("live", "yes"),
+        ("guests", "yes"),
+        ("parked", "yes"),
+        ("alone", "yes"),
+    ):
         if query.get(name, word) != word:
             raise bad(f"{name} is {query[name]!r}", f"write {name}={word}, or leave it out", f"query {name}")

@@ -11,7 +11,7 @@ from cluster.security.identity import Role
 from tests.cluster.harness import Harness, story
 
 O, U, A, R, S = Role.OPERATOR, Role.USER, Role.AGENT, Role.REPLICA, Role.SCHEDULER  # noqa: E741
-WHO = {O: "operator", U: "alice", A: "n1", R: "r1", S: "slurm"}
+WHO = {O: "operator", U: "alice", A: "n1", R: "r1", S: "slurm", Role.AUDITOR: "auditor"}
 
 ALLOWED: dict[tuple[str, str], str] = {
     ("POST", "/v1/jobs"): "operator user",
@@ -65,6 +65,12 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("GET", "/v1/ledger"): "operator replica",
     ("GET", "/v1/ledger/history"): "replica",
     ("GET", "/v1/digests"): "operator replica",
+    ("GET", "/v1/tlog/checkpoint"): "operator replica auditor",
+    ("GET", "/v1/tlog/tile/{tile}"): "operator replica auditor",
+    ("GET", "/v1/tlog/keys"): "operator replica auditor",
+    ("POST", "/v1/tlog/sign"): "replica",
+    ("POST", "/v1/tlog/checkpoint"): "replica",
+    ("GET", "/v1/jobs/{id}/proof"): "operator",
     ("GET", "/v1/feature-level"): "operator",
     ("POST", "/v1/feature-level"): "operator",
     ("GET", "/v1/clock"): "operator user",
@@ -122,6 +128,12 @@ def test_every_route_is_in_the_table_of_permissions() -> None:
     assert {(route.method, route.path) for route in OPERATIONS.values()} == set(ALLOWED)
 
 
+def test_an_auditor_reads_what_is_proven_of_the_ledger_and_nothing_else() -> None:
+    mine = {route.path for route in OPERATIONS.values() if Role.AUDITOR in route.roles}
+    assert mine == {"/v1/tlog/checkpoint", "/v1/tlog/tile/{tile}", "/v1/tlog/keys"}
+    assert {route.method for route in OPERATIONS.values() if Role.AUDITOR in route.roles} == {"GET"}
+
+
 def product() -> Iterator[tuple[Operation[Any, Any], Role, bool]]:
     for route in OPERATIONS.values():
         for role in Role:
@@ -129,13 +141,15 @@ def product() -> Iterator[tuple[Operation[Any, Any], Role, bool]]:
 
 
 def target(route: Operation[Any, Any]) -> str:
-    return route.path.replace("{id}", "1").replace("{name}", "n1").replace("{node}", "n1").replace("{job}", "42")
+    path = route.path.replace("{id}", "1").replace("{name}", "n1").replace("{node}", "n1").replace("{job}", "42")
+    return path.replace("{tile}", "0/000.p/1")
 
 
 @story
 async def test_each_role_may_ask_exactly_what_the_table_says(config: Config) -> None:
     async with Harness(config) as harness:
         await harness.submit(hold=True)
+        assert await harness.service.publisher.publish()
         for route, role, allowed in product():
             if route.path == "/v1/events" and allowed:
                 continue

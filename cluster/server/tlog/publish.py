@@ -1,0 +1,293 @@
+"""Publication of checkpoints: the leader has its peers sign what their own ledgers come to, and hands on a majority's.
+
+Every PERIOD_S in which something was committed. Nobody believes the leader: each replica signs by its own tree, the
+leader counts only signatures under the root that it has itself, and who is handed a checkpoint that a majority has
+signed, and has another root, stops. To forge the history is to alter a majority of ledgers within one period.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple, NoReturn
+
+from cluster.eventloop import Background
+from cluster.proofs import Checkpoint, NoteRefused, Signature, VerifierKey, parse_checkpoint, parse_note, verify_note
+from cluster.proofs import write_note as written
+from cluster.server.divergence import Verdict, judge
+from cluster.server.tlog.signing import LedgerAltered, Signer, SignRefused
+from cluster.system import Clock
+
+LOGGER = logging.getLogger(__name__)
+
+PERIOD_S: Final = 10.0
+"""Between two checkpoints, seconds, where something was committed: what an insider has to be faster than."""
+
+POLL_S: Final = 1.0
+"""How often it is asked whether one is due, seconds."""
+
+CHECKPOINT_NAME: Final = "checkpoint"
+
+INQUIRY: Final = "keep its directory for an inquiry, and bring the replica back with `forebay member replace`"
+
+
+class Signed(NamedTuple):
+    """What a replica answers: its key, the root of its own ledger, and the checkpoint with its signature, or None."""
+
+    key: VerifierKey
+    root: bytes
+    note: str | None
+
+
+Ask = Callable[[str, int, bytes], Awaitable[Signed]]
+"""Has a peer sign the checkpoint of a size, if it has this root; raises what it likes where it does not answer."""
+
+Hand = Callable[[str, str], Awaitable[None]]
+"""Hands a note to a peer."""
+
+KeyOf = Callable[[str], Awaitable[VerifierKey]]
+"""Asks a peer for its key."""
+
+
+class LogPeers(NamedTuple):
+    """The other replicas, as a publisher asks them."""
+
+    ask: Ask
+    hand: Hand
+    key_of: KeyOf
+
+
+async def _nobody(*asked: object) -> NoReturn:
+    raise LookupError("there is nobody to be asked")
+
+
+NOBODY: Final = LogPeers(_nobody, _nobody, _nobody)
+"""A replica that is alone."""
+
+
+class NoteNotTaken(Exception):
+    """A note that is handed over and is not a checkpoint of a majority; the sentence says why."""
+
+
+class Publisher(Background):
+    """The checkpoints of one replica: collected while it leads, taken from the leader while it does not."""
+
+    def __init__(
+        self,
+        signer: Signer,
+        directory: Path,
+        *,
+        name: str,
+        leads: Callable[[], bool],
+        applied_index: Callable[[], int],
+        tree_size: Callable[[], int],
+        root: Callable[[int], Awaitable[bytes]],
+        peers: Callable[[], tuple[str, ...]],
+        asked: LogPeers,
+        clock: Clock,
+        fail: Callable[[BaseException], NoReturn],
+    ) -> None:
+        """`directory`: of the replica's tree; `tree_size`: how far it is known to be; `root` gives its root at a size,
+        and waits where it is not there yet; `peers` names the other members now; `fail` stops the replica.
+        """
+        super().__init__(fail)
+        self._signer = signer
+        self._path = directory / CHECKPOINT_NAME
+        self._name = name
+        self._leads = leads
+        self._applied_index = applied_index
+        self._tree_size = tree_size
+        self._root = root
+        self._peers = peers
+        self._asked = asked
+        self._clock = clock
+        self._keys: dict[str, VerifierKey] = {}
+        self.note, self.published = self._read()
+        """The last note, or nothing, and the checkpoint that it is."""
+        self.published_s = clock.monotonic_s()
+        """When it was published, by the monotonic clock; or when this process began."""
+        self.failed = 0
+        """Checkpoints that came to no majority, count."""
+
+    @property
+    def origin(self) -> str:
+        """What its checkpoints begin with."""
+        return self._signer.origin
+
+    @property
+    def key(self) -> VerifierKey:
+        """What others verify its own signatures with."""
+        return self._signer.key
+
+    @property
+    def size(self) -> int:
+        """Entries under the last checkpoint that was published; 0 before the first one."""
+        return 0 if self.published is None else self.published.size
+
+    async def keys(self) -> Mapping[str, VerifierKey]:
+        """Return the keys of this replica and of those peers that answer, by name."""
+        peers = self._peers()
+        found = await asyncio.gather(*map(self._asked.key_of, peers), return_exceptions=True)
+        self._keys |= {peer: key for peer, key in zip(peers, found, strict=True) if isinstance(key, VerifierKey)}
+        return {self._name: self._signer.key} | {peer: self._keys[peer] for peer in peers if peer in self._keys}
+
+    async def _run(self) -> None:
+        due_s = self._clock.monotonic_s() + PERIOD_S
+        while True:
+            await asyncio.sleep(POLL_S)
+            if self._clock.monotonic_s() < due_s or not self._leads() or self._applied_index() <= self.size:
+                continue
+            try:
+                await self.publish()
+            except (LookupError, SignRefused, TimeoutError) as error:
+                self._missed(str(error))
+            due_s = self._clock.monotonic_s() + PERIOD_S
+
+    async def publish(self) -> bool:
+        """Publish a checkpoint of what can be proven now; return whether a majority has signed it.
+
+        What `root` raises; SignRefused. Does not return where a majority has another ledger.
+        """
+        # What the own tree had a moment ago the peers' will have, however busy all are; at the end what is applied.
+        peers, size = self._peers(), self._tree_size()
+        if size <= self.size:
+            size = self._applied_index()
+        try:
+            mine, signature = await self._signer.sign(size, self._root)
+        except LedgerAltered as error:
+            self._fail(error)
+        asked = await asyncio.gather(
+            *(self._asked.ask(peer, size, mine.root) for peer in peers), return_exceptions=True
+        )
+        answers = {peer: one for peer, one in zip(peers, asked, strict=True) if isinstance(one, Signed)}
+        self._judge(mine, {peer: one.root.hex() for peer, one in answers.items()}, len(peers) + 1)
+        signatures = [signature]
+        for peer, one in answers.items():
+            if one.note is not None and (theirs := _signature(mine, one.note, one.key)) is not None:
+                signatures.append(theirs)
+                self._keys[peer] = one.key
+        if len(signatures) < _majority(len(peers) + 1):
+            errors = [f"{peer}: {one}" for peer, one in zip(peers, asked, strict=True) if isinstance(one, Exception)]
+            self._missed(f"{len(signatures)} of {len(peers) + 1} have signed {size} entries; {'; '.join(errors)}")
+            return False
+        note = written(mine.text(), signatures)
+        self._take(note, mine)
+        for peer, handed in zip(
+            peers,
+            await asyncio.gather(*(self._asked.hand(peer, note) for peer in peers), return_exceptions=True),
+            strict=True,
+        ):
+            if isinstance(handed, Exception):
+                LOGGER.debug("%s has not taken the checkpoint of %d entries: %s", peer, size, handed)
+        return True
+
+    async def sign(self, size: int, root: str) -> Signed:
+        """Return what this replica's own ledger comes to at a size, and its signature if that is `root` (hexadecimal).
+
+        SignRefused, or what `root` raises. Does not return where what was signed is not in the ledger any more.
+        """
+        own = await self._root(size)
+        if own.hex() != root:
+            LOGGER.error(
+                "the leader's tree of the first %d entries has the root %s, and that of %s %s; one of the ledgers was "
+                "altered",
+                size,
+                root[:16],
+                self._name,
+                own.hex()[:16],
+            )
+            return Signed(self.key, own, None)
+        try:
+            found, signature = await self._signer.sign(size, self._root)
+        except LedgerAltered as error:
+            self._fail(error)
+        return Signed(self.key, found.root, written(found.text(), [signature]))
+
+    async def take(self, note: str) -> None:
+        """Take the checkpoint that the leader hands over; NoteNotTaken, or what `root` raises.
+
+        Does not return where a majority has signed another root than this replica's own.
+        """
+        try:
+            found = parse_checkpoint(parse_note(note.encode())[0])
+            if found.origin != self._signer.origin:
+                raise NoteNotTaken(f"it is of {found.origin}, and this is a replica of {self._signer.origin}")
+            if found.size <= self.size:
+                return
+            least = _majority(len(self._peers()) + 1)
+            if self._signers(note) < least:
+                await self.keys()
+            count = self._signers(note)
+        except NoteRefused as error:
+            raise NoteNotTaken(str(error)) from error
+        if count < least:
+            raise NoteNotTaken(f"{count} replicas that are known have signed it, and {least} are a majority")
+        if await self._root(found.size) != found.root:
+            self._fail(
+                LedgerAltered(
+                    f"a majority has signed another root over the first {found.size} entries than that of "
+                    f"{self._name}: its history was altered; {INQUIRY}"
+                )
+            )
+        self._take(note, found)
+
+    def _signers(self, note: str) -> int:
+        known = {self._signer.key, *(self._keys[peer] for peer in self._peers() if peer in self._keys)}
+        try:
+            return len(verify_note(note.encode(), list(known))[1])
+        except NoteRefused:
+            return 0
+
+    def _judge(self, mine: Checkpoint, theirs: Mapping[str, str], members: int) -> None:
+        verdict = judge(mine.root.hex(), theirs, members)
+        others = ", ".join(f"{peer} {root[:16]}" for peer, root in sorted(theirs.items()))
+        if verdict is Verdict.ODD:
+            self._fail(
+                LedgerAltered(
+                    f"the tree of {self._name} over the first {mine.size} entries has the root {mine.root.hex()[:16]}; "
+                    f"the majority has another ({others}): its history was altered; {INQUIRY}"
+                )
+            )
+        if {mine.root.hex()} != {mine.root.hex(), *theirs.values()}:
+            LOGGER.error(
+                "the trees of the first %d entries differ: %s %s, %s; one of the ledgers was altered",
+                mine.size,
+                self._name,
+                mine.root.hex()[:16],
+                others,
+            )
+
+    def _missed(self, sentence: str) -> None:
+        self.failed += 1
+        LOGGER.warning("no checkpoint is published: %s", sentence)
+
+    def _take(self, note: str, found: Checkpoint) -> None:
+        self.note, self.published, self.published_s = note, found, self._clock.monotonic_s()
+        # Not synced: whoever loses it gets the next one, or collects this one again.
+        part = self._path.with_name(f"{CHECKPOINT_NAME}.tmp")
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        part.write_text(note, encoding="utf-8")
+        part.replace(self._path)
+
+    def _read(self) -> tuple[str, Checkpoint | None]:
+        try:
+            note = self._path.read_text(encoding="utf-8")
+            return note, parse_checkpoint(parse_note(note.encode())[0])
+        except (OSError, ValueError):
+            return "", None
+
+
+def _majority(members: int) -> int:
+    return members // 2 + 1
+
+
+def _signature(checkpoint: Checkpoint, note: str, key: VerifierKey) -> Signature | None:
+    """The signature of a key under a checkpoint, in a note of that and nothing else; None where it is another one."""
+    try:
+        text, _ = verify_note(note.encode(), [key])
+        _, (signature,) = parse_note(note.encode())
+    except ValueError:
+        return None
+    return signature if text == checkpoint.text() and key.name == checkpoint.origin else None

@@ -1,0 +1,157 @@
+"""Signatures of one replica under what its own ledger comes to, never two of a size; its key, and what it signed last.
+
+What was signed is on the disk before a signature leaves. So a replica whose ledger was rewritten or set back behind
+what it has signed finds that out by itself, and stops; and whoever has two checkpoints of one size that differ, or of
+which one does not go on from the other, has a proof against it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from cluster.proofs import (
+    Checkpoint,
+    NoteRefused,
+    Signature,
+    VerifierKey,
+    parse_checkpoint,
+    sign,
+    verifier_of,
+    verify_note,
+    write_note,
+)
+from cluster.server.storage import StorageRefused
+
+SIGNING_DIRECTORY: Final = "signing"
+"""Where a replica keeps its key and what it signed last, below its directory. Nothing of it can be made again."""
+
+KEY_NAME: Final = "key"
+SIGNED_NAME: Final = "signed"
+KEY_BYTES: Final = 32
+KEY_MODE: Final = 0o600
+
+
+class SignRefused(Exception):
+    """This replica does not sign that now; the sentence says why."""
+
+
+class LedgerAltered(Exception):
+    """What this replica has signed is not what its ledger comes to any more, or not what the majority's does."""
+
+
+def origin_of(cluster_id: str) -> str:
+    """Return what checkpoints of a cluster's ledger begin with; the names of its keys are the same."""
+    return f"forebay/{cluster_id}"
+
+
+class Signer:
+    """The key of one replica, and what it signed."""
+
+    def __init__(self, directory: Path, origin: str) -> None:
+        """Read the key, or make it where there is none. StorageRefused where the files are not what they were."""
+        self.origin: Final = origin
+        self._directory = directory
+        try:
+            directory.mkdir(mode=0o700, exist_ok=True)
+            self._private = _key_in(directory)
+            self.last = self._read_last()
+        except OSError as error:
+            raise StorageRefused(
+                f"{error.filename or directory} cannot be read or written ({error.strerror}): see that the replica's "
+                "user may, and that the disk has room"
+            ) from error
+        """What was signed last; None before the first one."""
+        self._turn = asyncio.Lock()
+
+    @property
+    def key(self) -> VerifierKey:
+        """What others verify its signatures with."""
+        return verifier_of(self.origin, self._private)
+
+    async def sign(self, size: int, root: Callable[[int], Awaitable[bytes]]) -> tuple[Checkpoint, Signature]:
+        """Return the checkpoint of `size` entries by this replica's own ledger, and its signature; durable before.
+
+        `root` gives the root of its own tree at a size. SignRefused where something larger is signed. LedgerAltered
+        where what was signed is not in the ledger any more.
+        """
+        async with self._turn:
+            last = self.last
+            if last is not None and size < last.size:
+                raise SignRefused(f"{last.size} entries are signed already, and never fewer after that")
+            if last is not None and await root(last.size) != last.root:
+                raise LedgerAltered(
+                    f"the first {last.size} entries have another root than the one that was signed: the ledger was "
+                    "altered; keep the directory for an inquiry, and bring the replica back with `forebay member "
+                    "replace`"
+                )
+            found = Checkpoint(self.origin, size, await root(size))
+            signature = sign(found.text(), self.origin, self._private)
+            if found != last:
+                # To the end, whoever stops waiting: what is on the disk and what is known here stay the same.
+                await asyncio.shield(asyncio.to_thread(self._write, write_note(found.text(), [signature])))
+                self.last = found
+            return found, signature
+
+    def _write(self, note: str) -> None:
+        _replace(self._directory / SIGNED_NAME, note.encode())
+
+    def _read_last(self) -> Checkpoint | None:
+        path = self._directory / SIGNED_NAME
+        try:
+            held = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            found = parse_checkpoint(verify_note(held, [self.key])[0])
+        except NoteRefused as error:
+            raise StorageRefused(
+                f"{path} is not what this replica wrote ({error}): it does not know any more what it has signed, so "
+                "keep its directory for an inquiry, and bring it back with `forebay member replace`"
+            ) from error
+        if found.origin != self.origin:
+            raise StorageRefused(f"{path} is of {found.origin}, and this is a replica of {self.origin}")
+        return found
+
+
+def _key_in(directory: Path) -> Ed25519PrivateKey:
+    path = directory / KEY_NAME
+    with suppress(FileNotFoundError):
+        held = path.read_bytes()
+        try:
+            return Ed25519PrivateKey.from_private_bytes(base64.b64decode(held.strip(), validate=True))
+        except ValueError as error:
+            raise StorageRefused(
+                f"{path} is not the key that this replica made; bring it back with `forebay member replace`"
+            ) from error
+    if (directory / SIGNED_NAME).exists():
+        raise StorageRefused(
+            f"{path} is gone, and something was signed with it; put it back from a copy, or bring the replica back "
+            "with `forebay member replace`"
+        )
+    made = Ed25519PrivateKey.generate()
+    _replace(path, base64.b64encode(made.private_bytes_raw()) + b"\n")
+    return made
+
+
+def _replace(path: Path, held: bytes) -> None:
+    """Write a file, whole and on the disk, or leave what is there. OSError."""
+    part = path.with_name(f"{path.name}.tmp")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, KEY_MODE)
+    with open(descriptor, "wb") as file:
+        file.write(held)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,181 @@
+"""Three replicas sign what each has, an auditor reads it with nothing but a certificate, and who was altered stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from cluster.client import ApiError, Client
+from cluster.config.config import Config
+from cluster.proofs import (
+    Tile,
+    leaf_hash,
+    leaves_in,
+    nodes_in_tiles,
+    parse_checkpoint,
+    parse_key,
+    parse_leaf,
+    root_of,
+    verify_note,
+)
+from cluster.schemas import operations as ops
+from cluster.schemas.requests import PoolRequest
+from cluster.security.identity import Role
+from cluster.security.pki import issue, load_authority
+from cluster.serve import Replica
+from cluster.server.divergence import Checkpoints
+from cluster.server.tlog import LedgerAltered, publish
+from cluster.system.clock import SystemClock
+from replica.messages.commands import Actor, ActorRole
+from tests.cluster.harness import PATIENCE_S, story
+from tests.cluster.test_serve import make
+from tests.faults.rewritten import blamed, rewrite
+
+SOMEBODY_ELSE = Actor(ActorRole.OPERATOR, "mallory")
+
+
+class Three:
+    """The replicas of a cluster, in one process, and who has stopped itself."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.stopped: dict[str, BaseException] = {}
+        self.replicas = {
+            one.name: Replica(config, one.name, clock=SystemClock(), fail=self._failing(one.name))  # type: ignore[arg-type]
+            for one in config.replicas
+        }
+
+    def _failing(self, name: str) -> object:
+        def fail(error: BaseException) -> NoReturn:
+            self.stopped.setdefault(name, error)
+            raise asyncio.CancelledError
+
+        return fail
+
+    def leader(self) -> Replica | None:
+        return next((one for one in self.replicas.values() if one.controller.leads), None)
+
+    async def until_they_have(self, revision: int) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while any(one.controller.state.revision < revision for one in self.replicas.values()):
+                await asyncio.sleep(0.01)
+
+    def published(self) -> set[str]:
+        return {one.publisher.note for one in self.replicas.values()}
+
+
+@contextlib.asynccontextmanager
+async def three(config: Config) -> AsyncIterator[Three]:
+    them = Three(config)
+    for one in them.replicas.values():
+        await one.start()
+    try:
+        yield them
+    finally:
+        for one in them.replicas.values():
+            await one.stop()
+
+
+async def pools_set(config: Config, count: int) -> int:
+    """Have an operator change a pool; return the last revision."""
+    async with Client.from_config(config, "operator") as client:
+        for number in range(count):
+            request = PoolRequest(command_id=client.new_command_id(), quantity=f"{100 + number}MiB", granularity="1MiB")
+            revision = (await client.call(ops.SET_POOL, request, name="fast")).revision
+    return revision
+
+
+async def signed_by_all(them: Three) -> str:
+    """Wait until all have a checkpoint of all that is applied; return it."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            (note, *others) = them.published()
+            size = next(iter(them.replicas.values())).publisher.size
+            if note and not others and size >= max(one.controller.applied_index for one in them.replicas.values()):
+                return note
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "PERIOD_S", 0.3)
+    monkeypatch.setattr(publish, "POLL_S", 0.05)
+
+
+@story
+async def test_what_all_have_signed_an_auditor_verifies_from_tiles_alone(tmp_path: Path) -> None:
+    config = make(tmp_path / "site", 3)
+    issue(
+        load_authority(config.tls.authority.parent),
+        config.tls.certificates,
+        role=Role.AUDITOR,
+        name="eve",
+        at=SystemClock().now(),
+    )
+    async with three(config) as them:
+        await them.until_they_have(await pools_set(config, 20))
+        await signed_by_all(them)
+        async with Client.from_config(config, "eve") as eve:
+            listed = await eve.call(ops.LIST_LOG_KEYS)
+            assert [one.replica for one in listed.keys] == ["r1", "r2", "r3"]
+            keys = [parse_key(one.key) for one in listed.keys]
+            for replica in config.replicas:
+                note = await eve.call(ops.READ_CHECKPOINT, replica=replica.api)
+                text, verified = verify_note(note.encode(), keys)
+                assert len(verified) >= 2
+                checkpoint = parse_checkpoint(text)
+                tile, path = Tile(0, 0, checkpoint.size), Tile(None, 0, checkpoint.size).path
+                hashes = await eve.call(ops.READ_TILE, tile=tile.path.removeprefix("tile/"), replica=replica.api)
+                assert root_of(checkpoint.size, nodes_in_tiles(checkpoint.size, {tile: hashes}.__getitem__)) == (
+                    checkpoint.root
+                )
+                held = await eve.call(ops.READ_TILE, tile=path.removeprefix("tile/"), replica=replica.api)
+                leaves = leaves_in(held)
+                assert b"".join(map(leaf_hash, leaves)) == hashes
+                assert [parse_leaf(one).index for one in leaves] == list(range(1, checkpoint.size + 1))
+            for operation in (ops.SHOW_STATUS, ops.READ_LEDGER, ops.SHOW_METRICS):
+                with pytest.raises(ApiError) as refused:
+                    await eve.call(operation)
+                assert refused.value.status == 403
+    assert not them.stopped
+
+
+@story
+async def test_a_cluster_in_which_nothing_happens_signs_nothing(tmp_path: Path) -> None:
+    config = make(tmp_path / "site", 3)
+    async with three(config) as them:
+        await them.until_they_have(await pools_set(config, 2))
+        note = await signed_by_all(them)
+        files = [path for name in them.replicas for path in (config.storage.directory / name / "signing").iterdir()]
+        files += [config.storage.directory / name / "tlog/checkpoint" for name in them.replicas]
+        before = {path: path.stat().st_mtime_ns for path in files}
+        await asyncio.sleep(1.0)  # three periods: that nothing comes cannot be waited for
+        assert them.published() == {note}
+        assert {path: path.stat().st_mtime_ns for path in files} == before
+
+
+@story
+async def test_a_replica_whose_history_was_rewritten_behind_a_checkpoint_stops(tmp_path: Path) -> None:
+    config = make(tmp_path / "site", 3)
+    async with three(config) as them:
+        await them.until_they_have(await pools_set(config, 3))
+        await signed_by_all(them)
+    assert rewrite(config, "r2", lambda entry: blamed(entry, SOMEBODY_ELSE))
+
+    async def blind(checkpoints: Checkpoints) -> None:
+        await asyncio.Event().wait()
+
+    with pytest.MonkeyPatch.context() as patch:
+        # What replicas compare while they run would find it too.
+        patch.setattr(Checkpoints, "_run", blind)
+        async with three(config) as them:
+            async with asyncio.timeout(PATIENCE_S):
+                while not them.stopped:
+                    await asyncio.sleep(0.05)
+    assert list(them.stopped) == ["r2"]
+    assert isinstance(them.stopped["r2"], LedgerAltered)

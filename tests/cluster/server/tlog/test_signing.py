@@ -1,0 +1,246 @@
+"""A replica signs what its own ledger comes to, never two of a size; one whose history is not a majority's stops."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cluster.server.tlog.signing
+from cluster.proofs import VerifierKey, parse_checkpoint, parse_note, verify_note, write_note
+from cluster.server.storage import StorageRefused
+from cluster.server.tlog import LedgerAltered, LogPeers, NoteNotTaken, Publisher, Signed, Signer, SignRefused
+from cluster.system import SystemClock
+from tests.cluster.harness import story
+
+ORIGIN = "forebay/0123"
+
+
+class Stopped(Exception):
+    """The replica has stopped itself."""
+
+
+class Ledger:
+    """Roots of a made-up ledger: of another history from entry `altered` on."""
+
+    def __init__(self, applied: int, altered: int = 1_000_000) -> None:
+        self.applied, self.altered = applied, altered
+
+    async def root(self, size: int) -> bytes:
+        if size > self.applied:
+            raise LookupError(f"{self.applied} are here")
+        return hashlib.sha256(f"{size} {size >= self.altered}".encode()).digest()
+
+
+def signer(directory: Path) -> Signer:
+    return Signer(directory / "signing", ORIGIN)
+
+
+@story
+async def test_a_key_is_made_once_for_its_replica_alone(tmp_path: Path) -> None:
+    first = signer(tmp_path)
+    assert (tmp_path / "signing/key").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "signing").stat().st_mode & 0o777 == 0o700
+    checkpoint, signature = await first.sign(7, Ledger(9).root)
+    note = write_note(checkpoint.text(), [signature]).encode()
+    assert verify_note(note, [signer(tmp_path).key])[0] == f"{ORIGIN}\n7\n{checkpoint.text().splitlines()[2]}\n"
+    assert signer(tmp_path / "signing").key != first.key
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.integers(1, 6), st.sampled_from([1, 4, 1_000_000]), st.booleans()), max_size=12))
+def test_no_two_roots_of_a_size_are_signed_whatever_becomes_of_the_ledger(
+    tmp_path_factory: pytest.TempPathFactory, asked: list[tuple[int, int, bool]]
+) -> None:
+    directory = tmp_path_factory.mktemp("signer")
+
+    async def live() -> None:
+        one, signed = signer(directory), dict[int, bytes]()
+        last = 0
+        for size, altered, restarted in asked:
+            one = signer(directory) if restarted else one
+            try:
+                checkpoint, _ = await one.sign(size, Ledger(6, altered).root)
+            except (SignRefused, LedgerAltered):
+                continue
+            assert signed.setdefault(size, checkpoint.root) == checkpoint.root
+            assert checkpoint.size >= last
+            last = checkpoint.size
+
+    asyncio.run(live())
+
+
+@story
+async def test_nothing_is_signed_before_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = signer(tmp_path)
+    await one.sign(3, Ledger(9).root)
+
+    def full(path: Path, held: bytes) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(cluster.server.tlog.signing, "_replace", full)
+    with pytest.raises(OSError):
+        await one.sign(5, Ledger(9).root)
+    monkeypatch.undo()
+    for again in (one, signer(tmp_path)):
+        assert again.last is not None and again.last.size == 3
+        await again.sign(3, Ledger(9).root)
+
+
+@story
+async def test_a_ledger_that_was_set_back_or_rewritten_behind_what_was_signed_is_found(tmp_path: Path) -> None:
+    await signer(tmp_path).sign(5, Ledger(9).root)
+    with pytest.raises(SignRefused):
+        await signer(tmp_path).sign(4, Ledger(4).root)
+    with pytest.raises(LookupError):
+        await signer(tmp_path).sign(5, Ledger(4).root)
+    with pytest.raises(LedgerAltered, match="first 5 entries"):
+        await signer(tmp_path).sign(8, Ledger(9, altered=3).root)
+    with pytest.raises(LedgerAltered):
+        await signer(tmp_path).sign(5, Ledger(9, altered=5).root)
+    assert (await signer(tmp_path).sign(8, Ledger(9, altered=7).root))[0].size == 8
+
+
+@story
+async def test_a_replica_whose_signing_files_are_not_what_they_were_does_not_start(tmp_path: Path) -> None:
+    await signer(tmp_path).sign(5, Ledger(9).root)
+    files = tmp_path / "signing"
+    for name in ("key", "signed"):
+        whole = (files / name).read_bytes()
+        for broken in (b"", whole[:-20], whole.replace(whole[20:24], b"AAAA")):
+            (files / name).write_bytes(broken)
+            with pytest.raises(StorageRefused, match="member replace"):
+                signer(tmp_path)
+        (files / name).write_bytes(whole)
+    (files / "key").unlink()
+    with pytest.raises(StorageRefused, match="is gone"):
+        signer(tmp_path)
+
+
+class Cluster:
+    """Publishers that ask each other; r1 leads. Who is in `away` answers nothing."""
+
+    def __init__(self, directory: Path, ledgers: dict[str, Ledger]) -> None:
+        self.ledgers = ledgers
+        self.away: set[str] = set()
+        self.stopped: dict[str, str] = {}
+        self.publishers = {name: self._publisher(directory / name, name) for name in ledgers}
+
+    def _publisher(self, home: Path, name: str) -> Publisher:
+        home.mkdir(exist_ok=True)
+
+        def fail(error: BaseException) -> NoReturn:
+            self.stopped[name] = str(error)
+            raise Stopped(name)
+
+        return Publisher(
+            signer(home),
+            home / "tlog",
+            name=name,
+            leads=lambda: name == "r1",
+            applied_index=lambda: self.ledgers[name].applied,
+            tree_size=lambda: 0,
+            root=self.ledgers[name].root,
+            peers=lambda: tuple(peer for peer in self.ledgers if peer != name),
+            asked=LogPeers(self._ask, self._hand, self._key_of),
+            clock=SystemClock(),
+            fail=fail,
+        )
+
+    def reached(self, peer: str) -> Publisher:
+        if peer in self.away or peer in self.stopped:
+            raise LookupError(f"{peer} does not answer")
+        return self.publishers[peer]
+
+    async def _ask(self, peer: str, size: int, root: bytes) -> Signed:
+        return await self.reached(peer).sign(size, root.hex())
+
+    async def _hand(self, peer: str, note: str) -> None:
+        await self.reached(peer).take(note)
+
+    async def _key_of(self, peer: str) -> VerifierKey:
+        return self.reached(peer).key
+
+    async def publish(self) -> bool:
+        return await self.publishers["r1"].publish()
+
+    def sizes(self) -> dict[str, int]:
+        return {name: one.size for name, one in self.publishers.items()}
+
+
+def three(directory: Path, **altered: int) -> Cluster:
+    return Cluster(directory, {name: Ledger(20, altered.get(name, 1_000_000)) for name in ("r1", "r2", "r3")})
+
+
+@story
+async def test_a_checkpoint_has_the_signatures_of_all_who_have_the_ledger_and_all_have_it(tmp_path: Path) -> None:
+    them = three(tmp_path)
+    assert await them.publish()
+    assert them.sizes() == {"r1": 20, "r2": 20, "r3": 20}
+    keys = [one.key for one in them.publishers.values()]
+    for name, one in them.publishers.items():
+        assert len(verify_note(one.note.encode(), keys)[1]) == 3
+        assert (tmp_path / name / "tlog/checkpoint").read_text() == one.note
+    again = three(tmp_path)
+    assert again.sizes() == {"r1": 20, "r2": 20, "r3": 20}
+
+
+@story
+async def test_a_majority_is_enough_and_less_is_nothing(tmp_path: Path) -> None:
+    them = three(tmp_path)
+    them.away = {"r2", "r3"}
+    assert not await them.publish()
+    assert them.sizes() == {"r1": 0, "r2": 0, "r3": 0} and them.publishers["r1"].failed == 1
+    them.away = {"r3"}
+    assert await them.publish()
+    assert them.sizes() == {"r1": 20, "r2": 20, "r3": 0}
+
+
+@story
+async def test_a_follower_whose_history_was_altered_stops_when_it_is_handed_the_majoritys(tmp_path: Path) -> None:
+    them = three(tmp_path, r3=5)
+    assert await them.publish()
+    assert list(them.stopped) == ["r3"] and "its history was altered" in them.stopped["r3"]
+
+
+@story
+async def test_a_leader_whose_history_was_altered_stops_and_publishes_nothing(tmp_path: Path) -> None:
+    them = three(tmp_path, r1=5)
+    with pytest.raises(Stopped):
+        await them.publish()
+    assert list(them.stopped) == ["r1"] and them.sizes() == {"r1": 0, "r2": 0, "r3": 0}
+
+
+@story
+async def test_a_replica_that_was_altered_behind_what_it_signed_stops_when_it_is_asked(tmp_path: Path) -> None:
+    them = three(tmp_path)
+    assert await them.publish()
+    for name in ("r1", "r2", "r3"):
+        them.ledgers[name].applied = 30
+    them.ledgers["r2"].altered = 20
+    # What they have from 21 on is the same: only what was signed shows it.
+    with pytest.raises(Stopped):
+        await them.publishers["r2"].sign(30, (await them.ledgers["r2"].root(30)).hex())
+    assert "was altered" in them.stopped["r2"]
+
+
+@story
+async def test_nobody_takes_what_no_majority_has_signed(tmp_path: Path) -> None:
+    them = three(tmp_path)
+    r1, r2 = them.publishers["r1"], them.publishers["r2"]
+    own = (await r1.sign(20, (await them.ledgers["r1"].root(20)).hex())).note
+    assert own is not None
+    text, signatures = parse_note(own.encode())
+    assert parse_checkpoint(text).size == 20
+    for note in (own, write_note(text, signatures * 3), "nothing", text, own.replace(ORIGIN, "forebay/9")):
+        with pytest.raises(NoteNotTaken):
+            await r2.take(note)
+    assert r2.size == 0
+    assert await them.publish()
+    await r2.take(own)  # of no more than it has: nothing comes of it
+    assert len(parse_note(r2.note.encode())[1]) == 3
