@@ -236,7 +236,7 @@ async def take_checkpoint(call: Call[CheckpointRequest]) -> Reply[CheckpointAnsw
 
 
 @handles(ops.PROVE_JOB)
-async def prove_job(call: Call[None]) -> Reply[dict[str, Any]]:
+async def prove_job(call: Call[None]) -> Reply[bytes]:
     state = call.service.controller.state
     job, publisher = call.job_in(state), call.service.publisher
     if not publisher.note:
@@ -250,7 +250,7 @@ async def prove_job(call: Call[None]) -> Reply[dict[str, Any]]:
     except (HistorianBusy, HistorianLate) as error:
         raise busy(error) from error
     content = await asyncio.to_thread(proof_file, note, job, records)
-    return Reply(state.revision, content=content)
+    return Reply(state.revision, content=content, content_type=ops.BYTES)
 
 
 @handles(ops.SHOW_CLOCK)

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from cluster.api.render import entry_view, record_view
 from cluster.audit.deep import snapshots_in, verify_deep, verify_index
+from cluster.audit.proving import NotProven, proof_of
 from cluster.audit.redecide import Redecided
 from cluster.audit.redecide_text import first_words, show_redecided
 from cluster.audit.release import BadTree, Release, ReleaseFailed
@@ -29,7 +30,7 @@ from cluster.audit.replay import (
     replay,
 )
 from cluster.audit.report import Source, page_of, read_jobs, read_window
-from cluster.cli.audit_commands import SINCE_FORMS, audit_commands
+from cluster.cli.audit_commands import SINCE_FORMS, audit_commands, write_proof
 from cluster.cli.exits import ExitCode, Failure, bad_input, converted
 from cluster.cli.group import SETTINGS, ForebayGroup
 from cluster.cli.session import Session
@@ -485,6 +486,18 @@ def report_html(options: dict[str, Any]) -> None:
     show(f"{output}: revisions {report.source.first_revision} to {report.source.last_revision}")
 
 
+def prove(options: dict[str, Any]) -> None:
+    """Write a proof of what a ledger has of a job."""
+    job = converted(options["job"], int, "--job")
+    home = _directory(click.get_current_context(), options["data"], options["name"]).parent
+    with _ledger(options) as ledger, _progress("deriving") as progress:
+        try:
+            held = proof_of(ledger, home, job, progress=progress)
+        except NotProven as error:
+            raise Failure(ExitCode.NOT_FOUND, str(error), error.remedy) from error
+    write_proof(options["output"], held)
+
+
 def report_jobs(options: dict[str, Any]) -> None:
     """List the jobs of a window."""
     states = tuple(state.name for state in JobState)
@@ -553,6 +566,7 @@ _PERFORMERS: dict[tuple[str, ...], Callable[[dict[str, Any]], None]] = {
     ("ledger", "replay"): replay_ledger,
     ("ledger", "redecide"): redecide,
     ("ledger", "dump"): dump,
+    ("ledger", "prove"): prove,
     ("report", "html"): report_html,
     ("report", "jobs"): report_jobs,
     ("snapshot", "inspect"): inspect,
@@ -571,7 +585,7 @@ def audit(config: Path | None) -> None:
 
 @audit.group("ledger")
 def _ledger_group() -> None:
-    """Verify, replay, decide again and print a replica's ledger."""
+    """Verify, replay, decide again, print and prove what a replica's ledger has."""
 
 
 @audit.group("report")

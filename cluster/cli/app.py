@@ -62,7 +62,7 @@ SUMMARIES: Final = {
     "config": "Show, compare and change the site's configuration (operators).",
     "init": "Write a new cluster's forebay.toml and certificates into DIRECTORY.",
     "job": "List, explain and steer jobs.",
-    "ledger": "Verify, replay, decide again and print a replica's ledger, offline.",
+    "ledger": "Verify, replay, decide again, print and prove what the ledger has.",
     "license": "Show and change licences, which jobs have while they run.",
     "member": "Look at the replicas, and change who they are: one at a time.",
     "node": "List, admit, drain and resume nodes.",

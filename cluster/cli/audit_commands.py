@@ -4,16 +4,24 @@
 process performs them. So the command line never imports `wal` or `snapshots`, which it does not need on other machines.
 """
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from cluster.cli.text import PAST_FORMS
+from cluster import proofs
+from cluster.cli.exits import bad_input
+from cluster.cli.text import PAST_FORMS, note
+from replica.values import plain
 
 Perform = Callable[[tuple[str, ...], dict[str, Any]], None]
 """Called with the command's words, such as `("ledger", "verify")`, and its options by name."""
+
+VERIFIER: Final = Path(proofs.__file__ or "").with_name("verify_proof.py")
+"""What checks a proof, a file that stands alone."""
 
 REVISION_MAX: Final = 2**63 - 1
 
@@ -113,6 +121,24 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
         """Print the entries of a ledger as JSON, one line each."""
         perform(("ledger", "dump"), options)
 
+    @click.command("prove")
+    @_DATA
+    @_NAME
+    @click.option(
+        "--job", metavar="JOB", required=True, help="The job: a number, with --data also of one that is purged."
+    )
+    @click.option(
+        "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Write it to this file."
+    )
+    def prove(**options: Any) -> None:
+        """Write a proof of what the ledger has of a job, under the last checkpoint.
+
+        For somebody who trusts no replica: verify_proof.py checks it, alone, with the keys that `forebay ledger
+        keys` prints. It holds the commands that concern the job whole: a pass of the scheduler also names the other
+        jobs that it was about. The cluster is asked, or a replica's directory is read.
+        """
+        perform(("ledger", "prove"), options)
+
     @click.command("inspect")
     @click.argument("file", type=click.Path(path_type=Path))
     @click.option("--check", is_flag=True, help="Also load it as a replica would, and check all invariants.")
@@ -164,7 +190,21 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
         """
         perform(("report", "html"), options)
 
-    return {"ledger": (verify, replay, redecide, dump), "report": (html, jobs), "snapshot": (inspect,)}
+    return {"ledger": (verify, replay, redecide, dump, prove), "report": (html, jobs), "snapshot": (inspect,)}
+
+
+def write_proof(output: Path, held: bytes) -> None:
+    """Write a proof, whole or not at all; bad input where the file cannot be written."""
+    beside = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        beside.write_bytes(held)
+        beside.replace(output)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise bad_input(f"{output} cannot be written: {error.strerror}", "name another file", place="-o") from error
+    records = len(json.loads(held)["records"])
+    click.echo(f"{plain(str(output))}: {records} records, {len(held)} bytes")
+    note(f"Next: give it away with {VERIFIER}; whoever checks it has the keys already (`forebay ledger keys`).")
 
 
 def words_of(command: click.Command, options: dict[str, Any]) -> list[str]:

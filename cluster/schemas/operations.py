@@ -475,9 +475,9 @@ SIGN_CHECKPOINT = _write("sign_checkpoint", "POST /v1/tlog/sign", _REPLICAS,
 TAKE_CHECKPOINT = _write("take_checkpoint", "POST /v1/tlog/checkpoint", _REPLICAS,
     lambda: ledger.CheckpointRequest, lambda: ledger.CheckpointAnswer,
     "Take the checkpoint that the leader has collected.", tag="cluster", own=True)
-PROVE_JOB = _get("prove_job", "/v1/jobs/{id}/proof", _OPERATORS, lambda: Json,
-    "Prove what the ledger has of a job, under the last checkpoint: for `verify_proof.py`.",
-    stale=False, tag="cluster", own=True)
+PROVE_JOB = _get("prove_job", "/v1/jobs/{id}/proof", _OPERATORS, lambda: bytes,
+    "Prove what the ledger has of a job, under the last checkpoint: the file that `verify_proof.py` reads.",
+    stale=False, tag="cluster", content_type=BYTES, own=True)
 SAVE_SNAPSHOT = _write("save_snapshot", "POST /v1/snapshots", _OPERATORS, lambda: NoneType, lambda: ledger.SnapshotView,
     "Write a snapshot on the replica that was asked.", tag="cluster", own=True)
 STREAM_EVENTS = _get("stream_events", "/v1/events", PEOPLE, lambda: ledger.EventView,

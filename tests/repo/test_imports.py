@@ -24,7 +24,7 @@ _CLIENT_SIDE = {
 }
 REMOTE_MAY_IMPORT = {
     "cluster.agent": _CLIENT_SIDE | {"cluster.agent", "cluster.providers"},
-    "cluster.cli": _CLIENT_SIDE | {"cluster.cli", "cluster.agent", "cluster.slurm"},
+    "cluster.cli": _CLIENT_SIDE | {"cluster.cli", "cluster.agent", "cluster.slurm", "cluster.proofs"},
     "cluster.slurm": _CLIENT_SIDE | {"cluster.slurm"},
 }
 """What runs on other machines, and what of cluster it may import. Offline commands start `python -m cluster.audit…`."""

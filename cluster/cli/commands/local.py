@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, NoReturn
 import click
 
 from cluster.cli.audit_commands import audit_commands, words_of
+from cluster.cli.commands.ledger import consistency, prove_online, show_checkpoint, show_keys
 from cluster.cli.commands.local_cluster import children_of, module_command, run
 from cluster.cli.commands.member import save_snapshot
 from cluster.cli.exits import ExitCode, Failure, bad_input
@@ -244,7 +245,7 @@ def _replace(command: tuple[str, ...]) -> NoReturn:
 # What is kept in a replica's directory -------------------------------------------------------------------------------
 
 
-ledger_group = click.Group("ledger", help="Verify, replay, decide again and print a replica's ledger, offline.")
+ledger_group = click.Group("ledger", help="Verify, replay, decide again, print and prove what the ledger has.")
 
 
 report_group = click.Group("report", help="Draw what happened, offline, from a replica's ledger.")
@@ -253,14 +254,21 @@ report_group = click.Group("report", help="Draw what happened, offline, from a r
 snapshot_group = click.Group("snapshot", help="Save and inspect snapshots.")
 
 
-def _perform_audit(words: tuple[str, ...], options: dict[str, Any]) -> NoReturn:
-    """Become `python -m cluster.audit` with these words; the global options travel along."""
+def _perform_audit(words: tuple[str, ...], options: dict[str, Any]) -> None:
+    """Become `python -m cluster.audit` with these words, but for what the cluster is asked; the global options travel
+    along.
+    """
+    if words == ("ledger", "prove") and options["data"] is None and options["name"] is None:
+        prove_online(options["job"], options["output"])
+        return
     command, current = click.get_current_context().command, session()
     configured = [] if current.config_path is None else [f"--config={current.config_path}"]
     _replace(module_command("cluster.audit", *configured, *words, *words_of(command, options)))
 
 
 snapshot_group.add_command(save_snapshot)
+for _proof in (show_checkpoint, show_keys, consistency):
+    ledger_group.add_command(_proof)
 _groups = {"ledger": ledger_group, "report": report_group, "snapshot": snapshot_group}
 for _name, _commands in audit_commands(_perform_audit).items():
     for _command in _commands:

@@ -43,7 +43,7 @@ LOG_DIRECTORY = "tlog"
 
 STEP_ENTRIES = 128
 STEP_BYTES = 64 * 1024
-"""What is derived in one step, entries and bytes before the last one: about two milliseconds."""
+"""What is derived in one step, entries and bytes before the last one: two or three milliseconds of processor."""
 
 FOUNDED_WITHIN = 64
 """The key is drawn with the first command; only entries of consensus come before it, and hardly ever so many."""

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cluster.client import ApiError, Client
 from cluster.config.config import Config
 from cluster.proofs import (
+    Checkpoint,
     Tile,
     leaf_hash,
     leaves_in,
@@ -20,8 +25,11 @@ from cluster.proofs import (
     parse_checkpoint,
     parse_key,
     parse_leaf,
+    parse_note,
     root_of,
+    sign,
     verify_note,
+    write_note,
 )
 from cluster.schemas import operations as ops
 from cluster.schemas.requests import PoolRequest
@@ -29,12 +37,14 @@ from cluster.security.identity import Role
 from cluster.security.pki import issue, load_authority
 from cluster.serve import Replica
 from cluster.server.divergence import Checkpoints
-from cluster.server.tlog import LedgerAltered, publish
+from cluster.server.tlog import LedgerAltered, origin_of, publish
 from cluster.system.clock import SystemClock
 from replica.messages.commands import Actor, ActorRole
+from tests.cluster.audit.ledgers import real
 from tests.cluster.harness import PATIENCE_S, story
-from tests.cluster.test_serve import make
+from tests.cluster.test_serve import make, request
 from tests.faults.rewritten import blamed, rewrite
+from tests.repo.tree import ROOT
 
 SOMEBODY_ELSE = Actor(ActorRole.OPERATOR, "mallory")
 
@@ -85,8 +95,8 @@ async def pools_set(config: Config, count: int) -> int:
     """Have an operator change a pool; return the last revision."""
     async with Client.from_config(config, "operator") as client:
         for number in range(count):
-            request = PoolRequest(command_id=client.new_command_id(), quantity=f"{100 + number}MiB", granularity="1MiB")
-            revision = (await client.call(ops.SET_POOL, request, name="fast")).revision
+            wanted = PoolRequest(command_id=client.new_command_id(), quantity=f"{100 + number}MiB", granularity="1MiB")
+            revision = (await client.call(ops.SET_POOL, wanted, name="fast")).revision
     return revision
 
 
@@ -179,3 +189,65 @@ async def test_a_replica_whose_history_was_rewritten_behind_a_checkpoint_stops(t
                     await asyncio.sleep(0.05)
     assert list(them.stopped) == ["r2"]
     assert isinstance(them.stopped["r2"], LedgerAltered)
+
+
+@story
+async def test_an_operator_hands_out_checkpoint_keys_and_proof_and_later_shows_that_nothing_was_altered(
+    tmp_path: Path,
+) -> None:
+    config = make(tmp_path / "site", 3)
+
+    async def typed(*words: object, code: int = 0) -> str:
+        result = await asyncio.to_thread(real, "ledger", *words, FOREBAY_CONFIG=str(config.file))
+        assert result.returncode == code, (words, result.stdout, result.stderr)
+        return result.stdout + result.stderr
+
+    async with three(config) as them:
+        await them.until_they_have(await pools_set(config, 5))
+        note = await signed_by_all(them)
+        shown = await typed("checkpoint")
+        assert note in shown and "signed by r1, r2, r3" in shown.replace("\n", " ")
+        kept, keys = tmp_path / "kept.note", tmp_path / "keys"
+        kept.write_text(note)
+        keys.write_text(await typed("keys"))
+        assert keys.read_text().count("forebay/") == 3 and "# r2" in keys.read_text()
+        await them.until_they_have(await pools_set(config, 300))
+        await signed_by_all(them)
+        size = parse_checkpoint(parse_note(note.encode())[0]).size
+        for options in ((), ("--keys", keys)):
+            assert f"The first {size} entries are as they were signed" in await typed(
+                "consistency", "--from", kept, *options
+            )
+        # A fork that a majority has signed once, by keys that are theirs.
+        fork, signatures = Checkpoint(origin_of(config.cluster.id), size, bytes(32)).text(), []
+        for name in ("r1", "r2"):
+            held = (config.storage.directory / name / "signing/key").read_bytes()
+            private = Ed25519PrivateKey.from_private_bytes(base64.b64decode(held))
+            signatures.append(sign(fork, origin_of(config.cluster.id), private))
+        kept.write_text(write_note(fork, signatures))
+        assert "does not go on from" in await typed("consistency", "--from", kept, code=7)
+        kept.write_text(note.replace(note.splitlines()[2][:6], "AAAAAA"))
+        assert "is not believed" in await typed("consistency", "--from", kept, code=7)
+        kept.write_text("nothing")
+        await typed("consistency", "--from", kept, code=7)
+        await typed("prove", "--job", 7, "-o", tmp_path / "7.proof", code=3)
+        assert not (tmp_path / "7.proof").exists()
+        async with Client.from_config(config, "alice") as client:
+            job = (await client.call(ops.SUBMIT_JOB, request(client, tmp_path / "site"))).job_id
+        await signed_by_all(them)
+        await typed("prove", "--job", job, "-o", tmp_path / "job.proof")
+    verified = await asyncio.to_thread(
+        subprocess.run,
+        [
+            sys.executable,
+            str(ROOT / "cluster/proofs/verify_proof.py"),
+            "--keys",
+            str(keys),
+            str(tmp_path / "job.proof"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert verified.returncode == 0, verified.stderr
+    assert verified.stdout.count("signed by") == 3 and "submit_job by user alice" in verified.stdout

@@ -1,0 +1,80 @@
+"""Proof of what a ledger has of a job, from a replica's directory alone: its last checkpoint, its tree, its index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from cluster.proofs import NoteRefused, parse_checkpoint, parse_note
+from cluster.server.tlog import CHECKPOINT_NAME, LOG_DIRECTORY, LedgerTree, NoDisclosureKey, proof_file, records_proven
+from replica.messages import jobs_of
+from wal import JobIndex, JobIndexBroken, Kind, Ledger, LedgerBroken, decode_batch, kind_of
+
+
+class NotProven(Exception):
+    """There is no proof to be had from this directory; the sentence says why, and `remedy` what to do."""
+
+    def __init__(self, sentence: str, remedy: str) -> None:
+        super().__init__(sentence)
+        self.remedy = remedy
+
+
+def proof_of(ledger: Ledger, home: Path, job: int, *, progress: Callable[[int, int], None]) -> bytes:
+    """Return the file of the proof of a job by a replica's directory, which is only read. NotProven; LedgerBroken."""
+    directory = home / LOG_DIRECTORY
+    try:
+        note = (directory / CHECKPOINT_NAME).read_text(encoding="utf-8")
+        checkpoint = parse_checkpoint(parse_note(note.encode())[0])
+    except (OSError, NoteRefused, UnicodeDecodeError) as error:
+        raise NotProven(f"{directory} has no checkpoint ({error})", "ask the cluster, or another replica") from error
+    seen = ledger.as_of_now()
+    try:
+        tree = LedgerTree(lambda: seen, directory, readonly=True)
+    except NoDisclosureKey as error:
+        raise NotProven(f"nothing can be proven: {error}", "read another replica") from error
+    while tree.size < checkpoint.size and tree.step():
+        progress(tree.size, checkpoint.size)
+    if tree.size < checkpoint.size:
+        raise NotProven(
+            f"the checkpoint is of {checkpoint.size} entries, and {tree.size} are held without a gap",
+            "read another replica",
+        )
+    if tree.root(checkpoint.size) != checkpoint.root:
+        raise LedgerBroken(checkpoint.size, "the entries up to here are not those that a majority has signed")
+    records = records_proven(seen, tree, _revisions(seen, home, job, checkpoint.size), checkpoint.size)
+    if not records:
+        raise NotProven(
+            f"nothing of a job {job} is in the first {checkpoint.size} entries", "see `forebay report jobs`"
+        )
+    return proof_file(note, job, records)
+
+
+def _revisions(ledger: Ledger, home: Path, job: int, size: int) -> list[int]:
+    """The revisions that concern a job, by the index where that has come so far, else by reading all of the ledger."""
+    try:
+        index = JobIndex(home / "index", readonly=True)
+    except (JobIndexBroken, OSError):
+        return _read(ledger, job, size)
+    try:
+        position = index.position
+        if position.index >= size and not position.holes and ledger.row_at(position.index).digest == position.digest:
+            return [row.revision for row in index.rows(job)]
+    except (JobIndexBroken, LedgerBroken):
+        pass
+    finally:
+        index.close()
+    return _read(ledger, job, size)
+
+
+def _read(ledger: Ledger, job: int, size: int) -> list[int]:
+    found: list[int] = []
+    for entry in ledger.read(1, limit=size):
+        if kind_of(entry.data) is not Kind.BATCH or entry.revision == entry.base:
+            continue
+        commands = decode_batch(entry.data).entries
+        found += (
+            revision
+            for revision, command in enumerate(commands, start=entry.base + 1)
+            if any(job in jobs_of(event) for event in command.events)
+        )
+    return found

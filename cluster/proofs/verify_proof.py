@@ -1,0 +1,249 @@
+#!/usr/bin/env python3
+"""Verification of a Forebay proof without Forebay: `python3 verify_proof.py --keys KEYS 42.proof`.
+
+A proof shows that records of a job stand in the ledger of a cluster, as a majority of its replicas have signed it. This
+file needs Python 3.11 and the package `cryptography`, and nothing else: no network, no Forebay. Read it: it is all that
+you have to believe, besides the keys, which the operators of the cluster gave you long before (`forebay ledger keys`).
+
+KEYS has a key on each line, `name+id+key`; lines that begin with # are passed over. Every line of signature in the
+proof must be of one of these keys. Exit codes: 0 proven, 1 refused, 2 wrong usage.
+
+What it does not show: that these are all records of the job, and what nobody has put into the ledger.
+"""
+
+import argparse
+import base64
+import hashlib
+import json
+import struct
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+FORMAT = "forebay-proof/1"
+LEAF_HEAD = b"forebay-leaf/1\n"
+LEAF = struct.Struct(">QQQQQQ32s32s")  # index, term, revision, time in microseconds, bytes, commands, digest, root
+ROLES = {1: "", 2: "operator", 3: "user", 4: "agent", 5: "scheduler"}
+SUBMITTED, SUBMITTED_ARRAY = 46, 6
+
+# Tag of each kind of event, its name, and which of its fields is the job's number (0: it has none).
+EVENTS = """
+    1:ClusterFounded:0 2:FeatureLevelRaised:0 3:SiteConfigured:0 4:TransferRulesSet:0 5:SchedulingRulesSet:0
+    10:PoolSet:0 11:PoolRemoved:0 12:PlaceSet:0 13:PlaceRemoved:0 15:NodeRegistered:0 16:NodeDrained:0
+    17:NodeResumed:0 18:NodeWentDown:0 19:NodeCameBack:0 24:PartitionSet:0 25:PartitionDeleted:0 28:AccountSet:0
+    29:AccountDeleted:0 30:QosSet:0 31:QosDeleted:0 32:LicenseSet:0 33:LicenseDeleted:0 34:UsageReset:0
+    38:ReservationSet:0 39:ReservationDeleted:0 40:ReservationStarted:0 41:ReservationEnded:0 46:JobSubmitted:1
+    50:JobUpdated:1 52:JobHeld:1 54:JobReleased:1 55:JobBecameEligible:1 56:DeadlineMissed:1 57:CancelRequested:1
+    58:JobCancelled:1 59:RequeueRequested:1 60:JobRequeued:1 61:JobPurged:1 66:BufferAllocated:1
+    67:AllocationRevoked:1 69:StagedIn:1 70:StageFailed:1 71:StageRetried:1 72:OperationQueued:1
+    73:OperationOrdered:1 74:OperationsRestarted:1 75:StageOutStarted:1 76:StagedOut:1 77:TeardownStarted:1
+    78:TornDown:1 79:BufferCleared:1 80:MoverChanged:1 84:PersistentReserved:2 85:PersistentCreated:2
+    86:PersistentDeletionStarted:2 87:PersistentDeleted:2 92:RunOrdered:1 93:RunStarted:1 94:RunEnded:1
+    95:PreRunFailed:1 96:JobSuspended:1 97:JobResumed:1 98:RunRequeued:1 104:TransferRecorded:1
+    105:TransferCheckpointed:1 110:MailSent:1 111:MailDropped:1 112:GuestSetUp:1 113:GuestSpaceGiven:1
+    114:GuestSetupFailed:1 115:GuestStageInOrdered:1 116:GuestLingered:1 117:GuestTakenUp:1 118:GuestParked:1
+    119:SchedulerBound:0 120:CertificateRevoked:0 121:CertificatesUnrevoked:0 122:NodeAdmitted:0
+    123:SchedulerReleased:0 124:GuestRunBegan:1 125:GuestRunEnded:1 126:GuestMissed:0 130:SessionOpened:0
+    131:SessionsEnded:0 132:ReceiptsDropped:0 170:ClockSet:0 180:StateDigested:0 181:DisclosureKeyDrawn:0
+"""
+KINDS = {int(tag): (name, int(field)) for tag, name, field in (row.split(":") for row in EVENTS.split())}
+
+
+class Refused(Exception):
+    """The proof does not show what it claims."""
+
+
+def check(holds: object, sentence: str) -> None:
+    if not holds:
+        raise Refused(sentence)
+
+
+def decoded(text: object) -> bytes:
+    check(isinstance(text, str), "a value is not text")
+    held = base64.b64decode(str(text), validate=True)
+    check(base64.b64encode(held).decode() == text, "a value is base64 in another spelling than the standard's")
+    return held
+
+
+# The tree of RFC 6962 ------------------------------------------------------------------------------------------------
+
+
+def hashed(prefix: bytes, *parts: bytes) -> bytes:
+    return hashlib.sha256(prefix + b"".join(parts)).digest()
+
+
+def check_inclusion(position: int, size: int, leaf: bytes, path: list[bytes], root: bytes, what: str) -> None:
+    """RFC 9162, 2.1.3.2."""
+    check(0 <= position < size and all(len(one) == 32 for one in path), f"{what}: it is not a place in the tree")
+    at, last, found = position, size - 1, leaf
+    for sibling in path:
+        check(last, f"{what}: the path is too long")
+        if at & 1 or at == last:
+            found = hashed(b"\x01", sibling, found)
+            while at and not at & 1:
+                at, last = at >> 1, last >> 1
+        else:
+            found = hashed(b"\x01", found, sibling)
+        at, last = at >> 1, last >> 1
+    check(last == 0 and found == root, f"{what}: the path does not lead to the root")
+
+
+# The signed checkpoint (C2SP signed-note, tlog-checkpoint, tlog-cosignature) -----------------------------------------
+
+
+def key_of(line: str) -> tuple[tuple[str, bytes], tuple[int, bytes]]:
+    """Name and id of a key, and its kind and value."""
+    name, key_id, encoded = line.split("+", 2)
+    held = decoded(encoded)
+    check(held[:1] in (b"\x01", b"\x04") and len(held) == 33, f"the key {name} is no Ed25519 key")
+    check(hashlib.sha256(name.encode() + b"\n" + held).hexdigest()[:8] == key_id, f"the key {name} has another id")
+    return (name, bytes.fromhex(key_id)), (held[0], held[1:])
+
+
+def check_checkpoint(note: str, keys: dict[tuple[str, bytes], tuple[int, bytes]], least: int) -> tuple[int, bytes]:
+    """Print who has signed; return size and root."""
+    text, empty, below = note.rpartition("\n\n")
+    check(empty and below.endswith("\n"), "the checkpoint is no signed note")
+    text += "\n"
+    origin, size, root = [*text.split("\n"), "", ""][:3]
+    check(text.count("\n") == 3 and size.isascii() and size.isdigit() and str(int(size)) == size, "it is no checkpoint")
+    signed = set()
+    print(f"checkpoint of {size} entries of {origin}")
+    for line in below[:-1].split("\n"):
+        dash, name, value = [*line.split(" "), "", ""][:3]
+        held = decoded(value)
+        known = (name, held[:4])
+        check(line == f"— {name} {value}" and dash and known in keys, f"signed with a key that is not given: {line}")
+        kind, public = keys[known]
+        message, said, signature = text.encode(), "", held[4:]
+        if kind == 4:
+            at = int.from_bytes(signature[:8], "big")
+            message, signature = f"cosignature/v1\ntime {at}\n{text}".encode(), signature[8:]
+            said = f", a witness, at {datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        try:
+            Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+        except InvalidSignature as error:
+            raise Refused(f"the signature of {name} is false") from error
+        check(known not in signed, f"{name} has signed twice")
+        signed.add(known)
+        print(f"  signed by {name} {held[:4].hex()}{said}")
+    replicas = sum(keys[one][0] == 1 and one[0] == origin for one in signed)
+    check(replicas >= least, f"{replicas} replicas have signed it, and {least} are wanted")
+    return int(size), decoded(root)
+
+
+# Records: MessagePack, as the ledger has them ------------------------------------------------------------------------
+
+
+def unpacked(held: bytes, at: int) -> tuple[Any, int]:
+    """The value at a place, and where the next one begins; without floats, which no ledger has."""
+    first, at = held[at], at + 1
+    if first < 0x80 or first >= 0xE0:
+        return first if first < 0x80 else first - 256, at
+    if first in (0xC0, 0xC2, 0xC3):
+        return {0xC0: None, 0xC2: False, 0xC3: True}[first], at
+    if 0xCC <= first <= 0xD3:
+        end = at + (1 << (first & 3))
+        check(end <= len(held), "a record is cut")
+        return int.from_bytes(held[at:end], "big", signed=first >= 0xD0), end
+    for kind, base, mask, sized in (  # noqa: B007  # used behind the loop
+        ("map", 0x80, 0x0F, {0xDE: 2, 0xDF: 4}),
+        ("array", 0x90, 0x0F, {0xDC: 2, 0xDD: 4}),
+        ("text", 0xA0, 0x1F, {0xD9: 1, 0xDA: 2, 0xDB: 4}),
+        ("bytes", 0xC4, 0, {0xC4: 1, 0xC5: 2, 0xC6: 4}),
+    ):
+        if first in sized:
+            length, at = int.from_bytes(held[at : at + sized[first]], "big"), at + sized[first]
+            break
+        if mask and first & ~mask == base:
+            length = first & mask
+            break
+    else:
+        raise Refused(f"a record has the unknown byte {first:#x}")
+    if kind in ("text", "bytes"):
+        check(at + length <= len(held), "a record is cut")
+        value = held[at : at + length]
+        return value.decode() if kind == "text" else value, at + length
+    items = []
+    for _ in range(length * (2 if kind == "map" else 1)):
+        item, at = unpacked(held, at)
+        items.append(item)
+    return items, at
+
+
+def names_job(event: Any, job: int) -> bool:
+    field = KINDS.get(event[0], ("", 0))[1]
+    if event[0] == SUBMITTED and event[SUBMITTED_ARRAY:] and event[SUBMITTED_ARRAY] is not None:
+        return bool(event[1] <= job < event[1] + len(event[SUBMITTED_ARRAY][0]))
+    return bool(field and event[field] == job)
+
+
+def check_record(record: Any, job: int, size: int, root: bytes) -> int:
+    """Print a record; return its revision."""
+    held = decoded(record["leaf"])
+    check(held.startswith(LEAF_HEAD) and len(held) == len(LEAF_HEAD) + LEAF.size, "a leaf is not of this format")
+    index, _term, last, at, _bytes, commands, _digest, inner = LEAF.unpack(held[len(LEAF_HEAD) :])
+    what, position = f"entry {index}", record["position"]
+    check_inclusion(index - 1, size, hashed(b"\x00", held), [*map(decoded, record["path"])], root, what)
+    salt, command = decoded(record["salt"]), decoded(record["command"])
+    check(len(salt) == 16 and type(position) is int, f"{what}: the salt has 16 bytes, and the position is a number")
+    leaf = hashed(b"\x00", salt, command)
+    check_inclusion(position, commands, leaf, [*map(decoded, record["command_path"])], inner, f"{what}, a command")
+    value, end = unpacked(command, 0)
+    check(end == len(command), f"{what}: the record goes on behind its end")
+    _id, actor, name, events, refusal, *_ = value
+    mine = [KINDS.get(event[0], (f"event {event[0]}",))[0] for event in events if names_job(event, job)]
+    check(mine, f"{what}: the record {name} does not name job {job}")
+    revision = last - commands + 1 + position
+    who = " ".join(filter(None, (ROLES.get(actor[0], "?"), actor[1])))
+    when = datetime.fromtimestamp(at // 1_000_000, UTC)
+    others = len(events) - len(mine)
+    more = f" (and {others} of other jobs)" if others else ""
+    print(f"{when:%Y-%m-%dT%H:%M:%SZ}  revision {revision}  {name} by {who}: {', '.join(mine)}{more}")
+    return int(revision)
+
+
+def verify(held: bytes, keys: dict[tuple[str, bytes], tuple[int, bytes]], least: int) -> None:
+    """Print what the proof shows, or raise Refused."""
+    proof = json.loads(held.decode())
+    # One proof has one spelling: whatever is changed in the file is seen.
+    check(
+        (json.dumps(proof, ensure_ascii=False, indent=1) + "\n").encode() == held, "the file is not as it was written"
+    )
+    check([*proof] == ["format", "job", "checkpoint", "records"] and proof["format"] == FORMAT, f"it is no {FORMAT}")
+    job, records = proof["job"], proof["records"]
+    check(type(job) is int, "a job is a number")
+    size, root = check_checkpoint(proof["checkpoint"], keys, least)
+    fields = ["leaf", "path", "position", "command_path", "salt", "command"]
+    check(records and all([*record] == fields for record in records), "the records are not what they must be")
+    revisions = [check_record(record, job, size, root) for record in records]
+    check(revisions == sorted(set(revisions)), "the records are not in order")
+    print(f"proven: {len(records)} records of job {job}; that there are no others is not")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("proof", type=Path, help="the file that `forebay ledger prove` wrote")
+    parser.add_argument("--keys", type=Path, required=True, help="the keys that you believe, one on each line")
+    parser.add_argument("--least", type=int, help="how many replicas must have signed; if left out, a majority of keys")
+    options = parser.parse_args()
+    try:
+        lines = options.keys.read_text(encoding="utf-8").splitlines()
+        keys = dict(key_of(line.strip()) for line in lines if line.strip() and not line.startswith("#"))
+        replicas = sum(kind == 1 for kind, _ in keys.values())
+        verify(options.proof.read_bytes(), keys, options.least or replicas // 2 + 1)
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    except (Refused, ValueError, TypeError, KeyError, IndexError, RecursionError, OverflowError) as error:
+        print(f"REFUSED: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

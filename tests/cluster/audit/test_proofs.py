@@ -1,0 +1,222 @@
+"""A proof of a job is verified by one file that knows nothing of Forebay, and no changed byte of it gets through."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import io
+import json
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from cluster.proofs import cosign, parse_note, verifier_of, write_note
+from cluster.proofs.notes import COSIGNATURE_KEY
+from cluster.server.tlog import SIGNING_DIRECTORY, Signer, origin_of
+from replica.messages.events import EVENTS, JobSubmitted, SubmittedTasks
+from tests.cluster.audit.ledgers import real, typed
+from tests.cluster.harness import PLAIN, SCRIPT, Harness, make_cluster, placed, story
+from tests.repo.tree import ROOT
+
+VERIFIER = ROOT / "cluster" / "proofs" / "verify_proof.py"
+FLIPS = 10_000
+
+
+def loaded() -> ModuleType:
+    """The verifier as a module."""
+    spec = importlib.util.spec_from_file_location("verify_proof", VERIFIER)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+VERIFY = loaded()
+
+
+class Site:
+    """A cluster of one replica that has run, with proofs of its jobs and the keys that it signs with."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.proofs: dict[int, bytes] = {}
+        self.jobs: list[int] = []
+        self.keys = directory / "keys"
+
+    @property
+    def home(self) -> Path:
+        return self.config.storage.directory / "r1"
+
+    @property
+    def job(self) -> int:
+        return self.jobs[0]
+
+    async def run(self) -> None:
+        """Have jobs submitted, one by one, many in one request, and as an array."""
+        self.config = placed(make_cluster(self.directory / "cluster"), self.directory)
+        async with Harness(self.config) as harness:
+            for number in range(4):
+                submitted = await harness.submit(script=SCRIPT if number % 2 else PLAIN, hold=True)
+                self.jobs.append(submitted.body["job_id"])
+            # Decided together, so that some are settled in one entry.
+            await asyncio.gather(*(harness.submit(script=PLAIN, who="bob") for _ in range(20)))
+            self.array = (await harness.submit(script=PLAIN, array="0-3")).body["job_id"]
+            for job in self.jobs:
+                for verb in ("release", "hold", "cancel"):
+                    await harness.ask("POST", f"/v1/jobs/{job}/{verb}", {"command_id": harness.new_id()}, who="alice")
+            assert await harness.service.publisher.publish()
+            for job in (*self.jobs, self.array, self.array + 2):
+                answer = await harness.ask("GET", f"/v1/jobs/{job}/proof")
+                assert answer.status == 200, answer
+                self.proofs[job] = answer.body
+            listed = (await harness.ask("GET", "/v1/tlog/keys", who="auditor")).body
+            self.keys.write_text("".join(f"# {one['replica']}\n{one['key']}\n" for one in listed["keys"]))
+            harness.controller.journal.flush_hints()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    made = Site(tmp_path_factory.mktemp("site"))
+    story(made.run)()
+    return made
+
+
+def verdict(held: bytes, keys: Path, least: int = 1) -> str:
+    """What the verifier prints, or that it refuses, in this process."""
+    lines = [line for line in keys.read_text().splitlines() if not line.startswith("#")]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        try:
+            VERIFY.verify(held, dict(map(VERIFY.key_of, lines)), least)
+        except (VERIFY.Refused, ValueError, TypeError, KeyError, IndexError, RecursionError, OverflowError) as error:
+            return f"REFUSED: {error}"
+    return printed.getvalue()
+
+
+def ran(proof: Path, keys: Path) -> subprocess.CompletedProcess[str]:
+    """The verifier as an auditor runs it, in a directory and with a path where there is no Forebay."""
+    copy = proof.parent / "verify_proof.py"
+    shutil.copy(VERIFIER, copy)
+    words = [sys.executable, "-P", str(copy), "--keys", str(keys), str(proof)]
+    return subprocess.run(words, cwd=proof.parent, capture_output=True, text=True, check=False)
+
+
+def test_the_verifier_imports_the_standard_library_and_one_library_of_signatures() -> None:
+    text = VERIFIER.read_text()
+    imported = {line.split()[1].split(".")[0] for line in text.splitlines() if line.startswith(("import ", "from "))}
+    assert imported - sys.stdlib_module_names == {"cryptography"}
+
+
+def test_the_verifier_knows_each_event_and_where_its_job_is() -> None:
+    fields = {kind.__struct_config__.tag: (kind.__name__, kind.__struct_fields__) for kind in EVENTS}
+    expected = {tag: (name, names.index("job") + 1 if "job" in names else 0) for tag, (name, names) in fields.items()}
+    assert expected == VERIFY.KINDS
+    assert JobSubmitted.__struct_config__.tag == VERIFY.SUBMITTED
+    assert JobSubmitted.__struct_fields__[VERIFY.SUBMITTED_ARRAY - 1] == "array"
+    assert SubmittedTasks.__struct_fields__[0] == "tasks"
+
+
+def test_a_proof_is_verified_alone_and_tells_the_story_of_its_job(site: Site, tmp_path: Path) -> None:
+    proof = tmp_path / "job.proof"
+    proof.write_bytes(site.proofs[site.job])
+    result = ran(proof, site.keys)
+    assert result.returncode == 0, result.stderr
+    for words in ("submit_job by user alice: JobSubmitted", "cancel_job by user alice", "proven: ", f"job {site.job};"):
+        assert words in result.stdout
+    proof.write_bytes(site.proofs[site.job].replace(f'"job": {site.job},'.encode(), b'"job": 999,'))
+    result = ran(proof, site.keys)
+    assert result.returncode == 1 and "does not name job 999" in result.stderr
+
+
+def test_every_job_and_task_is_proven(site: Site) -> None:
+    for job, held in site.proofs.items():
+        assert f"records of job {job};" in verdict(held, site.keys)
+    assert site.array + 2 in site.proofs
+
+
+def test_no_flipped_byte_of_a_proof_gets_through(site: Site) -> None:
+    held, chance = site.proofs[site.job], random.Random(42)
+    for number in range(FLIPS):
+        # Each byte at least once where there are not more of them, and then wherever chance has it.
+        at = number if number < min(len(held), FLIPS // 2) else chance.randrange(len(held))
+        changed = held[:at] + bytes([held[at] ^ chance.randrange(1, 256)]) + held[at + 1 :]
+        assert verdict(changed, site.keys).startswith("REFUSED"), (at, held[at : at + 20], changed[at : at + 20])
+
+
+def altered(held: bytes, change: Any) -> bytes:
+    proof = json.loads(held)
+    change(proof)
+    return (json.dumps(proof, ensure_ascii=False, indent=1) + "\n").encode()
+
+
+def test_what_is_made_up_or_left_out_of_a_record_is_refused(site: Site) -> None:
+    held, other = site.proofs[site.job], json.loads(site.proofs[site.jobs[1]])
+    for change in (
+        lambda proof: proof["records"].reverse(),
+        lambda proof: proof["records"].append(proof["records"][0]),
+        lambda proof: proof["records"].clear(),
+        lambda proof: proof["records"].append(other["records"][0]),
+        lambda proof: proof["records"][0].update(command=other["records"][0]["command"]),
+        lambda proof: proof["records"][0].update(leaf=other["records"][0]["leaf"]),
+        lambda proof: proof["records"][0]["path"].pop(),
+        lambda proof: proof["records"][0].update(position=False),
+        lambda proof: proof.update(job=True),
+        lambda proof: proof.update(more=1),
+    ):
+        assert verdict(altered(held, change), site.keys).startswith("REFUSED")
+
+
+def test_who_has_not_signed_and_whose_key_is_not_given_count_for_nothing(site: Site, tmp_path: Path) -> None:
+    held = site.proofs[site.job]
+    assert "1 replicas have signed it, and 2 are wanted" in verdict(held, site.keys, least=2)
+    stranger = tmp_path / "keys"
+    stranger.write_text(f"{Signer(tmp_path / 'other', origin_of(site.config.cluster.id)).key}\n")
+    assert "signed with a key that is not given" in verdict(held, stranger)
+
+
+def test_a_witness_is_shown_with_its_time_and_is_no_replica(site: Site, tmp_path: Path) -> None:
+    private, keys = Ed25519PrivateKey.generate(), tmp_path / "keys"
+    keys.write_text(f"{site.keys.read_text()}{verifier_of('witness.example', private, COSIGNATURE_KEY)}\n")
+
+    def witnessed(proof: Any) -> None:
+        text, signatures = parse_note(proof["checkpoint"].encode())
+        proof["checkpoint"] = write_note(text, [*signatures, cosign(text, "witness.example", private, 1_800_000_000)])
+
+    held = altered(site.proofs[site.job], witnessed)
+    assert "witness.example" in verdict(held, keys) and "a witness, at 2027-01-15T08:00:00Z" in verdict(held, keys)
+    assert verdict(held, keys, least=2).startswith("REFUSED")
+
+
+def test_a_proof_from_the_directory_is_the_one_from_the_cluster_with_the_index_and_without(site: Site) -> None:
+    output = site.directory / "offline.proof"
+    for index in (site.home / "index", None):
+        if index is None:
+            shutil.rmtree(site.home / "index")
+            shutil.rmtree(site.home / "tlog/tile", ignore_errors=True)
+        result = real("ledger", "prove", "--data", site.home, "--job", site.job, "-o", output)
+        assert result.returncode == 0, result.stderr
+        assert output.read_bytes() == site.proofs[site.job]
+    assert (site.home / SIGNING_DIRECTORY / "key").exists()
+
+
+def test_what_cannot_be_proven_is_refused_with_what_to_do(site: Site, tmp_path: Path) -> None:
+    def asked(job: object, data: Path) -> tuple[int, str]:
+        result = typed("ledger", "prove", "--data", data, "--job", job, "-o", tmp_path / "none")
+        return result.exit_code, str(result.exception or "") + result.output
+
+    assert asked(999, site.home)[0] != 0
+    copy = tmp_path / "copy"
+    shutil.copytree(site.home, copy)
+    note = copy / "tlog" / "checkpoint"
+    note.write_text(note.read_text().replace(note.read_text().splitlines()[2][:8], "AAAAAAAA", 1))
+    assert asked(site.job, copy)[0] != 0
+    note.unlink()
+    assert asked(site.job, copy)[0] != 0
+    assert not (tmp_path / "none").exists()
