@@ -268,11 +268,17 @@ class LedgerTree:
     def _write(self, tile: Tile, body: bytes) -> None:
         """Write a full tile, whole or not at all: a name that is there is of a file that is on the disk.
 
-        A bundle is not waited for: it is derived again if a crash takes it.
+        A bundle is not waited for: it is derived again if a crash takes it; as is what a full disk did not take.
         """
         if self._readonly:
             self._keep(tile, body)
             return
+        try:
+            self._write_file(tile, body)
+        except OSError as error:
+            LOGGER.warning("%s is not written, and derived anew when it is needed: %s", self._path(tile), error)
+
+    def _write_file(self, tile: Tile, body: bytes) -> None:
         path = self._path(tile)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.tmp")

@@ -265,11 +265,14 @@ class Publisher(Background):
 
     def _take(self, note: str, found: Checkpoint) -> None:
         self.note, self.published, self.published_s = note, found, self._clock.monotonic_s()
-        # Not synced: whoever loses it gets the next one, or collects this one again.
+        # Not synced, nor missed on a full disk: whoever loses it gets the next one, or collects this one again.
         part = self._path.with_name(f"{CHECKPOINT_NAME}.tmp")
-        self._path.parent.mkdir(mode=0o700, exist_ok=True)
-        part.write_text(note, encoding="utf-8")
-        part.replace(self._path)
+        try:
+            self._path.parent.mkdir(mode=0o700, exist_ok=True)
+            part.write_text(note, encoding="utf-8")
+            part.replace(self._path)
+        except OSError as error:
+            LOGGER.warning("the checkpoint of %d entries is not kept on the disk: %s", found.size, error)
 
     def _read(self) -> tuple[str, Checkpoint | None]:
         try:

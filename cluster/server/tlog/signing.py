@@ -79,8 +79,8 @@ class Signer:
     async def sign(self, size: int, root: Callable[[int], Awaitable[bytes]]) -> tuple[Checkpoint, Signature]:
         """Return the checkpoint of `size` entries by this replica's own ledger, and its signature; durable before.
 
-        `root` gives the root of its own tree at a size. SignRefused where something larger is signed. LedgerAltered
-        where what was signed is not in the ledger any more.
+        `root` gives the root of its own tree at a size. SignRefused where something larger is signed, or it
+        cannot be written. LedgerAltered where what was signed is not in the ledger any more.
         """
         async with self._turn:
             last = self.last
@@ -96,7 +96,10 @@ class Signer:
             signature = sign(found.text(), self.origin, self._private)
             if found != last:
                 # To the end, whoever stops waiting: what is on the disk and what is known here stay the same.
-                await asyncio.shield(asyncio.to_thread(self._write, write_note(found.text(), [signature])))
+                try:
+                    await asyncio.shield(asyncio.to_thread(self._write, write_note(found.text(), [signature])))
+                except OSError as error:
+                    raise SignRefused(f"what is signed cannot be written first: {error}") from error
                 self.last = found
             return found, signature
 

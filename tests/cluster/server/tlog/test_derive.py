@@ -189,6 +189,13 @@ def test_a_reader_writes_nothing(long: Made, derived: Path, tmp_path: Path) -> N
     assert not (tmp_path / "none").exists()
 
 
+def test_a_tree_that_the_disk_does_not_take_is_there_all_the_same(long: Made, derived: Path, tmp_path: Path) -> None:
+    (tmp_path / "full").write_text("in the way")
+    expected = root(long, derived)
+    with opened(long, tmp_path / "full" / "tlog") as tree:
+        assert tree.root(ENTRIES) == expected
+
+
 def test_tiles_behind_the_end_of_the_ledger_count_for_nothing(derived: Path, tmp_path: Path) -> None:
     short = written(tmp_path, short_history())
     shutil.copytree(derived, tmp_path / "tlog")

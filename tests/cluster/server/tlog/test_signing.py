@@ -84,7 +84,7 @@ async def test_nothing_is_signed_before_it_is_on_the_disk(tmp_path: Path, monkey
         raise OSError("no space left on device")
 
     monkeypatch.setattr(cluster.server.tlog.signing, "_replace", full)
-    with pytest.raises(OSError):
+    with pytest.raises(SignRefused, match="no space left"):
         await one.sign(5, Ledger(9).root)
     monkeypatch.undo()
     for again in (one, signer(tmp_path)):
@@ -188,6 +188,14 @@ async def test_a_checkpoint_has_the_signatures_of_all_who_have_the_ledger_and_al
         assert (tmp_path / name / "tlog/checkpoint").read_text() == one.note
     again = three(tmp_path)
     assert again.sizes() == {"r1": 20, "r2": 20, "r3": 20}
+
+
+@story
+async def test_a_checkpoint_that_the_disk_does_not_take_is_published_all_the_same(tmp_path: Path) -> None:
+    them = three(tmp_path)
+    (tmp_path / "r1" / "tlog").write_text("in the way")
+    assert await them.publish()
+    assert them.sizes() == {"r1": 20, "r2": 20, "r3": 20} and not them.stopped
 
 
 @story
