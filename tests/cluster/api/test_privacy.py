@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import re
 from typing import Any
 
 import msgspec
@@ -18,8 +20,8 @@ from tests.contract.maker import Maker, asks, ended, failed, receipt
 SECRET = "s3cret"
 """What stands in every text of the jobs below that may name a file, a person or a purpose."""
 
-STREAMS = frozenset({"/v1/events", "/metrics"})
-"""Asked elsewhere: `tests/cluster/api/test_events.py`; the other one names no jobs."""
+ELSEWHERE = frozenset({"/v1/events", "/metrics", "/v1/jobs/{id}/proof"})
+"""Asked elsewhere (test_events, test_tlog); metrics name no jobs."""
 
 SCRIPT = asks(
     "#DW jobdw capacity=20GiB access_mode=striped type=scratch",
@@ -62,10 +64,11 @@ async def asked(m: Maker, who: str, jobs: list[int]) -> dict[str, Answer]:
     """Return what somebody is answered to everything that can be read, about each of the jobs."""
     found: dict[str, Answer] = {}
     for operation in OPERATIONS.values():
-        if operation.method != "GET" or operation.path in STREAMS or "{name}" in operation.path:
+        if operation.method != "GET" or operation.path in ELSEWHERE or re.search(r"\{(name|tile)\}", operation.path):
             continue
-        for job in jobs:
-            target = operation.path.replace("{id}", str(job)).replace("{job}", str(job))
+        thens = ("", f"?at={m.state.revision}") if "at" in operation.query else ("",)
+        for job, then in itertools.product(jobs, thens):
+            target = operation.path.replace("{id}", str(job)).replace("{job}", str(job)) + then
             if target not in found:
                 try:
                     found[target] = await m.day.replica.ask(who, "GET", target)
