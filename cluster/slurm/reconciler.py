@@ -34,9 +34,6 @@ SETTLED: Final = frozenset({"none", "over", "lingering", "parked", "teardown", "
 BELIEVED: Final = frozenset({"staged-in", "pre-run", "running", "post-run", "staging-out"})
 """States of Slurm's buffers that need something here."""
 
-RUN_ENDED: Final = frozenset({"post-run", "staging-out"})
-"""States of Slurm's buffers whose jobs' runs have ended."""
-
 NOT_EXPORTED: Final = frozenset({"running", "post-run"})
 """Phases of guests that ran, and whose results nobody has asked for."""
 
@@ -98,9 +95,7 @@ class Reconciler:
             if one.phase not in SETTLED and (one.job not in looked.jobs or one.job in looked.over)
         }
         unasked = frozenset(
-            (one.job, one.epoch)
-            for one in listed.guests
-            if one.phase in NOT_EXPORTED and looked.buffers.get(one.job) in RUN_ENDED and one.job not in looked.over
+            (one.job, one.epoch) for one in listed.guests if one.phase in NOT_EXPORTED and one.job in looked.staging_out
         )
         unasked_again, self._unasked = unasked & self._unasked, unasked
         known = {one.job for one in listed.guests}

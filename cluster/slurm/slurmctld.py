@@ -23,6 +23,10 @@ CONFIG_S: Final = 20.0
 ENDED: Final = frozenset({"BF", "CA", "CD", "DL", "F", "NF", "OOM", "PR", "RV", "TO"})
 """States of jobs that are over, as squeue abbreviates them; one whose results are staged out is SO."""
 
+STAGING_OUT: Final = "SO"
+"""The state of a job whose run has ended, until its results are out. The states of buffers do not tell: a slurmctld
+that was started again shows them as allocated."""
+
 _JOBS: Final = ("squeue", "--noheader", "--array", "--all", "--states=all", "--format=%A %t")
 _BUFFERS: Final = ("scontrol", "show", "burst")
 _TYPE = re.compile(r"^BurstBufferType +=[ ]*(\S+)", re.MULTILINE)
@@ -38,6 +42,8 @@ class Looked(NamedTuple):
     """Numbers of jobs with a buffer -> its state."""
     over: frozenset[str] = frozenset()
     """Numbers of jobs that are over and still have a buffer there: it is to be torn down."""
+    staging_out: frozenset[str] = frozenset()
+    """Numbers of jobs whose runs have ended, and whose results are to be staged out."""
 
 
 async def look() -> Looked | str:
@@ -51,7 +57,12 @@ async def look() -> Looked | str:
         return jobs
     held = parsed_buffers(buffers.decode("utf-8", "replace"))
     going_on = parsed_jobs(jobs.decode("utf-8", "replace"))
-    return Looked(going_on | held.keys(), held, frozenset(held.keys() - going_on))
+    return Looked(
+        jobs=frozenset(going_on.keys() | held.keys()),
+        buffers=held,
+        over=frozenset(held.keys() - going_on.keys()),
+        staging_out=frozenset(job for job, state in going_on.items() if state == STAGING_OUT),
+    )
 
 
 async def owner_of(job: str) -> int | str:
@@ -82,10 +93,10 @@ def parsed_type(text: str) -> str:
     return found[1] if found and found[1] != "(null)" else ""
 
 
-def parsed_jobs(text: str) -> frozenset[str]:
-    """Return the numbers of the jobs that are not over."""
+def parsed_jobs(text: str) -> dict[str, str]:
+    """Return the jobs that are not over, with their states as squeue abbreviates them."""
     rows = (line.split() for line in text.splitlines())
-    return frozenset(row[0] for row in rows if len(row) == 2 and row[0].isdigit() and row[1] not in ENDED)
+    return {row[0]: row[1] for row in rows if len(row) == 2 and row[0].isdigit() and row[1] not in ENDED}
 
 
 def parsed_buffers(text: str) -> dict[str, str]:

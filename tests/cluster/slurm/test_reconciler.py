@@ -12,7 +12,7 @@ from cluster.client import Client
 from cluster.slurm import slurmctld
 from cluster.slurm.metrics import Metrics
 from cluster.slurm.reconciler import FORGOTTEN, LEFT, Reconciler
-from cluster.slurm.slurmctld import Looked, parsed_buffers, parsed_jobs
+from cluster.slurm.slurmctld import STAGING_OUT, Looked, parsed_buffers, parsed_jobs
 from cluster.system import SystemClock
 from replica.operations import GuestPhase
 from tests.cluster.harness import story
@@ -77,22 +77,27 @@ async def test_a_buffer_that_slurm_has_not_torn_down_for_two_looks_after_its_job
 
 @story
 @pytest.mark.parametrize("phase", list(GuestPhase))
-@pytest.mark.parametrize("state", ["staged-in", "running", "post-run", "staging-out", "teardown"])
+@pytest.mark.parametrize("state", ["R", "CG", "SO"])
 async def test_results_that_slurm_has_not_asked_for_in_two_looks_after_the_run_are_exported(
     phase: GuestPhase, state: str
 ) -> None:
-    books, ended = Books(), Looked(frozenset({"42"}), {"42": state})
+    books = Books()
+    jobs = parsed_jobs(f"42 {state}\n")
+    staging_out = frozenset(job for job, code in jobs.items() if code == STAGING_OUT)
+    # As a slurmctld shows its buffer that was started again.
+    ended = Looked(frozenset(jobs), {"42": "allocated"}, staging_out=staging_out)
     books.guest(phase.value)
     await books.looks(ended, WITH_BUFFER, ended)
     assert ("stage_out_guest", "42") not in books.leader.asked
     await books.looks(ended)
-    exported = state in ("post-run", "staging-out") and phase.value in ("running", "post-run")
+    exported = state == "SO" and phase.value in ("running", "post-run")
     assert (("stage_out_guest", "42") in books.leader.asked) is exported
     assert books.leader.forgotten == []
     # Slurm goes on counting the buffer, which is over here: nobody misses it.
     del books.leader.guests["42"]
-    await books.looks(ended, ended, ended)
-    assert (books.leader.missed == []) is (exported or state == "teardown")
+    believed = Looked(frozenset({"42"}), {"42": "post-run"}, staging_out=staging_out)
+    await books.looks(believed, believed, believed)
+    assert (books.leader.missed == []) is exported
 
 
 @story
@@ -163,7 +168,7 @@ async def test_the_counters_are_in_a_file_that_the_node_exporter_reads(tmp_path:
 
 def test_jobs_that_are_over_are_not_known_and_those_that_stage_out_are() -> None:
     text = "7 PD\n8 R\n9 SO\n10 CG\n11 CD\n12 F\n13 CA\n14 TO\n15 S\n\nsqueue: error\n"
-    assert parsed_jobs(text) == {"7", "8", "9", "10", "15"}
+    assert parsed_jobs(text).keys() == {"7", "8", "9", "10", "15"}
 
 
 def test_buffers_are_read_as_scontrol_prints_them() -> None:
@@ -202,6 +207,21 @@ async def test_a_slurmctld_that_says_nothing_sensible_is_away(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin" if script else str(tmp_path))
     said = await slurmctld.look()
     assert isinstance(said, str) and why in said
+
+
+@story
+async def test_a_look_tells_jobs_that_go_on_from_those_that_are_over_and_those_that_stage_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffers = "JobID=9 Pool=p Size=1 State=allocated\nJobID=11 Pool=p Size=1 State=allocated\n"
+    for name, said in (("scontrol", buffers), ("squeue", "8 R\n9 SO\n11 CD\n12 F\n")):
+        (tmp_path / name).write_text(f"#!/bin/sh\ncat <<'END'\n{said}END\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    found = await slurmctld.look()
+    assert isinstance(found, Looked)
+    assert (found.jobs, found.over, found.staging_out) == ({"8", "9", "11"}, {"11"}, {"9"})
+    assert found.buffers == {"9": "allocated", "11": "allocated"}
 
 
 @pytest.mark.parametrize(
