@@ -98,8 +98,22 @@ async def _at(site: Submitted, moment: str, tag: str, count: int) -> tuple[Jobs,
         found = await site.seen(first)
         return bool(found is not None and found.buffer == moment)
 
-    await site.until(f"job {first} is in {moment}", there, COMES_S)
+    try:
+        await site.until(f"job {first} is in {moment}", there, COMES_S)
+    except RunFailed as error:
+        raise RunFailed(f"{error}; {await _slurm_has(site)}") from error
     return jobs, blockers
+
+
+async def _slurm_has(site: Submitted) -> str:
+    """Return what Slurm says of its jobs, nodes and buffers, on one line: what may keep a job from its moment."""
+    asked = (
+        ("squeue", "-h", "-o", "%A %t %r %N"),
+        ("sinfo", "-h", "-N", "-o", "%n %t %C"),
+        ("scontrol", "show", "burst"),
+    )
+    said = await asyncio.gather(*(site.ask(*words) for words in asked))
+    return "; ".join(", ".join(line.strip() for line in one.stdout.splitlines()) for one in said)
 
 
 async def leader_kill(site: Site, client: Client, rounds: int, seed: int) -> Figures:
