@@ -70,6 +70,7 @@ class ScriptRun:
         self._changed = asyncio.Event()
         """That somebody wants the script suspended, resumed or ended at once; its supervisor is told once it runs."""
         self._overrun = ""
+        self._overrun_told = False
         self._child: Process | None = None
         self._start_reported = False
 
@@ -80,11 +81,8 @@ class ScriptRun:
     def suspend(self, suspended: bool) -> None:
         """Have the script stand still, or go on."""
         if suspended != self._suspended:
-            # Nobody has suspended one that was not seen to begin. Told to go on and then to stand still, a supervisor
-            # that is slow would find both signals waiting, and take the second first.
-            if suspended or self._suspended is not None or self._order.started:
-                self._changed.set()
             self._suspended = suspended
+            self._changed.set()
 
     @property
     def order(self) -> Order:
@@ -332,18 +330,23 @@ class ScriptRun:
                 # other way round what changed could wait for ever, since nothing else wakes this up.
                 known = self._report_start(record)
                 if self._changed.is_set() and record.started() is not None:
-                    if self._overrun:
+                    if self._overrun and not self._overrun_told:
                         record.write("overrun", self._overrun)
                         handle.send(OVERRUN)
-                    if self._suspended is not None:
-                        handle.send(SUSPEND if self._suspended else RESUME)
-                    self._changed.clear()
+                        self._overrun_told = True
+                    if not handle.awaits(SUSPEND, RESUME):
+                        if self._suspended is not None:
+                            handle.send(SUSPEND if self._suspended else RESUME)
+                        self._changed.clear()
                 if self._ending.is_set() and not signalled:
                     signalled = True
                     handle.send(signal.SIGTERM)
                 # A start that is known and cannot be reported waits for room.
-                soon_s = SUPERVISOR_POLL_S if record.started() is None else DISK_FULL_RETRY_S
-                await self._pause(handle, signalled, None if known else soon_s)
+                soon_s: float | None = SUPERVISOR_POLL_S if record.started() is None else DISK_FULL_RETRY_S
+                if known:
+                    # What could not be said yet is said soon.
+                    soon_s = SUPERVISOR_POLL_S if self._changed.is_set() else None
+                await self._pause(handle, signalled, soon_s)
         finally:
             over = handle.over
             handle.close()

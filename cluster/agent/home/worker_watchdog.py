@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
@@ -214,6 +215,7 @@ class Handle:
     def __init__(self, pid: int) -> None:
         """Hold the process; ProcessLookupError if there is none."""
         self._descriptor = os.pidfd_open(pid)
+        self._pid = pid
         self._over = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(self._descriptor, self._ended)
 
@@ -236,6 +238,17 @@ class Handle:
         """Signal it; nothing happens if it has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._descriptor, number)
+
+    def awaits(self, *numbers: signal.Signals) -> bool:
+        """Return whether it has not taken all of these signals that it was sent: those that wait are taken by their
+        numbers, and not in their order.
+        """
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{self._pid}/status", "rb") as file:
+                found = re.search(rb"^ShdPnd:\s*([0-9a-f]+)$", file.read(), re.MULTILINE)
+            # While it is not known to have ended, the number is its own.
+            return found is not None and any(int(found[1], 16) >> number - 1 & 1 for number in numbers)
+        return False
 
     def close(self) -> None:
         """Let go of it."""

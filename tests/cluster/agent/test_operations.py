@@ -21,6 +21,7 @@ import pytest
 
 from cluster.agent.files.places import mark
 from cluster.agent.home.home import Home
+from cluster.agent.home.worker_watchdog import Handle
 from cluster.agent.operation import Operation, Settings
 from cluster.agent.processes import Process
 from cluster.agent.processes.environment import Mode
@@ -514,9 +515,14 @@ class _Supervisor:
 
     def __init__(self) -> None:
         self.over, self.told = False, list[int]()
+        self.is_slow = False
+        """Whether it has not taken the signals that it was sent last."""
 
     def send(self, number: int) -> None:
         self.told.append(number)
+
+    def awaits(self, *numbers: int) -> bool:
+        return self.is_slow
 
     async def wait(self) -> None:
         await asyncio.Event().wait()
@@ -564,16 +570,51 @@ def test_what_a_supervisor_is_to_be_told_never_waits_for_its_end_whenever_the_sc
     assert asyncio.run(_told(step, looks, supervisor, 1)) == [RESUME]
 
 
-def test_a_script_that_was_not_seen_to_begin_is_told_nothing_but_to_stand_still(
+def test_a_supervisor_is_not_told_to_go_on_while_it_has_yet_to_hear_that_it_is_to_stand_still(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Two signals that wait are taken by their numbers, and not in their order.
+    # Of two signals that wait, it would take the second first: the script would stand still for ever.
     supervisor = _Supervisor()
     monkeypatch.setattr(ScriptRun, "_hold", lambda *_: supervisor)
-    step = node.step("#!/bin/sh\n")
-    step.suspend(False)
-    step.suspend(True)
-    assert asyncio.run(_told(step, 0, supervisor, 1)) == [SUSPEND]
-    step = node.step("#!/bin/sh\n")
-    step.suspend(False)
-    assert not step._changed.is_set()
+    step = node.step("#!/bin/sh\n", started=True)
+
+    async def story() -> None:
+        step.suspend(True)
+        watching = asyncio.create_task(step._watch(_Beginning(0)))  # type: ignore[arg-type]
+        async with asyncio.timeout(10):
+            while supervisor.told != [SUSPEND]:
+                await asyncio.sleep(0.01)
+            supervisor.is_slow = True
+            step.suspend(False)
+            await asyncio.sleep(0.2)
+            assert supervisor.told == [SUSPEND]
+            supervisor.is_slow = False
+            while supervisor.told != [SUSPEND, RESUME]:
+                await asyncio.sleep(0.01)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    asyncio.run(story())
+
+
+def test_signals_that_a_process_has_yet_to_take_are_seen() -> None:
+    async def story() -> None:
+        program = "import signal,sys;signal.pthread_sigmask(0,{1,2});print(flush=True);sys.stdin.read(1);"
+        program += "signal.sigwait({2});print(flush=True);sys.stdin.read()"
+        command = (sys.executable, "-c", program)
+        process = await asyncio.create_subprocess_exec(*command, stdin=-1, stdout=-1)
+        assert process.stdin is not None and process.stdout is not None
+        await process.stdout.readline()
+        handle = Handle(process.pid)
+        assert not handle.awaits(SUSPEND, RESUME)
+        handle.send(SUSPEND)
+        assert handle.awaits(SUSPEND, RESUME) and handle.awaits(SUSPEND) and not handle.awaits(RESUME)
+        process.stdin.write(b".")
+        await process.stdout.readline()
+        assert not handle.awaits(SUSPEND, RESUME)
+        process.stdin.close()
+        await process.wait()
+        assert not handle.awaits(SUSPEND)
+        handle.close()
+
+    asyncio.run(story())
