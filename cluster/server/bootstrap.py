@@ -33,10 +33,12 @@ class Bootstrap:
         leads: Callable[[], bool],
         submit: Callable[[Request], Answer],
         raises: bool = True,
+        draw: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         """`leads`: whether this replica may decide and knows the time; `submit` as `Controller.submit`; `raises` False:
-        the level is left to whoever raises it by hand.
+        the level is left to whoever raises it by hand; `draw` returns so many bytes that nobody can guess.
         """
+        self._draw = draw
         self._config = config
         self._levels = levels
         self._state = state
@@ -60,7 +62,7 @@ class Bootstrap:
             config.pools,
             nodes,
             config.places,
-            secrets.token_bytes(DISCLOSURE_KEY_BYTES),
+            self._draw(DISCLOSURE_KEY_BYTES),
         )
         try:
             self._answer = self._submit(Request(b"", CONTROLLER, command))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -100,11 +101,12 @@ class Controller:
         version: str = "",
         checkpoints: Checkpoints | None = None,
         raises_level: bool = True,
+        draw: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         """Take over the opened storage; `fail` must end the process (or, in tests, the test).
 
         `ask` returns the status of a peer, `version` is that of this release; `checkpoints` compares states with the
-        peers', None in a replica that has none to ask; `raises_level` as `Bootstrap` takes it.
+        peers', None in a replica that has none to ask; `raises_level` and `draw` as `Bootstrap` takes them.
         """
         self.name = name
         self.config = config
@@ -155,9 +157,9 @@ class Controller:
         self.scrubbed = Scrubbed()
         self.checkpoints = checkpoints
         self._duties = Duties(leads=lambda: self.leads, check=self._check)
-        self._register_duties(raises_level=raises_level)
+        self._register_duties(raises_level=raises_level, draw=draw)
 
-    def _register_duties(self, *, raises_level: bool) -> None:
+    def _register_duties(self, *, raises_level: bool, draw: Callable[[int], bytes]) -> None:
         state, leads, submit = lambda: self._state, lambda: self.leads, self.submit
         restart = OperationRestart(state=state, leads=leads, term=lambda: self._leading_term, submit=submit)
         bootstrap = Bootstrap(
@@ -167,6 +169,7 @@ class Controller:
             leads=lambda: self.leads and self.agreed.begin(),
             submit=submit,
             raises=raises_level,
+            draw=draw,
         )
         self.node_watch = NodeWatch(
             self.liveness, state=state, leads=leads, submit=submit, peers=lambda: self.engine.peers()

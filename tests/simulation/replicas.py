@@ -224,6 +224,7 @@ class SimReplica:
             fail=self._fail,
             node_down_s=world.config.timing.node_down_s,
             ask=self._ask_level,
+            draw=random.Random(f"draw/{world.seed}/{self.name}").randbytes,
         )
         controller.world, controller.place = world, self.name
         self.controller = controller
