@@ -345,7 +345,7 @@ def plan(items: Sequence[Item], options: Options, context: Context) -> Planned:
         # As safe, but what this attempt does is not known to the next one.
         memory = Workspace.in_memory_only()
         planned = _Planning(items, options, context, old, known and known[1], memory.generations[0], sequence).run()
-        return planned
+        return planned._replace(is_recorded=False)
     for files in workspace.generations:
         if files is not new:
             _empty(files)

@@ -255,10 +255,23 @@ def enter(directory: int, name: bytes, shown: str, barred: Identity | None) -> i
     return inner
 
 
-def make_directory(directory: int, name: bytes, shown: str) -> bool:
+PRIVATE_MODE: Final = 0o700
+"""Mode of a directory that is made, until it has all that it gets: its owner's alone."""
+
+UNRECORDED_MODE: Final = 0o1700
+"""That mode where no record can be kept of who made it. A directory of one's own is never so (sticky, and nobody else's
+to use), so a later attempt knows what it has to finish."""
+
+
+def is_unrecorded(mode: int) -> bool:
+    """Return whether a directory was made where no record could be kept of it; it may have inherited its group."""
+    return mode & 0o1777 == UNRECORDED_MODE
+
+
+def make_directory(directory: int, name: bytes, shown: str, mode: int = PRIVATE_MODE) -> bool:
     """Make a subdirectory only its owner may use as yet, and return whether it was made: False if it was there."""
     try:
-        os.mkdir(name, 0o700, dir_fd=directory)
+        os.mkdir(name, mode, dir_fd=directory)
         return True
     except FileExistsError:
         mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode

@@ -25,7 +25,16 @@ from cluster.agent.transfer.plan import STEP_RECORDS, earlier, plan
 from cluster.agent.transfer.programs import Backend, Rclone, Rsync, Template
 from cluster.agent.transfer.rate_limit import Stopped
 from cluster.agent.transfer.receipts import Summed, with_rows, write_lines
-from cluster.agent.transfer.record_paths import RecordPaths, discard, is_there, make_directory, remove_left
+from cluster.agent.transfer.record_paths import (
+    PRIVATE_MODE,
+    UNRECORDED_MODE,
+    RecordPaths,
+    discard,
+    is_there,
+    is_unrecorded,
+    make_directory,
+    remove_left,
+)
 from cluster.agent.transfer.status_table import EMPTY, NO_FLAG, Copied, Flag, RecordsFailed, State, write_header
 from cluster.agent.transfer.transfer_state import POLL_RECORDS, Context, Moved, TransferState
 from cluster.agent.transfer.workspace import Workspace
@@ -136,7 +145,8 @@ class _Transfer:
             )
         )
         if not planned.header.complete:
-            _make_directories(transfer, planned.directories)
+            is_recorded = planned.is_recorded and not context.workspace.in_memory
+            _make_directories(transfer, planned.directories, PRIVATE_MODE if is_recorded else UNRECORDED_MODE)
             _copy_all(transfer)
             transfer.tell(transfer.counters._replace(phase=COMMITTING))
             _make_links(transfer, planned.links)
@@ -243,9 +253,9 @@ def make_top(item: Item, workspace: Workspace) -> None:
             os.stat(name, dir_fd=directory, follow_symlinks=False)
             return
         except FileNotFoundError:
-            workspace.note_made(os.fsencode(target.path))
+            is_recorded = workspace.note_made(os.fsencode(target.path))
         try:
-            os.mkdir(name, 0o700, dir_fd=directory)
+            os.mkdir(name, PRIVATE_MODE if is_recorded else UNRECORDED_MODE, dir_fd=directory)
             os.fsync(directory)
         except FileExistsError:
             return
@@ -253,18 +263,21 @@ def make_top(item: Item, workspace: Workspace) -> None:
             raise PathRefused(f"the directory {target.path} cannot be made: {os_message(error)}") from error
 
 
-def _make_directories(transfer: TransferState, directories: Sequence[int]) -> None:
+def _make_directories(transfer: TransferState, directories: Sequence[int], mode: int) -> None:
     """Make all directories, so that whoever copies finds them.
 
-    Which of them are this transfer's own, and get what their sources have, is durable before the first one is made.
+    Which of them are this transfer's own, and get what their sources have, is durable before the first one is made; or
+    their mode says it, where no record can be kept.
     """
     with contextlib.closing(transfer.paths()) as paths:
         absent: Record | None = None
         making = False
         for record in _at(transfer, directories):
+            there = None
             if absent is None or not record.lies_in(absent):
-                absent = None if _is_there(transfer, record, paths) else record
-            made = transfer.slots.get(record.index).state is State.MADE
+                there = _mode_there(transfer, record, paths)
+                absent = record if there is None else None
+            made = transfer.slots.get(record.index).state is State.MADE or (there is not None and is_unrecorded(there))
             if not made and not record.path:
                 made = transfer.context.workspace.was_made(os.fsencode(transfer.items[record.item].destination.path))
             elif absent is not None:
@@ -277,26 +290,25 @@ def _make_directories(transfer: TransferState, directories: Sequence[int]) -> No
             if record.path and transfer.slots.get(record.index).state is State.MADE:
                 _, shown = transfer.shown(record)
                 try:
-                    make_directory(*paths.destination(record), shown)
+                    make_directory(*paths.destination(record), shown, mode)
                 except (OSError, TransferFailed) as error:
                     raise transfer.failed(record, error) from error
 
 
-def _is_there(transfer: TransferState, record: Record, paths: RecordPaths) -> bool:
-    """Return whether the directory that a record goes to is there; the top of a tree is made."""
+def _mode_there(transfer: TransferState, record: Record, paths: RecordPaths) -> int | None:
+    """Return the mode of the directory that a record goes to, None where there is none; the top of a tree is made."""
     _, shown = transfer.shown(record)
     try:
         if not record.path:
             make_top(transfer.items[record.item], transfer.context.workspace)
-            paths.destination_directory(record)
-            return True
+            return os.fstat(paths.destination_directory(record)).st_mode
         directory, name = paths.destination(record)
         mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
         if not stat.S_ISDIR(mode):
             raise TransferFailed(f"{shown} exists and is a {kind_of(mode)}, not a directory")
-        return True
+        return mode
     except FileNotFoundError:
-        return False
+        return None
     except PathRefused as error:
         raise TransferFailed(str(error), record.item) from error
     except (OSError, TransferFailed) as error:

@@ -163,6 +163,8 @@ class Planned(NamedTuple):
     """Those of links that are made again."""
     absent: tuple[tuple[int, str], ...] = ()
     """Items whose source cannot be found, each with the reason: nothing of them is moved."""
+    is_recorded: bool = True
+    """Whether the next attempt will know of this one."""
 
 
 class TransferState:

@@ -84,8 +84,10 @@ class Workspace:
         first, second = (Files(*(_memory(kind) for kind in _KINDS)) for _ in (0, 1))
         return cls((first, second), _memory("receipts"), _memory("made"), in_memory=True)
 
-    def note_made(self, path: bytes) -> None:
-        """Keep, durably, that a directory is about to be made; where there is no room, for this attempt alone."""
+    def note_made(self, path: bytes) -> bool:
+        """Keep that a directory is about to be made, and return whether durably: where there is no room it is kept for
+        this attempt alone.
+        """
         key = _key(path)
         self._known.add(key)
         try:
@@ -94,6 +96,8 @@ class Workspace:
         except OSError as error:
             if not is_disk_full(error):
                 raise
+            return False
+        return not self.in_memory
 
     def was_made(self, path: bytes) -> bool:
         """Return whether an attempt at this transfer kept that it makes the directory. OSError."""

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from cluster.agent.transfer import receipts, status_table
+from cluster.agent.transfer.errors import TransferFailed
 from cluster.agent.transfer.options import Options
+from cluster.agent.transfer.record_paths import is_unrecorded
 from cluster.agent.transfer.status_table import RecordsFailed, StatusTable
 from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
 
@@ -69,6 +71,28 @@ def test_a_disk_that_was_full_before_has_the_transfer_keep_its_records_in_memory
     fill(small_disk)
     receipt = harness.carry()
     assert tree_of(harness.destination) == tree_of(harness.source) and receipt.resumed_files == 7
+
+
+def test_directories_that_no_record_is_kept_of_are_finished_by_a_later_attempt(
+    harness: Harness, small_disk: Path
+) -> None:
+    plant(harness.source, TREE | {"d": {"e": {"f": b"f"}}})
+    for number, made in enumerate((harness.source, harness.source / "d", harness.source / "d" / "e")):
+        made.chmod(0o750)
+        os.utime(made, ns=(10**18 + number, 10**18 + number))
+    expected = tree_of(harness.source)
+    fill(small_disk)
+    # The first attempt makes all directories, and then finds no place for a file.
+    (harness.destination / "a").mkdir(parents=True)
+    with pytest.raises(TransferFailed):
+        harness.carry()
+    assert is_unrecorded((harness.destination / "d" / "e").stat().st_mode)
+    (harness.destination / "a").rmdir()
+    harness.carry()
+    assert tree_of(harness.destination) == expected
+    for name in ("d", "d/e"):
+        made, source = ((root / name).stat() for root in (harness.destination, harness.source))
+        assert (made.st_mode, made.st_mtime_ns) == (source.st_mode, source.st_mtime_ns), name
 
 
 class Full:
