@@ -13,6 +13,8 @@ from wal.codec import (
     instant_of,
     is_earlier_form,
     kind_of,
+    leader_of,
+    no_op_of,
     one_of_batch,
     revision_after,
 )
@@ -36,7 +38,7 @@ from wal.configuration import (
 )
 from wal.environment import Environment
 from wal.failures import BrokenInvariant, Condition, RecoveryRefused, StorageFailed
-from wal.job_index import Hole, JobIndex, JobIndexBroken, JobRow, Position
+from wal.job_index import CLUSTER, Hole, JobIndex, JobIndexBroken, JobRow, Position
 from wal.journal import Journal
 from wal.ledger import (
     DAMAGED_MAX,

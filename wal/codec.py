@@ -25,7 +25,10 @@ class Kind(IntEnum):
 
 
 NO_OP: Final = bytes([Kind.NO_OP])
-"""The whole entry with which a new leader begins its term."""
+"""What the entry begins with with which a new leader begins its term; the rest is its id."""
+
+LEADER_MAX_BYTES: Final = 128
+"""Bytes of a leader's id."""
 
 BATCH_FORMAT: Final = 1
 """Version of the encoding after the two leading bytes."""
@@ -165,9 +168,19 @@ def kind_of(data: bytes) -> Kind:
         kind = Kind(data[0])
     except (IndexError, ValueError) as error:
         raise CodecError(f"the entry begins with {data[:1].hex() or 'nothing'}, which is no known kind") from error
-    if kind is Kind.NO_OP and len(data) != len(NO_OP):
-        raise CodecError(f"the entry is a no-op with {len(data) - len(NO_OP)} trailing bytes")
+    if kind is Kind.NO_OP and len(data) > len(NO_OP) + LEADER_MAX_BYTES:
+        raise CodecError(f"the entry is a no-op of a leader whose id has {len(data) - len(NO_OP)} bytes")
     return kind
+
+
+def no_op_of(leader: str) -> bytes:
+    """Return the entry with which a leader begins its term: nothing but its id, so that the ledger says who led."""
+    return NO_OP + leader.encode()[:LEADER_MAX_BYTES]
+
+
+def leader_of(data: bytes) -> str:
+    """Return the id in a no-op; empty where it says none, and for an entry of another kind. CodecError."""
+    return "" if kind_of(data) is not Kind.NO_OP else data[len(NO_OP) :].decode("utf-8", "replace")
 
 
 def revision_after(data: bytes, before: int) -> int:

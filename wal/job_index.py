@@ -21,7 +21,10 @@ from wal.environment import LMDB_ENGINE, MAP_SIZE_BYTES
 from wal.failures import DATA_FILE, READERS_FILE
 from wal.records import DIGEST_BYTES, GENESIS, Damaged, pack_checked, unpack_checked
 
-JOB_INDEX_VERSION: Final = 1
+CLUSTER: Final = 0
+"""In place of a job: rows of what is nobody's job, as pools, nodes and refusals are."""
+
+JOB_INDEX_VERSION: Final = 2
 """Version of what is laid out here, and of what the notes say. One of another version is begun anew."""
 
 VALUE_MAX_BYTES: Final = 1024
@@ -126,13 +129,13 @@ class JobIndex:
                 raise self._broken(error) from error
             yield last
 
-    def rows(self, job: int) -> list[JobRow]:
-        """Return what there is of a job, oldest first. JobIndexBroken."""
+    def rows(self, job: int, after: int = 0) -> list[JobRow]:
+        """Return what there is of a job after a revision, oldest first. JobIndexBroken."""
         found: list[JobRow] = []
         try:
             with self._environment.begin(self._rows) as transaction:
                 cursor = transaction.cursor()
-                more = cursor.set_range(_KEY.pack(job, 0))
+                more = _seek_value(cursor, job, after)
                 while more:
                     key, value = cursor.item()
                     of, first = _KEY.unpack(key)
@@ -142,7 +145,7 @@ class JobIndex:
                     more = cursor.next()
         except (lmdb.Error, Damaged, struct.error) as error:
             raise self._broken(error) from error
-        return found
+        return found if not after else [row for row in found if row.revision > after]
 
     def add(self, rows: Mapping[int, Sequence[JobRow]], position: Position) -> None:
         """Add rows to those of their jobs, none older than what is there; durable on return. JobIndexBroken."""
@@ -201,6 +204,18 @@ def _last_value(cursor: "lmdb.Cursor[bytes]", job: int) -> tuple[bytes, bytearra
     if _KEY.unpack(key)[0] != job:
         return b"", bytearray()
     return key, bytearray(unpack_checked(key, value))
+
+
+def _seek_value(cursor: "lmdb.Cursor[bytes]", job: int, after: int) -> bool:
+    """Stand on the first value of a job that may have rows after a revision; return whether there is a value at all."""
+    key = _KEY.pack(job, after)
+    if cursor.set_range(key) and cursor.key() == key:
+        return True
+    if cursor.prev() if cursor.key() else cursor.last():
+        if cursor.key()[: _KEY.size // 2] == key[: _KEY.size // 2]:
+            return True
+        return bool(cursor.next())
+    return bool(cursor.set_range(key))
 
 
 def _unpacked(first: int, body: bytes) -> list[JobRow]:

@@ -3,7 +3,6 @@
 from cluster.consensus.configurations import Wanted
 from cluster.consensus.driver import Consensus
 from cluster.consensus.interface import (
-    NO_OP,
     ChangeRefused,
     EntryTooLarge,
     LostDurableState,

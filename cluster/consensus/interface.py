@@ -10,9 +10,6 @@ import msgspec
 from cluster.consensus.frames import MAX_ENTRY_BYTES, AnyMessage
 from wal import Entry, Placed
 
-NO_OP: Final = b"\x00"
-"""The entry that a new leader appends: entries of earlier terms are committed with it (Raft, section 8)."""
-
 HEARTBEATS_PER_ELECTION: Final = 3
 """Heartbeats that must fit in the shortest election timeout, so that one or two late ones elect nobody."""
 

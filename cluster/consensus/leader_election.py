@@ -10,10 +10,10 @@ from typing import Final
 import msgspec
 
 from cluster.consensus.frames import VoteReply, VoteRequest
-from cluster.consensus.interface import NO_OP, Role
+from cluster.consensus.interface import Role
 from cluster.consensus.raft_log import append
 from cluster.consensus.state import NEVER, RaftState
-from wal import Action, Change, Entry, encode_configuration
+from wal import Action, Change, Entry, encode_configuration, no_op_of
 
 _log = logging.getLogger(__name__)
 
@@ -132,12 +132,12 @@ def _become_leader(raft: RaftState) -> None:
 
 
 def _first_entry(raft: RaftState) -> bytes:
-    """Return what a leader begins with: a no-op, or the bootstrap configuration if none was ever agreed on.
+    """Return what a leader begins with: a no-op with its id, or the bootstrap configuration if none was ever agreed on.
 
     From then on the journal says who is a member, and no replica asks its file any more.
     """
     if raft.bootstrap is None or raft.configuration.version > 0:
-        return NO_OP
+        return no_op_of(raft.me)
     change = Change(Action.FOUND, None, raft.me, raft.clock.now())
     return encode_configuration(msgspec.structs.replace(raft.bootstrap, version=1, change=change))
 

@@ -16,7 +16,7 @@ import uvloop
 from cluster.api import Doors, LocalCore, Server, Service
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, PoolSpec, found
-from cluster.consensus import NO_OP, ChangeRefused, ClockBounds, Machine, NotLeader, Role, Wanted
+from cluster.consensus import ChangeRefused, ClockBounds, Machine, NotLeader, Role, Wanted
 from cluster.eventloop import Identities
 from cluster.eventloop.slices import Work
 from cluster.schemas.command_ids import new_command_id
@@ -32,7 +32,7 @@ from cluster.system.address import Address
 from cluster.system.clock import Clock, SystemClock
 from replica.messages import features
 from tests.ports import free_port
-from wal import Journal
+from wal import Journal, no_op_of
 from wal.configuration import Configuration, Member, initial
 from wal.journal import Entry
 
@@ -186,7 +186,7 @@ class SingleEngine:
         self.journal.set_term(self.journal.term + 1, self.me)
         self.role, self.leader, self.ready = Role.LEADER, self.me, False
         self.on_change()
-        self.journal.append([Entry(self.journal.last_index + 1, self.term, NO_OP)])
+        self.journal.append([Entry(self.journal.last_index + 1, self.term, no_op_of(self.me))])
         self.commit()
         self.ready = True
         self.on_change()

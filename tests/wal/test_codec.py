@@ -27,6 +27,8 @@ from wal.codec import (
     encode_batch,
     encode_entry,
     kind_of,
+    leader_of,
+    no_op_of,
     revision_after,
 )
 
@@ -118,7 +120,7 @@ def _raw(*values: object) -> bytes:
         (b"\x7f", "begins with 7f"),
         (b"\xff\x01", "begins with ff"),
         (NO_OP, "not a batch"),
-        (b"\x00\x00", "trailing bytes"),
+        (NO_OP + b"r" * 129, "whose id has 129 bytes"),
         (b"\x01", "format none"),
         (b"\x01\x02\x93", "format 02"),
         (_raw(1, 2), "cannot be decoded"),
@@ -169,6 +171,11 @@ def test_only_a_batch_with_the_right_base_moves_the_revision() -> None:
         assert after(data, 7) == 9
         assert after(data, 8) == 8
     assert kind_of(NO_OP) is Kind.NO_OP and kind_of(data) is Kind.BATCH
+
+
+def test_a_no_op_says_who_led_and_nothing_else_does() -> None:
+    assert leader_of(no_op_of("r1.3")) == "r1.3" and kind_of(no_op_of("r1.3")) is Kind.NO_OP
+    assert leader_of(NO_OP) == leader_of(encode_batch(sample_batch(EVENTS[0]))) == ""
 
 
 ABOVE = features.FEATURE_LEVEL_KNOWN + 1

@@ -9,7 +9,7 @@ from pysyncobj.transport import Transport
 
 from cluster.consensus.engine import Engine
 from cluster.consensus.frames import AnyMessage, AppendReply, AppendRequest, VoteReply, VoteRequest
-from cluster.consensus.interface import NO_OP, Role, SnapshotRef, SnapshotSink, Timing
+from cluster.consensus.interface import Role, SnapshotRef, SnapshotSink, Timing
 from tests.cluster.consensus.memory_journal import Disk, MemoryJournal
 from tests.cluster.consensus.simulator import SimClock
 from wal.journal import Entry
@@ -179,4 +179,4 @@ class StockHarness:
         assert self.engine._isLeader()
 
 
-__all__ = ["NO_OP", "STAND_S", "TIMING", "Harness", "StockHarness"]
+__all__ = ["STAND_S", "TIMING", "Harness", "StockHarness"]

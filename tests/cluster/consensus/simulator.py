@@ -23,10 +23,11 @@ from cluster.consensus.frames import (
     decode_body,
     encode_frame,
 )
-from cluster.consensus.interface import NO_OP, ChangeRefused, NotLeader, RemovedFromCluster, Role, SnapshotRef, Timing
+from cluster.consensus.interface import ChangeRefused, NotLeader, RemovedFromCluster, Role, SnapshotRef, Timing
 from cluster.consensus.state import RaftState
 from tests.cluster.consensus.marks import broken_marks, votes_missing
 from tests.cluster.consensus.memory_journal import Disk, MemoryJournal
+from wal.codec import NO_OP
 from wal.configuration import (
     Action,
     Configuration,
@@ -513,7 +514,7 @@ class Simulation:
         histories = [replica.history for replica in self.members(leader)]
         if any(history != histories[0] for history in histories):
             raise Violation("the replicas applied different histories")
-        seen = Counter(data for _, _, data in histories[0] if data != NO_OP and not is_configuration(data))
+        seen = Counter(data for _, _, data in histories[0] if not data.startswith(NO_OP) and not is_configuration(data))
         for data in self.acknowledged:
             if seen[data] != 1:
                 raise Violation(f"{data!r} was acknowledged and is there {seen[data]} times")

@@ -21,11 +21,12 @@ from cluster.consensus.frames import (
     VoteRequest,
 )
 from cluster.consensus.interface import Role
-from tests.cluster.consensus.harness import NO_OP, STAND_S, Harness, StockHarness
+from tests.cluster.consensus.harness import STAND_S, Harness, StockHarness
 from tests.cluster.consensus.simulator import Simulation
 from tests.wal.lives import Life, lives, state_of
 from tests.wal.support import entry, fill
-from wal import Entry, Journal
+from wal import Entry, Journal, no_op_of
+from wal.codec import NO_OP
 from wal.failures import BrokenInvariant
 from wal.ledger import Ledger
 from wal.records import GENESIS, chained
@@ -396,11 +397,11 @@ def test_h25_a_snapshot_at_or_below_what_is_checked_is_not_installed() -> None:
     assert harness.engine.commit_index == 2
 
 
-def test_what_is_stored_is_exactly_what_was_proposed_and_a_leader_begins_with_a_no_op() -> None:
+def test_what_is_stored_is_exactly_what_was_proposed_and_a_leader_begins_with_a_no_op_that_names_it() -> None:
     harness = Harness(replicas=1)
     harness.wait(STAND_S)
     assert harness.engine.role is Role.LEADER and harness.engine.ready
     harness.engine.propose(A)
     harness.engine.tick()
-    assert [data for _, _, data in harness.applied] == [NO_OP, A]
-    assert [entry.data for entry in harness.disk.entries] == [NO_OP, A]
+    assert [data for _, _, data in harness.applied] == [no_op_of(harness.engine.raft.me), A]
+    assert [entry.data for entry in harness.disk.entries] == [no_op_of(harness.engine.raft.me), A]
