@@ -1,17 +1,33 @@
-"""What happened to a job, and why it waited at a moment in the past: from the ledger, by the same functions as now."""
+"""What happened, to a job or to all, and how it was: from the ledger, by the same functions as now."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import difflib
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import msgspec
 
-from cluster.api.past import NO_JOB, Explained, HistorianBusy, HistorianLate, Record, Records, Unanswered
-from cluster.api.privacy import Recorded, check_sight, check_sight_of
+from cluster.api.past import (
+    NO_JOB,
+    REFUSED,
+    TURNED,
+    Explained,
+    Happened,
+    HistorianBusy,
+    HistorianLate,
+    Record,
+    Records,
+    Seeking,
+    TermLed,
+    Unanswered,
+)
+from cluster.api.privacy import Recorded, check_sight, check_sight_of, only_user
 from cluster.api.render import (
     actor_words,
     as_json,
     event_name,
+    kind_name,
     sentence_of,
     task_words,
     why_view,
@@ -19,11 +35,21 @@ from cluster.api.render import (
 from cluster.api.service import Call, Reply, encoded, handles
 from cluster.api.web import Problem, bad, denied, too_busy, too_many, unknown_job
 from cluster.eventloop import Work, paced
-from cluster.schemas import ErrorView, HistoryAnswer, HistoryRow, WhyView
+from cluster.schemas import (
+    DiffAnswer,
+    ErrorView,
+    HistoryAnswer,
+    HistoryRow,
+    LeadersAnswer,
+    LeaderTermView,
+    StoryAnswer,
+    StoryRow,
+    WhyView,
+)
 from cluster.schemas import operations as ops
 from cluster.security import Role
 from cluster.system import format_instant, parse_instant
-from replica.messages import Batch, Entry, Event, JobSubmitted
+from replica.messages import EVENTS, Batch, Entry, Event, JobSubmitted, job_of
 from replica.messages.events import GuestSetUp
 from replica.model import private_data
 from replica.state import State
@@ -67,7 +93,7 @@ async def show_job_history(call: Call[None]) -> Reply[HistoryAnswer]:
 async def answer_then(call: Call[None]) -> Reply[None]:
     """Answer a read from the state of the moment that its query names; Problem."""
     state = await call.state()
-    revision, at = _moment(call, state)
+    revision, at = _moment(call, state, "at")
     query = {name: text for name, text in call.query.items() if name not in ("at", "stale")}
     try:
         found = await call.service.past.then(
@@ -77,7 +103,7 @@ async def answer_then(call: Call[None]) -> Reply[None]:
     except (HistorianBusy, HistorianLate) as error:
         raise busy(error) from error
     if isinstance(found, Unanswered):
-        raise _not_held(call, found, at)
+        raise _not_held(call, found, at, "at")
     if found.status >= 400:
         view = msgspec.json.decode(found.content, type=ErrorView)
         when = f" at revision {found.revision}" if found.status == 404 else ""
@@ -85,14 +111,149 @@ async def answer_then(call: Call[None]) -> Reply[None]:
     return Reply(found.revision, content=found.content, content_type=found.content_type)
 
 
-def _not_held(call: Call[None], found: Unanswered, at: Instant) -> Problem:
+def _not_held(call: Call[None], found: Unanswered, at: Instant, name: str) -> Problem:
     when = f"revision {found.revision}" if found.revision else format_instant(at)
     return Problem(
         410,
         "history_not_held",
         f"{call.service.controller.name} cannot go back to {when}: {found.sentence}",
         "ask another replica with stale=ok",
-        "query at",
+        f"query {name}",
+    )
+
+
+@handles(ops.SHOW_HISTORY)
+async def show_history(call: Call[None]) -> Reply[StoryAnswer]:
+    state = await call.state()
+    sought = _sought(call, state)
+    since = _moment(call, state, "from") if "from" in call.query else (0, NEVER)
+    until = _moment(call, state, "to") if "to" in call.query else (0, NEVER)
+    if "after" in call.query:
+        after, since_at = call.integer("after", 0, least=0, most=REVISION_MAX), NEVER
+    else:
+        after, since_at = max(0, since[0] - 1), since[1]
+    limit = call.integer("limit", ops.HISTORY_LIMIT, least=1, most=ops.HISTORY_LIMIT_MAX)
+    try:
+        found = await call.service.past.story(
+            call.identity, sought, after=after, since=since_at, until=until[0], before=until[1], limit=limit
+        )
+    except (HistorianBusy, HistorianLate) as error:
+        raise busy(error) from error
+    if isinstance(found, Unanswered):
+        raise _not_held(call, found, since_at, "from")
+    rows: list[StoryRow] = []
+    for happened in found.happened:
+        await call.work.take(size_bytes=len(happened.batch))
+        rows += [encoded(row) for row in _story_rows(call, happened, state.site.provider)]
+    answer = StoryAnswer(
+        revision=state.revision,
+        rows=tuple(rows),
+        read=found.read,
+        read_at=format_instant(found.at),
+        last=found.last,
+    )
+    return Reply(state.revision, answer)
+
+
+def _sought(call: Call[None], state: State) -> Seeking:
+    """Return what the query asks for, and what of that the caller may see; Problem 400."""
+    query, is_user = call.query, call.identity.role is Role.USER
+    kinds = tuple(kind for kind in query.get("kind", "").split(",") if kind)
+    known = {kind_name(kind) for kind in EVENTS} | {REFUSED}
+    for kind in kinds:
+        if kind not in known:
+            near = difflib.get_close_matches(kind, known, n=3) or sorted(known)
+            raise bad(f"there is no event {kind[:64]!r}", f"use one or more of {', '.join(near)}", "query kind")
+    of, name = query.get("of", ""), query.get("name", "")
+    if of not in ("", *ops.HISTORY_OF):
+        raise bad(f"of is {of[:64]!r}", f"use one of {', '.join(ops.HISTORY_OF)}", "query of")
+    if name and not of:
+        raise bad("there is a name and no kind of thing", f"say which of {', '.join(ops.HISTORY_OF)}", "query name")
+    job = call.integer("job", 0, least=1, most=REVISION_MAX) if "job" in query else 0
+    if job and of:
+        raise bad(f"a job and a {of} are asked for at once", "ask for one of them", "query of")
+    return Seeking(
+        job=job,
+        user=query.get("user", ""),
+        account=query.get("account", ""),
+        actor=query.get("actor", ""),
+        kinds=kinds,
+        of=of,
+        name=name,
+        only=only_user(call, state) or "",
+        own=call.identity.name if is_user else "",
+    )
+
+
+def _story_rows(call: Call[None], happened: Happened, provider: str) -> Iterator[StoryRow]:
+    """Yield what a command came to, or its refusal."""
+    batch = decode_batch(happened.batch)
+    (entry,) = batch.entries
+    head: dict[str, Any] = {
+        "revision": happened.revision,
+        "at": format_instant(batch.at) or "",
+        "actor": actor_words(entry.actor, entry.command),
+        "command": entry.command,
+    }
+    if entry.refusal is not None:
+        words, remedy = entry.refusal.sentence, entry.refusal.remedy
+        yield StoryRow(**head, event=REFUSED, sentence=words, remedy=remedy)
+    for sequence, (event, user) in enumerate(zip(entry.events, happened.users, strict=False)):
+        names = call.identity.role is not Role.USER or user == call.identity.name
+        yield StoryRow(
+            **head,
+            sequence=sequence,
+            event=event_name(event),
+            job_id=job_of(event),
+            user=user or None,
+            sentence=sentence_of(event, names=names, provider=provider),
+            detail={} if isinstance(event, JobSubmitted) else as_json(event, private=False, names=names),
+        )
+
+
+@handles(ops.SHOW_DIFF)
+async def show_diff(call: Call[None]) -> Reply[DiffAnswer]:
+    state = await call.state()
+    if "from" not in call.query:
+        raise bad("the first moment is missing", "say from which revision or time on", "query from")
+    since = _moment(call, state, "from")
+    until = _moment(call, state, "to") if "to" in call.query else (int(state.revision), NEVER)
+    limit = call.integer("limit", ops.DIFF_LIMIT, least=1, most=ops.DIFF_LIMIT_MAX)
+    is_operator = call.identity.role is Role.OPERATOR
+    try:
+        found = await call.service.past.changes(
+            call.identity, since, until, _sought(call, state), is_operator=is_operator, limit=limit
+        )
+    except (HistorianBusy, HistorianLate) as error:
+        raise busy(error) from error
+    if isinstance(found, Unanswered):
+        if found.kind == TURNED:
+            raise bad(found.sentence, "turn them round", "query from")
+        raise _not_held(call, found, since[1], "from")
+    return Reply(state.revision, content=found)
+
+
+@handles(ops.LIST_LEADERS)
+async def list_leaders(call: Call[None]) -> Reply[LeadersAnswer]:
+    state = await call.state()
+    limit = call.integer("limit", ops.LEADERS_LIMIT, least=1, most=ops.LEADERS_LIMIT_MAX)
+    try:
+        found = await call.service.past.terms(call.identity, limit)
+    except (HistorianBusy, HistorianLate) as error:
+        raise busy(error) from error
+    return Reply(state.revision, LeadersAnswer(revision=state.revision, terms=tuple(map(_term_view, found.terms))))
+
+
+def _term_view(term: TermLed) -> LeaderTermView:
+    is_known = term.began != NEVER and term.last_before != NEVER
+    return LeaderTermView(
+        term=term.term,
+        leader=term.leader or None,
+        first_index=term.first_index,
+        last_index=term.last_index,
+        from_at=format_instant(term.began),
+        to_at=format_instant(term.ended),
+        silent_s=(term.began - term.last_before) / 1e6 if is_known else None,
     )
 
 
@@ -112,7 +273,7 @@ async def explain_job(call: Call[None]) -> Reply[WhyView]:
 
 async def _explained(call: Call[None], state: State) -> Explained:
     """Return why the job waited at the moment that is asked about; Problem."""
-    revision, at = _moment(call, state)
+    revision, at = _moment(call, state, "at")
     (job, tasks), guest = call.one_reference()
     try:
         found = await call.service.past.why(job, call.identity, revision=revision, at=at, tasks=tasks, guest=guest)
@@ -121,34 +282,37 @@ async def _explained(call: Call[None], state: State) -> Explained:
     if not isinstance(found, Explained):
         if found.kind == NO_JOB:
             raise unknown_job(found.sentence, "see its history")
-        raise _not_held(call, found, at)
+        raise _not_held(call, found, at, "at")
     if call.identity.role is Role.SCHEDULER and found.scheduler != call.identity.name:
         raise denied(f"{call.identity} may look at its own guests only", f"ask for {call.identity.name}:JOB")
     check_sight_of(call, state, found.view.job_id, found.user)
     return found
 
 
-def _moment(call: Call[None], state: State) -> tuple[int, Instant]:
-    """Return the revision that is asked about, or 0 and the instant; Problem 400, or 404 for what has not come yet."""
-    text = call.query["at"]
+def _moment(call: Call[None], state: State, name: str) -> tuple[int, Instant]:
+    """Return the revision that a part of the query asks about, or 0 and the instant.
+
+    Problem 400, or 404 for what has not come yet.
+    """
+    text = call.query[name]
     if text.isascii() and text.isdigit():
-        revision = call.integer("at", 0, least=1, most=REVISION_MAX)
+        revision = call.integer(name, 0, least=1, most=REVISION_MAX)
         if revision > state.revision:
-            raise _not_yet(f"revision {revision} has not happened yet; the last one is {state.revision}")
+            raise _not_yet(f"revision {revision} has not happened yet; the last one is {state.revision}", name)
         return revision, NEVER
     try:
         at = parse_instant(text)
     except ValueError as error:
         remedy = f"use a revision, a number from 1 to {REVISION_MAX}, or a time such as 2026-01-31T12:00:00Z"
-        raise bad(f"at is {text[:64]!r}", remedy, "query at") from error
+        raise bad(f"{name} is {text[:64]!r}", remedy, f"query {name}") from error
     now = call.service.controller.agreed.now()
     if at > now:
-        raise _not_yet(f"{format_instant(at)} has not come yet; it is {format_instant(now)}")
+        raise _not_yet(f"{format_instant(at)} has not come yet; it is {format_instant(now)}", name)
     return 0, at
 
 
-def _not_yet(sentence: str) -> Problem:
-    return Problem(404, "unknown_revision", sentence, "ask about an earlier one", "query at")
+def _not_yet(sentence: str, name: str) -> Problem:
+    return Problem(404, "unknown_revision", sentence, "ask about an earlier one", f"query {name}")
 
 
 async def records_of(call: Call[None], recorded: Recorded, *, newest: bool = False) -> Records:

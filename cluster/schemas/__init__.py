@@ -82,22 +82,29 @@ if TYPE_CHECKING:
         WhyView,
     )
     from cluster.schemas.ledger import (
+        ChangeView,
         CheckpointAnswer,
         CheckpointRequest,
         ClockAnswer,
+        DiffAnswer,
         EventView,
         FeatureLevelAnswer,
         HandedAnswer,
         HandedView,
+        LeadersAnswer,
+        LeaderTermView,
         LedgerAnswer,
         LedgerEntryView,
         LogKeysAnswer,
         LogKeyView,
         MemberLevelView,
+        MomentView,
         SignedAnswer,
         SignRequest,
         SnapshotPoolView,
         SnapshotView,
+        StoryAnswer,
+        StoryRow,
     )
     from cluster.schemas.operations import OPERATIONS, PEOPLE, Operation, Parameter
     from cluster.schemas.requests import (
@@ -154,8 +161,9 @@ else:
         jobs: HistoryAnswer HistoryRow JobsAnswer JobView MembersAnswer MemberView NodesAnswer NodeView PollAnswer
         jobs: PlacesAnswer PlaceView
         jobs: PoolsAnswer PoolView RegisterAnswer ReportResult ReportsAnswer StatusView TransferAnswer WhyView
-        ledger: CheckpointAnswer CheckpointRequest ClockAnswer EventView FeatureLevelAnswer HandedAnswer HandedView
-        ledger: LedgerAnswer LedgerEntryView LogKeysAnswer LogKeyView MemberLevelView SignedAnswer SignRequest
+        ledger: ChangeView CheckpointAnswer CheckpointRequest ClockAnswer DiffAnswer EventView FeatureLevelAnswer
+        ledger: HandedAnswer HandedView LeadersAnswer LeaderTermView LedgerAnswer LedgerEntryView LogKeysAnswer
+        ledger: LogKeyView MemberLevelView MomentView SignedAnswer SignRequest StoryAnswer StoryRow
         ledger: SnapshotPoolView SnapshotView
         operations: OPERATIONS PEOPLE Operation Parameter
         requests: BULK_COMMANDS_MAX FEATURE_LEVEL_MAX PROGRESS_ROWS_MAX BulkCommand BulkRequest CancelCommand

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -89,6 +89,95 @@ class EventView(View, frozen=True, kw_only=True):
     event: str
     job_id: int | None = None
     detail: Json = {}
+
+
+class StoryRow(View, frozen=True, kw_only=True):
+    """Something that happened, or a command that was refused. Those of one command share its revision, in order."""
+
+    revision: int
+    sequence: int = 0
+    at: str
+    actor: str
+    """Who sent the command: `operator admin`, `user alice`, `agent n1`, `scheduler`, `leader`."""
+    command: str
+    event: str
+    """Name of the event, or `refused`."""
+    job_id: int | None = None
+    user: str | None = None
+    """Whose job it is; null for none, and where that is not known."""
+    sentence: str
+    remedy: str | None = None
+    """Of what was refused: what would be right."""
+    detail: Json = {}
+
+
+class StoryAnswer(Answer, frozen=True, kw_only=True):
+    """Answer of GET /v1/history: a stretch of it, oldest first. Where `read` is less than `last` there is more: ask
+    again after `read`.
+    """
+
+    rows: tuple[StoryRow, ...]
+    read: int
+    """The revision up to which was looked; everything that was asked for up to there is in `rows`."""
+    read_at: str | None
+    """When that was."""
+    last: int
+    """The last revision that was asked for."""
+
+
+class MomentView(View, frozen=True, kw_only=True):
+    """A moment of the ledger: the last revision then, and its time."""
+
+    revision: int
+    at: str | None
+
+
+class ChangeView(View, frozen=True, kw_only=True):
+    """One thing that is not what it was. Who did that is null where nobody asked for it, as where jobs took space."""
+
+    kind: str
+    """job, pool, node, account, site, ..."""
+    name: str
+    """A job's number, or a name; empty for what there is one of."""
+    change: str
+    """new, changed or gone."""
+    fields: dict[str, tuple[Any, Any]]
+    """What each field was, and is; null for what was not there. Fields of records in it as `request.user`."""
+    revision: int | None
+    """The last one that changed it."""
+    at: str | None
+    actor: str | None
+    command: str | None
+
+
+class DiffAnswer(Answer, frozen=True, kw_only=True):
+    """Answer of GET /v1/diff: what differs between two moments; `more`: the limit cut it off."""
+
+    since: MomentView
+    until: MomentView
+    changes: tuple[ChangeView, ...]
+    more: bool
+
+
+class LeaderTermView(View, frozen=True, kw_only=True):
+    """One leader's term, as the ledger has it."""
+
+    term: int
+    leader: str | None
+    """Name of the replica; null where the ledger does not say."""
+    first_index: int
+    last_index: int
+    from_at: str | None
+    """When the first command of the term was settled; null where none was."""
+    to_at: str | None
+    silent_s: float | None
+    """Between the last command before it and its first one, seconds: never less than for how long nobody led."""
+
+
+class LeadersAnswer(Answer, frozen=True, kw_only=True):
+    """Answer of GET /v1/history/leaders, oldest first."""
+
+    terms: tuple[LeaderTermView, ...]
 
 
 # ---- the answers about the feature level, beside those of `cluster.schemas.jobs`

@@ -73,6 +73,23 @@ TEXT: Final = "text/plain"
 BYTES: Final = "application/octet-stream"
 EVENT_STREAM: Final = "text/event-stream"
 
+HISTORY_LIMIT: Final = 1_000
+HISTORY_LIMIT_MAX: Final = 10_000
+"""Commands in one stretch of a history, count."""
+
+LEADERS_LIMIT: Final = 100
+LEADERS_LIMIT_MAX: Final = 1_000
+"""Terms of leaders in one answer, count."""
+
+DIFF_LIMIT: Final = 1_000
+DIFF_LIMIT_MAX: Final = 10_000
+"""Things that changed in one answer, count."""
+
+HISTORY_OF: Final = (
+    "pool", "place", "node", "partition", "reservation", "buffer", "account", "qos", "license", "scheduler",
+)  # fmt: skip
+"""Kinds of things that are nobody's job and have a name; `buffer`: persistent ones."""
+
 _THEN: Final = {"at": "how it was after a revision, or at a time, 2026-01-31T12:00:00Z; how it is if left out"}
 _STALE: Final = {"stale": "`ok`: answer at once from the replica that is asked, however old its state is"}
 _PARAMETER: Final = re.compile(r"\{([a-z_]+)\}")
@@ -449,6 +466,34 @@ LIST_DIGESTS = _get("list_digests", "/v1/digests", _LEDGER_READERS, lambda: j.Di
     "Show the digests of the last checkpoints of this replica, and of its ledger, which its peers compare with theirs.",
     {"ledger": "with that of the ledger up to this index; of the last applied entry if left out, or not applied yet"},
     tag="cluster", own=True)
+SHOW_HISTORY = _get("show_history", "/v1/history", PEOPLE, lambda: ledger.StoryAnswer,
+    "Tell what happened between two moments, oldest first, with refusals: a stretch, from which one goes on.",
+    {
+        "from": "what happened from a revision or a time on (2026-01-31T12:00:00Z); from the beginning if left out",
+        "to": "what happened up to a revision or a time; up to now if left out",
+        "after": "go on after this revision: the `read` of the answer before",
+        "job": "of this job only",
+        "user": "of this user's jobs, and what he asked for himself",
+        "account": "of jobs that were submitted for this account",
+        "actor": "what somebody asked for: `admin`, or `operator admin`",
+        "kind": "events of these names only, with commas; `refused`: what was refused",
+        "of": f"what was changed of one of {', '.join(HISTORY_OF)} ...",
+        "name": "... or of the one with this name",
+        "limit": f"at most so many commands (default {HISTORY_LIMIT}, at most {HISTORY_LIMIT_MAX})",
+    }, tag="cluster", own=True)
+LIST_LEADERS = _get("list_leaders", "/v1/history/leaders", PEOPLE, lambda: ledger.LeadersAnswer,
+    "List the terms of leaders, oldest first: who led when, and how long nobody did.",
+    {"limit": f"the last so many (default {LEADERS_LIMIT}, at most {LEADERS_LIMIT_MAX})"}, tag="cluster", own=True)
+SHOW_DIFF = _get("show_diff", "/v1/diff", PEOPLE, lambda: ledger.DiffAnswer,
+    "Show what is not what it was between two moments, and whose command changed each thing last.",
+    {
+        "from": "the first moment: a revision, or a time such as 2026-01-31T12:00:00Z",
+        "to": "the second one; now if left out",
+        "job": "of this job only",
+        "of": f"only of one of {', '.join(HISTORY_OF)} ...",
+        "name": "... or of the one with this name",
+        "limit": f"at most so many changes (default {DIFF_LIMIT}, at most {DIFF_LIMIT_MAX})",
+    }, tag="cluster", own=True)
 READ_LEDGER = _get("read_ledger", "/v1/ledger", _LEDGER_READERS, lambda: ledger.LedgerAnswer,
     "Read entries of the ledger that this replica holds, with their digests.",
     {

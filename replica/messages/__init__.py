@@ -43,6 +43,7 @@ from replica.messages.events import (
     StateDigested,
     TransferRecorded,
     TransferRulesSet,
+    concerns_cluster,
     job_of,
     jobs_of,
 )

@@ -843,3 +843,17 @@ def jobs_of(event: Event) -> Sequence[int]:
         return range(event.job, event.job + len(event.array.tasks))
     job = job_of(event)
     return () if job is None else (job,)
+
+
+_ROUTINE = frozenset(
+    {StateDigested, DisclosureKeyDrawn, SessionOpened, SessionsEnded, ReceiptsDropped, MailSent, MailDropped}
+)
+"""What happens by itself all along, and changes nothing that anybody set."""
+
+_OF_ALL = frozenset({PersistentReserved, PersistentCreated, PersistentDeletionStarted, PersistentDeleted})
+"""What a job does that outlives it."""
+
+
+def concerns_cluster(kind: type[Event]) -> bool:
+    """Return whether events of a kind are about what is nobody's job: pools, nodes, accounts, rules, members."""
+    return kind in _OF_ALL or ("job" not in kind.__struct_fields__ and kind not in _ROUTINE)

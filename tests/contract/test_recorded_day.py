@@ -28,14 +28,15 @@ OTHER_ROUTES = frozenset(
     for method, path in (
         ("GET", "/v1/bbstat"), ("GET", "/v1/members"), ("POST", "/v1/members"), ("POST", "/v1/members/transfer"),
         ("POST", "/v1/members/{name}/remove"), ("POST", "/v1/members/{name}/replace"), ("GET", "/v1/status"),
-        ("GET", "/v1/ledger"), ("GET", "/v1/ledger/history"), ("GET", "/v1/digests"), ("GET", "/v1/feature-level"),
+        ("GET", "/v1/ledger"), ("GET", "/v1/ledger/history"), ("GET", "/v1/digests"), ("GET", "/v1/history"),
+        ("GET", "/v1/history/leaders"), ("GET", "/v1/diff"), ("GET", "/v1/feature-level"),
         ("POST", "/v1/feature-level"), ("POST", "/v1/snapshots"), ("GET", "/v1/events"), ("GET", "/v1/openapi.json"),
         ("GET", "/v1/tlog/checkpoint"), ("GET", "/v1/tlog/tile/{tile}"), ("GET", "/v1/tlog/keys"),
         ("POST", "/v1/tlog/sign"), ("POST", "/v1/tlog/checkpoint"), ("GET", "/v1/jobs/{id}/proof"),
         ("GET", "/v1/clock"), ("POST", "/v1/clock"), ("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/metrics"),
     )
 )  # fmt: skip
-"""Routes about replicas, their storage and the provider's programs, none of which the day has."""
+"""Routes about replicas, their storage, what follows it and the provider's programs, none of which the day has."""
 
 
 @pytest.fixture(scope="module")

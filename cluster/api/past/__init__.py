@@ -6,14 +6,27 @@ from replica.faces import shown
 
 if TYPE_CHECKING:
     from cluster.api.past.follower import Follower
-    from cluster.api.past.frames import NO_JOB, AskThen, Explained, Record, Records, Then, Unanswered
+    from cluster.api.past.frames import (
+        NO_JOB,
+        REFUSED,
+        TURNED,
+        AskThen,
+        Explained,
+        Happened,
+        Record,
+        Records,
+        Seeking,
+        TermLed,
+        Then,
+        Unanswered,
+    )
     from cluster.api.past.link import Historian, HistorianBusy, HistorianLate, NotProven
 else:
     __getattr__ = shown(
         __name__,
         """
         follower: Follower
-        frames: NO_JOB AskThen Explained Record Records Then Unanswered
+        frames: NO_JOB REFUSED TURNED AskThen Explained Happened Record Records Seeking TermLed Then Unanswered
         link: Historian HistorianBusy HistorianLate NotProven
         """,
     )

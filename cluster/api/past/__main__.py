@@ -21,19 +21,24 @@ from pathlib import Path
 from cluster.api.past.follower import Follower
 from cluster.api.past.frames import (
     Ask,
+    AskChanges,
     AskProof,
     AskRecords,
     AskRoot,
+    AskStory,
+    AskTerms,
     AskThen,
     AskTile,
     Progress,
     Said,
+    Terms,
     Then,
     Unanswered,
     decode_ask,
     encode,
 )
 from cluster.api.past.questions import Questions
+from cluster.api.past.terms import terms_of
 from cluster.api.past.tree import Tree
 from cluster.schemas import LENGTH
 from cluster.server.tlog import LOG_DIRECTORY
@@ -70,10 +75,10 @@ class Process:
         self._follower = follower
         self._tree = tree
         self._answer_then = answer_then
-        self._questions = Questions(follower)
+        self._clock = SystemClock()
+        self._questions = Questions(follower, self._clock.monotonic_s)
         self._received = bytearray()
         self._waiting: deque[Ask] = deque()
-        self._clock = SystemClock()
         self._told_s = 0.0
         self._told: Progress | None = None
 
@@ -126,6 +131,12 @@ class Process:
             elif isinstance(asked, AskThen):
                 state = self._questions.moment(asked)
                 self._say(state if isinstance(state, Unanswered) else self._answer_then(asked, state))
+            elif isinstance(asked, AskStory):
+                self._say(self._questions.story(asked))
+            elif isinstance(asked, AskChanges):
+                self._say(self._questions.changes(asked))
+            elif isinstance(asked, AskTerms):
+                self._say(Terms(asked.number, terms_of(self._follower.ledger, asked.limit)))
             else:
                 self._say(self._questions.why(asked))
 

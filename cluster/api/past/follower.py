@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from replica.fold import SpeculativeState, apply_batch
-from replica.messages import Batch, Event, jobs_of
+from replica.messages import EVENTS, Batch, Event, concerns_cluster, jobs_of
 from replica.model import BufferState, JobState
 from replica.scheduler import SchedulingIndex, later_reason, verdicts_of
 from replica.state import EMPTY, Facts, State
@@ -35,6 +35,7 @@ from snapshots import (
     write_snapshot,
 )
 from wal import (
+    CLUSTER,
     Hole,
     JobIndex,
     JobRow,
@@ -167,9 +168,9 @@ class Follower:
             self.ledger = self._live.as_stored()
         return self._reached.index < self.ledger.applied_index
 
-    def rows(self, job: int) -> list[JobRow]:
-        """Return what is noted of a job, oldest first, written or not. JobIndexBroken."""
-        return [*self.jobs.rows(job), *self._rows.get(job, ())]
+    def rows(self, job: int, after: int = 0) -> list[JobRow]:
+        """Return what is noted of a job, or of CLUSTER, after a revision, oldest first. JobIndexBroken."""
+        return [*self.jobs.rows(job, after), *(row for row in self._rows.get(job, ()) if row.revision > after)]
 
     def write(self) -> None:
         """Write what was noted. JobIndexBroken."""
@@ -336,6 +337,9 @@ class Follower:
                 else:
                     self._rows[job_id].append(JobRow(revision, _encoder.encode(note)))
             self._noted += len(concerned)
+            if entry.refusal is not None or not _OF_CLUSTER.isdisjoint(map(type, entry.events)):
+                self._rows[CLUSTER].append(JobRow(revision, b""))
+                self._noted += 1
         self._explain(settling, waiting, list(waiting))
         return settling.state()
 
@@ -375,6 +379,8 @@ _BUFFER_STATES = {state.word: state for state in BufferState}
 
 _encoder = msgspec.msgpack.Encoder()
 _note_decoder = msgspec.msgpack.Decoder(Note)
+
+_OF_CLUSTER = frozenset(filter(concerns_cluster, EVENTS))
 
 JOBS_PREPARED = 1024
 

@@ -95,10 +95,10 @@ class Then(_Frame, frozen=True, tag=21):
 
 
 class Unanswered(_Frame, frozen=True, tag=5):
-    """There is no answer; of AskWhy and AskThen `revision` is the one that was asked about, or the instant's."""
+    """There is no answer; of what is asked of a moment `revision` is the one that was asked about, or the instant's."""
 
     kind: str
-    """NO_JOB, or NOT_HELD."""
+    """NO_JOB, NOT_HELD or TURNED."""
     revision: int
     sentence: str
 
@@ -113,6 +113,118 @@ class Progress(_Frame, frozen=True, tag=6):
     """Entries in the tree of the ledger."""
     tree_made_again: int = 0
     """Files of the tree that were missing or damaged, and derived anew, count."""
+
+
+class Seeking(msgspec.Struct, frozen=True, array_like=True):
+    """What of the ledger is asked for; what is empty or 0 asks for nothing in particular."""
+
+    job: int = 0
+    user: str = ""
+    """Whose jobs, and what he asked for himself."""
+    account: str = ""
+    """Whose jobs: as they were submitted."""
+    actor: str = ""
+    """Who asked for it: a name, or role and name."""
+    kinds: tuple[str, ...] = ()
+    """Names of events, or REFUSED."""
+    of: str = ""
+    """A kind of thing that is nobody's job, such as `pool`: what was changed of it ..."""
+    name: str = ""
+    """... or of the one with this name."""
+    only: str = ""
+    """The one user whose jobs may be seen."""
+    own: str = ""
+    """The one user whose refusals may be seen."""
+
+
+REFUSED = "refused"
+
+
+class AskStory(_Frame, frozen=True, tag=22):
+    """What happened after a revision, or from an instant on where that is 0, and up to a revision or an instant."""
+
+    through: int
+    after: int
+    since: Instant
+    until: int
+    """0: up to `before`, or to the last one."""
+    before: Instant
+    sought: Seeking
+    limit: int
+    """Commands at most."""
+
+
+class Happened(msgspec.Struct, frozen=True, array_like=True):
+    """One command of a story."""
+
+    revision: int
+    batch: bytes
+    """A batch of that command alone, of its events those that were asked for."""
+    users: tuple[str, ...]
+    """Whose jobs its events are about, one for each; empty where it is nobody's or not known."""
+
+
+class Story(_Frame, frozen=True, tag=23):
+    """Answer of AskStory: what was found up to revision `read`, which happened at `at`; asked again from there on until
+    that is `last`.
+    """
+
+    happened: tuple[Happened, ...]
+    read: int
+    at: Instant
+    last: int
+
+
+class AskChanges(_Frame, frozen=True, tag=24):
+    """What differs between two moments, each a revision or, where that is 0, an instant."""
+
+    through: int
+    revision: int
+    at: Instant
+    to_revision: int
+    to_at: Instant
+    job: int
+    of: str
+    name: str
+    """As in Seeking."""
+    only: str
+    is_operator: bool
+    """Whether what only operators list is compared, too."""
+    limit: int
+
+
+class Changes(_Frame, frozen=True, tag=25):
+    """Answer of AskChanges: JSON of a `cluster.schemas.DiffAnswer`."""
+
+    content: bytes
+
+
+class AskTerms(_Frame, frozen=True, tag=26):
+    """The last terms of leaders, `limit` at most, that ended after a revision."""
+
+    through: int
+    limit: int
+
+
+class TermLed(msgspec.Struct, frozen=True, array_like=True):
+    """One term of the ledger."""
+
+    term: int
+    leader: str
+    """Its name; empty where the ledger does not say."""
+    first_index: int
+    last_index: int
+    began: Instant
+    ended: Instant
+    """The clock of its first and of its last batch; NEVER where it has none."""
+    last_before: Instant
+    """The clock of the last batch before it."""
+
+
+class Terms(_Frame, frozen=True, tag=27):
+    """Answer of AskTerms, oldest first."""
+
+    terms: tuple[TermLed, ...]
 
 
 class AskRoot(_Frame, frozen=True, tag=7):
@@ -142,9 +254,11 @@ class Found(_Frame, frozen=True, tag=10):
 
 NO_JOB = "no_job"
 NOT_HELD = "not_held"
+TURNED = "turned"
+"""Of AskChanges: the first moment is the later one."""
 
-Ask = AskRecords | AskWhy | AskThen | AskRoot | AskTile | AskProof
-Said = Records | Explained | Then | Unanswered | Progress | Found
+Ask = AskRecords | AskWhy | AskThen | AskStory | AskChanges | AskTerms | AskRoot | AskTile | AskProof
+Said = Records | Explained | Then | Story | Changes | Terms | Unanswered | Progress | Found
 
 _ask_decoder: msgspec.msgpack.Decoder[Ask] = msgspec.msgpack.Decoder(Ask)
 _said_decoder: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)

@@ -21,17 +21,24 @@ import msgspec
 from cluster.api.past.frames import (
     FRAME_BYTES_MAX,
     Ask,
+    AskChanges,
     AskProof,
     AskRecords,
     AskRoot,
+    AskStory,
+    AskTerms,
     AskThen,
     AskTile,
     AskWhy,
+    Changes,
     Explained,
     Found,
     Progress,
     Records,
     Said,
+    Seeking,
+    Story,
+    Terms,
     Then,
     Unanswered,
     decode_said,
@@ -168,6 +175,57 @@ class Historian:
             asked = AskThen(self._number(), through, revision, at, operation, params, query, *whose, is_private)
             found = await self._ask(asked, through)
         assert isinstance(found, Then | Unanswered)
+        return found
+
+    async def story(
+        self,
+        who: Hashable,
+        sought: Seeking,
+        *,
+        after: int,
+        since: Instant,
+        until: int,
+        before: Instant,
+        limit: int,
+    ) -> Story | Unanswered:
+        """Return a stretch of what happened (`AskStory`); HistorianBusy, HistorianLate."""
+        async with self._turn(who):
+            through = self._controller.applied_index
+            asked = AskStory(self._number(), through, after, since, until, before, sought, limit)
+            found = await self._ask(asked, through)
+        assert isinstance(found, Story | Unanswered)
+        return found
+
+    async def changes(
+        self,
+        who: Hashable,
+        since: tuple[int, Instant],
+        until: tuple[int, Instant],
+        sought: Seeking,
+        *,
+        is_operator: bool,
+        limit: int,
+    ) -> bytes | Unanswered:
+        """Return what differs between two moments, each a revision or, where that is 0, an instant, as JSON.
+
+        HistorianBusy, HistorianLate.
+        """
+        async with self._turn(who):
+            through = self._controller.applied_index
+            one = sought
+            asked = AskChanges(
+                self._number(), through, *since, *until, one.job, one.of, one.name, one.only, is_operator, limit
+            )
+            found = await self._ask(asked, through)
+        assert isinstance(found, Changes | Unanswered)
+        return found.content if isinstance(found, Changes) else found
+
+    async def terms(self, who: Hashable, limit: int) -> Terms:
+        """Return the last terms of leaders; HistorianBusy, HistorianLate."""
+        async with self._turn(who):
+            through = self._controller.applied_index
+            found = await self._ask(AskTerms(self._number(), through, limit), through)
+        assert isinstance(found, Terms)
         return found
 
     async def root(self, size: int) -> bytes:

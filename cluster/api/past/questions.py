@@ -1,13 +1,16 @@
-"""What a historian is asked: the records of a job by the index, and why a job waited, by folding up to that moment."""
+"""What a historian is asked: a job's records by the index, and what takes a state of the past, by folding up to it."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
+from cluster.api.past.difference import changes_between
 from cluster.api.past.follower import (
     JOBS_PER_REVISION,
     STEP_BYTES,
@@ -21,21 +24,27 @@ from cluster.api.past.follower import (
 from cluster.api.past.frames import (
     NO_JOB,
     NOT_HELD,
+    TURNED,
+    AskChanges,
     AskRecords,
+    AskStory,
     AskThen,
     AskWhy,
+    Changes,
     Explained,
     Record,
     Records,
+    Story,
     Unanswered,
 )
+from cluster.api.past.stories import Stories
 from cluster.api.render import Known, why_view
 from replica.decide import job_of_task
 from replica.messages import Batch, Event, jobs_of
 from replica.model import BufferState, JobState
 from replica.scheduler import SchedulingIndex, verdicts_of
 from replica.state import EMPTY, State
-from replica.values import Instant, Verdict
+from replica.values import NEVER, Instant, Verdict
 from wal import LedgerEntry, batch_of_encoded, decode_batch, encode_entry, instant_of, one_of_batch
 
 ENTRIES_KEPT = 8
@@ -65,8 +74,9 @@ class _Settled(NamedTuple):
 class Questions:
     """Answers about what a follower has followed."""
 
-    def __init__(self, follower: Follower) -> None:
+    def __init__(self, follower: Follower, monotonic_s: Callable[[], float]) -> None:
         self._follower = follower
+        self._stories = Stories(follower, monotonic_s)
         self._asked: deque[Point] = deque(maxlen=ASKED_MAX)
         """States that were asked about, and some a little before them."""
         self._past: SchedulingIndex | None = None
@@ -105,14 +115,50 @@ class Questions:
         view = why_view(state, job_id, verdict)
         return Explained(asked.number, view, job.request.user, "" if job.guest is None else job.guest.scheduler)
 
+    def story(self, asked: AskStory) -> Story | Unanswered:
+        """Return a stretch of what happened. LedgerBroken, JobIndexBroken."""
+        last = self._follower.ledger.applied_revision
+        after = asked.after
+        try:
+            if not after and asked.since != NEVER:
+                after = self._revision_at(Instant(asked.since - 1))
+            until = min(asked.until, last)
+            if not until:
+                until = last if asked.before == NEVER else self._revision_at(asked.before)
+            found = self._stories.stretch(asked.sought, after, until, asked.limit)
+        except LookupError as error:
+            return Unanswered(asked.number, NOT_HELD, after + 1, str(error))
+        at = found.at if found.at != NEVER else self._stories.at(found.read)
+        return Story(asked.number, found.happened, found.read, at, until)
+
+    def changes(self, asked: AskChanges) -> Changes | Unanswered:
+        """Return what differs between two moments. LedgerBroken, JobIndexBroken."""
+        before = self._moment(asked.number, asked.revision, asked.at)
+        if isinstance(before, Unanswered):
+            return before
+        after = self._moment(asked.number, asked.to_revision, asked.to_at)
+        if isinstance(after, Unanswered):
+            return after
+        if before.revision > after.revision:
+            words = f"the first moment, revision {before.revision}, is after the second one, revision {after.revision}"
+            return Unanswered(asked.number, TURNED, before.revision, words)
+        try:
+            found = changes_between(self._follower, asked, before, after)
+        except LookupError as error:
+            return Unanswered(asked.number, NOT_HELD, asked.to_revision, str(error))
+        return Changes(asked.number, msgspec.json.encode(found))
+
     def moment(self, asked: AskWhy | AskThen) -> State | Unanswered:
         """Return the state at the moment that is asked about. LedgerBroken."""
-        revision = asked.revision
+        return self._moment(asked.number, asked.revision, asked.at)
+
+    def _moment(self, number: int, revision: int, at: Instant) -> State | Unanswered:
+        """Return the state after a revision or, where that is 0, at an instant. LedgerBroken."""
         try:
-            revision = revision or self._revision_at(asked.at)
+            revision = revision or self._revision_at(at)
             return self.state_at(revision)
         except LookupError as error:
-            return Unanswered(asked.number, NOT_HELD, revision, str(error))
+            return Unanswered(number, NOT_HELD, revision, str(error))
 
     def state_at(self, revision: int) -> State:
         """Return the state after a revision; NotHeld, LookupError."""

@@ -6,6 +6,7 @@ from cluster.api.render.events import (
     entry_view,
     event_name,
     event_view,
+    kind_name,
     record_event,
     record_head,
     record_view,

@@ -17,19 +17,21 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
 
-AT_OPTION = click.option(
-    "--at", callback=lambda context, parameter, typed: None if typed is None else _moment(typed),
-    metavar="REVISION|TIME", help="As it was at a moment of the past: 1207, 10:03, 2026-01-31T10:03:00.",
-)  # fmt: skip
 
-
-def _moment(typed: str) -> str:
-    """Return a moment of the past as the API takes it; Failure."""
-    if typed.isascii() and typed.isdigit():
+def parse_moment(context: click.Context, parameter: click.Parameter, typed: str | None) -> str | None:
+    """Return a moment of the past as the API takes it, None for none; Failure."""
+    if typed is None or (typed.isascii() and typed.isdigit()):
         return typed
     from cluster.cli.text import parse_past
 
-    return converted(typed, lambda text: parse_past(text, session().clock.now()), "--at")
+    place = parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
+    return converted(typed, lambda text: parse_past(text, session().clock.now()), place)
+
+
+AT_OPTION = click.option(
+    "--at", callback=parse_moment,
+    metavar="REVISION|TIME", help="As it was at a moment of the past: 1207, 10:03, 2026-01-31T10:03:00.",
+)  # fmt: skip
 
 
 JOB_ID_MAX: Final = 2**63 - 1

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from replica.faces import shown
 
 if TYPE_CHECKING:
+    from cluster.cli.text.history import changes_text, story_line, terms_table
     from cluster.cli.text.job import job_block, timeline, why_text
     from cluster.cli.text.moments import (
         PAST_FORMS,
@@ -47,6 +48,7 @@ else:
     __getattr__ = shown(
         __name__,
         """
+        history: changes_text story_line terms_table
         job: job_block timeline why_text
         moments: PAST_FORMS format_duration format_elapsed format_span parse_begin parse_duration parse_past
         output: Cell fields_table is_terminal note present readable_size show show_json

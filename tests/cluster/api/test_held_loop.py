@@ -171,6 +171,12 @@ def cases(harness: Harness) -> dict[str, list[Case]]:
         "set_clock": [Case("operator", "/v1/clock", command(at="2001-01-01T00:00:00Z"), 409)],
         "show_status": [Case("alice", "/v1/status"), Case("alice", "/v1/status?digest=yes")],
         "list_digests": [Case("operator", "/v1/digests")],
+        "show_history": [
+            Case("operator", "/v1/history?limit=10000"), Case("alice", "/v1/history?user=alice&limit=10000"),
+            Case("alice", "/v1/history?job=5"), Case("operator", "/v1/history?kind=refused&limit=10000"),
+        ],
+        "list_leaders": [Case("alice", "/v1/history/leaders?limit=1000")],
+        "show_diff": [Case("operator", "/v1/diff?from=1&limit=10000"), Case("alice", "/v1/diff?from=700&job=3")],
         "read_ledger": [Case("operator", "/v1/ledger?limit=1000")],
         "read_stored_entries": [Case("r1", "/v1/ledger/history?last=8")],
         "read_checkpoint": [Case("auditor", "/v1/tlog/checkpoint")],

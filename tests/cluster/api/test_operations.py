@@ -28,7 +28,7 @@ NAMES = """
     list_persistent make_persistent remove_persistent
     list_members add_member remove_member replace_member transfer_leadership show_feature_level raise_feature_level
     list_sessions open_session close_session show_clock set_clock
-    show_status list_digests read_ledger read_stored_entries
+    show_status list_digests show_history list_leaders show_diff read_ledger read_stored_entries
     read_checkpoint read_tile list_log_keys sign_checkpoint take_checkpoint prove_job save_snapshot stream_events
     show_openapi show_health show_readiness show_metrics
 """

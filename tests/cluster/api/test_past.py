@@ -10,18 +10,34 @@ from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import settings
 from msgspec.structs import replace
 
 from cluster.api.past.follower import Follower
-from cluster.api.past.frames import AskRecords, AskWhy, Explained, Record, Unanswered
+from cluster.api.past.frames import (
+    REFUSED,
+    AskChanges,
+    AskRecords,
+    AskStory,
+    AskWhy,
+    Changes,
+    Explained,
+    Happened,
+    Record,
+    Seeking,
+    Story,
+    Unanswered,
+)
 from cluster.api.past.questions import Questions
+from cluster.api.render.events import kind_name
 from cluster.api.render.jobs import why_view
 from cluster.api.render.reasons import Known
+from cluster.schemas.ledger import DiffAnswer
 from replica.fold.apply import apply_entry
 from replica.messages.entries import Batch
-from replica.messages.events import jobs_of
+from replica.messages.events import GuestSetUp, JobSubmitted, concerns_cluster, jobs_of
 from replica.model.jobs import JobState
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_pass import verdicts_of
@@ -132,13 +148,13 @@ class Replica:
         return tuple(found)
 
     def records(self, job: int) -> tuple[Record, ...]:
-        return Questions(self.follower).records(AskRecords(1, 0, job, 10_000, False)).records
+        return Questions(self.follower, float).records(AskRecords(1, 0, job, 10_000, False)).records
 
     def check(self) -> None:
         """Follow to the end; then every job's records are those that a walk over all states gives."""
         follow(self.follower)
         assert self.follower.index == self.journal.last_index
-        for job in range(int(self.state.next_job) + 1):
+        for job in range(1, int(self.state.next_job) + 1):
             assert self.records(job) == self.expected(job)
 
 
@@ -187,13 +203,15 @@ class Indexed(WholeHistories):
                         replica.save()
             replica.check()
             self._check_moments(replica, chance)
+            check_stories(replica, chance)
+            check_differences(replica, chance)
             replica.kill()
             replica.restarted()
             replica.check()
             replica.close()
 
     def _check_moments(self, replica: Replica, chance: random.Random) -> None:
-        questions = Questions(replica.follower)
+        questions = Questions(replica.follower, float)
         for _, state in chance.sample(replica.settled, min(8, len(replica.settled))):
             assert questions.state_at(int(state.revision)) == state
             for job in list(state.jobs)[:3]:
@@ -201,6 +219,132 @@ class Indexed(WholeHistories):
                 assert isinstance(found, Explained)
                 assert found.view == why_view(state, job, verdict_of(state, job))
                 assert found.user == state.jobs[job].request.user
+
+
+THINGS = {
+    "pool": "pools", "place": "places", "node": "nodes", "partition": "partitions", "reservation": "reservations",
+    "buffer": "persistent", "account": "accounts", "qos": "qos", "license": "licenses", "scheduler": "schedulers",
+}  # fmt: skip
+
+
+def told(found: Happened) -> list[tuple[int, str, str]]:
+    """Return revision, name and owner of what a command came to; a refusal is an event of its own."""
+    (entry,) = decode_batch(found.batch).entries
+    if entry.refusal is not None:
+        return [(found.revision, REFUSED, "")]
+    names = [kind_name(type(event)) for event in entry.events]
+    return [(found.revision, name, user) for name, user in zip(names, found.users, strict=True)]
+
+
+def looked_up(replica: Replica, sought: Seeking, after: int, until: int) -> list[tuple[int, str, str]]:
+    """Return what a story must tell, from all that was settled."""
+    owners: dict[int, tuple[str, str]] = {}
+    found: list[tuple[int, str, str]] = []
+    for batch, state in replica.settled:
+        (entry,) = batch.entries
+        asked, revision = entry.actor.name, int(state.revision)
+        for event in entry.events:
+            if isinstance(event, JobSubmitted | GuestSetUp):
+                owners |= dict.fromkeys(jobs_of(event), (event.request.user, event.request.asked.account))
+        if not after < revision <= until or sought.actor not in ("", asked):
+            continue
+        if entry.refusal is not None:
+            mine = {sought.user, sought.own} <= {"", asked} and not (sought.job or sought.of or sought.account)
+            found += [(revision, REFUSED, "")] if mine and sought.kinds in ((), (REFUSED,)) else []
+            continue
+        for event in entry.events:
+            name, jobs = kind_name(type(event)), jobs_of(event)
+            user, account = owners[jobs[0]] if jobs else ("", "")
+            about = {"buffer": "persistent"}.get(sought.of, sought.of)
+            thing = getattr(event, "name" if sought.of == "buffer" else sought.of, "") if sought.of else ""
+            is_meant = (
+                (name in sought.kinds if sought.kinds else bool(jobs) or concerns_cluster(type(event)))
+                and (not sought.job or sought.job in jobs)
+                and sought.user in ("", user, asked)
+                and sought.account in ("", account)
+                and (not jobs or sought.only in ("", user))
+                and (not sought.of or name.startswith(f"{about}_"))
+                and sought.name in ("", getattr(thing, "name", thing))
+            )
+            found += [(revision, name, user)] if is_meant else []
+    return found
+
+
+def check_stories(replica: Replica, chance: random.Random) -> None:
+    """Ask for what happened in all ways, in stretches of all lengths: it is what looking at everything finds."""
+    questions, last = Questions(replica.follower, float), int(replica.state.revision)
+    entries = [batch.entries[0] for batch, _ in replica.settled]
+    kinds = sorted({kind_name(type(event)) for entry in entries for event in entry.events} | {REFUSED})
+    users = sorted({entry.actor.name for entry in entries})
+    names = [name for table in THINGS.values() for name in getattr(replica.state, table)] or ["none"]
+    for sought in (
+        Seeking(),
+        Seeking(job=chance.randint(1, int(replica.state.next_job))),
+        Seeking(user=chance.choice(users)),
+        Seeking(user=chance.choice(users), account="a"),
+        Seeking(actor=chance.choice(users)),
+        Seeking(kinds=(chance.choice(kinds),)),
+        Seeking(kinds=(REFUSED,), own=chance.choice(users)),
+        Seeking(of=chance.choice(sorted(THINGS))),
+        Seeking(of=chance.choice(sorted(THINGS)), name=chance.choice(names)),
+        Seeking(only=chance.choice(users), own=chance.choice(users)),
+    ):
+        after = chance.randint(0, max(0, last - 1))
+        until = chance.choice((0, chance.randint(after, last)))
+        expected = looked_up(replica, sought, after, until or last)
+        limit, found = chance.choice((1, 3, 100_000)), []
+        read, end = after, until or last
+        while True:
+            story = questions.story(AskStory(1, 0, read, NEVER, end, NEVER, sought, limit))
+            assert isinstance(story, Story) and story.last == end
+            found += [row for happened in story.happened for row in told(happened)]
+            assert len(story.happened) <= limit and story.read <= end
+            if story.read == end:
+                break
+            assert story.read > read, "each stretch goes on"
+            read = story.read
+        assert found == expected, sought
+
+
+def check_differences(replica: Replica, chance: random.Random) -> None:
+    """Compare two moments: each record that differs is there and no other, with who changed it last."""
+    questions = Questions(replica.follower, float)
+    (_, before), (_, after) = sorted(chance.choices(replica.settled, k=2), key=lambda one: one[1].revision)
+    asked = AskChanges(1, 0, int(before.revision), NEVER, int(after.revision), NEVER, 0, "", "", "", True, 10_000)
+    changes = questions.changes(asked)
+    assert isinstance(changes, Changes)
+    found = {(one.kind, one.name): one for one in msgspec.json.decode(changes.content, type=DiffAnswer).changes}
+    differing = {
+        ("job", str(job))
+        for job in {*before.jobs, *after.jobs}
+        if (before.jobs.get(job), before.buffers.get(job)) != (after.jobs.get(job), after.buffers.get(job))
+    }
+    for kind, table in THINGS.items():
+        were, are = getattr(before, table), getattr(after, table)
+        differing |= {(kind, name) for name in {*were, *are} if were.get(name) != are.get(name)}
+    used = {
+        ("pool", name)
+        for name in {*before.pools, *after.pools}
+        if before.held_bytes.get(name, 0) != after.held_bytes.get(name, 0)
+    }
+    assert {one for one in found if one[0] in ("job", *THINGS)} == differing | used
+    for (kind, name), change in found.items():
+        if kind == "job":
+            concerning = [
+                int(state.revision)
+                for batch, state in replica.settled
+                if before.revision < state.revision <= after.revision
+                and any(int(name) in jobs_of(event) for event in batch.entries[0].events)
+            ]
+            assert change.revision == (concerning[-1] if concerning else None)
+        elif kind in THINGS and (kind, name) in differing:
+            table = THINGS[kind]
+            last = max(
+                int(two.revision)
+                for (_, one), (_, two) in pairwise([(None, before), *replica.settled[int(before.revision) :]])
+                if two.revision <= after.revision and getattr(one, table).get(name) != getattr(two, table).get(name)
+            )
+            assert change.revision is not None and change.revision >= last, (kind, name)
 
 
 TestHistoriesByTheIndex = Indexed.TestCase
@@ -347,7 +491,7 @@ def test_states_are_kept_on_the_disk_for_questions_after_a_restart(
     monkeypatch.setattr("cluster.api.past.questions.decode_batch", not_before(replica, first))
     monkeypatch.setattr("cluster.api.past.follower.decode_batch", not_before(replica, first))
     replica.restarted()
-    questions = Questions(replica.follower)
+    questions = Questions(replica.follower, float)
     for number, (_, state) in enumerate(replica.settled, start=1):
         if number > first:
             assert questions.state_at(int(state.revision)) == state
@@ -374,7 +518,7 @@ def test_a_moment_is_found_by_its_time(replica: Replica) -> None:
     for batch in lived():
         replica.settle([batch])
     follow(replica.follower)
-    questions = Questions(replica.follower)
+    questions = Questions(replica.follower, float)
     for batch, state in replica.settled:
         if 1 not in state.jobs:
             continue
@@ -406,7 +550,7 @@ def test_history_that_a_snapshot_replaced_is_a_hole_until_it_is_held_again(tmp_p
         source.settle([batch])
         replica.settle([batch])
     follow(replica.follower)
-    answered = Questions(replica.follower).records(AskRecords(1, 0, 1, 10_000, False))
+    answered = Questions(replica.follower, float).records(AskRecords(1, 0, 1, 10_000, False))
     lacking = {int(after.revision) for _, after in source.settled[5:20]}
     assert not answered.whole
     assert list(answered.records) == [one for one in source.expected(1) if one.revision not in lacking]
@@ -432,7 +576,7 @@ def test_the_states_that_are_kept_are_bounded_and_still_answer_everything(
     for batch in lived():
         replica.settle([batch])
     follow(replica.follower)
-    questions = Questions(replica.follower)
+    questions = Questions(replica.follower, float)
     for _, state in replica.settled:
         assert questions.state_at(int(state.revision)) == state
         assert len(replica.follower.points) <= 8 + 1

@@ -1,0 +1,198 @@
+"""`forebay history`, `forebay history leaders`, `forebay diff`: what happened, who led, and what is not what it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from cluster.cli.commands.options import JSON_OPTION, WATCH_PERIOD_S, parse_moment
+from cluster.cli.exits import bad_input
+from cluster.cli.session import session
+from cluster.cli.text import changes_text, is_terminal, note, present, story_line, terms_table
+from cluster.schemas import operations as ops
+
+if TYPE_CHECKING:
+    from cluster.cli.session import Session
+    from cluster.client import Client
+    from cluster.schemas import StoryAnswer
+
+PROGRESS_S = 2.0
+"""How long nothing is found before it is told how far was looked, seconds, and how often then."""
+
+_MOMENTS = "1207, 10:03, 2026-01-31T10:03:00"
+
+_OF = (
+    click.option("--job", type=click.IntRange(min=1), metavar="JOB", help="Only of this job."),
+    click.option("--pool", metavar="NAME", help="Only what was changed of this pool; as --of pool=NAME."),
+    click.option("--node", metavar="NAME", help="Only what was changed of this node."),
+    click.option(
+        "--of", metavar="KIND[=NAME]", help=f"Only what was changed of one of {', '.join(ops.HISTORY_OF)}, or of one."
+    ),
+)
+
+
+def _things(command: Any) -> Any:
+    for option in reversed(_OF):
+        command = option(command)
+    return command
+
+
+def _thing(pool: str | None, node: str | None, of: str | None) -> dict[str, str | None]:
+    """Return kind and name of what is asked for; Failure where there are two."""
+    given = [("pool", pool), ("node", node)] if of is None else [("pool", pool), ("node", node), ("of", of)]
+    named = [(option, value) for option, value in given if value is not None]
+    if len(named) > 1:
+        raise bad_input(f"--{named[0][0]} and --{named[1][0]} are given at once", "give one of them")
+    if not named:
+        return {}
+    option, value = named[0]
+    kind, _, name = value.partition("=") if option == "of" else (option, "", value)
+    return {"of": kind, "name": name or None}
+
+
+@click.group("history", invoke_without_command=True)
+@click.option("--from", "since", callback=parse_moment, metavar="REVISION|TIME", help=f"From then on: {_MOMENTS}.")
+@click.option("--to", "until", callback=parse_moment, metavar="REVISION|TIME", help="Up to then, not up to now.")
+@_things
+@click.option("--user", metavar="NAME", help="Of this user's jobs, and what he asked for himself.")
+@click.option("--account", metavar="NAME", help="Of jobs that were submitted for this account.")
+@click.option("--actor", metavar="NAME", help="What somebody asked for: admin, or 'operator admin'.")
+@click.option("--kind", metavar="EVENT[,EVENT...]", help="Only these events; `refused`: what was refused.")
+@click.option("--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
+@JSON_OPTION
+@click.pass_context
+def history_group(
+    context: click.Context,
+    since: str | None,
+    until: str | None,
+    job: int | None,
+    pool: str | None,
+    node: str | None,
+    of: str | None,
+    user: str | None,
+    account: str | None,
+    actor: str | None,
+    kind: str | None,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Tell what happened, and what was refused: everything, or what is asked for, oldest first.
+
+    What concerns one job or what is nobody's job (--of, --pool, --node, --kind refused) is found by an index at once;
+    everything else is looked for in the ledger from --from on. With --follow and --json there is an object a line.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if follow and until is not None:
+        raise bad_input("--follow goes on with what happens, and --to says where to end", "give one of them")
+    asked = {
+        "job": job, "user": user, "account": account, "actor": actor, "kind": kind, "to": until,
+        **_thing(pool, node, of),
+    }  # fmt: skip
+    current = session()
+    is_listed = as_json and not follow
+    told = _OneObject() if is_listed else _Lines(as_json=as_json)
+
+    async def tell(client: Client) -> None:
+        async for stretch in _stretches(client, {**asked, "from": since}, current, follow=follow):
+            told.add(stretch)
+
+    current.ask(tell, on_a_loop=follow)
+    told.end()
+
+
+async def _stretches(
+    client: Client, asked: dict[str, Any], current: Session, *, follow: bool
+) -> AsyncIterator[StoryAnswer]:
+    """Yield what happened, a stretch at a time."""
+    clock, after = current.clock, None
+    told_s = clock.monotonic_s()
+    while True:
+        answer = await client.call(ops.SHOW_HISTORY, stale=current.stale, **asked, after=after)
+        yield answer
+        after, now_s = answer.read, clock.monotonic_s()
+        if answer.read >= answer.last:
+            if not follow:
+                return
+            import asyncio
+
+            await asyncio.sleep(WATCH_PERIOD_S)
+        elif answer.rows:
+            told_s = now_s
+        elif now_s - told_s > PROGRESS_S and is_terminal():
+            note(f"read up to revision {answer.read} of {answer.last}, {answer.read_at or ''}")
+            told_s = now_s
+
+
+class _Lines:
+    """What happened, a line each."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+
+    def add(self, stretch: StoryAnswer) -> None:
+        for row in stretch.rows:
+            click.echo(msgspec.json.encode(row) if self._as_json else story_line(row))
+
+    def end(self) -> None:
+        """Nothing stands behind the last one."""
+
+
+class _OneObject:
+    """What happened as one JSON object, printed as it comes: it may be longer than what one would hold."""
+
+    def __init__(self) -> None:
+        self._before = '{"rows": [\n'
+        self._last: StoryAnswer | None = None
+
+    def add(self, stretch: StoryAnswer) -> None:
+        for row in stretch.rows:
+            click.echo(self._before + msgspec.json.encode(row).decode(), nl=False)
+            self._before = ",\n"
+        self._last = stretch
+
+    def end(self) -> None:
+        """Print what is true of all of it."""
+        last = self._last
+        assert last is not None
+        head = self._before if self._before.startswith("{") else ""
+        rest = {"revision": last.revision, "read": last.read, "read_at": last.read_at}
+        click.echo(f"{head}], {json.dumps(rest)[1:]}")
+
+
+@history_group.command("leaders")
+@click.option("--limit", type=click.IntRange(1, ops.LEADERS_LIMIT_MAX), metavar="N", help="The last so many terms.")
+@JSON_OPTION
+def leaders(limit: int | None, as_json: bool) -> None:
+    """List who led when, and for how long nobody was heard before."""
+    answer = session().read(ops.LIST_LEADERS, limit=limit)
+    present(answer, as_json, lambda: terms_table(answer))
+
+
+@click.command("diff")
+@click.argument("since", metavar="A", callback=parse_moment)
+@click.argument("until", metavar="[B]", required=False, callback=parse_moment)
+@_things
+@click.option("--limit", type=click.IntRange(1, ops.DIFF_LIMIT_MAX), metavar="N", help="At most so many changes.")
+@JSON_OPTION
+def diff(
+    since: str,
+    until: str | None,
+    job: int | None,
+    pool: str | None,
+    node: str | None,
+    of: str | None,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    """Show what is not what it was between two moments, and whose command changed each thing last.
+
+    A and B are revisions or times (1207, 10:03, 2026-01-31T10:03:00); B is now if left out.
+    """
+    named = _thing(pool, node, of)
+    answer = session().read(ops.SHOW_DIFF, **{"from": since}, to=until, job=job, limit=limit, **named)
+    present(answer, as_json, lambda: changes_text(answer))

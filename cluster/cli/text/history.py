@@ -1,0 +1,87 @@
+"""What happened, who led, and what is not what it was, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from cluster.cli.text.output import Listing, size, table
+from cluster.cli.text.tables import moment
+from replica.values import plain
+
+if TYPE_CHECKING:
+    from cluster.schemas import ChangeView, DiffAnswer, LeadersAnswer, StoryRow
+
+VALUE_CHARACTERS_MAX = 120
+"""Characters of a value that are shown."""
+
+
+def story_line(row: StoryRow) -> str:
+    """Return one line of a story: when, which revision, whose job, who asked, and what happened."""
+    job = f"job {row.job_id}" if row.job_id is not None else ""
+    whose = f"{job} ({row.user})" if job and row.user else job
+    refused = f"refused {row.command}: " if row.event == "refused" else ""
+    remedy = f"; {row.remedy}" if row.remedy else ""
+    return plain(f"{moment(row.at)}  {row.revision:>8}  {row.actor:<16}  {whose:<18}  {refused}{row.sentence}{remedy}")
+
+
+def terms_table(answer: LeadersAnswer) -> Listing:
+    """Return the terms of leaders as a table."""
+    rows = [
+        (
+            str(term.term),
+            term.leader or "-",
+            moment(term.from_at),
+            moment(term.to_at),
+            str(term.last_index - term.first_index + 1),
+            "-" if term.silent_s is None else f"{term.silent_s:.3f}",
+        )
+        for term in answer.terms
+    ]
+    columns = ("TERM", "LEADER", "FROM", "TO", "ENTRIES", "SILENT_S")
+    return table(columns, rows, right=frozenset({"TERM", "ENTRIES", "SILENT_S"}))
+
+
+def changes_text(answer: DiffAnswer) -> str:
+    """Return what differs between two moments, a paragraph for each thing."""
+    return "\n".join(plain(line) for line in _lines(answer))
+
+
+def _lines(answer: DiffAnswer) -> Iterator[str]:
+    since, until = answer.since, answer.until
+    count = f"{'at least ' if answer.more else ''}{len(answer.changes)}"
+    yield (
+        f"from revision {since.revision} ({moment(since.at)}) to revision {until.revision} ({moment(until.at)}): "
+        f"{count} change{'' if len(answer.changes) == 1 and not answer.more else 's'}"
+    )
+    for change in answer.changes:
+        yield ""
+        yield f"{change.kind} {change.name}".rstrip() + f" {_WORDS[change.change]}{_by(change)}"
+        for field, (before, after) in change.fields.items():
+            if change.change == "new":
+                yield f"   {field}: {_value(field, after)}"
+            else:
+                yield f"   {field}: {_value(field, before)} -> {_value(field, after)}"
+    if answer.more:
+        yield ""
+        yield "there are more: ask for one job or one kind of thing, or with a larger --limit"
+
+
+_WORDS = {"new": "is new", "gone": "is gone", "changed": "changed"}
+
+
+def _by(change: ChangeView) -> str:
+    if change.revision is None:
+        return ""
+    return f", last at revision {change.revision}, {moment(change.at)}, by {change.actor}: {change.command}"
+
+
+def _value(field: str, value: Any) -> str:
+    if value in (None, "", []):
+        return "nothing"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if field.endswith("_bytes") and isinstance(value, int):
+        return size(value)
+    words = value if isinstance(value, str) else str(value)
+    return words if len(words) <= VALUE_CHARACTERS_MAX else f"{words[:VALUE_CHARACTERS_MAX]}..."
