@@ -237,7 +237,7 @@ async def serve(directory: Path, name: str, members: dict[str, str]) -> None:
                 print("acknowledged", word.decode(), flush=True)
         elif verb == b"list":
             await node.until(lambda wanted=int(word): node.consensus.applied_index >= wanted)  # type: ignore[misc]
-            print("applied", *(data[1:].decode() for data in node.machine.applied if data != b"\0"), flush=True)
+            print("applied", *(data[1:].decode() for data in node.machine.applied if data[:1] != b"\0"), flush=True)
         elif verb == b"index":
             print("index", node.consensus.applied_index, flush=True)
     telling.cancel()
