@@ -439,7 +439,7 @@ def test_a_row_whose_checksum_does_not_hold_is_never_answered(replica: Replica) 
     file.write_bytes(content.replace(b"BurstBufferStageIn", b"BurstBufferStageOu"))
     replica.restarted()
     with pytest.raises(JobIndexBroken):
-        for job in range(5):
+        for job in range(1, 5):
             replica.records(job)
 
 

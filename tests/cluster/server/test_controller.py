@@ -359,7 +359,7 @@ async def test_what_no_correct_leader_makes_stops_the_apply_path_and_changes_not
             (index + 1, b"", CodecError),
             (index + 1, b"\x07unknown", CodecError),
             (index + 1, b"\x01\x01garbage", CodecError),
-            (index + 1, b"\x00trailing", CodecError),
+            (index + 1, b"\x00" + b"r" * 129, CodecError),
             (index + 1, batch_of(harness, JobReleased(99)), LedgerViolation),
             (index + 1, batch_of(harness, NodeResumed("nobody")), LedgerViolation),
             (index + 2, b"\x00", BrokenInvariant),
