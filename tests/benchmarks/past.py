@@ -83,6 +83,8 @@ class Figures(NamedTuple):
     history_ms: dict[str, list[float]]
     why_ms: list[float]
     near_ms: list[float]
+    other_ms: dict[str, list[float]]
+    """Questions about what is not one job's, by what is asked."""
     hold_ms: dict[str, float]
 
 
@@ -103,6 +105,26 @@ class Watch:
         """End it; return the longest hold, milliseconds."""
         self._task.cancel()
         return round(1000 * self.longest_s, 2)
+
+
+class Asker:
+    """A process beside the replica that asks it: the time of a client is no time of the loop."""
+
+    def __init__(self, paths: asyncio.StreamWriter, answers: asyncio.StreamReader) -> None:
+        self._paths, self._answers = paths, answers
+        self.read = 0
+        """Up to which revision the last answer about what happened has looked."""
+
+    async def __call__(self, paths: Iterable[str]) -> list[float]:
+        """Ask one after the other; return what each took, milliseconds."""
+        took_ms: list[float] = []
+        for path in paths:
+            self._paths.write(f"{path}\n".encode())
+            status, milliseconds, self.read = json.loads(await self._answers.readline())
+            if status != 200:
+                raise VerificationFailed(f"GET {path} was answered {status}")
+            took_ms.append(milliseconds)
+        return took_ms
 
 
 class Maker:
@@ -255,17 +277,7 @@ async def _asked(replica: Replica, config: Config, made: tuple[int, float, float
         stdout=asyncio.subprocess.PIPE,
     )
     assert asker.stdin is not None and asker.stdout is not None
-
-    async def ask(paths: Iterable[str]) -> list[float]:
-        took_ms: list[float] = []
-        for path in paths:
-            asker.stdin.write(f"{path}\n".encode())
-            status, milliseconds = json.loads(await asker.stdout.readline())
-            if status != 200:
-                raise VerificationFailed(f"GET {path} was answered {status}")
-            took_ms.append(milliseconds)
-        return took_ms
-
+    ask = Asker(asker.stdin, asker.stdout)
     try:
         hold_ms: dict[str, float] = {}
         await ask(["/v1/status"])
@@ -287,14 +299,37 @@ async def _asked(replica: Replica, config: Config, made: tuple[int, float, float
             why_ms += await ask([f"/v1/jobs/{job}/why?at={at}"])
             near_ms += await ask([f"/v1/jobs/{job}/why?at={max(1, at - 100)}"])
         hold_ms["why"] = watch.stop()
+        watch = Watch()
+        other_ms = await _others(ask, revision, chance)
+        hold_ms["others"] = watch.stop()
         return Figures(
             *(made[0], controller.applied_index, revision, round(made[1], 1), round(made[2], 1), made[3]),
             (config.wal_directory("r1") / "data.mdb").stat().st_blocks * 512,
-            *(history_ms, why_ms, near_ms, hold_ms),
+            *(history_ms, why_ms, near_ms, other_ms, hold_ms),
         )
     finally:
         asker.stdin.close()
         await asker.wait()
+
+
+async def _others(ask: Asker, revision: int, chance: random.Random) -> dict[str, list[float]]:
+    """Ask what is nobody's job, what differs, who led, and for one user's refusals in all that there is."""
+    found: dict[str, list[float]] = {}
+    for what, path in (
+        ("`history --pool`", "/v1/history?of=pool&name=fast"),
+        ("`history --kind refused`", "/v1/history?kind=refused"),
+        ("`history leaders`", "/v1/history/leaders"),
+    ):
+        found[what] = await ask([path] * ASKED)
+    moments = [chance.randrange(revision // 50, revision - 1000) for _ in range(MOMENTS)]
+    found["`diff` of 1,000 revisions"] = await ask(f"/v1/diff?from={at}&to={at + 1000}" for at in moments)
+    found["`diff` from a tenth to the end"] = await ask([f"/v1/diff?from={revision // 10}"] * 3)
+    took_ms, after = 0.0, 0
+    while after < revision:
+        took_ms += sum(await ask([f"/v1/history?user=nobody&to={revision}&after={after}"]))
+        after = ask.read
+    found["`history --user` through all of it"] = [took_ms]
+    return found
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -312,8 +347,13 @@ def report(directory: Path, events: int, say: Say) -> Found:
         one = uvloop.run(measure(place, at_once, events, say))
         figures[kind] = one._asdict()
         of = f"{one.events:,} events in {kind} batches"
+        first = len(rows)
         for name, took_ms in one.history_ms.items():
             rows.append(Row(f"`job history` of {name} job, {of}", f"{statistics.median(took_ms):.1f} ms"))
+        rows += [
+            Row(f"{what}, {of}", f"{statistics.median(took_ms):.0f} ms, longest {max(took_ms):.0f} ms")
+            for what, took_ms in one.other_ms.items()
+        ]
         rows += [
             Row(
                 f"`why --at` anywhere, {of}",
@@ -321,13 +361,14 @@ def report(directory: Path, events: int, say: Say) -> Found:
             ),
             Row(f"`why --at` 100 revisions before one asked about, {of}", f"{statistics.median(one.near_ms):.0f} ms"),
             Row(
-                f"longest hold of the loop meanwhile, {of}", f"{max(one.hold_ms['history'], one.hold_ms['why']):.1f} ms"
+                f"longest hold of the loop meanwhile, {of}",
+                f"{max(one.hold_ms[what] for what in ('history', 'why', 'others')):.1f} ms",
             ),
             Row(
                 f"index by job made anew, {of}", f"{one.index_s:.1f} s, {one.index_bytes / one.events:.0f} bytes/event"
             ),
         ]
-        for row in rows[-7:]:
+        for row in rows[first:]:
             say(f"  {row.what:<80} {row.forebay}")
     return Found(rows, figures)
 
@@ -343,8 +384,9 @@ def asker(arguments: Sequence[str]) -> None:
         began_s = time.perf_counter()
         connection.request("GET", line.strip())
         response = connection.getresponse()
-        response.read()
-        print(json.dumps([response.status, 1000 * (time.perf_counter() - began_s)]), flush=True)
+        body = response.read()
+        took_ms = 1000 * (time.perf_counter() - began_s)
+        print(json.dumps([response.status, took_ms, json.loads(body).get("read", 0)]), flush=True)
 
 
 if __name__ == "__main__":

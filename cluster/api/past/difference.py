@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -16,7 +17,10 @@ from replica.messages import Batch, Entry, Event
 from replica.messages.events import ClusterFounded, SchedulingRulesSet, SiteConfigured, TransferRulesSet
 from replica.state import State
 from replica.values import Instant
-from wal import CLUSTER, decode_batch, one_of_batch
+from wal import CLUSTER, decode_batch
+
+ENTRIES_KEPT: Final = 16
+"""Entries kept while an answer is made, count: what was done at once lies in one."""
 
 BACK_MAX: Final = 20_000
 """Commands that are looked through for who changed what is nobody's job, count, newest first: two seconds."""
@@ -180,6 +184,7 @@ class _Changers:
         self._follower = follower
         self._after, self._until = after, until
         self._known: dict[tuple[str, str], _By] = {}
+        self._read = lru_cache(ENTRIES_KEPT)(self._read_entry)
 
     def look_for(self, wanted: set[tuple[str, str]]) -> None:
         """Look through what is nobody's job, newest first, until all is known."""
@@ -201,13 +206,14 @@ class _Changers:
         return self._settled(rows[-1].revision) if rows else None
 
     def _settled(self, revision: int) -> _By:
-        ledger = self._follower.ledger
-        index = ledger.index_of_revision(revision)
-        found = ledger.read_some(index, entries_max=1, bytes_max=1)
+        base, batch = self._read(self._follower.ledger.index_of_revision(revision))
+        return _By(revision, batch, batch.entries[revision - base - 1])
+
+    def _read_entry(self, index: int) -> tuple[int, Batch]:
+        found = self._follower.ledger.read_some(index, entries_max=1, bytes_max=1)
         if not found or found[0].index != index:
             raise LookupError(f"entry {index} is not held by this replica")
-        batch = decode_batch(one_of_batch(found[0].data, revision - found[0].base - 1))
-        return _By(revision, batch, batch.entries[0])
+        return found[0].base, decode_batch(found[0].data)
 
 
 def _is_about(event: Event, subject: tuple[str, str]) -> bool:
