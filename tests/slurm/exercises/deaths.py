@@ -60,6 +60,7 @@ SEEN_BESIDE: Final = frozenset(
         "None, teardown",
         "BeginTime, post-run",
         "Stage-out_in_progress, post-run",
+        "Stage-out_in_progress, staging-out",
         "data_out failed, staging-out",
     }
 )
