@@ -308,13 +308,14 @@ class Replica:
             ) from error
 
     async def stop(self) -> None:
-        """Hand the leadership over, stop accepting, write what is known."""
+        """Have what was led signed, hand the leadership over, stop accepting, write what is known."""
+        await self.publisher.stop()
+        await self.publisher.conclude()
         await self.controller.membership.hand_over()
         self.collector.stop()
         self.peers.stop()
         await self.backfill.stop()
         await self.scrub.stop()
-        await self.publisher.stop()
         self.service.wake()
         for front in reversed(self.fronts):
             await front.stop()

@@ -91,6 +91,7 @@ async def transfer_leadership(call: Call[r.TransferRequest]) -> Reply[TransferAn
 
 
 async def _transfer(call: Call[Any], target: str | None) -> str | None:
+    await call.service.publisher.conclude()
     try:
         return await call.service.controller.membership.transfer(target)
     except NotLeading as error:

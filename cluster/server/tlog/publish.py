@@ -28,6 +28,9 @@ PERIOD_S: Final = 10.0
 POLL_S: Final = 1.0
 """How often it is asked whether one is due, seconds."""
 
+LAST_S: Final = 2.0
+"""How long a leader that is about to hand over collects a last one, seconds: less than a service manager waits."""
+
 CHECKPOINT_NAME: Final = "checkpoint"
 
 INQUIRY: Final = "keep its directory for an inquiry, and bring the replica back with `forebay member replace`"
@@ -145,14 +148,29 @@ class Publisher(Background):
                 self._missed(str(error))
             due_s = self._clock.monotonic_s() + PERIOD_S
 
-    async def publish(self) -> bool:
+    async def conclude(self) -> None:
+        """Publish a checkpoint of all that is applied, while this replica still leads and if LAST_S are enough.
+
+        For whoever is about to hand over: what it led is proven by then. Where that cannot be done nothing is lost,
+        since the next leader's checkpoint covers it. One that has hardly begun to lead has no tree yet, and makes none.
+        """
+        if not self._leads() or self._applied_index() <= self.size or not self._tree_size():
+            return
+        try:
+            async with asyncio.timeout(LAST_S):
+                await self.publish(whole=True)
+        except (LookupError, SignRefused, TimeoutError) as error:
+            self._missed(str(error) or f"{LAST_S:g} s were not enough before the lead is handed over")
+
+    async def publish(self, *, whole: bool = False) -> bool:
         """Publish a checkpoint of what can be proven now; return whether a majority has signed it.
 
-        What `root` raises; SignRefused. Does not return where a majority has another ledger.
+        `whole`: of all that is applied, however long the trees take. What `root` raises; SignRefused. Does not return
+        where a majority has another ledger.
         """
         # What the own tree had a moment ago the peers' will have, however busy all are; at the end what is applied.
         peers, size = self._peers(), self._tree_size()
-        if size <= self.size:
+        if whole or size <= self.size:
             size = self._applied_index()
         try:
             mine, signature = await self._signer.sign(size, self._root)

@@ -32,7 +32,7 @@ from cluster.proofs import (
     write_note,
 )
 from cluster.schemas import operations as ops
-from cluster.schemas.requests import PoolRequest
+from cluster.schemas.requests import PoolRequest, TransferRequest
 from cluster.security.identity import Role
 from cluster.security.pki import issue, load_authority
 from cluster.serve import Replica
@@ -251,3 +251,30 @@ async def test_an_operator_hands_out_checkpoint_keys_and_proof_and_later_shows_t
     )
     assert verified.returncode == 0, verified.stderr
     assert verified.stdout.count("signed by") == 3 and "submit_job by user alice" in verified.stdout
+
+
+@story
+@pytest.mark.parametrize("way", ["stopped", "asked to hand over"])
+async def test_what_a_leader_did_is_signed_before_another_one_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(publish, "PERIOD_S", 3600.0)
+    config = make(tmp_path / "site", 3)
+    async with three(config) as them:
+        await them.until_they_have(await pools_set(config, 5))
+        leader = them.leader()
+        assert leader is not None and them.published() == {""}
+        async with asyncio.timeout(PATIENCE_S):
+            while not all(one.service.past.progress.tree_size for one in them.replicas.values()):
+                await asyncio.sleep(0.05)
+        last = leader.controller.applied_index
+        if way == "stopped":
+            await leader.stop()
+        else:
+            async with Client.from_config(config, "operator") as client:
+                wanted = TransferRequest(command_id=client.new_command_id())
+                assert (await client.call(ops.TRANSFER_LEADERSHIP, wanted)).leader != leader.controller.name
+        (note,) = them.published()
+        assert parse_checkpoint(parse_note(note.encode())[0]).size >= last
+        if way == "stopped":
+            them.replicas.pop(leader.controller.name)

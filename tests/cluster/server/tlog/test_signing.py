@@ -199,6 +199,36 @@ async def test_a_checkpoint_that_the_disk_does_not_take_is_published_all_the_sam
 
 
 @story
+async def test_who_hands_over_has_all_that_is_applied_signed_first_or_goes_on_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    them = three(tmp_path)
+    leader = them.publishers["r1"]
+    assert await them.publish() and leader.size == 20
+    await leader.conclude()
+    assert leader.size == 20 and leader.failed == 0, "there is nothing to be concluded"
+    for ledger in them.ledgers.values():
+        ledger.applied = 23
+    await leader.conclude()
+    assert leader.size == 20, "it has no tree yet"
+    monkeypatch.setattr(leader, "_tree_size", lambda: 22)
+    await them.publishers["r2"].conclude()
+    assert them.sizes() == {"r1": 20, "r2": 20, "r3": 20}, "it does not lead"
+    await leader.conclude()
+    assert them.sizes() == {"r1": 23, "r2": 23, "r3": 23}, "all that is applied, not what the tree was known to have"
+    them.ledgers["r1"].applied = 24
+    monkeypatch.setattr("cluster.server.tlog.publish.LAST_S", 0.01)
+
+    async def hanging(peer: str, size: int, root: bytes) -> Signed:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    monkeypatch.setattr(leader, "_asked", LogPeers(hanging, them._hand, them._key_of))
+    await leader.conclude()
+    assert leader.size == 23 and leader.failed == 1
+
+
+@story
 async def test_a_majority_is_enough_and_less_is_nothing(tmp_path: Path) -> None:
     them = three(tmp_path)
     them.away = {"r2", "r3"}
