@@ -121,20 +121,21 @@ class Process:
                     self._waiting.append(asked)
                 else:
                     self._say(said)
-            elif isinstance(asked, AskRecords):
+            elif isinstance(asked, AskRecords | AskStory | AskChanges):
+                # Whose a job is, and who changed what, the index says.
                 if self._follower.index < asked.through:
                     self._waiting.append(asked)
-                else:
+                elif isinstance(asked, AskRecords):
                     self._say(self._questions.records(asked))
+                elif isinstance(asked, AskStory):
+                    self._say(self._questions.story(asked))
+                else:
+                    self._say(self._questions.changes(asked))
             elif self._follower.ledger.applied_index < asked.through:
                 self._waiting.append(asked)
             elif isinstance(asked, AskThen):
                 state = self._questions.moment(asked)
                 self._say(state if isinstance(state, Unanswered) else self._answer_then(asked, state))
-            elif isinstance(asked, AskStory):
-                self._say(self._questions.story(asked))
-            elif isinstance(asked, AskChanges):
-                self._say(self._questions.changes(asked))
             elif isinstance(asked, AskTerms):
                 self._say(Terms(asked.number, terms_of(self._follower.ledger, asked.limit)))
             else:

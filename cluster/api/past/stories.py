@@ -96,46 +96,56 @@ class Stories:
         ends_s = self._monotonic_s() + STRETCH_S
         found: list[Happened] = []
         read, at = after, NEVER
-        for revision, batch, place in self._candidates(sought, after, until):
-            entry = batch.entries[place]
-            if happened := self._matching(sought, revision, batch, entry):
-                found.append(happened)
-            read, at = revision, batch.at
-            if len(found) >= limit or self._monotonic_s() > ends_s:
-                return Stretch(tuple(found), read, at)
+        try:
+            for revision, batch, place in self._candidates(sought, after, until):
+                if happened := self._matching(sought, revision, batch, batch.entries[place]):
+                    found.append(happened)
+                read, at = revision, batch.at
+                if len(found) >= limit or self._monotonic_s() > ends_s:
+                    return Stretch(tuple(found), read, at)
+        except LookupError:
+            if read == after:
+                raise
+            return Stretch(tuple(found), read, at)  # what comes before the gap is told first
         return Stretch(tuple(found), max(until, after), at)
 
     def _candidates(self, sought: Seeking, after: int, until: int) -> Iterator[tuple[int, Batch, int]]:
         """Yield commands that may be meant: the revision, a batch with it, and which one of that it is."""
+        if after >= until:
+            return
+        index = self._follower.ledger.index_of_revision(after + 1)
         if sought.job or sought.of or (sought.kinds and _OF_CLUSTER.issuperset(sought.kinds)):
-            job = sought.job or CLUSTER
-            noted = self._follower.rows(job, after)
-            for row in noted:
+            self._check_noted(index, self._follower.ledger.index_of_revision(until))
+            for row in self._follower.rows(sought.job or CLUSTER, after):
                 if row.revision > until:
                     return
                 entry = self._entry(self._follower.ledger.index_of_revision(row.revision))
                 yield row.revision, decode_batch(one_of_batch(entry.data, row.revision - entry.base - 1)), 0
-            # What the index does not know yet is looked for.
-            after = max(after, min(until, self._follower.revision))
-        if after >= until:
             return
-        index = self._follower.ledger.index_of_revision(after + 1)
         while True:
             entries = self._follower.ledger.read_some(index, entries_max=STEP_ENTRIES, bytes_max=STEP_BYTES)
-            if not entries:
+            if not entries and index > self._follower.ledger.applied_index:
                 return
+            if not entries or entries[0].index != index:
+                raise LookupError(f"entry {index} is not held by this replica")
             for entry in entries:
                 if entry.index != index:
-                    raise LookupError(f"entry {index} is not held by this replica")
+                    break
                 index += 1
                 if kind_of(entry.data) is not Kind.BATCH or entry.revision == entry.base:
                     continue
                 batch = decode_batch(entry.data)
                 for place in range(max(0, after - entry.base), len(batch.entries)):
                     revision = entry.base + place + 1
-                    if revision > until:
-                        return
                     yield revision, batch, place
+                    if revision == until:
+                        return
+
+    def _check_noted(self, first: int, last: int) -> None:
+        """Raise LookupError where the index has nothing of some of these entries: it would leave them out."""
+        for hole in self._follower.holes:
+            if hole.first_index <= last and hole.last_index >= first:
+                raise LookupError(f"the entries {hole.first_index} to {hole.last_index} are not held by this replica")
 
     def _matching(self, sought: Seeking, revision: int, batch: Batch, entry: Entry) -> Happened | None:
         """Return the part of a command that is meant; None for nothing."""

@@ -31,6 +31,7 @@ from cluster.api.past.frames import (
     Unanswered,
 )
 from cluster.api.past.questions import Questions
+from cluster.api.past.stories import Owner, Stories
 from cluster.api.render.events import kind_name
 from cluster.api.render.jobs import why_view
 from cluster.api.render.reasons import Known
@@ -306,6 +307,25 @@ def check_stories(replica: Replica, chance: random.Random) -> None:
         assert found == expected, sought
 
 
+def test_a_job_of_which_nobody_knows_whose_it_was_is_no_user_s_to_see(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for batch in lived():
+        replica.settle([batch])
+    follow(replica.follower)
+    monkeypatch.setattr(Stories, "_read_owner", lambda *asked: Owner())
+    last = int(replica.state.revision)
+
+    def about_jobs(sought: Seeking) -> int:
+        story = Questions(replica.follower, float).story(AskStory(1, 0, 0, NEVER, last, NEVER, sought, 10_000))
+        assert isinstance(story, Story)
+        commands = [entry for one in story.happened for entry in decode_batch(one.batch).entries]
+        return sum(bool(jobs_of(event)) for entry in commands for event in entry.events)
+
+    assert about_jobs(Seeking()) > 0
+    assert about_jobs(Seeking(only="ada", own="ada")) == 0
+
+
 def check_differences(replica: Replica, chance: random.Random) -> None:
     """Compare two moments: each record that differs is there and no other, with who changed it last."""
     questions = Questions(replica.follower, float)
@@ -554,6 +574,17 @@ def test_history_that_a_snapshot_replaced_is_a_hole_until_it_is_held_again(tmp_p
     lacking = {int(after.revision) for _, after in source.settled[5:20]}
     assert not answered.whole
     assert list(answered.records) == [one for one in source.expected(1) if one.revision not in lacking]
+    before, last = int(source.settled[4][1].revision), int(source.state.revision)
+    for sought in (Seeking(), Seeking(job=1), Seeking(kinds=(REFUSED,)), Seeking(of="pool")):
+        questions = Questions(replica.follower, float)
+        for after, until in ((0, before), (int(source.settled[19][1].revision), last)):
+            story = questions.story(AskStory(1, 0, after, NEVER, until, NEVER, sought, 10_000))
+            assert isinstance(story, Story), (sought, story)
+        lacking_some = questions.story(AskStory(1, 0, 0, NEVER, last, NEVER, sought, 10_000))
+        if isinstance(lacking_some, Story):
+            assert lacking_some.read < last and all(one.revision <= before for one in lacking_some.happened)
+            lacking_some = questions.story(AskStory(1, 0, lacking_some.read, NEVER, last, NEVER, sought, 10_000))
+        assert isinstance(lacking_some, Unanswered) and "not held" in lacking_some.sentence, sought
     replica.kill()
     replica.restarted()
     follow(replica.follower)
