@@ -195,4 +195,5 @@ def test_questions_about_the_past_are_measured_on_a_ledger_that_was_made_for_the
         assert (figures["entries"] < figures["revisions"] / 4) == (at_once > 1)
         assert [len(took_ms) for took_ms in figures["history_ms"].values()] == [2, 2, 2]
         assert len(figures["why_ms"]) == len(figures["near_ms"]) == 3
-    assert len(found.rows) == 14 and len(said) >= 14
+        assert len(figures["other_ms"]) == 6 and all(figures["other_ms"].values())
+    assert len(found.rows) == 26 and len(said) >= 26
