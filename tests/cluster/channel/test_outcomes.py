@@ -15,7 +15,8 @@ from tests.cluster.harness import story
 
 ADDRESSES = [Address("127.0.0.1", 1), Address("127.0.0.1", 2)]
 COMMAND = r.HoldCommand(command_id="0" * 32, job_id=1)
-DEADLINE_S = 0.2
+# Long enough for every behaviour before the last, on a busy machine.
+DEADLINE_S = 1.0
 
 Behaviour = Callable[[int], Done | Failed | None]
 """What a replica answers to the request with a number; None: nothing, ever."""
