@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 from cluster.api import wire
 from cluster.api.service import AskedCommand, Call, Reply, encoded, handles
-from cluster.api.web import bad, too_many
+from cluster.api.web import Problem, bad, too_many
 from cluster.eventloop import paced
 from cluster.schemas import Command
 from cluster.schemas import guests as v
@@ -112,11 +113,22 @@ async def list_guests(call: Call[None]) -> Reply[v.GuestsAnswer]:
 
 @handles(ops.SHOW_GUEST)
 async def show_guest(call: Call[None]) -> Reply[v.GuestAnswer]:
+    awaited, wait_s = _patience(call)
+    state, found = await _in_another_phase(call, awaited, wait_s)
+    return Reply(state.revision, _answer(state, found))
+
+
+def _patience(call: Call[Any]) -> tuple[frozenset[str], int]:
+    """Return in which phases, and for how many seconds at most, an answer waits for another one."""
     awaited = frozenset(word for word in call.query.get("while", "").split(",") if word)
     unknown = sorted(awaited - _PHASES)
     if unknown:
         raise bad(f"the phase {unknown[0][:32]!r} is unknown", f"use {', '.join(GuestPhase)}", "query while")
-    wait_s = call.integer("wait_s", 0, least=0, most=ops.GUEST_WAIT_S_MAX)
+    return awaited, call.integer("wait_s", 0, least=0, most=ops.GUEST_WAIT_S_MAX)
+
+
+async def _in_another_phase(call: Call[Any], awaited: frozenset[str], wait_s: float) -> tuple[State, FoundGuest]:
+    """Return a guest as soon as it is in none of these phases, or the time is over; Problem."""
     scheduler, loop = call.identity.name, asyncio.get_running_loop()
     name, until_s = guest_name(scheduler, call.params["job"]), loop.time() + wait_s
     while True:
@@ -124,7 +136,7 @@ async def show_guest(call: Call[None]) -> Reply[v.GuestAnswer]:
         state = await call.service.current()
         found, left_s = find_guest(state, name), until_s - loop.time()
         if found.phase.value not in awaited or left_s <= 0 or call.service.stopping.is_set():
-            return Reply(state.revision, _answer(state, found))
+            return state, found
         watch = call.service.controller.guests
         if not watch.has_room(scheduler):
             raise too_many("too many questions about guests wait already", "ask again later", POLL_AGAIN_S)
@@ -241,9 +253,16 @@ def _persistent_answer(state: State, name: str, user: str) -> v.PersistentAnswer
 async def _settled(
     call: Call[AskedCommand], command: c.Command, warnings: tuple[str, ...] = ()
 ) -> Reply[v.GuestAnswer]:
-    """Have a command about a guest settled; answer with the guest as it is afterwards."""
+    """Have a command about a guest settled; answer with the guest as it is afterwards, or once its caller's patience
+    is over.
+    """
+    awaited, wait_s = _patience(call)
     state = (await call.service.settle(call, command)).state
     found = find_guest(state, guest_name(call.identity.name, call.params["job"]))
+    if wait_s and found.phase.value in awaited:
+        # What was settled is so, whoever leads by now and however many wait: its caller asks on.
+        with contextlib.suppress(Problem):
+            state, found = await _in_another_phase(call, awaited, wait_s)
     return Reply(state.revision, _answer(state, found, warnings))
 
 

@@ -91,6 +91,10 @@ HISTORY_OF: Final = (
 """Kinds of things that are nobody's job and have a name; `buffer`: persistent ones."""
 
 _THEN: Final = {"at": "how it was after a revision, or at a time, 2026-01-31T12:00:00Z; how it is if left out"}
+_PATIENCE: Final = {
+    "while": "phases to wait in, separated by commas, before the answer is given",
+    "wait_s": f"wait for at most so many seconds (default 0, at most {GUEST_WAIT_S_MAX})",
+}
 _STALE: Final = {"stale": "`ok`: answer at once from the replica that is asked, however old its state is"}
 _PARAMETER: Final = re.compile(r"\{([a-z_]+)\}")
 
@@ -392,16 +396,14 @@ LIST_GUESTS = _get("list_guests", "/v1/guests", _SCHEDULERS, lambda: g.GuestsAns
     {"live": "`yes`: only guests that are not over"}, stale=False, tag="guests")
 SHOW_GUEST = _get("show_guest", "/v1/guests/{job}", _SCHEDULERS, lambda: g.GuestAnswer,
     "Show one of the caller's guests, at once or as soon as it is in another phase than those of `while`.",
-    {
-        "while": "phases to wait in, separated by commas",
-        "wait_s": f"wait for at most so many seconds (default 0, at most {GUEST_WAIT_S_MAX})",
-    }, stale=False, tag="guests")
+    _PATIENCE, stale=False, tag="guests")
 SETUP_GUEST = _write("setup_guest", "POST /v1/guests/{job}/setup", _SCHEDULERS,
     lambda: g.SetupGuestRequest, lambda: g.GuestAnswer,
-    "Ask for the space of a guest, or take one up again that lingers; it may wait for space.", tag="guests")
+    "Ask for the space of a guest, or take one up again that lingers; it may wait for space.",
+    query=_PATIENCE, tag="guests")
 STAGE_IN_GUEST = _write("stage_in_guest", "POST /v1/guests/{job}/stage-in", _SCHEDULERS,
     lambda: g.GuestCommand, lambda: g.GuestAnswer,
-    "Have the data of a guest staged in.", tag="guests")
+    "Have the data of a guest staged in.", query=_PATIENCE, tag="guests")
 BEGIN_GUEST_RUN = _write("begin_guest_run", "POST /v1/guests/{job}/begin-run", _SCHEDULERS,
     lambda: g.GuestCommand, lambda: g.GuestAnswer,
     "Say that the job of a guest begins.", tag="guests")
@@ -410,10 +412,10 @@ END_GUEST_RUN = _write("end_guest_run", "POST /v1/guests/{job}/end-run", _SCHEDU
     "Say that the job of a guest has ended.", tag="guests")
 STAGE_OUT_GUEST = _write("stage_out_guest", "POST /v1/guests/{job}/stage-out", _SCHEDULERS,
     lambda: g.GuestCommand, lambda: g.GuestAnswer,
-    "Have the results of a guest exported; then it is torn down.", tag="guests")
+    "Have the results of a guest exported; then it is torn down.", query=_PATIENCE, tag="guests")
 TEAR_DOWN_GUEST = _write("tear_down_guest", "POST /v1/guests/{job}/teardown", _SCHEDULERS,
     lambda: g.TearDownGuestRequest, lambda: g.GuestAnswer,
-    "Be done with a guest: it lingers, is parked or removed.", tag="guests")
+    "Be done with a guest: it lingers, is parked or removed.", query=_PATIENCE, tag="guests")
 MISS_GUEST = _write("miss_guest", "POST /v1/guests/{job}/miss", _SCHEDULERS,
     lambda: g.MissGuestRequest, lambda: g.GuestAnswer,
     "Say that there should be a guest, and is none: the ledger has it from then on.", tag="guests")

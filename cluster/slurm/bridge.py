@@ -210,6 +210,7 @@ class Bridge:
     async def _list(self) -> None:
         """Have the files of all guests as they are; ApiError, OSError."""
         self._files.ask()
+        asked_s = uptime_s()
         listed = await self._leader.call(operations.LIST_GUESTS, live="yes", deadline_s=SITE_S)
         whole = not listed.truncated
         self._files.reconcile(listed.guests, whole=whole)
@@ -225,7 +226,7 @@ class Bridge:
                 sessions.append(session)
         self._files.list_all(sessions, whole=whole, unsure=unsure)
         for guest in listed.guests:
-            self._calls.remember(guest)
+            self._calls.remember(guest, asked_s)
 
     def _count(self) -> None:
         if self._metrics_file is None:

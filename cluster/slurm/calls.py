@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from cluster.client import ApiError, Client
 from cluster.schemas import Operation, TransferView, WhyView, new_command_id, operations
 from cluster.schemas import guests as g
-from cluster.slurm.files import Files, Session, session_of_persistent
+from cluster.slurm.files import Files, Session, session_of_persistent, uptime_s
 from cluster.slurm.slurmctld import owner_of
 from cluster.system import Clock
 from replica.grammar import DirectiveRefused, read_guest_request, read_request
@@ -49,6 +49,9 @@ NOT_NOW: Final = frozenset({401, 408, 429})
 
 EPOCH_S: Final = 2.0
 """Seconds in which the leader says which epoch of a guest there is; then the one is meant that was heard of last."""
+
+WARM_S: Final = 5.0
+"""Seconds in which the epoch that was heard of is the one that is meant: no other host takes over that fast."""
 
 KNOWN_MAX: Final = 100_000
 """Guests whose last epoch is remembered, count: more than Slurm has buffer jobs."""
@@ -92,7 +95,8 @@ class Calls:
         self._cluster = cluster
         self._clock = clock
         self._said = ""
-        self._epochs: dict[str, int] = {}
+        self._epochs: dict[str, tuple[int, float]] = {}
+        """Of each guest the last one that was heard of, and the uptime at that time, seconds."""
         self.site: g.SchedulerSiteAnswer | None = None
         """What the leader said last of this site; None until it did."""
 
@@ -133,10 +137,26 @@ class Calls:
             self._said = ""
             return found
 
-    async def _tell(self, operation: Operation[Any, g.GuestAnswer], job: str, **fields: Any) -> g.GuestAnswer:
-        epoch, _ = await self._last(job)
+    async def _tell(
+        self, operation: Operation[Any, g.GuestAnswer], job: str, *phases: str, **fields: Any
+    ) -> g.GuestAnswer:
+        """Send a command, and return the guest as soon as it is in none of these phases; ApiError."""
+        epoch, heard_s = self._epochs.get(job, (0, 0.0))
+        if uptime_s() - heard_s > WARM_S:
+            epoch, _ = await self._last(job)
         kind = g.TearDownGuestRequest if operation is operations.TEAR_DOWN_GUEST else g.GuestCommand
-        return await self._told(operation, lambda **own: kind(**own, epoch=epoch, **fields), job=job)
+        return await self._after(operation, lambda **own: kind(**own, epoch=epoch, **fields), job, *phases)
+
+    async def _after(
+        self, operation: Operation[Any, g.GuestAnswer], make: Callable[..., Any], job: str, *phases: str
+    ) -> g.GuestAnswer:
+        # The command itself waits: a question after it would cost as much as the command.
+        waits = {"wait_s": POLL_S, "while": ",".join(phases)} if phases else {}
+        guest = await self._told(operation, make, job=job, **waits)
+        while guest.phase in phases:
+            guest = await self._told(operations.SHOW_GUEST, None, job=job, **waits)
+        self.remember(guest)
+        return guest
 
     async def _last(self, job: str) -> tuple[int, str]:
         """Return the last epoch of a guest as the call begins, 0 for none, and its phase, empty where nobody says it.
@@ -147,7 +167,7 @@ class Calls:
             guest = await self._leader.call(operations.SHOW_GUEST, job=job, deadline_s=EPOCH_S)
         except ApiError:
             if job in self._epochs:
-                return self._epochs[job], ""
+                return self._epochs[job][0], ""
             guest = await self._show(job)
         self.heard(guest)
         return guest.epoch, guest.phase
@@ -162,20 +182,16 @@ class Calls:
         if function == "teardown" and words:
             self._files.teardown_read(words[0], done=word == "ok")
 
-    def remember(self, guest: g.GuestView) -> None:
-        """Remember which epoch of a guest there is."""
+    def remember(self, guest: g.GuestView, asked_s: float | None = None) -> None:
+        """Remember which epoch of a guest there is; `asked_s`: the uptime when that was asked, None: it is fresh."""
+        known = self._epochs.get(guest.job)
+        # A list that was asked for before a setup was answered knows nothing of that setup.
+        if known is not None and asked_s is not None and known[1] >= asked_s:
+            return
         if guest.phase in ("none", "over"):
             self._epochs.pop(guest.job, None)
-        elif len(self._epochs) < KNOWN_MAX:
-            self._epochs[guest.job] = guest.epoch
-
-    async def _while(self, guest: g.GuestAnswer, *phases: str) -> g.GuestAnswer:
-        """Return the guest as soon as it is in none of these phases."""
-        while guest.phase in phases:
-            guest = await self._told(
-                operations.SHOW_GUEST, None, job=guest.job, wait_s=POLL_S, **{"while": ",".join(phases)}
-            )
-        return guest
+        elif known is not None or len(self._epochs) < KNOWN_MAX:
+            self._epochs[guest.job] = guest.epoch, uptime_s() if asked_s is None else asked_s
 
     async def _show(self, job: str) -> g.GuestAnswer:
         return await self._told(operations.SHOW_GUEST, None, job=job)
@@ -212,8 +228,7 @@ class Calls:
         try:
             last, phase = await self._last(job)
             epoch = last if phase in ALIVE else last + 1
-            guest = await self._told(operations.SETUP_GUEST, wanted, job=job)
-            guest = await self._while(guest, "waiting")
+            guest = await self._after(operations.SETUP_GUEST, wanted, job, "waiting")
             self.heard(guest)
             failed = guest.phase not in ("set-up", "staging-in", "staged-in")
         except ApiError:
@@ -259,8 +274,7 @@ class Calls:
         """`job`, perhaps its script: stage in, and wait until all is there."""
         if script and self._has_none(script):
             return "ok", ""
-        guest = await self._tell(operations.STAGE_IN_GUEST, words[0])
-        return self._staged(await self._while(guest, "set-up", "staging-in"))
+        return self._staged(await self._tell(operations.STAGE_IN_GUEST, words[0], "set-up", "staging-in"))
 
     async def begin_data_in(self, words: list[str], script: str) -> Answer:
         """`job`: stage in; `test_data_in` asks how far it is."""
@@ -293,8 +307,7 @@ class Calls:
 
     async def data_out(self, words: list[str], script: str) -> Answer:
         """`job`: export the results, and wait until they are."""
-        guest = await self._tell(operations.STAGE_OUT_GUEST, words[0])
-        return _exported(await self._while(guest, "post-run", "staging-out"))
+        return _exported(await self._tell(operations.STAGE_OUT_GUEST, words[0], "post-run", "staging-out"))
 
     async def begin_data_out(self, words: list[str], script: str) -> Answer:
         """`job`: export the results; `test_data_out` asks how far it is."""
@@ -309,8 +322,8 @@ class Calls:
     async def teardown(self, words: list[str], script: str) -> Answer:
         """`job, hurry`: be done with the buffer."""
         self._files.teardown_begins(words[0], self._clock.now() // MICROSECONDS_PER_SECOND)
-        guest = await self._tell(operations.TEAR_DOWN_GUEST, words[0], hurry=words[1:2] == ["true"])
-        guest = await self._while(guest, "teardown")
+        hurry = words[1:2] == ["true"]
+        guest = await self._tell(operations.TEAR_DOWN_GUEST, words[0], "teardown", hurry=hurry)
         if guest.phase not in CASE_OVER:
             return "fail", guest.message or f"the buffer is {guest.phase}"
         self.heard(guest)

@@ -287,6 +287,51 @@ async def test_a_question_that_waits_is_answered_in_time_and_by_who_leads(config
 
 
 @story
+async def test_a_command_is_answered_when_its_wait_is_over(config: Config) -> None:
+    out = config.file.parent / "out" / "r"
+    async with Harness(config) as harness:
+        slurm = Slurm(harness)
+        await slurm.ready()
+        assert await slurm.setup("42", f"#BB_LUA stage_out type=file source=$DW_JOB_STRIPED/r destination={out}")
+        for what, during, stage, after in (
+            ("stage-in?while=set-up,staging-in&wait_s=30", "staging-in", "stage_in", "staged-in"),
+            ("begin-run", "", "", "running"),
+            ("stage-out?while=post-run,staging-out&wait_s=30", "staging-out", "stage_out", "staged-out"),
+            ("teardown?while=teardown&wait_s=30", "teardown", "teardown", "over"),
+        ):
+            waiting = asyncio.ensure_future(slurm.tell(what))
+            if stage:
+                await until(lambda: bool(harness.controller.guests._waiting))
+                assert not waiting.done() and (await slurm.show())["phase"] == during
+                await slurm.done(stage)
+            if after != "staged-out":
+                assert await phase_of(await waiting) == (200, after)
+            else:
+                assert (await waiting).body["phase"] not in ("post-run", "staging-out")
+
+
+@story
+async def test_a_command_that_was_settled_is_a_success_whatever_becomes_of_its_wait(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Harness(config) as harness:
+        slurm = Slurm(harness)
+        await slurm.ready()
+        await slurm.setup()
+        refused = await slurm.tell("stage-in?while=asleep&wait_s=5")
+        assert (refused.status, refused.place) == (400, "query while")
+        assert (await slurm.show())["phase"] == "set-up", "what is refused changes nothing"
+        assert await phase_of(await slurm.tell("stage-in?while=staging-in&wait_s=1")) == (200, "staging-in")
+        monkeypatch.setattr(liveness, "GUEST_POLLS_PER_SCHEDULER_MAX", 0)
+        assert await phase_of(await slurm.tell("stage-in?while=staging-in&wait_s=30")) == (200, "staging-in")
+        monkeypatch.setattr(liveness, "GUEST_POLLS_PER_SCHEDULER_MAX", 1)
+        waiting = asyncio.ensure_future(slurm.tell("stage-in?while=staging-in&wait_s=30"))
+        await until(lambda: bool(harness.controller.guests._waiting))
+        harness.engine.depose()
+        assert await phase_of(await waiting) == (200, "staging-in")
+
+
+@story
 async def test_a_persistent_buffer_is_made_used_and_removed_for_the_user_whom_a_scheduler_names(
     config: Config,
 ) -> None:

@@ -83,7 +83,7 @@ class LeaderDouble:
         guest = self.guests.setdefault(job, {"phase": "none", "epoch": 0})
         meant = getattr(request, "epoch", 0)
         if operation is not ops.SETUP_GUEST and meant and meant != guest["epoch"]:
-            return self._view(job)  # it comes late
+            return await self._shown(job, parameters)  # it comes late
         if operation is ops.SETUP_GUEST:
             self._set_up(guest, request)
         elif operation is ops.STAGE_IN_GUEST and guest["phase"] in ("set-up", "stage-in-failed"):
@@ -104,7 +104,7 @@ class LeaderDouble:
             else:
                 guest["phase"] = "over" if ran else "lingering"
         self._news()
-        return self._view(job)
+        return await self._shown(job, parameters)
 
     def _site(self) -> g.SchedulerSiteAnswer:
         held = sum(guest["size"] for guest in self.guests.values() if guest["phase"] not in ("none", "over"))

@@ -19,6 +19,7 @@ from cluster.agent.files.paths import VARIABLES as INSIDE
 from cluster.client import Client
 from cluster.schemas import TransferView
 from cluster.schemas.guests import GuestView
+from cluster.slurm import calls as calls_module
 from cluster.slurm import fifos, script_text
 from cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, keep_token, report_served
 from cluster.slurm.fifos import SLOTS
@@ -528,3 +529,40 @@ def test_slurm_s_jobs_have_the_directories_that_agents_make() -> None:
     assert {name: below.strip("/") for name, below in VARIABLES.items()} == {
         name: "/".join(INSIDE[name]) for name in VARIABLES
     }
+
+
+@story
+async def test_a_list_that_was_asked_for_before_an_answer_came_knows_no_newer_epoch(host: Host) -> None:
+    async with host.bridge() as bridge:
+        calls, asked_s = bridge._calls, uptime_s()
+        host.leader.guests["42"] = {"phase": "over", "epoch": 1}
+        listed = GuestView(scheduler="slurm", job="42", epoch=1, phase="staged-in")
+        assert await host.set_up() == (0, "")
+        calls.remember(listed, asked_s)
+        assert await host.call("data_in", "42", str(host.script)) == (0, "")
+        assert host.leader.guests["42"]["phase"] == "staged-in"
+        calls.remember(listed, uptime_s() + 0.01)
+        assert await host.call("pre_run", "42", str(host.script)) == (-1, "the buffer is staged-in"), (
+            "it is another one"
+        )
+
+
+@story
+async def test_an_epoch_that_was_heard_of_just_now_is_not_asked_for(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown, asked = host.leader._shown, list[str]()
+
+    async def show(job: str, parameters: dict[str, Any]) -> Any:
+        asked.append(job)
+        return await shown(job, parameters)
+
+    async with host.bridge():
+        assert await host.set_up() == (0, "")
+        monkeypatch.setattr(host.leader, "_shown", show)
+        assert await host.call("data_in", "42", str(host.script)) == (0, "")
+        assert asked == ["42"], "the command alone, which waits"
+        monkeypatch.setattr(calls_module, "WARM_S", 0.0)
+        await asyncio.sleep(0.02)
+        assert await host.call("pre_run", "42", str(host.script)) == (0, "")
+        assert asked == ["42"] * 3
