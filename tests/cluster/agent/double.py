@@ -216,6 +216,20 @@ def script_of(*lines: str) -> str:
     return "\n".join(("#!/bin/sh", *lines, ""))
 
 
+def stands_still(pid: int | str) -> bool:
+    """Whether a process is stopped by a signal; one that is gone is not.
+
+    Nor does a shell go on whose child was stopped before that had become another program (vfork): it waits in the
+    kernel for it, and is not shown as stopped.
+    """
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return False
+    return state == "T" or (state == "D" and bool(children) and all(map(stands_still, children)))
+
+
 def shown(path: Path) -> str:
     """Return what a file holds, for comparisons that should fail readably."""
     return path.read_text() if path.exists() else f"{path} does not exist"

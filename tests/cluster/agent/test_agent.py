@@ -20,7 +20,7 @@ from replica.model.buffers import Transfer, TransferKind
 from replica.model.jobs import JobState
 from replica.model.requests import CreatePersistent, DestroyPersistent
 from tests.cluster.agent.conftest import Site
-from tests.cluster.agent.double import ControllerDouble, script_of, shown
+from tests.cluster.agent.double import ControllerDouble, script_of, shown, stands_still
 
 
 def test_a_job_is_staged_in_run_staged_out_and_torn_down(site: Site) -> None:
@@ -560,13 +560,13 @@ def test_a_suspended_script_stands_still_with_its_time_limit_and_goes_on_where_i
             await until((site.destinations / "beats").exists)
             pid = int((site.destinations / "pid").read_text())
             await controller.order(msgspec.structs.replace(order, started=True, suspend=True))
-            await until(lambda: stopped(pid))
+            await until(lambda: stands_still(pid))
             # A suspended script outlives its agent, and the next agent knows that it is to stand still.
             await site.kill_agent(agent)
             site.start_agent()
             await controller.wait(lambda: len(controller.registrations) == 2)
             (site.destinations / "gate").touch()
-            assert stopped(pid) and not (site.destinations / "over").exists()
+            assert stands_still(pid) and not (site.destinations / "over").exists()
             await controller.order(msgspec.structs.replace(order, started=True))
             assert await controller.result(7, 2) == ScriptEnded(JobState.COMPLETED, 0, 0)
             assert (site.destinations / "over").exists()
@@ -586,11 +586,6 @@ def test_a_suspended_script_is_ended_when_its_job_is_cancelled(site: Site) -> No
             assert isinstance(ended, ScriptEnded) and ended.result is JobState.CANCELLED
 
     asyncio.run(story())
-
-
-def stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def test_a_persistent_buffer_outlives_the_job_that_made_it_and_is_destroyed_by_another(site: Site) -> None:

@@ -35,7 +35,7 @@ from replica.messages.commands import OperationDone, ScriptEnded
 from replica.model.jobs import JobState
 from replica.model.orders import SpecialTransfers
 from tests.cluster.agent.conftest import Site
-from tests.cluster.agent.double import ControllerDouble
+from tests.cluster.agent.double import ControllerDouble, stands_still
 from tests.faults import escape
 
 ATTACK: Final = Path(escape.__file__)
@@ -206,7 +206,7 @@ def test_a_suspended_script_stands_still_as_a_whole_and_goes_on_when_it_is_cance
             tree = open_tree(AUTO, (site.home / "storage-id").read_text().strip())
             procs = Path(tree.path, "job-7-2", "cgroup.procs")
             await controller.order(site.order(7, 2, "run", script=script, started=True, suspend=True))
-            while not all(map(stopped, await asyncio.to_thread(lambda: procs.read_text().split()))):
+            while not all(map(stands_still, await asyncio.to_thread(lambda: procs.read_text().split()))):
                 await asyncio.sleep(0)
             still = sorted(procs.read_text().split())
             assert len(still) > len(escape.WAYS) and set(escape.survivors(attack.locks)) == set(escape.WAYS)
@@ -234,14 +234,6 @@ def test_an_agent_that_ends_leaves_no_cgroup_unless_a_script_lives_in_it(site: S
             assert set(attack.survivors) == set(escape.WAYS)
 
     asyncio.run(story())
-
-
-def stopped(pid: str) -> bool:
-    """Whether a process is stopped by a signal; one that is gone is not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except OSError:
-        return False
 
 
 def test_an_agent_without_cgroups_says_at_its_start_what_it_cannot_promise(site: Site) -> None:
