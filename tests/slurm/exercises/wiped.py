@@ -10,6 +10,7 @@ from typing import Final
 
 from cluster.schemas import operations as ops
 from cluster.schemas.jobs import JobView
+from cluster.slurm.files import LEFT_S
 from tests.slurm.exercises.common import exported, require
 from tests.slurm.exercises.outages import EXIT_CONFIGURATION
 from tests.slurm.exercises.reasons import PLAIN, Slurm
@@ -80,6 +81,12 @@ async def state_wiped(slurm: Slurm) -> None:
         await slurm.phase(ran, "parked")
         other = await site.submit(PLAIN, "--hold")
         require(other not in (ran, never), f"Slurm gave number {other} again")
+
+        async def unlisted() -> bool:
+            return not any((site.run / "sessions" / job).exists() for job in (ran, never))
+
+        # What was torn down stays listed for a minute, for a slurmctld that ends before it knows.
+        await site.until("what was torn down is listed no longer", unlisted, 2 * LEFT_S)
         await _wipe(slurm, token)
     new = {ran: site.make_input("new"), never: site.make_input("newer")}
     names = dict(zip(new, ("new", "newer"), strict=True))
