@@ -1,4 +1,4 @@
-"""Who agrees: add, remove and replace replicas, one at a time, and hand the leadership over."""
+"""Who agrees: add, remove and replace replicas, one at a time, hand the leadership over; and drills of that."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ from cluster.api.service import AskedCommand, Call, Reply, handles
 from cluster.api.web import Problem, bad, no_leader, outcome_unknown
 from cluster.consensus import ChangeRefused, Wanted
 from cluster.schemas import Command, FeatureLevelAnswer, MemberLevelView, MembersAnswer, TransferAnswer, made_of
+from cluster.schemas import drills as d
 from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
 from cluster.security import NAME_RULE, is_name
 from cluster.server import UNHEARD, MemberLevel, NotLeading, OutcomeUnknown
 from cluster.server import members as member_rows
-from cluster.system import Address, AddressError
+from cluster.system import Address, AddressError, format_instant
 from replica.messages import RaiseFeatureLevel, features
+from replica.messages import commands as c
+from replica.model import Drill, DrillVerdict
 from replica.state import State
 from wal import Action
 
 NOT_FOUND = "unknown_member"
+
+DRILL_DIGITS_MAX = 9
+"""Digits of a drill's number, count: one an hour for a hundred thousand years."""
 
 
 @handles(ops.LIST_MEMBERS)
@@ -160,3 +166,97 @@ def _reply(state: State, members: tuple[MemberLevel, ...]) -> Reply[FeatureLevel
         ),
     )
     return Reply(state.revision, view)
+
+
+# ---- drills
+
+
+@handles(ops.LIST_DRILLS)
+async def list_drills(call: Call[None]) -> Reply[d.DrillsAnswer]:
+    return _drills(await call.state())
+
+
+@handles(ops.SHOW_DRILL)
+async def show_drill(call: Call[None]) -> Reply[d.DrillAnswer]:
+    return _drill(await call.state(), _number(call))
+
+
+@handles(ops.START_DRILL)
+async def start_drill(call: Call[d.StartDrillRequest]) -> Reply[d.DrillAnswer]:
+    body = call.body
+    state = (await call.service.settle(call, c.StartDrill(body.scenario, body.target, body.lasts_s, body.forced))).state
+    return _drill(state, max(state.drills))
+
+
+@handles(ops.ABORT_DRILL)
+async def abort_drill(call: Call[d.AbortDrillRequest]) -> Reply[d.DrillAnswer]:
+    number = _number(call)
+    return _drill((await call.service.settle(call, c.AbortDrill(number, call.body.reason))).state, number)
+
+
+@handles(ops.END_DRILL)
+async def end_drill(call: Call[d.EndDrillRequest]) -> Reply[d.DrillAnswer]:
+    body, number = call.body, _number(call)
+    verdict = next((one for one in DrillVerdict if one.word == body.verdict), None)
+    if verdict is None:
+        raise bad(f"{body.verdict[:32]!r} is no verdict", "use passed, failed or aborted", "verdict")
+    command = c.EndDrill(number, verdict, body.sentence, tuple(sorted(body.figures.items())))
+    return _drill((await call.service.settle(call, command)).state, number)
+
+
+@handles(ops.PROBE_DRILL)
+async def probe_drill(call: Call[Command]) -> Reply[d.DrillProbeAnswer]:
+    number = _number(call)
+    settled = await call.service.settle(call, c.ProbeDrill(number))
+    return Reply(settled.revision, d.DrillProbeAnswer(revision=settled.revision, drill=number))
+
+
+@handles(ops.LOCK_DRILLS)
+async def lock_drills(call: Call[d.AbortDrillRequest]) -> Reply[d.DrillsAnswer]:
+    return _drills((await call.service.settle(call, c.LockDrills(call.body.reason))).state)
+
+
+@handles(ops.UNLOCK_DRILLS)
+async def unlock_drills(call: Call[Command]) -> Reply[d.DrillsAnswer]:
+    return _drills((await call.service.settle(call, c.UnlockDrills(call.params["name"]))).state)
+
+
+def _number(call: Call[Any]) -> int:
+    text = call.params["drill"]
+    if text.isascii() and text.isdigit() and len(text) <= DRILL_DIGITS_MAX:
+        return int(text)
+    raise bad(f"{text[:32]!r} is no number of a drill", "forebay drill list shows them", "drill")
+
+
+def _drill(state: State, number: int) -> Reply[d.DrillAnswer]:
+    known = state.drills.get(number)
+    if known is None:
+        raise Problem(404, "unknown_drill", f"there is no drill {number}", "forebay drill list shows them", "drill")
+    return Reply(state.revision, d.DrillAnswer(revision=state.revision, **_shown(known)))
+
+
+def _drills(state: State) -> Reply[d.DrillsAnswer]:
+    rows = tuple(d.DrillView(**_shown(state.drills[number])) for number in sorted(state.drills, reverse=True))
+    locks = tuple(
+        d.DrillLockView(by=name, reason=lock.reason, since=format_instant(lock.at))
+        for name, lock in sorted(state.drill_locks.items())
+    )
+    return Reply(state.revision, d.DrillsAnswer(revision=state.revision, drills=rows, locks=locks))
+
+
+def _shown(drill: Drill) -> dict[str, Any]:
+    """Return what is shown of a drill, by the fields of DrillView."""
+    return {
+        "drill": drill.id,
+        "scenario": drill.scenario,
+        "target": drill.target,
+        "by": drill.by,
+        "verdict": drill.verdict.word,
+        "began": format_instant(drill.at),
+        "until": format_instant(drill.until),
+        "ended": format_instant(drill.ended_at),
+        "forced": drill.forced,
+        "abort": drill.abort,
+        "sentence": drill.sentence,
+        "figures": dict(drill.figures),
+    }

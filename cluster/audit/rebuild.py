@@ -394,6 +394,21 @@ def _miss_guest(led: Led) -> Iterator[Command]:
         yield c.MissGuest(_cluster_of(led), event.guest.removeprefix(f"{led.actor.name}:"), event.state)
 
 
+def _start_drill(led: Led) -> Iterator[Command]:
+    for event in led.of(e.DrillStarted):
+        yield c.StartDrill(event.scenario, event.target, event.lasts_s, event.forced)
+
+
+def _abort_drill(led: Led) -> Iterator[Command]:
+    for event in led.of(e.DrillAbortAsked):
+        yield c.AbortDrill(event.drill, event.reason.removeprefix(f"{led.actor.name}: "))
+
+
+def _lock_drills(led: Led) -> Iterator[Command]:
+    for event in led.of(e.DrillsLocked):
+        yield c.LockDrills(event.reason)
+
+
 GUESTS_ASKED_MAX: Final = 1_024
 """Guests that are looked at for the id of their user, count: a millisecond."""
 
@@ -485,6 +500,12 @@ REBUILDERS: Final[Mapping[type[Command], Rebuilder]] = {
     c.RunSchedulingPass: Rebuilder(lambda led: (c.RunSchedulingPass(),)),
     c.RegisterScheduler: Rebuilder(_register_scheduler),
     c.ReleaseScheduler: Rebuilder(_as_event(c.ReleaseScheduler, e.SchedulerReleased)),
+    c.StartDrill: Rebuilder(_start_drill),
+    c.AbortDrill: Rebuilder(_abort_drill),
+    c.EndDrill: Rebuilder(_as_event(c.EndDrill, e.DrillEnded)),
+    c.ProbeDrill: Rebuilder(None, "anything: nothing comes of it but its answer"),
+    c.LockDrills: Rebuilder(_lock_drills),
+    c.UnlockDrills: Rebuilder(_as_event(c.UnlockDrills, e.DrillsUnlocked)),
     c.SetupGuest: Rebuilder(_setup_guest, "directives that say more than was given, as its scheduler counted it"),
     c.StageInGuest: Rebuilder(_of_guest(c.StageInGuest)),
     c.BeginGuestRun: Rebuilder(_of_guest(c.BeginGuestRun)),

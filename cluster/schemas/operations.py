@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cluster.schemas import burst as b
     from cluster.schemas import certificates as s
     from cluster.schemas import configuration as c
+    from cluster.schemas import drills as d
     from cluster.schemas import guests as g
     from cluster.schemas import jobs as j
     from cluster.schemas import ledger, sessions
@@ -33,7 +34,9 @@ else:
     # Shapes are made when somebody asks for them: a command that is typed uses two of these hundred.
     a, b, c, j = map(Later, [f"cluster.schemas.{name}" for name in ("accounts", "burst", "configuration", "jobs")])
     r, s, t = map(Later, [f"cluster.schemas.{name}" for name in ("requests", "certificates", "transfers")])
-    g, ledger, sessions = map(Later, [f"cluster.schemas.{name}" for name in ("guests", "ledger", "sessions")])
+    d, g, ledger, sessions = map(
+        Later, [f"cluster.schemas.{name}" for name in ("drills", "guests", "ledger", "sessions")]
+    )
 
 Asked = TypeVar("Asked")
 Answered = TypeVar("Answered", covariant=True)
@@ -444,6 +447,27 @@ REPLACE_MEMBER = _write("replace_member", "POST /v1/members/{name}/replace", _OP
 TRANSFER_LEADERSHIP = _write("transfer_leadership", "POST /v1/members/transfer", _OPERATORS,
     lambda: r.TransferRequest, lambda: j.TransferAnswer,
     "Hand the leadership over to the replica named, or to the one that is furthest.", tag="cluster")
+LIST_DRILLS = _get("list_drills", "/v1/drills", PEOPLE, lambda: d.DrillsAnswer,
+    "List the last drills, the newest first, and the operators who want none.", tag="drills")
+SHOW_DRILL = _get("show_drill", "/v1/drills/{drill}", PEOPLE, lambda: d.DrillAnswer,
+    "Show one drill.", tag="drills")
+START_DRILL = _write("start_drill", "POST /v1/drills", _OPERATORS, lambda: d.StartDrillRequest, lambda: d.DrillAnswer,
+    "Say that a drill begins; refused while there is one, and while an operator wants none.", status=201, tag="drills")
+ABORT_DRILL = _write("abort_drill", "POST /v1/drills/{drill}/abort", _OPERATORS,
+    lambda: d.AbortDrillRequest, lambda: d.DrillAnswer,
+    "Have a drill end before its time: who carries it out undoes what it did.", tag="drills")
+END_DRILL = _write("end_drill", "POST /v1/drills/{drill}/end", _OPERATORS,
+    lambda: d.EndDrillRequest, lambda: d.DrillAnswer,
+    "Say how a drill ended, and what was measured.", tag="drills")
+PROBE_DRILL = _write("probe_drill", "POST /v1/drills/{drill}/probe", _OPERATORS,
+    lambda: Command, lambda: d.DrillProbeAnswer,
+    "See whether commands are settled, during a drill: nothing changes but that it was answered.", tag="drills")
+LOCK_DRILLS = _write("lock_drills", "POST /v1/drill-locks", _OPERATORS,
+    lambda: d.AbortDrillRequest, lambda: d.DrillsAnswer,
+    "Have no drill begin, and the one under way end.", tag="drills")
+UNLOCK_DRILLS = _write("unlock_drills", "POST /v1/drill-locks/{name}/remove", _OPERATORS,
+    lambda: Command, lambda: d.DrillsAnswer,
+    "Take back an operator's word that there shall be no drill.", tag="drills")
 SHOW_FEATURE_LEVEL = _get("show_feature_level", "/v1/feature-level", _OPERATORS, lambda: ledger.FeatureLevelAnswer,
     "Show the feature level of the cluster, and the highest that each replica knows.", tag="cluster")
 RAISE_FEATURE_LEVEL = _write("raise_feature_level", "POST /v1/feature-level", _OPERATORS,

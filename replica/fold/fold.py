@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from replica.fold.accounts import SCHEDULING_FOLDS
 from replica.fold.answers import SESSION_FOLDS
 from replica.fold.cluster import CLUSTER_FOLDS, Levelled
+from replica.fold.drills import DRILL_FOLDS
 from replica.fold.guests import GUEST_FOLDS
 from replica.fold.jobs import CHANGE_FOLDS, JOB_FOLDS, submitting
 from replica.fold.mail import OWING, fold_dropped, fold_sent, owing
@@ -57,6 +58,7 @@ _FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     **FOLDS_OF_WHOLE_BUFFERS,
     **TRANSFER_FOLDS,
     **GUEST_FOLDS,
+    **DRILL_FOLDS,
     **SESSION_FOLDS,
 }
 _FOLDS |= {e.MailSent: fold_sent, e.MailDropped: fold_dropped}

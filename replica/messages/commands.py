@@ -21,6 +21,7 @@ from replica.model import (
     AfterTask,
     BufferRequest,
     CreatePersistent,
+    DrillVerdict,
     Hold,
     JobChange,
     JobRequest,
@@ -498,6 +499,51 @@ class ReleaseScheduler(msgspec.Struct, frozen=True):
     scheduler: str
 
 
+class StartDrill(msgspec.Struct, frozen=True):
+    """Say that a drill begins (operator)."""
+
+    scenario: str
+    target: str
+    lasts_s: int
+    """After so many seconds it is over, whatever is heard of it."""
+    forced: tuple[str, ...] = ()
+    """The preconditions that do not hold and are overridden."""
+
+
+class AbortDrill(msgspec.Struct, frozen=True):
+    """Have a drill end before its time (operator)."""
+
+    drill: int
+    reason: str
+
+
+class EndDrill(msgspec.Struct, frozen=True):
+    """Say how a drill ended (operator)."""
+
+    drill: int
+    verdict: DrillVerdict
+    sentence: str
+    figures: tuple[tuple[str, int], ...] = ()
+
+
+class ProbeDrill(msgspec.Struct, frozen=True):
+    """See whether commands are settled, during a drill (operator): nothing changes but that it was answered."""
+
+    drill: int
+
+
+class LockDrills(msgspec.Struct, frozen=True):
+    """Have no drill begin, and one that is under way end (operator)."""
+
+    reason: str
+
+
+class UnlockDrills(msgspec.Struct, frozen=True):
+    """Take back an operator's word that there shall be no drill (operator)."""
+
+    by: str
+
+
 class SetupGuest(msgspec.Struct, frozen=True):
     """Ask for the space of a guest (scheduler); take one up again that lingers."""
 
@@ -642,6 +688,12 @@ Command = (
     | RecordStateDigest
     | RegisterScheduler
     | ReleaseScheduler
+    | StartDrill
+    | AbortDrill
+    | EndDrill
+    | ProbeDrill
+    | LockDrills
+    | UnlockDrills
     | SetupGuest
     | StageInGuest
     | BeginGuestRun

@@ -18,6 +18,7 @@ from replica.model import (
     Access,
     Account,
     BufferRequest,
+    DrillVerdict,
     Guest,
     Hold,
     JobChange,
@@ -718,6 +719,52 @@ class GuestMissed(EventRecord, frozen=True, tag=126):
 
     guest: str
     state: str
+
+
+# ---- drills
+
+
+class DrillStarted(EventRecord, frozen=True, tag=140):
+    """An operator begins a drill: what happens to the target until it ends was meant to happen."""
+
+    drill: int
+    scenario: str
+    target: str
+    lasts_s: int
+    by: str
+    forced: tuple[str, ...] = ()
+    """The preconditions that did not hold and were overridden."""
+    forgotten: int = 0
+    """An earlier drill that makes room for it in the state; 0: none."""
+
+
+class DrillAbortAsked(EventRecord, frozen=True, tag=141):
+    """Somebody wants a drill to end before its time."""
+
+    drill: int
+    reason: str
+
+
+class DrillEnded(EventRecord, frozen=True, tag=142):
+    """A drill ended, or nobody has heard of it in its time."""
+
+    drill: int
+    verdict: DrillVerdict
+    sentence: str
+    figures: tuple[tuple[str, int], ...] = ()
+
+
+class DrillsLocked(EventRecord, frozen=True, tag=143):
+    """An operator wants no drills."""
+
+    by: str
+    reason: str
+
+
+class DrillsUnlocked(EventRecord, frozen=True, tag=144):
+    """The word of the operator `by` that there shall be no drill was taken back."""
+
+    by: str
 
 
 # ---- mails

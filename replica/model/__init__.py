@@ -74,6 +74,7 @@ if TYPE_CHECKING:
         provision_of,
         teardown_on_failure,
     )
+    from replica.model.drills import SCENARIOS, Drill, DrillLock, DrillVerdict
     from replica.model.failure_texts import (
         CREATE_ERROR,
         delete_denied,
@@ -132,6 +133,7 @@ if TYPE_CHECKING:
         Places,
         Pool,
         PoolUnit,
+        Rates,
         SeenPlace,
         are_nested,
         format_amount,
@@ -139,6 +141,7 @@ if TYPE_CHECKING:
         free_bytes,
         parse_amount,
         place_in,
+        rates_of,
         unit_in,
         unit_of,
     )
@@ -148,7 +151,6 @@ if TYPE_CHECKING:
         Provision,
         provider_facts,
     )
-    from replica.model.rates import Rates, rates_of
     from replica.model.requests import (
         DEFAULT_PRIORITY,
         NO_CHANGE,
@@ -224,6 +226,7 @@ else:
         configuration: DEFAULT_SITE FLAGS FOUNDING_FIELDS RESTART_POLICIES Site buffer_user_refusal check_site
         configuration: expand_roots flags_text get_sys_state_of get_sys_status_of ordered_flags persistent_refusal
         configuration: private_data program_fault provision_of teardown_on_failure
+        drills: SCENARIOS Drill DrillLock DrillVerdict
         failure_texts: CREATE_ERROR delete_denied duplicate_name failure_comment failure_reason operation_of
         job_names: NameGroup Several first_of members_of
         jobs: ENDED Guest GuestJobs GuestStep Hold Job JobState Scheduler commented guest_job_fault guest_name
@@ -237,9 +240,9 @@ else:
         partitions: place_name
         persistent: PERSISTENT_STATES PersistentBuffer named_by
         pools: Place Places SeenPlace are_nested place_in
-        pools: UNIT_WORDS Pool PoolUnit format_amount format_slurm_amount free_bytes parse_amount unit_in unit_of
+        pools: UNIT_WORDS Pool PoolUnit Rates format_amount format_slurm_amount free_bytes parse_amount rates_of unit_in
+        pools: unit_of
         provider: NATIVE PROVIDERS Provision provider_facts
-        rates: Rates rates_of
         requests: DEFAULT_PRIORITY NO_CHANGE NO_OPTIONS AfterTask ArrayTask BufferRequest CreatePersistent Dependency
         requests: DependencyKind DestroyPersistent JobChange JobOptions JobRequest ListTransfer destinations_of
         requests: difference requested with_options

@@ -20,6 +20,8 @@ from replica.model import (
     Buffer,
     BufferInput,
     Consumed,
+    Drill,
+    DrillLock,
     GuestJobs,
     IllegalTransition,
     Job,
@@ -107,6 +109,8 @@ class StateBuilder:
     revocations: immutables.Map[str, Revocation]
     admitted: immutables.Map[str, AdmittedNode]
     schedulers: immutables.Map[str, Scheduler]
+    drills: immutables.Map[int, Drill]
+    drill_locks: immutables.Map[str, DrillLock]
     consumed: Consumed
     # Mutations.
     jobs: immutables.MapMutation[int, Job]

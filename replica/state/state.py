@@ -22,6 +22,8 @@ from replica.model import (
     AdmittedNode,
     Buffer,
     Consumed,
+    Drill,
+    DrillLock,
     GuestJobs,
     Job,
     JobTransfers,
@@ -48,6 +50,8 @@ from replica.state.receipts import Receipts
 from replica.values import (
     ACCOUNTS_MAX,
     CONSUMED_MAX,
+    DRILL_LOCKS_MAX,
+    DRILLS_KEPT,
     JOBS_IN_STATE_MAX,
     LICENSES_MAX,
     MAILS_OWED_MAX,
@@ -133,6 +137,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs of other schedulers by name (`slurm:42`) -> the jobs here that are theirs."""
     schedulers: immutables.Map[str, Scheduler] = immutables.Map()
     """Other schedulers by name."""
+    drills: immutables.Map[int, Drill] = immutables.Map()
+    """Drills by number, the last ones."""
+    drill_locks: immutables.Map[str, DrillLock] = immutables.Map()
+    """Operators who want no drills, by name."""
 
     kept: immutables.Map[Actor, int] = immutables.Map()
     """Derived: actor -> how many answers are kept for it, in sessions or not."""
@@ -243,6 +251,8 @@ TABLES: tuple[Table, ...] = (
     Table("sessions", 94, int, Session, 16 * SESSIONS_MAX, "number"),
     Table("answers", 95, CommandId, Receipt, RECEIPTS_STORED_MAX),
     Table("revocations", 92, str, Revocation, REVOCATIONS_MAX, "certificate"),
+    Table("drills", 96, int, Drill, DRILLS_KEPT, "id"),
+    Table("drill_locks", 98, str, DrillLock, DRILL_LOCKS_MAX, "by"),
     Table("admitted", 93, str, AdmittedNode, NODES_MAX, "name"),
 )
 """Every map that is not derived, in the order in which they stand in digests and snapshots; numbers are never reused.

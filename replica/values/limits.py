@@ -151,6 +151,18 @@ REVOCATIONS_DROPPED_MAX = 256
 SCHEDULERS_MAX = 64
 """Other schedulers that have guests, count: a center has a few clusters."""
 
+DRILLS_KEPT = 256
+"""Drills that are remembered, count: some years of monthly ones of each kind; all are in the ledger."""
+
+DRILL_S_MAX = 600
+"""How long one drill may last, seconds."""
+
+DRILL_FIGURES_MAX = 64
+"""What one drill measures, count."""
+
+DRILL_LOCKS_MAX = 64
+"""Operators who want no drills, count."""
+
 ACCOUNT_DEPTH_MAX = 16
 """Levels of accounts, count: a site has organisation, department, group and project."""
 

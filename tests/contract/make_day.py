@@ -17,10 +17,10 @@ from replica.model.jobs import JobState
 from replica.model.operations import Stage
 from tests.contract.day import NODES, REQUESTS, Line
 from tests.contract.maker import STAGED, Maker, asks, ended, failed, reached, receipt
-from tests.contract.scenes import SCENES, sessions
+from tests.contract.scenes import SCENES, drills, sessions
 
 SEED = 20_261_122
-ROUNDS = 420
+ROUNDS = 390
 USERS = ("ada", "ben", "cyd")
 
 
@@ -254,6 +254,7 @@ async def make() -> list[Line]:
         await maker.inside("set_clock", back_s=back_s)
     for ahead in (0, 1):
         await maker.inside("record_state_digest", ahead=ahead)
+    await drills(maker)
     return maker.lines
 
 

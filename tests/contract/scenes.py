@@ -820,6 +820,30 @@ async def guests(m: Maker) -> None:
     await m.clear_away()
 
 
+async def drills(m: Maker) -> None:
+    """Drills: one at a time, measured, ended, aborted, lost, and none while somebody wants none."""
+    switchover = {"scenario": "switchover", "target": "r2", "lasts_s": 60}
+    for more in ({}, {}, {"scenario": "flood"}, {"lasts_s": 0}):
+        await m.operator("POST /v1/drills", **{**switchover, **more})
+    for number in (1, 2):
+        await m.operator(f"POST /v1/drills/{number}/probe")
+    await m.operator("POST /v1/drills/1/end", verdict="over", sentence="so")
+    await m.operator("POST /v1/drills/1/end", 3, verdict="passed", sentence="well", figures={"write_stop_us": 12_000})
+    await m.operator("POST /v1/drills", **switchover, forced=["lag"])
+    for reason in ("the phone rings", "it rings again"):
+        await m.operator("POST /v1/drills/2/abort", reason=reason)
+    await m.operator("POST /v1/drills", 70, **switchover)
+    for _ in range(2):
+        await m.operator("POST /v1/drill-locks", reason="an audit")
+    await m.operator("POST /v1/drills/3/end", verdict="aborted", sentence="operator wants no drills: an audit")
+    await m.operator("POST /v1/drills", **switchover)
+    await m.operator("GET /v1/drills")
+    await m.operator("GET /v1/drills/3")
+    for _ in range(2):
+        await m.operator("POST /v1/drill-locks/operator/remove")
+    await m.ask("user ada", "POST /v1/drills", **switchover)
+
+
 async def _persistent_of_guests(m: Maker, slurm: Bridge) -> None:
     """A persistent buffer that another scheduler has made, used by a guest, and removed."""
 

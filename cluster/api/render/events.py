@@ -422,6 +422,14 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.SchedulerBound: lambda event: f"guests of scheduler {event.scheduler.name} come from {event.scheduler.address}",
     e.SchedulerReleased: lambda event: f"another cluster may have guests as scheduler {event.scheduler}",
     e.GuestMissed: lambda event: f"the scheduler has {event.guest} as {event.state}, and there is no such guest",
+    e.DrillStarted: lambda event: (
+        f"{event.by} began drill {event.drill}: {event.scenario} of {event.target}"
+        + (f", although these did not hold: {', '.join(event.forced)}" if event.forced else "")
+    ),
+    e.DrillAbortAsked: lambda event: f"drill {event.drill} is to end: {event.reason}",
+    e.DrillEnded: lambda event: f"drill {event.drill} {event.verdict.word}: {event.sentence}",
+    e.DrillsLocked: lambda event: f"{event.by} wants no drills: {event.reason}",
+    e.DrillsUnlocked: lambda event: f"what {event.by} said against drills was taken back",
     e.ClockSet: lambda event: f"an operator set the clock back to {format_instant(event.at)}",
     e.FeatureLevelRaised: lambda event: (
         f"the feature level is {event.level}: release {event.release} or later is needed"

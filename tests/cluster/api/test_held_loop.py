@@ -162,6 +162,17 @@ def cases(harness: Harness) -> dict[str, list[Case]]:
         "remove_member": [Case("operator", "/v1/members/r9/remove", command(), 409)],
         "replace_member": [Case("operator", "/v1/members/r9/replace", command(), 409)],
         "transfer_leadership": [Case("operator", "/v1/members/transfer", command(), 409)],
+        "list_drills": [Case("alice", "/v1/drills")],
+        "show_drill": [Case("alice", "/v1/drills/1", None, 404)],
+        "start_drill": [
+            Case("operator", "/v1/drills",
+                 command(scenario="switchover", target="r2", lasts_s=60, forced=["lag"] * 64), 201)
+        ],
+        "abort_drill": [Case("operator", "/v1/drills/1/abort", command(reason="x" * 900))],
+        "end_drill": [Case("operator", "/v1/drills/2/end", command(verdict="passed", sentence="x"), 400)],
+        "probe_drill": [Case("operator", "/v1/drills/1/probe", command())],
+        "lock_drills": [Case("operator", "/v1/drill-locks", command(reason="x"))],
+        "unlock_drills": [Case("operator", "/v1/drill-locks/operator/remove", command())],
         "show_feature_level": [Case("operator", "/v1/feature-level")],
         "raise_feature_level": [Case("operator", "/v1/feature-level", command(level=2), 409)],
         "list_sessions": [Case("operator", "/v1/sessions")],

@@ -61,6 +61,14 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("POST", "/v1/members/transfer"): "operator",
     ("POST", "/v1/members/{name}/remove"): "operator",
     ("POST", "/v1/members/{name}/replace"): "operator",
+    ("GET", "/v1/drills"): "operator user",
+    ("GET", "/v1/drills/{drill}"): "operator user",
+    ("POST", "/v1/drills"): "operator",
+    ("POST", "/v1/drills/{drill}/abort"): "operator",
+    ("POST", "/v1/drills/{drill}/end"): "operator",
+    ("POST", "/v1/drills/{drill}/probe"): "operator",
+    ("POST", "/v1/drill-locks"): "operator",
+    ("POST", "/v1/drill-locks/{name}/remove"): "operator",
     ("GET", "/v1/status"): "operator user agent replica scheduler",
     ("GET", "/v1/ledger"): "operator replica",
     ("GET", "/v1/ledger/history"): "replica",
@@ -145,7 +153,7 @@ def product() -> Iterator[tuple[Operation[Any, Any], Role, bool]]:
 
 def target(route: Operation[Any, Any]) -> str:
     path = route.path.replace("{id}", "1").replace("{name}", "n1").replace("{node}", "n1").replace("{job}", "42")
-    return path.replace("{tile}", "0/000.p/1")
+    return path.replace("{tile}", "0/000.p/1").replace("{drill}", "1")
 
 
 @story
@@ -169,7 +177,8 @@ async def test_each_role_may_ask_exactly_what_the_table_says(config: Config) -> 
                 # The empty body of a write is refused as such: the request came past the permission.
                 assert answer.status != 403, asked
                 # Here no provider can be asked for bbstat, which the handler says.
-                refusals = ("invalid_field", "wrong_state") if route.path == "/v1/bbstat" else ("invalid_field",)
+                more = {"/v1/bbstat": "wrong_state", "/v1/drills/{drill}": "unknown_drill"}
+                refusals = ("invalid_field", more.get(route.path))
                 assert answer.status < 300 or answer.code in refusals, asked
             else:
                 assert (answer.status, answer.code) == (403, "permission_denied"), asked

@@ -6,7 +6,7 @@ import pytest
 
 from replica.messages import commands as c
 from replica.model.jobs import Hold
-from replica.model.rates import DRAIN_TIME_S, MEASURED_MAX, Measured
+from replica.model.pools import DRAIN_TIME_S, MEASURED_MAX, Measured
 from replica.model.requests import Dependency, DependencyKind
 from replica.scheduler import backfill
 from replica.scheduler.estimates import Estimate, ahead_in, estimate

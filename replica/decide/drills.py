@@ -1,0 +1,163 @@
+"""Deciding drills: one at a time, none while somebody wants none, and each with an end.
+
+Who carries one out measures it, and may vanish: what is not ended in its time is lost, and is said to be when the next
+one begins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from replica.messages import NOTHING, Accepted, Decision
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.model import SCENARIOS, Drill, DrillVerdict
+from replica.state import Facts
+from replica.values import (
+    DRILL_FIGURES_MAX,
+    DRILL_LOCKS_MAX,
+    DRILL_S_MAX,
+    DRILLS_KEPT,
+    MESSAGE_CHARACTERS_MAX,
+    NAME_CHARACTERS_MAX,
+    Instant,
+    Refusal,
+    RefusalCode,
+    name_fault,
+)
+
+_FIGURE: Final = re.compile(r"[a-z][a-z0-9_]{0,47}", re.ASCII)
+_FIGURE_MAX: Final = 2**63 - 1
+
+
+def _start_drill(state: Facts, actor: c.Actor, command: c.StartDrill, at: Instant) -> Decision:
+    refusal = _start_fault(command) or _locked(state)
+    if refusal is not None:
+        return refusal
+    newest = max(state.drills, default=0)
+    last = state.drills.get(newest)
+    events: list[e.Event] = []
+    if last is not None and last.verdict is DrillVerdict.UNDER_WAY:
+        if last.is_under_way(at):
+            return Refusal(
+                RefusalCode.WRONG_STATE,
+                f"drill {last.id} ({last.scenario} of {last.target}, by {last.by}) is under way",
+                f"wait for its end, or end it: forebay drill abort {last.id}",
+                "scenario",
+            )
+        events.append(e.DrillEnded(last.id, DrillVerdict.LOST, f"nothing was heard of it for {last.lasts_s} s"))
+    forgotten = min(state.drills) if len(state.drills) >= DRILLS_KEPT else 0
+    events.append(
+        e.DrillStarted(
+            newest + 1, command.scenario, command.target, command.lasts_s, actor.name, command.forced, forgotten
+        )
+    )
+    return Accepted(tuple(events))
+
+
+def _start_fault(command: c.StartDrill) -> Refusal | None:
+    if command.scenario not in SCENARIOS:
+        sentence = f"there is no scenario {command.scenario[:NAME_CHARACTERS_MAX]!r}"
+        return Refusal(RefusalCode.INVALID_FIELD, sentence, f"use one of: {', '.join(SCENARIOS)}", "scenario")
+    for field, name in (("target", command.target), *(("forced", one) for one in command.forced[:DRILL_FIGURES_MAX])):
+        fault = name_fault(name)
+        if fault is not None:
+            return Refusal(RefusalCode.INVALID_FIELD, f"the {field} {fault}", "name it as the plan does", field)
+    if len(command.forced) > DRILL_FIGURES_MAX:
+        sentence = f"more than {DRILL_FIGURES_MAX} preconditions are overridden"
+        return Refusal(RefusalCode.INVALID_FIELD, sentence, "name those of the plan that do not hold", "forced")
+    if not 1 <= command.lasts_s <= DRILL_S_MAX:
+        sentence = f"a drill cannot last {command.lasts_s} s"
+        return Refusal(RefusalCode.INVALID_FIELD, sentence, f"use 1 to {DRILL_S_MAX}", "lasts_s")
+    return None
+
+
+def _locked(state: Facts) -> Refusal | None:
+    for name in sorted(state.drill_locks)[:1]:
+        return Refusal(
+            RefusalCode.WRONG_STATE,
+            f"{name} wants no drills: {state.drill_locks[name].reason}",
+            f"ask {name}; then: forebay drill unlock {name}",
+        )
+    return None
+
+
+def _under_way(state: Facts, number: int, at: Instant) -> Drill | Refusal:
+    drill = state.drills.get(number)
+    if drill is None:
+        last = max(state.drills, default=0)
+        remedy = f"the last one is {last}" if last else "there was none yet"
+        return Refusal(RefusalCode.INVALID_FIELD, f"there is no drill {number}", remedy, "drill")
+    if not drill.is_under_way(at):
+        word = drill.verdict.word if drill.verdict is not DrillVerdict.UNDER_WAY else "beyond its time"
+        return Refusal(RefusalCode.WRONG_STATE, f"drill {number} is {word}", "begin another one", "drill")
+    return drill
+
+
+def _abort_drill(state: Facts, actor: c.Actor, command: c.AbortDrill, at: Instant) -> Decision:
+    drill, refusal = _under_way(state, command.drill, at), _text_fault(command.reason, "reason")
+    if refusal is not None or isinstance(drill, Refusal):
+        return refusal or drill  # type: ignore[return-value]
+    return NOTHING if drill.abort else Accepted((e.DrillAbortAsked(drill.id, f"{actor.name}: {command.reason}"),))
+
+
+def _end_drill(state: Facts, actor: c.Actor, command: c.EndDrill, at: Instant) -> Decision:
+    drill, refusal = _under_way(state, command.drill, at), _text_fault(command.sentence, "sentence")
+    if refusal is not None or isinstance(drill, Refusal):
+        return refusal or drill  # type: ignore[return-value]
+    if command.verdict not in (DrillVerdict.PASSED, DrillVerdict.FAILED, DrillVerdict.ABORTED):
+        sentence = f"a drill does not end as {command.verdict.word}"
+        return Refusal(RefusalCode.INVALID_FIELD, sentence, "use passed, failed or aborted", "verdict")
+    figures = command.figures
+    wrong = next((name for name, value in figures if not _FIGURE.fullmatch(name) or abs(value) > _FIGURE_MAX), None)
+    if len(figures) > DRILL_FIGURES_MAX or wrong is not None or len(dict(figures)) < len(figures):
+        what = "one is named twice" if wrong is None else f"{wrong[:NAME_CHARACTERS_MAX]!r} is none"
+        what = f"there are {len(figures)}" if len(figures) > DRILL_FIGURES_MAX else what
+        remedy = f"send at most {DRILL_FIGURES_MAX}, each by a name of its own such as write_stop_us"
+        return Refusal(RefusalCode.INVALID_FIELD, f"the figures cannot be kept: {what}", remedy, "figures")
+    return Accepted((e.DrillEnded(drill.id, command.verdict, command.sentence, figures),))
+
+
+def _text_fault(text: str, field: str) -> Refusal | None:
+    if text.strip() and len(text) <= MESSAGE_CHARACTERS_MAX and text.isprintable():
+        return None
+    remedy = f"write a sentence of 1 to {MESSAGE_CHARACTERS_MAX} printable characters"
+    return Refusal(RefusalCode.INVALID_FIELD, f"the {field} is none", remedy, field)
+
+
+def _probe_drill(state: Facts, actor: c.Actor, command: c.ProbeDrill, at: Instant) -> Decision:
+    drill = _under_way(state, command.drill, at)
+    return drill if isinstance(drill, Refusal) else NOTHING
+
+
+def _lock_drills(state: Facts, actor: c.Actor, command: c.LockDrills, at: Instant) -> Decision:
+    refusal, known = _text_fault(command.reason, "reason"), state.drill_locks.get(actor.name)
+    if refusal is not None:
+        return refusal
+    if known is None and len(state.drill_locks) >= DRILL_LOCKS_MAX:
+        sentence = f"{DRILL_LOCKS_MAX} operators want no drills"
+        return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, "have one of them unlock drills first")
+    if known is not None and known.reason == command.reason:
+        return NOTHING
+    return Accepted((e.DrillsLocked(actor.name, command.reason),))
+
+
+def _unlock_drills(state: Facts, actor: c.Actor, command: c.UnlockDrills, at: Instant) -> Decision:
+    if command.by in state.drill_locks:
+        return Accepted((e.DrillsUnlocked(command.by),))
+    listed = ", ".join(sorted(state.drill_locks)) or "nobody"
+    sentence = f"{command.by[:NAME_CHARACTERS_MAX]} has not locked drills"
+    return Refusal(RefusalCode.INVALID_FIELD, sentence, f"who has: {listed}", "by")
+
+
+DRILLS_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = {
+    c.StartDrill: _start_drill,
+    c.AbortDrill: _abort_drill,
+    c.EndDrill: _end_drill,
+    c.ProbeDrill: _probe_drill,
+    c.LockDrills: _lock_drills,
+    c.UnlockDrills: _unlock_drills,
+}
+"""Command -> what decides it by looking things up."""

@@ -1,0 +1,63 @@
+"""Folding drills: that there is one, that somebody wants it to end, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from replica.messages import events as e
+from replica.model import Drill, DrillLock, DrillVerdict
+from replica.state import StateBuilder
+from replica.values import Instant, LedgerViolation
+
+
+def _started(builder: StateBuilder, event: e.DrillStarted) -> None:
+    if event.drill in builder.drills:
+        raise LedgerViolation(f"drill {event.drill} began twice")
+    if event.forgotten:
+        builder.drills = builder.drills.delete(_known(builder, event.forgotten).id)
+    begun = Drill(event.drill, event.scenario, event.target, event.by, event.lasts_s, event.forced, Instant(builder.at))
+    builder.drills = builder.drills.set(begun.id, begun)
+
+
+def _known(builder: StateBuilder, drill: int) -> Drill:
+    known = builder.drills.get(drill)
+    if known is None:
+        raise LedgerViolation(f"there is no drill {drill}")
+    return known
+
+
+def _abort_asked(builder: StateBuilder, event: e.DrillAbortAsked) -> None:
+    builder.drills = builder.drills.set(event.drill, replace(_known(builder, event.drill), abort=event.reason))
+
+
+def _ended(builder: StateBuilder, event: e.DrillEnded) -> None:
+    known = _known(builder, event.drill)
+    if known.verdict is not DrillVerdict.UNDER_WAY:
+        raise LedgerViolation(f"drill {event.drill} ended twice")
+    ended = replace(
+        known, verdict=event.verdict, sentence=event.sentence, figures=event.figures, ended_at=Instant(builder.at)
+    )
+    builder.drills = builder.drills.set(event.drill, ended)
+
+
+def _locked(builder: StateBuilder, event: e.DrillsLocked) -> None:
+    builder.drill_locks = builder.drill_locks.set(event.by, DrillLock(event.by, event.reason, Instant(builder.at)))
+
+
+def _unlocked(builder: StateBuilder, event: e.DrillsUnlocked) -> None:
+    if event.by not in builder.drill_locks:
+        raise LedgerViolation(f"{event.by} wants drills")
+    builder.drill_locks = builder.drill_locks.delete(event.by)
+
+
+DRILL_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
+    e.DrillStarted: _started,
+    e.DrillAbortAsked: _abort_asked,
+    e.DrillEnded: _ended,
+    e.DrillsLocked: _locked,
+    e.DrillsUnlocked: _unlocked,
+}
+"""Event -> what it does."""

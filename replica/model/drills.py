@@ -1,0 +1,76 @@
+"""Drills: faults that operators cause on purpose in the running cluster, and what was measured of each.
+
+A drill is an event when it begins and when it ends, so that histories, metrics and auditors tell an exercise from an
+accident. What is done to whom is the business of the client that carries it out (`cluster/cli/drills`); replicas know
+that there is one, one at a time, and until when it may last.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+from replica.values import NEVER, Instant
+
+SCENARIOS = ("switchover",)
+"""What a drill may be: the leadership handed over to another replica that was chosen before."""
+
+
+class DrillVerdict(IntEnum):
+    """How a drill ended; the numbers are wire numbers (law 12)."""
+
+    UNDER_WAY = 1
+    PASSED = 2
+    """All that was measured is within the goals."""
+    FAILED = 3
+    ABORTED = 4
+    """A stop condition, or somebody, ended it before its time."""
+    LOST = 5
+    """Who carried it out was not heard of again."""
+
+    @property
+    def word(self) -> str:
+        """As in listings, for example `under way`."""
+        return self.name.lower().replace("_", " ")
+
+
+class Drill(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One drill."""
+
+    id: int
+    scenario: str
+    target: str
+    """The replica that it was done to, or that was to lead."""
+    by: str
+    """The operator."""
+    lasts_s: int
+    """After so many seconds it is over, whatever is heard of it."""
+    forced: tuple[str, ...] = ()
+    """The preconditions that did not hold and were overridden."""
+    at: Instant = NEVER
+    verdict: DrillVerdict = DrillVerdict.UNDER_WAY
+    abort: str = ""
+    """Why somebody wants it to end before its time."""
+    sentence: str = ""
+    """What came of it."""
+    figures: tuple[tuple[str, int], ...] = ()
+    """What was measured, by name; the name ends with the unit."""
+    ended_at: Instant = NEVER
+
+    @property
+    def until(self) -> Instant:
+        """When it is over at the latest."""
+        return Instant(self.at + self.lasts_s * 1_000_000)
+
+    def is_under_way(self, at: Instant) -> bool:
+        """Whether it may still be carried out."""
+        return self.verdict is DrillVerdict.UNDER_WAY and at < self.until
+
+
+class DrillLock(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An operator's word that there shall be no drill."""
+
+    by: str
+    reason: str
+    at: Instant = NEVER

@@ -1,0 +1,157 @@
+"""Drills: one at a time, none while somebody wants none, and each has an end that is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replica.messages import commands as c
+from replica.model import SCENARIOS, DrillVerdict
+from replica.values import DRILL_S_MAX, DRILLS_KEPT, Refusal
+from tests.replica.world import OPERATOR, World
+
+ROOT, EVE = OPERATOR, c.Actor(c.ActorRole.OPERATOR, "eve")
+START = c.StartDrill("switchover", "r2", 60)
+SECOND_US = 1_000_000
+
+
+def refused(found: Refusal | int) -> str:
+    assert isinstance(found, Refusal), found
+    return found.sentence
+
+
+def test_a_drill_begins_is_measured_and_ends_in_the_state() -> None:
+    world = World()
+    assert world.settle(START) == 0
+    begun = world.state.drills[1]
+    assert (begun.scenario, begun.target, begun.by, begun.at) == ("switchover", "r2", ROOT.name, world.state.at)
+    assert world.settle(c.ProbeDrill(1)) == 0
+    assert world.state.drills[1] == begun
+    figures = (("write_stop_us", 12_000),)
+    assert world.settle(c.EndDrill(1, DrillVerdict.PASSED, "writes stopped for 12 ms", figures)) == 0
+    ended = world.state.drills[1]
+    assert (ended.verdict, ended.figures) == (DrillVerdict.PASSED, figures)
+    assert ended.ended_at == world.state.at
+    for late in (c.ProbeDrill(1), c.AbortDrill(1, "why"), c.EndDrill(1, DrillVerdict.FAILED, "again")):
+        assert refused(world.settle(late)) == "drill 1 is passed"
+
+
+def test_there_is_one_drill_at_a_time_and_one_that_was_not_heard_of_again_is_lost() -> None:
+    world = World()
+    world.settle(START)
+    assert refused(world.settle(START, EVE)).startswith("drill 1 (switchover of r2, by ")
+    world.at += 60 * SECOND_US
+    assert refused(world.settle(c.ProbeDrill(1))) == "drill 1 is beyond its time"
+    assert world.settle(START, EVE) == 0
+    assert [world.state.drills[number].verdict for number in (1, 2)] == [DrillVerdict.LOST, DrillVerdict.UNDER_WAY]
+    assert world.state.drills[1].sentence == "nothing was heard of it for 60 s"
+
+
+def test_while_one_operator_wants_no_drills_there_is_none() -> None:
+    world = World()
+    for actor in (ROOT, EVE):
+        assert world.settle(c.LockDrills("an audit"), actor) == 0
+    assert world.settle(c.LockDrills("an audit"), EVE) == 0, "said again it is a repeat"
+    assert refused(world.settle(START)).endswith("wants no drills: an audit")
+    assert world.settle(c.UnlockDrills(ROOT.name), EVE) == 0
+    assert refused(world.settle(START)) == "eve wants no drills: an audit"
+    assert refused(world.settle(c.UnlockDrills(ROOT.name))) == f"{ROOT.name} has not locked drills"
+    world.settle(c.UnlockDrills("eve"))
+    assert world.settle(START) == 0
+
+
+def test_a_drill_is_to_be_aborted_once_somebody_says_so() -> None:
+    world = World()
+    world.settle(START)
+    assert world.settle(c.AbortDrill(1, "the phone rings"), EVE) == 0
+    assert world.settle(c.AbortDrill(1, "it does not stop"), ROOT) == 0
+    assert world.state.drills[1].abort == "eve: the phone rings", "who was first is shown"
+    assert world.settle(c.EndDrill(1, DrillVerdict.ABORTED, "eve: the phone rings")) == 0
+
+
+@pytest.mark.parametrize("role", [role for role in c.ActorRole if role is not c.ActorRole.OPERATOR])
+def test_drills_are_for_operators(role: c.ActorRole) -> None:
+    world = World()
+    world.settle(START)
+    asked: tuple[c.Command, ...] = (
+        START, c.AbortDrill(1, "x"), c.ProbeDrill(1), c.LockDrills("x"), c.UnlockDrills("x"),
+        c.EndDrill(1, DrillVerdict.PASSED, "x"),
+    )  # fmt: skip
+    for command in asked:
+        assert "may not" in refused(world.settle(command, c.Actor(role, "n1")))
+
+
+MANY = tuple((f"a{number}", number) for number in range(65))
+
+BAD: tuple[tuple[Any, str], ...] = (
+    (c.StartDrill("flood", "r2", 60), "there is no scenario 'flood'"),
+    (c.StartDrill("switchover", "../r2", 60), "the target "),
+    (c.StartDrill("switchover", "r2", 0), "a drill cannot last 0 s"),
+    (c.StartDrill("switchover", "r2", DRILL_S_MAX + 1), "a drill cannot last "),
+    (c.StartDrill("switchover", "r2", 60, ("a b",)), "the forced "),
+    (c.StartDrill("switchover", "r2", 60, ("lag",) * 65), "more than 64 preconditions are overridden"),
+    (c.AbortDrill(7, "why"), "there is no drill 7"),
+    (c.AbortDrill(1, " "), "the reason is none"),
+    (c.AbortDrill(1, "x" * 100_000), "the reason is none"),
+    (c.LockDrills("\x1b[2J"), "the reason is none"),
+    (c.EndDrill(1, DrillVerdict.LOST, "gone"), "a drill does not end as lost"),
+    (c.EndDrill(1, DrillVerdict.UNDER_WAY, "gone"), "a drill does not end as under way"),
+    (c.EndDrill(1, DrillVerdict.PASSED, "x", (("Stop", 1),)), "the figures cannot be kept: 'Stop' is none"),
+    (c.EndDrill(1, DrillVerdict.PASSED, "x", (("a", 1), ("a", 2))), "the figures cannot be kept: one is named twice"),
+    (c.EndDrill(1, DrillVerdict.PASSED, "x", (("a", 2**63),)), "the figures cannot be kept: 'a' is none"),
+    (c.EndDrill(1, DrillVerdict.PASSED, "x", MANY), "the figures cannot be kept: there are 65"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "sentence"), BAD, ids=lambda value: str(value)[:60])
+def test_what_no_drill_can_be_is_refused_by_name(command: c.Command, sentence: str) -> None:
+    world = World()
+    if not isinstance(command, c.StartDrill):
+        world.settle(START)
+    before = world.state.drills
+    assert refused(world.settle(command)).startswith(sentence)
+    assert world.state.drills == before
+
+
+def test_the_last_drills_are_remembered_and_numbers_go_on() -> None:
+    world = World()
+    for number in range(1, DRILLS_KEPT + 4):
+        world.settle(START)
+        assert world.settle(c.EndDrill(number, DrillVerdict.PASSED, "well")) == 0
+    assert (len(world.state.drills), min(world.state.drills), max(world.state.drills)) == (
+        DRILLS_KEPT,
+        4,
+        DRILLS_KEPT + 3,
+    )
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.builds(c.StartDrill, st.sampled_from((*SCENARIOS, "no")), st.sampled_from(("r1", "r2")), st.integers(0, 90)),
+        st.builds(c.AbortDrill, st.integers(0, 4), st.sampled_from(("why", ""))),
+        st.builds(c.EndDrill, st.integers(0, 4), st.sampled_from(DrillVerdict), st.just("so")),
+        st.builds(c.ProbeDrill, st.integers(0, 4)),
+        st.builds(c.LockDrills, st.sampled_from(("why", ""))),
+        st.builds(c.UnlockDrills, st.sampled_from((ROOT.name, "eve"))),
+        st.integers(0, 100 * SECOND_US),
+    ),
+    max_size=30,
+)
+
+
+@given(STEPS)
+@settings(max_examples=200, deadline=None)
+def test_whatever_is_asked_at_most_one_drill_is_under_way_and_none_begins_behind_a_lock(steps: list[Any]) -> None:
+    world = World()
+    for step in steps:
+        if isinstance(step, int):
+            world.at += step
+            continue
+        locked, known = bool(world.state.drill_locks), set(world.state.drills)
+        world.settle(step, EVE if isinstance(step, c.LockDrills) else ROOT)
+        under_way = [one.id for one in world.state.drills.values() if one.verdict is DrillVerdict.UNDER_WAY]
+        assert len(under_way) <= 1 and under_way in ([], [max(world.state.drills, default=0)])
+        assert not (locked and set(world.state.drills) - known)
