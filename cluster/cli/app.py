@@ -44,7 +44,7 @@ _MODULES: Final = {
 }
 """Module of `cluster.cli.commands` -> the commands and groups of it that the outermost group has."""
 
-COMMANDS: Final = {
+COMMANDS: Final = {"drill": "cluster.cli.drills.commands:drill_group"} | {
     name.removesuffix("_group"): f"cluster.cli.commands.{module}:{name}"
     for module, names in _MODULES.items()
     for name in names.split()
@@ -62,6 +62,7 @@ SUMMARIES: Final = {
     "cluster": "Look at the cluster's feature level and time, and set them right.",
     "config": "Show, compare and change the site's configuration (operators).",
     "diff": "Show what is not what it was between two moments, and whose command changed each thing last.",
+    "drill": "Exercise a take-over of the running cluster (operators).",
     "history": "Tell what happened, and what was refused: everything, or what is asked for, oldest first.",
     "init": "Write a new cluster's forebay.toml and certificates into DIRECTORY.",
     "job": "List, explain and steer jobs.",

@@ -1,0 +1,243 @@
+"""`forebay drill …`: exercise a take-over of the running cluster, and see what it took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from cluster.cli.commands.options import JSON_OPTION
+from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.session import session
+from cluster.cli.text import Cell, fields_table, moment, note, present, show, show_json, table
+from cluster.schemas import operations as ops
+from replica.model import SCENARIOS
+from replica.values import plain
+
+if TYPE_CHECKING:
+    from cluster.cli.drills.coordinator import Coordinator
+    from cluster.cli.drills.preconditions import Plan
+    from cluster.client import Client
+    from cluster.schemas.drills import DrillAnswer, DrillView
+
+GOAL_MS: Final = 500
+"""For how long writes may stop, milliseconds, where nobody says otherwise."""
+
+ABORT_AFTER_S: Final = 5.0
+"""After how long without an acknowledged write a drill is aborted, seconds, where nobody says otherwise."""
+
+drill_group = click.Group("drill", help="Exercise a take-over of the running cluster (operators).")
+
+_SCENARIO = click.argument("scenario", type=click.Choice(SCENARIOS))
+_TARGET = click.option("--target", metavar="REPLICA", help="Who is to lead.  [default: who is furthest]")
+_FORCE = click.option(
+    "--force", "forced", multiple=True, metavar="NAME", help="Go on although this precondition does not hold."
+)
+_DRILL = click.argument("number", metavar="DRILL", type=click.IntRange(min=1))
+
+
+@drill_group.command("plan")
+@_SCENARIO
+@_TARGET
+@_FORCE
+@JSON_OPTION
+def plan(scenario: str, target: str | None, forced: tuple[str, ...], as_json: bool) -> None:
+    """Show what a drill would do to whom, and whether everything holds that must; nothing is done.
+
+    switchover: another replica takes the leadership over.
+    """
+
+    async def ask(client: Client) -> Plan:
+        from cluster.cli.drills.preconditions import plan_of
+
+        return plan_of(await _coordinator(client).look(), scenario, target, forced)
+
+    made = session().ask(ask, on_a_loop=True)
+    if as_json:
+        show_json(made)
+    else:
+        _show_plan(made)
+        if not made.refused:
+            note(f"carry it out: forebay drill run {scenario} --target {plain(made.target)} --confirm {made.id}")
+
+
+@drill_group.command("run")
+@_SCENARIO
+@_TARGET
+@_FORCE
+@click.option("--confirm", metavar="PLAN", help="The id of the plan, as `drill plan` shows it.")
+@click.option(
+    "--goal-ms", type=click.IntRange(min=1), default=GOAL_MS, show_default=True, help="Writes may stop so long."
+)
+@click.option(
+    "--abort-after-s", type=click.FloatRange(0.1, 30), default=ABORT_AFTER_S, show_default=True,
+    help="Abort it when no write was acknowledged for so long.",
+)  # fmt: skip
+@JSON_OPTION
+def run(
+    scenario: str,
+    target: str | None,
+    forced: tuple[str, ...],
+    confirm: str | None,
+    goal_ms: int,
+    abort_after_s: float,
+    as_json: bool,
+) -> None:
+    """Carry out a drill whose plan was confirmed, and say what it took. Exit code 7: it was failed or aborted.
+
+    A client beside the cluster sends a write and a read every 10 ms, first without a fault. Ctrl-C aborts.
+    """
+
+    async def perform(client: Client) -> DrillAnswer:
+        from cluster.cli.drills.coordinator import Goals
+        from cluster.cli.drills.preconditions import plan_of
+
+        coordinator = _coordinator(client)
+        made = plan_of(await coordinator.look(), scenario, target, forced)
+        if not as_json:
+            _show_plan(made)
+        _refuse_unmet(made)
+        _confirmed(made, confirm)
+        goals = Goals(write_stop_us=goal_ms * 1000, abort_after_us=round(abort_after_s * 1_000_000))
+        return await coordinator.run(made, goals)
+
+    ended = session().ask(perform, on_a_loop=True)
+    present(ended, as_json, lambda: fields_table(_fields(ended)))
+    if ended.verdict != "passed":
+        raise Failure(
+            ExitCode.VERIFICATION_FAILED,
+            f"drill {ended.drill} {ended.verdict}: {ended.sentence}",
+            f"forebay drill show {ended.drill}; what happened meanwhile: forebay history leaders",
+        )
+
+
+def _coordinator(client: Client) -> Coordinator:
+    from cluster.cli.drills.coordinator import Coordinator
+
+    current = session()
+    replicas = {replica.name: replica.api for replica in current.config().replicas}
+    return Coordinator(client, current.clock, replicas, note)
+
+
+def _show_plan(made: Plan) -> None:
+    rows: list[tuple[Cell, ...]] = [
+        (one.name, "yes" if one.holds else ("forced" if one.name in made.forced else "no"), one.figure)
+        for one in made.preconditions
+    ]
+    show(table(("PRECONDITION", "HOLDS", "FOUND"), rows))
+    note(f"plan {made.id}: {made.will_happen}")
+
+
+def _refuse_unmet(made: Plan) -> None:
+    if not made.refused:
+        return
+    first = made.refused[0]
+    remedy = first.remedy
+    if first.may_be_forced:
+        remedy += f"; or go on all the same: --force {first.name}"
+    raise Failure(ExitCode.REFUSED, f"the precondition {first.name} does not hold: {first.figure}", remedy)
+
+
+def _confirmed(made: Plan, confirm: str | None) -> None:
+    again = f"forebay drill run {made.scenario} --target {made.target}"
+    forced = "".join(f" --force {name}" for name in made.forced)
+    if confirm is None:
+        raise bad_input("a drill is confirmed by the id of its plan", f"{again}{forced} --confirm {made.id}")
+    if confirm != made.id:
+        raise Failure(
+            ExitCode.REFUSED,
+            f"plan {confirm[:16]!r} is not what would be done now, which is plan {made.id}",
+            f"the cluster has changed, or it was asked for otherwise; look, then: {again}{forced} --confirm {made.id}",
+        )
+
+
+@drill_group.command("list")
+@JSON_OPTION
+def list_drills(as_json: bool) -> None:
+    """List the last drills, the newest first, and who wants none."""
+    answer = session().read(ops.LIST_DRILLS)
+    if as_json:
+        show_json(answer)
+        return
+    rows = [
+        (one.drill, moment(one.began), one.scenario, one.target, one.by, one.verdict, _stop_ms(one))
+        for one in answer.drills
+    ]
+    heads = ("DRILL", "BEGAN", "SCENARIO", "TARGET", "BY", "VERDICT", "WRITES STOPPED")
+    show(table(heads, rows, right=frozenset({"DRILL", "WRITES STOPPED"})))
+    for lock in answer.locks:
+        note(f"{plain(lock.by)} wants no drills since {moment(lock.since)}: {plain(lock.reason)}")
+
+
+@drill_group.command("show")
+@_DRILL
+@JSON_OPTION
+def show_drill(number: int, as_json: bool) -> None:
+    """Show a drill: who, when, what came of it, every figure, and what the ones before it took."""
+    current = session()
+
+    async def ask(client: Client) -> tuple[DrillAnswer, list[DrillView]]:
+        answer = await client.call(ops.SHOW_DRILL, drill=number, stale=current.stale)
+        listed = (await client.call(ops.LIST_DRILLS, stale=current.stale)).drills
+        return answer, [one for one in listed if one.scenario == answer.scenario and one.drill < number]
+
+    answer, earlier = current.ask(ask)
+    if as_json:
+        show_json(answer)
+        return
+    show(fields_table(_fields(answer)))
+    stops = [_stop_ms(one) for one in earlier if _stop_ms(one)][:5]
+    if stops:
+        note(f"in the ones before it writes stopped for {', '.join(stops)}, the newest first")
+
+
+@drill_group.command("abort")
+@_DRILL
+@click.option("--reason", required=True, help="Why, for everybody who looks at it later.")
+@JSON_OPTION
+def abort(number: int, reason: str, as_json: bool) -> None:
+    """Have a drill end before its time: who carries it out stops within a moment."""
+    answer = session().write(ops.ABORT_DRILL, drill=number, reason=reason)
+    present(answer, as_json, lambda: f"Drill {number} is to end: {plain(answer.abort)}")
+
+
+@drill_group.command("lock")
+@click.option("--reason", required=True, help="Why, for those who are refused one.")
+@JSON_OPTION
+def lock(reason: str, as_json: bool) -> None:
+    """Have no drill begin, and one that is under way end, until it is unlocked."""
+    answer = session().write(ops.LOCK_DRILLS, reason=reason)
+    present(answer, as_json, lambda: "No drill begins until this is taken back: forebay drill unlock NAME")
+
+
+@drill_group.command("unlock")
+@click.argument("name")
+@JSON_OPTION
+def unlock(name: str, as_json: bool) -> None:
+    """Take back what an operator has said against drills."""
+    answer = session().write(ops.UNLOCK_DRILLS, name=name)
+    left = ", ".join(one.by for one in answer.locks)
+    present(answer, as_json, lambda: f"Drills may begin{f' once these allow it: {plain(left)}' if left else ''}.")
+
+
+def _stop_ms(one: DrillView) -> str:
+    stop_us = one.figures.get("write_stop_us")
+    return "" if stop_us is None else f"{stop_us / 1000:.1f} ms"
+
+
+def _fields(one: DrillView) -> Iterable[tuple[str, str | int | None]]:
+    yield "Drill", str(one.drill)
+    yield "Scenario", f"{one.scenario} of {one.target}"
+    yield "By", one.by
+    yield "Began", moment(one.began)
+    yield "Ended", moment(one.ended)
+    yield "Verdict", one.verdict
+    yield "Came of it", one.sentence
+    if one.abort:
+        yield "To end", one.abort
+    if one.forced:
+        yield "Forced", ", ".join(one.forced)
+    for name, value in sorted(one.figures.items()):
+        label = name.removesuffix("_us").replace("_", " ").capitalize()
+        yield label, f"{value / 1000:.1f} ms" if name.endswith("_us") else str(value)

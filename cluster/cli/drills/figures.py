@@ -1,0 +1,50 @@
+"""What probes saw: how long nothing was acknowledged, and whether anything that was is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+MICROSECONDS = 1_000_000
+
+
+class Probe(msgspec.Struct):
+    """One question of a drill's client. Times are seconds of its monotonic clock."""
+
+    sent_s: float
+    answered_s: float | None = None
+    """None: no answer came, or a refusal."""
+    command_id: str = ""
+    """Of a write."""
+    revision: int = 0
+    """That the answer gave."""
+    refused: bool = False
+    """Whether somebody who decides has refused it: nothing may."""
+
+
+def longest_gap_us(probes: Iterable[Probe], from_s: float, until_s: float) -> int:
+    """Return the longest time without an answer between two moments, µs: from the last before to the first after.
+
+    Answers before `from_s` and after `until_s` count as ends of it, so that one which no answer ended is as long as it
+    was looked at.
+    """
+    answers = sorted(one.answered_s for one in probes if one.answered_s is not None)
+    before = max((one for one in answers if one <= from_s), default=from_s)
+    after = min((one for one in answers if one >= until_s), default=until_s)
+    moments = [before, *(one for one in answers if from_s < one < until_s), after]
+    return round(max(later - earlier for earlier, later in zip(moments, moments[1:], strict=False)) * MICROSECONDS)
+
+
+def latency_us(probes: Iterable[Probe], from_s: float, until_s: float, share: float) -> int:
+    """Return the quantile of the time to an answer of the probes that were sent then, µs; 0 for none."""
+    taken = sorted(
+        one.answered_s - one.sent_s for one in probes if one.answered_s is not None and from_s <= one.sent_s < until_s
+    )
+    return round(taken[min(len(taken) - 1, int(share * len(taken)))] * MICROSECONDS) if taken else 0
+
+
+def lost(probes: Sequence[Probe], answered_again: dict[str, int]) -> list[str]:
+    """Return the command ids that were acknowledged, and have another answer, or none, when they are sent again."""
+    acknowledged = {one.command_id: one.revision for one in probes if one.answered_s is not None and one.command_id}
+    return sorted(name for name, revision in acknowledged.items() if answered_again.get(name) != revision)
