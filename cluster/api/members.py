@@ -232,11 +232,11 @@ def _drill(state: State, number: int) -> Reply[d.DrillAnswer]:
     known = state.drills.get(number)
     if known is None:
         raise Problem(404, "unknown_drill", f"there is no drill {number}", "forebay drill list shows them", "drill")
-    return Reply(state.revision, d.DrillAnswer(revision=state.revision, **_shown(known)))
+    return Reply(state.revision, d.DrillAnswer(revision=state.revision, **_shown(state, known)))
 
 
 def _drills(state: State) -> Reply[d.DrillsAnswer]:
-    rows = tuple(d.DrillView(**_shown(state.drills[number])) for number in sorted(state.drills, reverse=True))
+    rows = tuple(d.DrillView(**_shown(state, state.drills[number])) for number in sorted(state.drills, reverse=True))
     locks = tuple(
         d.DrillLockView(by=name, reason=lock.reason, since=format_instant(lock.at))
         for name, lock in sorted(state.drill_locks.items())
@@ -244,14 +244,16 @@ def _drills(state: State) -> Reply[d.DrillsAnswer]:
     return Reply(state.revision, d.DrillsAnswer(revision=state.revision, drills=rows, locks=locks))
 
 
-def _shown(drill: Drill) -> dict[str, Any]:
+def _shown(state: State, drill: Drill) -> dict[str, Any]:
     """Return what is shown of a drill, by the fields of DrillView."""
+    # That it is lost is written down when the next one begins.
+    is_lost = drill.verdict is DrillVerdict.UNDER_WAY and not drill.is_under_way(state.at)
     return {
         "drill": drill.id,
         "scenario": drill.scenario,
         "target": drill.target,
         "by": drill.by,
-        "verdict": drill.verdict.word,
+        "verdict": DrillVerdict.LOST.word if is_lost else drill.verdict.word,
         "began": format_instant(drill.at),
         "until": format_instant(drill.until),
         "ended": format_instant(drill.ended_at),

@@ -832,7 +832,9 @@ async def drills(m: Maker) -> None:
     await m.operator("POST /v1/drills", **switchover, forced=["lag"])
     for reason in ("the phone rings", "it rings again"):
         await m.operator("POST /v1/drills/2/abort", reason=reason)
-    await m.operator("POST /v1/drills", 70, **switchover)
+    await m.operator("POST /v1/drills/2/probe", 70)
+    await m.operator("GET /v1/drills/2")
+    await m.operator("POST /v1/drills", **switchover)
     for _ in range(2):
         await m.operator("POST /v1/drill-locks", reason="an audit")
     await m.operator("POST /v1/drills/3/end", verdict="aborted", sentence="operator wants no drills: an audit")

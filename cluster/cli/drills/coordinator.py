@@ -199,8 +199,17 @@ class Coordinator:
         )
 
     async def _handed_over(self, target: str) -> str | None:
+        """Return who leads once that was done; what is asked for cannot be taken back, but nobody waits for it."""
         request = TransferRequest(command_id=self._client.new_command_id(), name=target)
-        return (await self._client.call(ops.TRANSFER_LEADERSHIP, request)).leader
+        handing = asyncio.create_task(self._client.call(ops.TRANSFER_LEADERSHIP, request))
+        try:
+            while not handing.done():
+                if self._stop:
+                    raise Aborted(self._stop)
+                await asyncio.wait({handing}, timeout=LOOK_S)
+            return handing.result().leader
+        finally:
+            handing.cancel()
 
     async def _answered_again(self) -> dict[str, int]:
         """Return the revision that each acknowledged write is answered with when it is sent again, by command id."""

@@ -39,7 +39,7 @@ class ClusterDouble:
         self.given: dict[str, int] = {}
         self.ended: EndDrillRequest | None = None
         self.leader = "r1"
-        self.silent = self.forgets = self.disagree = False
+        self.silent = self.forgets = self.disagree = self.hangs = False
         self.dead: set[str] = set()
         self.refusal: ApiError | None = None
         self.abort = ""
@@ -78,6 +78,8 @@ class ClusterDouble:
         assert operation is ops.TRANSFER_LEADERSHIP
         self.leader = request.name
         self.on_transfer()
+        if self.hangs:
+            await asyncio.sleep(30)
         return TransferAnswer(revision=9, leader=self.leader, term=8)
 
     async def _probed(self, command_id: str) -> DrillProbeAnswer:
@@ -191,6 +193,15 @@ def test_each_stop_condition_ends_it_as_aborted(
     found = asyncio.run(ended(cluster))
     assert (found.verdict, found.sentence) == ("aborted", sentence)
     assert cluster.leader == ("r2" if when == "after it" else "r1"), "before the fault it is not done"
+
+
+@story
+async def test_nobody_waits_for_a_hand_over_that_hangs_once_the_drill_is_to_end(cluster: ClusterDouble) -> None:
+    cluster.hangs = True
+    cluster.on_transfer = lambda: setattr(cluster, "abort", "eve: enough")
+    async with asyncio.timeout(10):
+        found = await ended(cluster)
+    assert (found.verdict, found.sentence) == ("aborted", "eve: enough")
 
 
 @story
