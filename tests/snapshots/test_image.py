@@ -150,6 +150,11 @@ def test_a_field_of_state_that_the_image_does_not_carry_is_noticed() -> None:
     assert set(State.__struct_fields__) - DERIVED - maps <= set(Header.__struct_fields__)
 
 
+def test_each_section_has_a_number_of_its_own() -> None:
+    numbers = [HEADER, CAPACITY, END, *(table.section for table in TABLES)]
+    assert len(set(numbers)) == len(numbers)
+
+
 @pytest.mark.parametrize("table", [table for table in TABLES if table.field in SMALL], ids=lambda table: table.field)
 def test_a_snapshot_of_a_release_with_more_fields_is_refused_by_the_name_of_the_section(table: Table) -> None:
     def grown(records: list[Any]) -> list[Any]:
