@@ -22,6 +22,7 @@ from cluster.schemas import operations as ops
 from cluster.schemas.drills import DrillAnswer, EndDrillRequest, StartDrillRequest
 from cluster.schemas.requests import TransferRequest
 from cluster.system import Address, Clock
+from replica.values import MESSAGE_CHARACTERS_MAX, plain
 
 PROBE_EVERY_S: Final = 0.01
 """Between two writes, and between two reads, seconds: the resolution of the figures."""
@@ -149,8 +150,10 @@ class Coordinator:
         return ended
 
     async def _end(self, drill: int, verdict: str, sentence: str, figures: dict[str, int]) -> DrillAnswer:
+        # What somebody else has said may be as long as a sentence may be, with a name before it.
+        said = plain(sentence)[:MESSAGE_CHARACTERS_MAX]
         request = EndDrillRequest(
-            command_id=self._client.new_command_id(), verdict=verdict, sentence=sentence, figures=figures
+            command_id=self._client.new_command_id(), verdict=verdict, sentence=said, figures=figures
         )
         return await self._client.call(ops.END_DRILL, request, drill=drill, deadline_s=END_S)
 

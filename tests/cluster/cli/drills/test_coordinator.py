@@ -18,6 +18,7 @@ from cluster.schemas import operations as ops
 from cluster.schemas.drills import DrillAnswer, DrillLockView, DrillProbeAnswer, DrillsAnswer, EndDrillRequest
 from cluster.schemas.ledger import StoryAnswer, StoryRow
 from cluster.system import Address, SystemClock
+from replica.values import MESSAGE_CHARACTERS_MAX
 from tests.cluster.cli.drills.test_preconditions import STATUS, WELL
 from tests.cluster.harness import story
 
@@ -202,6 +203,14 @@ async def test_nobody_waits_for_a_hand_over_that_hangs_once_the_drill_is_to_end(
     async with asyncio.timeout(10):
         found = await ended(cluster)
     assert (found.verdict, found.sentence) == ("aborted", "eve: enough")
+
+
+@story
+async def test_what_somebody_else_said_never_keeps_the_end_from_being_written_down(cluster: ClusterDouble) -> None:
+    cluster.abort = "eve: \x1b[2J\n" + "x" * MESSAGE_CHARACTERS_MAX
+    found = await ended(cluster)
+    assert found.verdict == "aborted" and found.sentence.startswith("eve: ")
+    assert found.sentence.isprintable() and len(found.sentence) == MESSAGE_CHARACTERS_MAX
 
 
 @story
