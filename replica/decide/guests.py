@@ -123,7 +123,8 @@ _ROWS: Final = {
     _P.STAGE_IN_FAILED: (_O.DONE, _O.REPLACES, _O.TRIES_AGAIN, _O.REFUSED, *_NOT_RUN, *_HELD),
     _P.STAGED_IN: (_O.DONE, _O.REPLACES, _O.DONE, _O.RUNS, *_NOT_RUN, *_HELD),
     _P.RUNNING: (_O.SUPERSEDES, _O.SUPERSEDES, _O.DONE, _O.DONE, _O.ENDS, _O.EXPORTS, *_RAN),
-    _P.POST_RUN: (*_EXPORTED, _O.EXPORTS, *_RAN),
+    # A scheduler that has forgotten that the run ended has the job run again.
+    _P.POST_RUN: (*_EXPORTED[:3], _O.DONE, _O.DONE, _O.EXPORTS, *_RAN),
     _P.STAGING_OUT: (*_EXPORTED, _O.DONE, *_RAN),
     _P.STAGE_OUT_FAILED: (*_EXPORTED, _O.TRIES_AGAIN, *_RAN),
     _P.LINGERING: (_O.TAKES_UP, _O.REPLACES, _O.REFUSED, _O.REFUSED, *_NOT_RUN, _O.DONE, _O.DONE),
@@ -420,8 +421,8 @@ def _refused(found: FoundGuest, asked: GuestCommand) -> Refusal:
     if found.phase in _ENDED or found.phase is GuestPhase.LINGERING:
         return Refusal(RefusalCode.WRONG_STATE, sentence, "it was torn down: set it up first", "job")
     remedy = "wait until it is staged in" if asked is GuestCommand.BEGIN_RUN else "wait until it has its space"
-    if found.phase in (GuestPhase.POST_RUN, GuestPhase.STAGING_OUT, GuestPhase.STAGE_OUT_FAILED):
-        remedy = "its run has ended: a job runs once in an epoch"
+    if found.phase in (GuestPhase.STAGING_OUT, GuestPhase.STAGE_OUT_FAILED):
+        remedy = "its run has ended, and its results are being exported"
     return Refusal(RefusalCode.WRONG_STATE, sentence, remedy, "job")
 
 

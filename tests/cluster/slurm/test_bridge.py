@@ -136,6 +136,19 @@ async def test_a_job_goes_through_its_life(host: Host, tmp_path: Path) -> None:
 
 
 @story
+async def test_a_run_that_slurm_has_forgotten_begins_again_until_its_results_are_exported(host: Host) -> None:
+    host.leader.hold.add("staging-out")
+    async with host.bridge():
+        assert await host.set_up() == (0, "")
+        for function in ("data_in", "pre_run", "post_run", "pre_run", "post_run"):
+            assert await host.call(function, "42", str(host.script)) == (0, ""), function
+        process = await host.start("data_out", "42", str(host.script))
+        await until(lambda: host.leader.guests["42"]["phase"] == "staging-out")
+        assert await host.call("pre_run", "42", str(host.script)) == (-1, "the buffer is staging-out")
+        await host.end_of(process)
+
+
+@story
 async def test_what_takes_time_costs_no_process_but_slurm_s_own(host: Host) -> None:
     host.leader.hold.add("staging-in")
     async with host.bridge():
