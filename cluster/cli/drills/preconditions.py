@@ -227,5 +227,5 @@ def _other_drills(drills: DrillsAnswer) -> Precondition:
         remedy = f"wait for its end, or end it: forebay drill abort {under_way.drill}"
     else:
         figure, remedy = "no other one", ""
-    # One beyond its time is ended by the next that begins: the cluster says so then.
-    return Precondition(name="drills", holds=not drills.locks, figure=figure, remedy=remedy, may_be_forced=False)
+    holds = not drills.locks and under_way is None
+    return Precondition(name="drills", holds=holds, figure=figure, remedy=remedy, may_be_forced=False)

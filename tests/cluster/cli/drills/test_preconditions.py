@@ -76,6 +76,11 @@ UNMET: dict[str, tuple[Found, str | None, str]] = {
     "odd": (digests("r2", verdict="odd"), "r2", "digests: r2 differ"),
     "different": (digests("r2", digests={5: "e"}), "r2", "digests: replicas differ after entry 5"),
     "not compared": (digests("r2", digests={}), "r2", "digests: nothing was compared yet"),
+    "another one": (
+        replace(WELL, drills=replace(WELL.drills, drills=(drill(3, verdict="under way"), drill(2)))),
+        "r2",
+        "drills: drill 3 is under way until 10:03",
+    ),
     "locked": (
         replace(WELL, drills=replace(WELL.drills, locks=(DrillLockView(by="eve", reason="no", since=None),))),
         "r2",
