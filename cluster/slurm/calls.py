@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import pwd
 from collections.abc import Awaitable, Callable, Iterator
@@ -141,7 +142,7 @@ class Calls:
         self, operation: Operation[Any, g.GuestAnswer], job: str, *phases: str, **fields: Any
     ) -> g.GuestAnswer:
         """Send a command, and return the guest as soon as it is in none of these phases; ApiError."""
-        epoch, heard_s = self._epochs.get(job, (0, 0.0))
+        epoch, heard_s = self._epochs.get(job, (0, -math.inf))
         if uptime_s() - heard_s > WARM_S:
             epoch, _ = await self._last(job)
         kind = g.TearDownGuestRequest if operation is operations.TEAR_DOWN_GUEST else g.GuestCommand
