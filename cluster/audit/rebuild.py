@@ -87,11 +87,11 @@ def rebuilt(before: SpeculativeState, entry: Entry) -> Command | None:
 
 
 def _as_event(command: Any, event: type[Event]) -> Callable[[Led], Iterator[Command]]:
-    """Return the candidates of a command that has the fields of its event, or the first of them."""
+    """Return the candidates of a command whose fields its event has, too, by their names."""
 
     def candidates(led: Led) -> Iterator[Command]:
         for one in led.of(event):
-            yield command(*(getattr(one, field) for field in one.__struct_fields__[: len(command.__struct_fields__)]))
+            yield command(*(getattr(one, field) for field in command.__struct_fields__))
 
     return candidates
 
@@ -394,19 +394,9 @@ def _miss_guest(led: Led) -> Iterator[Command]:
         yield c.MissGuest(_cluster_of(led), event.guest.removeprefix(f"{led.actor.name}:"), event.state)
 
 
-def _start_drill(led: Led) -> Iterator[Command]:
-    for event in led.of(e.DrillStarted):
-        yield c.StartDrill(event.scenario, event.target, event.lasts_s, event.forced)
-
-
 def _abort_drill(led: Led) -> Iterator[Command]:
     for event in led.of(e.DrillAbortAsked):
         yield c.AbortDrill(event.drill, event.reason.removeprefix(f"{led.actor.name}: "))
-
-
-def _lock_drills(led: Led) -> Iterator[Command]:
-    for event in led.of(e.DrillsLocked):
-        yield c.LockDrills(event.reason)
 
 
 GUESTS_ASKED_MAX: Final = 1_024
@@ -500,11 +490,11 @@ REBUILDERS: Final[Mapping[type[Command], Rebuilder]] = {
     c.RunSchedulingPass: Rebuilder(lambda led: (c.RunSchedulingPass(),)),
     c.RegisterScheduler: Rebuilder(_register_scheduler),
     c.ReleaseScheduler: Rebuilder(_as_event(c.ReleaseScheduler, e.SchedulerReleased)),
-    c.StartDrill: Rebuilder(_start_drill),
+    c.StartDrill: Rebuilder(_as_event(c.StartDrill, e.DrillStarted)),
     c.AbortDrill: Rebuilder(_abort_drill),
     c.EndDrill: Rebuilder(_as_event(c.EndDrill, e.DrillEnded)),
     c.ProbeDrill: Rebuilder(None, "anything: nothing comes of it but its answer"),
-    c.LockDrills: Rebuilder(_lock_drills),
+    c.LockDrills: Rebuilder(_as_event(c.LockDrills, e.DrillsLocked)),
     c.UnlockDrills: Rebuilder(_as_event(c.UnlockDrills, e.DrillsUnlocked)),
     c.SetupGuest: Rebuilder(_setup_guest, "directives that say more than was given, as its scheduler counted it"),
     c.StageInGuest: Rebuilder(_of_guest(c.StageInGuest)),

@@ -26,26 +26,27 @@ COMPLETE_VARIABLE = "_FOREBAY_COMPLETE"
 """Environment variable through which a shell asks for completions."""
 
 _MODULES: Final = {
-    "account": "account_group qos_group license_group reservation_group scheduling_group usage_group",
-    "buffer": "buffer_group burst bbstat",
-    "certificate": "certificate_group",
-    "cluster": "cluster_group session_group scheduler_group",
-    "config": "config_group",
-    "history": "history_group diff",
-    "job": "job_group",
-    "local": "init up serve agent ledger_group report_group snapshot_group",
-    "member": "member_group",
-    "node": "node_group partition_group",
-    "pool": "place_group pool_group",
-    "slurm": "slurm_group",
-    "squeue": "queue",
-    "submit": "submit",
-    "transfer": "transfer_group",
+    "commands.account": "account_group qos_group license_group reservation_group scheduling_group usage_group",
+    "commands.buffer": "buffer_group burst bbstat",
+    "commands.certificate": "certificate_group",
+    "commands.cluster": "cluster_group session_group scheduler_group",
+    "commands.config": "config_group",
+    "drills.commands": "drill_group",
+    "commands.history": "history_group diff",
+    "commands.job": "job_group",
+    "commands.local": "init up serve agent ledger_group report_group snapshot_group",
+    "commands.member": "member_group",
+    "commands.node": "node_group partition_group",
+    "commands.pool": "place_group pool_group",
+    "commands.slurm": "slurm_group",
+    "commands.squeue": "queue",
+    "commands.submit": "submit",
+    "commands.transfer": "transfer_group",
 }
-"""Module of `cluster.cli.commands` -> the commands and groups of it that the outermost group has."""
+"""Module of `cluster.cli` -> the commands and groups of it that the outermost group has."""
 
-COMMANDS: Final = {"drill": "cluster.cli.drills.commands:drill_group"} | {
-    name.removesuffix("_group"): f"cluster.cli.commands.{module}:{name}"
+COMMANDS: Final = {
+    name.removesuffix("_group"): f"cluster.cli.{module}:{name}"
     for module, names in _MODULES.items()
     for name in names.split()
 }

@@ -7,6 +7,8 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
+from replica.values import NAME_CHARACTERS_MAX
+
 Json = dict[str, Any]
 
 COMMAND_ID_PATTERN = r"^[0-9a-f]{32}$"
@@ -21,6 +23,9 @@ CommandId = Annotated[
 
 NUMBER_MAX = 2**63 - 1
 """A number in a request: what a signed 64-bit field of the ledger holds. What it may be is asked where it is used."""
+
+Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARACTERS_MAX)]
+"""A name that has to be given."""
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]
 

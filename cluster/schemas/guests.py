@@ -6,10 +6,9 @@ from typing import Annotated
 
 import msgspec
 
-from cluster.schemas.base import Answer, Command, Number, View
+from cluster.schemas.base import Answer, Command, Name, Number, View
 from replica.values import MESSAGE_CHARACTERS_MAX, NAME_CHARACTERS_MAX, PATH_BYTES_MAX, SIZE_BYTES_MAX
 
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARACTERS_MAX)]
 Id = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 2)]
 """A user's or a group's number, as Linux has them."""
 

@@ -97,16 +97,22 @@ def _under_way(state: Facts, number: int, at: Instant) -> Drill | Refusal:
 
 
 def _abort_drill(state: Facts, actor: c.Actor, command: c.AbortDrill, at: Instant) -> Decision:
-    drill, refusal = _under_way(state, command.drill, at), _text_fault(command.reason, "reason")
-    if refusal is not None or isinstance(drill, Refusal):
-        return refusal or drill  # type: ignore[return-value]
+    refusal = _text_fault(command.reason, "reason")
+    if refusal is not None:
+        return refusal
+    drill = _under_way(state, command.drill, at)
+    if isinstance(drill, Refusal):
+        return drill
     return NOTHING if drill.abort else Accepted((e.DrillAbortAsked(drill.id, f"{actor.name}: {command.reason}"),))
 
 
 def _end_drill(state: Facts, actor: c.Actor, command: c.EndDrill, at: Instant) -> Decision:
-    drill, refusal = _under_way(state, command.drill, at), _text_fault(command.sentence, "sentence")
-    if refusal is not None or isinstance(drill, Refusal):
-        return refusal or drill  # type: ignore[return-value]
+    refusal = _text_fault(command.sentence, "sentence")
+    if refusal is not None:
+        return refusal
+    drill = _under_way(state, command.drill, at)
+    if isinstance(drill, Refusal):
+        return drill
     if command.verdict not in (DrillVerdict.PASSED, DrillVerdict.FAILED, DrillVerdict.ABORTED):
         sentence = f"a drill does not end as {command.verdict.word}"
         return Refusal(RefusalCode.INVALID_FIELD, sentence, "use passed, failed or aborted", "verdict")

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import msgspec
 
-from replica.values import NEVER, Instant
+from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 SCENARIOS = ("switchover",)
 """What a drill may be: the leadership handed over to another replica that was chosen before."""
@@ -61,7 +61,7 @@ class Drill(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def until(self) -> Instant:
         """When it is over at the latest."""
-        return Instant(self.at + self.lasts_s * 1_000_000)
+        return Instant(self.at + self.lasts_s * MICROSECONDS_PER_SECOND)
 
     def is_under_way(self, at: Instant) -> bool:
         """Whether it may still be carried out."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from enum import StrEnum
 
@@ -54,19 +54,25 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
 
 
+def by_point(digests: Iterable[tuple[str, Mapping[int, str]]]) -> dict[int, dict[str, str]]:
+    """Return what each replica gave, as (name, digests by revision or entry), by that point and then by name."""
+    found = defaultdict[int, dict[str, str]](dict)
+    for name, given in digests:
+        for point, digest in given.items():
+            found[point][name] = digest
+    return found
+
+
 def compare(answers: Iterable[ReplicaStatus]) -> Comparison:
     """Compare what is comparable: states of one revision, checkpoints after one entry, ledgers up to one."""
-    of_revision: defaultdict[int, dict[str, str]] = defaultdict(dict)
-    after_entry: defaultdict[int, dict[str, str]] = defaultdict(dict)
-    of_ledger: defaultdict[int, dict[str, str]] = defaultdict(dict)
-    for answer in answers:
-        if answer.status is not None and answer.status.state_digest is not None:
-            of_revision[answer.status.revision][answer.name] = answer.status.state_digest
-        if answer.checkpoints is not None:
-            for index, digest in answer.checkpoints.digests.items():
-                after_entry[index][answer.name] = digest
-            for index, digest in answer.checkpoints.ledgers.items():
-                of_ledger[index][answer.name] = digest
+    answers = tuple(answers)
+    stated = [(one.name, one.status) for one in answers if one.status is not None]
+    kept = [(one.name, one.checkpoints) for one in answers if one.checkpoints is not None]
+    of_revision = by_point(
+        (name, {status.revision: status.state_digest}) for name, status in stated if status.state_digest is not None
+    )
+    after_entry = by_point((name, one.digests) for name, one in kept)
+    of_ledger = by_point((name, one.ledgers) for name, one in kept)
     points = [(f"at revision {number}", of_revision[number]) for number in sorted(of_revision, reverse=True)]
     points += [(f"after entry {number}", after_entry[number]) for number in sorted(after_entry, reverse=True)]
     ledgers = [(f"up to entry {number}", of_ledger[number]) for number in sorted(of_ledger)]

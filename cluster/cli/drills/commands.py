@@ -13,7 +13,7 @@ from cluster.cli.session import session
 from cluster.cli.text import Cell, fields_table, moment, note, present, show, show_json, table
 from cluster.schemas import operations as ops
 from replica.model import SCENARIOS
-from replica.values import plain
+from replica.values import MICROSECONDS_PER_SECOND, plain
 
 if TYPE_CHECKING:
     from cluster.cli.drills.coordinator import Coordinator
@@ -99,7 +99,7 @@ def run(
             _show_plan(made)
         _refuse_unmet(made)
         _confirmed(made, confirm)
-        goals = Goals(write_stop_us=goal_ms * 1000, abort_after_us=round(abort_after_s * 1_000_000))
+        goals = Goals(write_stop_us=goal_ms * 1000, abort_after_us=round(abort_after_s * MICROSECONDS_PER_SECOND))
         return await coordinator.run(made, goals)
 
     ended = session().ask(perform, on_a_loop=True)
@@ -177,19 +177,21 @@ def show_drill(number: int, as_json: bool) -> None:
     """Show a drill: who, when, what came of it, every figure, and what the ones before it took."""
     current = session()
 
-    async def ask(client: Client) -> tuple[DrillAnswer, list[DrillView]]:
+    async def ask(client: Client) -> tuple[DrillAnswer, tuple[int, ...]]:
+        from cluster.cli.drills.preconditions import earlier_stops_us
+
         answer = await client.call(ops.SHOW_DRILL, drill=number, stale=current.stale)
         listed = (await client.call(ops.LIST_DRILLS, stale=current.stale)).drills
-        return answer, [one for one in listed if one.scenario == answer.scenario and one.drill < number]
+        return answer, earlier_stops_us((one for one in listed if one.drill < number), answer.scenario)
 
-    answer, earlier = current.ask(ask)
+    answer, earlier_us = current.ask(ask)
     if as_json:
         show_json(answer)
         return
     show(fields_table(_fields(answer)))
-    stops = [_stop_ms(one) for one in earlier if _stop_ms(one)][:5]
-    if stops:
-        note(f"in the ones before it writes stopped for {', '.join(stops)}, the newest first")
+    if earlier_us:
+        stops = ", ".join(map(_ms, earlier_us))
+        note(f"in the ones before it writes stopped for {stops}, the newest first")
 
 
 @drill_group.command("abort")
@@ -223,7 +225,11 @@ def unlock(name: str, as_json: bool) -> None:
 
 def _stop_ms(one: DrillView) -> str:
     stop_us = one.figures.get("write_stop_us")
-    return "" if stop_us is None else f"{stop_us / 1000:.1f} ms"
+    return "" if stop_us is None else _ms(stop_us)
+
+
+def _ms(length_us: int) -> str:
+    return f"{length_us / 1000:.1f} ms"
 
 
 def _fields(one: DrillView) -> Iterable[tuple[str, str | int | None]]:
@@ -240,4 +246,4 @@ def _fields(one: DrillView) -> Iterable[tuple[str, str | int | None]]:
         yield "Forced", ", ".join(one.forced)
     for name, value in sorted(one.figures.items()):
         label = name.removesuffix("_us").replace("_", " ").capitalize()
-        yield label, f"{value / 1000:.1f} ms" if name.endswith("_us") else str(value)
+        yield label, _ms(value) if name.endswith("_us") else str(value)

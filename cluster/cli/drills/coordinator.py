@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from cluster.cli.drills.figures import MICROSECONDS, Probe, latency_us, longest_gap_us, lost
+from cluster.cli.drills.figures import Probe, latency_us, longest_gap_us, lost
 from cluster.cli.drills.preconditions import Found, Plan
 from cluster.client import ApiError, Client
 from cluster.schemas import Command, StatusView
@@ -22,7 +22,7 @@ from cluster.schemas import operations as ops
 from cluster.schemas.drills import DrillAnswer, EndDrillRequest, StartDrillRequest
 from cluster.schemas.requests import TransferRequest
 from cluster.system import Address, Clock
-from replica.values import MESSAGE_CHARACTERS_MAX, plain
+from replica.values import MESSAGE_CHARACTERS_MAX, MICROSECONDS_PER_SECOND, plain
 
 PROBE_EVERY_S: Final = 0.01
 """Between two writes, and between two reads, seconds: the resolution of the figures."""
@@ -104,10 +104,16 @@ class Coordinator:
 
     async def look(self) -> Found:
         """Ask the cluster what a plan needs; ApiError."""
-        members, drills = await asyncio.gather(self._client.call(ops.LIST_MEMBERS), self._client.call(ops.LIST_DRILLS))
-        statuses = await self._of_each(lambda at: self._client.call(ops.SHOW_STATUS, replica=at, deadline_s=STATUS_S))
-        digests = await self._of_each(lambda at: self._client.call(ops.LIST_DIGESTS, replica=at, deadline_s=STATUS_S))
+        members, drills, statuses, digests = await asyncio.gather(
+            self._client.call(ops.LIST_MEMBERS),
+            self._client.call(ops.LIST_DRILLS),
+            self._statuses(),
+            self._of_each(lambda at: self._client.call(ops.LIST_DIGESTS, replica=at, deadline_s=STATUS_S)),
+        )
         return Found(members=members, statuses=statuses, digests=digests, drills=drills)
+
+    async def _statuses(self) -> dict[str, StatusView]:
+        return await self._of_each(lambda at: self._client.call(ops.SHOW_STATUS, replica=at, deadline_s=STATUS_S))
 
     async def _of_each(self, ask: Callable[[Address], Awaitable[_T]]) -> dict[str, _T]:
         async def one(at: Address) -> _T | None:
@@ -177,7 +183,7 @@ class Coordinator:
             "control_read_gap_us": longest_gap_us(self._reads, began_s + CONTROL_S / 4, fault_s),
             "control_write_p50_us": latency_us(self._writes, began_s, fault_s, 0.5),
             "write_p99_us": latency_us(self._writes, fault_s, over_s, 0.99),
-            "handover_us": round((done_s - fault_s) * MICROSECONDS),
+            "handover_us": round((done_s - fault_s) * MICROSECONDS_PER_SECOND),
             "writes_acknowledged": sum(one.answered_s is not None for one in self._writes),
             "writes_unanswered": sum(one.answered_s is None for one in self._writes),
         }
@@ -311,8 +317,8 @@ class Coordinator:
         while not self._stop:
             await asyncio.sleep(LOOK_S)
             last_s = max((one.answered_s for one in self._writes if one.answered_s is not None), default=began_s)
-            if (self._clock.monotonic_s() - last_s) * MICROSECONDS > goals.abort_after_us:
-                self._stop = f"no write was acknowledged for {goals.abort_after_us / MICROSECONDS:g} s"
+            if (self._clock.monotonic_s() - last_s) * MICROSECONDS_PER_SECOND > goals.abort_after_us:
+                self._stop = f"no write was acknowledged for {goals.abort_after_us / MICROSECONDS_PER_SECOND:g} s"
             looks += 1
             if looks % MEMBERS_EVERY == 0:
                 self._stop = self._stop or await self._unwell()
@@ -322,10 +328,7 @@ class Coordinator:
         with contextlib.suppress(ApiError):
             for lock in (await self._client.call(ops.LIST_DRILLS, deadline_s=STATUS_S)).locks[:1]:
                 return f"{lock.by} wants no drills: {lock.reason}"
-        statuses: dict[str, StatusView] = await self._of_each(
-            lambda at: self._client.call(ops.SHOW_STATUS, replica=at, deadline_s=STATUS_S)
-        )
-        silent = sorted(set(self._replicas) - set(statuses))
+        silent = sorted(set(self._replicas) - set(await self._statuses()))
         return f"{', '.join(silent)} did not answer for {STATUS_S:g} s" if silent else ""
 
     def _number(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-MICROSECONDS = 1_000_000
+from replica.values import MICROSECONDS_PER_SECOND
 
 
 class Probe(msgspec.Struct):
@@ -19,8 +19,6 @@ class Probe(msgspec.Struct):
     """Of a write."""
     revision: int = 0
     """That the answer gave."""
-    refused: bool = False
-    """Whether somebody who decides has refused it: nothing may."""
 
 
 def longest_gap_us(probes: Iterable[Probe], from_s: float, until_s: float) -> int:
@@ -33,7 +31,8 @@ def longest_gap_us(probes: Iterable[Probe], from_s: float, until_s: float) -> in
     before = max((one for one in answers if one <= from_s), default=from_s)
     after = min((one for one in answers if one >= until_s), default=until_s)
     moments = [before, *(one for one in answers if from_s < one < until_s), after]
-    return round(max(later - earlier for earlier, later in zip(moments, moments[1:], strict=False)) * MICROSECONDS)
+    longest_s = max(later - earlier for earlier, later in zip(moments, moments[1:], strict=False))
+    return round(longest_s * MICROSECONDS_PER_SECOND)
 
 
 def latency_us(probes: Iterable[Probe], from_s: float, until_s: float, share: float) -> int:
@@ -41,7 +40,7 @@ def latency_us(probes: Iterable[Probe], from_s: float, until_s: float, share: fl
     taken = sorted(
         one.answered_s - one.sent_s for one in probes if one.answered_s is not None and from_s <= one.sent_s < until_s
     )
-    return round(taken[min(len(taken) - 1, int(share * len(taken)))] * MICROSECONDS) if taken else 0
+    return round(taken[min(len(taken) - 1, int(share * len(taken)))] * MICROSECONDS_PER_SECOND) if taken else 0
 
 
 def lost(probes: Sequence[Probe], answered_again: dict[str, int]) -> list[str]:

@@ -8,8 +8,9 @@ from typing import Final
 
 import msgspec
 
+from cluster.cli.commands.member import by_point
 from cluster.schemas import DigestsAnswer, MembersAnswer, StatusView
-from cluster.schemas.drills import DrillsAnswer
+from cluster.schemas.drills import DrillsAnswer, DrillView
 
 LAG_ENTRIES_MAX: Final = 100
 """Entries that a member may be behind the leader, count: it has them within a heartbeat or two."""
@@ -80,11 +81,7 @@ def plan_of(found: Found, scenario: str, target: str | None, forced: Iterable[st
     )
     unmet = tuple(sorted(one.name for one in judged if not one.holds))
     overridden = tuple(sorted(set(forced) & set(unmet)))
-    earlier = tuple(
-        one.figures["write_stop_us"]
-        for one in found.drills.drills
-        if one.scenario == scenario and "write_stop_us" in one.figures
-    )[:COMPARED]
+    earlier = earlier_stops_us(found.drills.drills, scenario)
     said = (scenario, chosen, leader, str(members.term), str(members.version), *unmet, "", *overridden)
     digest = hashlib.sha256("\0".join((_cluster(found), *said)).encode()).hexdigest()
     return Plan(
@@ -101,6 +98,12 @@ def plan_of(found: Found, scenario: str, target: str | None, forced: Iterable[st
         ),
         earlier_us=earlier,
     )
+
+
+def earlier_stops_us(drills: Iterable[DrillView], scenario: str) -> tuple[int, ...]:
+    """Return how long writes stopped in the last of these drills that were of a kind, µs, in their order."""
+    stops = (one.figures.get("write_stop_us") for one in drills if one.scenario == scenario)
+    return tuple(stop_us for stop_us in stops if stop_us is not None)[:COMPARED]
 
 
 def _expected(earlier: tuple[int, ...]) -> str:
@@ -201,8 +204,7 @@ def _of_members(found: Found) -> Iterable[Precondition]:
 
 def _agreement(found: Found) -> Precondition:
     odd = sorted(name for name, one in found.digests.items() if one.verdict in ("disputed", "odd"))
-    after = {index: {name: one.digests[index] for name, one in found.digests.items() if index in one.digests}
-             for index in {index for one in found.digests.values() for index in one.digests}}  # fmt: skip
+    after = by_point((name, one.digests) for name, one in found.digests.items())
     compared = max((index for index, of in after.items() if len(of) == len(found.digests) > 1), default=0)
     differ = sorted(index for index, of in after.items() if len(set(of.values())) > 1)
     if odd or differ:

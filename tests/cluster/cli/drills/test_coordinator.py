@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from cluster.cli.drills import coordinator as module
 from cluster.cli.drills.coordinator import Coordinator, Goals
@@ -62,7 +62,7 @@ class ClusterDouble:
         if operation is ops.PROBE_DRILL:
             return await self._probed(request.command_id)
         if operation is ops.SHOW_DRILL:
-            return DRILL if not self.abort else cast(DrillAnswer, _replaced(abort=self.abort))
+            return replace(DRILL, abort=self.abort)
         if operation is ops.LIST_DRILLS:
             return DrillsAnswer(revision=9, drills=(), locks=self.locks)
         if operation is ops.SHOW_STATUS:
@@ -70,7 +70,7 @@ class ClusterDouble:
             name = f"r{replica.port}"
             if name in self.dead:
                 raise ApiError(0, "unreachable", "it does not answer")
-            return _status(name if self.disagree else "same")
+            return replace(STATUS, state_digest=name if self.disagree else "same")
         if operation is ops.SHOW_HISTORY:
             rows = [
                 StoryRow(revision=9, at="", actor="a", command="c", event=event, sentence="s") for event in self.events
@@ -93,14 +93,6 @@ class ClusterDouble:
             self.revision += 1
             known = self.given[command_id] = self.revision
         return DrillProbeAnswer(revision=known, drill=3)
-
-
-def _replaced(**fields: Any) -> Any:
-    return msgspec.structs.replace(DRILL, **fields)
-
-
-def _status(digest: str) -> Any:
-    return msgspec.structs.replace(STATUS, state_digest=digest)
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cli.drills.figures import MICROSECONDS, Probe, latency_us, longest_gap_us, lost
+from cluster.cli.drills.figures import Probe, latency_us, longest_gap_us, lost
+from replica.values.units import MICROSECONDS_PER_SECOND
 
 MOMENTS = st.lists(st.one_of(st.none(), st.integers(0, 1000)), max_size=40)
 
@@ -24,18 +25,18 @@ def test_the_longest_gap_is_the_longest_stretch_of_moments_without_an_answer(
         longest = max(longest, at - (first + begun))
         if at in moments:
             begun = at - first
-    assert longest_gap_us(probes, from_s, until_s) == longest * MICROSECONDS
+    assert longest_gap_us(probes, from_s, until_s) == longest * MICROSECONDS_PER_SECOND
 
 
 def test_a_stop_that_no_answer_ended_is_as_long_as_it_was_looked_at() -> None:
     probes = [Probe(0.0, 1.0), Probe(1.5), Probe(2.0)]
-    assert longest_gap_us(probes, 1.2, 9.0) == 8 * MICROSECONDS
+    assert longest_gap_us(probes, 1.2, 9.0) == 8 * MICROSECONDS_PER_SECOND
 
 
 @given(MOMENTS, st.floats(0, 1))
 def test_a_quantile_is_one_of_the_times_that_were_taken(answered: list[int | None], share: float) -> None:
     probes = [Probe(0.0, None if at is None else float(at)) for at in answered]
-    taken = [at * MICROSECONDS for at in answered if at is not None]
+    taken = [at * MICROSECONDS_PER_SECOND for at in answered if at is not None]
     found = latency_us(probes, 0.0, 1.0, share)
     assert found in taken if taken else found == 0
     assert latency_us(probes, 0.5, 1.0, share) == 0, "none was sent then"
