@@ -90,9 +90,9 @@ class Session:
         """Return what of the configuration says where the cluster is; ConfigError as `config`."""
         from pathlib import Path
 
-        from cluster.config import Access
+        from cluster.config import read_access
 
-        return Access.read(self.config_path or Path(CONFIG_DEFAULT))
+        return read_access(self.config_path or Path(CONFIG_DEFAULT))
 
     def ask(self, call: Callable[[Client], Awaitable[_T]], *, on_a_loop: bool = False) -> _T:
         """Run a call with a client of the cluster and return its answer; Failure says why there is none.

@@ -86,19 +86,17 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     tls: TlsConfig
 
     @classmethod
-    def read(cls, path: Path) -> Access:
-        """Read the tables that a client needs; ConfigError names file, key, what was found and what would be right."""
+    def glance(cls, path: Path) -> Access | None:
+        """Read the tables that a client needs; None where they are not what they should be.
+
+        ConfigError for a file that is none, and for keys that others may read.
+        """
         file = Path(os.path.abspath(path))
         document = Document.load(file, bytes_max=CONFIG_BYTES_MAX)
         tables = document.taken(_File)
         if tables is None or not tables.replica:
-            from cluster.config.config import Config
-
-            # Whatever is wrong is said there.
-            return Config.load(path)
-        access = Access(
-            file=file, cluster=tables.cluster, replicas=tables.replica, tls=absolute(tables.tls, file.parent)
-        )
+            return None
+        access = cls(file=file, cluster=tables.cluster, replicas=tables.replica, tls=absolute(tables.tls, file.parent))
         found = find_unsafe_keys(access.tls.certificates)
         if found is not None:
             raise document.refuse(("tls", "certificates"), *found)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from cluster.client import Client
-from cluster.config import Access, ConfigError
+from cluster.config import ConfigError, read_access
 from cluster.security import TlsRefused, until_valid
 from cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, report_served, stop_on_signals
 from cluster.slurm.calls import CALL_S
@@ -53,7 +53,7 @@ def run(arguments: list[str]) -> int:
 
 
 async def _serve(chosen: argparse.Namespace) -> None:
-    access, clock, stop = Access.read(chosen.config), SystemClock(), asyncio.Event()
+    access, clock, stop = read_access(chosen.config), SystemClock(), asyncio.Event()
     stop_on_signals(stop)
     asyncio.get_running_loop().call_later(SERVED_S, report_served)
     fault = certificate_fault(access, chosen.name, clock.now())

@@ -178,7 +178,7 @@ def _remove(conf: Path, slurm: SlurmSettings) -> None:
 def _findings(layout: Layout, slurm: SlurmSettings, setup_wait_s: int) -> list[str]:
     """Return all that is wrong, a line each."""
     from cluster.agent.files import PlaceRefused, places
-    from cluster.config import Access, Config, ConfigError
+    from cluster.config import Config, ConfigError, read_access
     from cluster.security import TlsRefused
     from cluster.slurm.checks import certificate_fault, reach_faults
     from cluster.slurm.install import obstacles, remaining
@@ -186,7 +186,7 @@ def _findings(layout: Layout, slurm: SlurmSettings, setup_wait_s: int) -> list[s
     found = obstacles(layout, slurm)
     found += remaining(layout, slurm, setup_wait_s)
     try:
-        access = Access.read(layout.config)
+        access = read_access(layout.config)
         fault = certificate_fault(access, layout.scheduler, session().clock.now())
         found += [fault] if fault else reach_faults(access, layout.scheduler, slurm, layout.forebay)
         for place in Config.load(layout.config).places:

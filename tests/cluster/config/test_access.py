@@ -8,6 +8,7 @@ from cluster.config import access, config
 from cluster.config.access import Access
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, found
+from cluster.config.reading import read_access
 from cluster.config.toml import ConfigError
 from cluster.system.clock import SystemClock
 
@@ -22,7 +23,7 @@ def test_a_client_knows_every_table_that_a_replica_does() -> None:
 
 
 def test_a_client_reads_the_same_as_a_replica(site: Config) -> None:
-    read = Access.read(site.file)
+    read = read_access(site.file)
     assert type(read) is Access
     for field in Access.__struct_fields__:
         assert getattr(read, field) == getattr(site, field)
@@ -48,11 +49,11 @@ def test_a_mistake_in_what_a_client_reads_is_the_sentence_that_a_replica_says(
     with pytest.raises(ConfigError) as replica:
         Config.load(site.file)
     with pytest.raises(ConfigError) as client:
-        Access.read(site.file)
+        read_access(site.file)
     assert str(client.value) == str(replica.value)
 
 
 def test_a_client_refuses_keys_that_others_may_read(site: Config) -> None:
     (site.tls.certificates / "operator.key").chmod(0o644)
     with pytest.raises(ConfigError, match="operator.key has mode 0644"):
-        Access.read(site.file)
+        read_access(site.file)
