@@ -116,7 +116,7 @@ def fields_of(harness: Harness, mover: Mover, stage: str, way: str) -> dict[str,
     if mover.commands:
         inside = '"$DW_JOB_STRIPED"/data'
         ways = (harness.source, inside) if stage == "stage_in" else (inside, harness.destination)
-        command = f"mkdir -p {ways[1]} && cp -r --remove-destination --preserve=timestamps {ways[0]}/. {ways[1]}/"
+        command = f"mkdir -p {ways[1]} && cp -r --remove-destination --preserve=mode,timestamps {ways[0]}/. {ways[1]}/"
         fields |= {
             "transfers": (),
             "special": SpecialTransfers(commands=(command,), workdir_roots=(str(harness.directory),)),
