@@ -29,8 +29,8 @@ HIDDEN: dict[str, object] = {
 }
 """What of a job is about its buffer and its files, and what is shown of it to others where data is private."""
 
-HIDDEN_DETAILS: dict[str, object] = {"comment": None, "mail_user": None}
-"""What its user wrote for himself and for his mail."""
+HIDDEN_DETAILS: dict[str, object] = {"comment": None, "mail_user": None, "error": None, "arguments": ()}
+"""What its user wrote for himself, for his script and for his mail."""
 
 
 def only_user(call: Call[Any], state: State) -> str | None:

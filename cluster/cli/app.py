@@ -125,7 +125,8 @@ def _version() -> str:
     type=_PathType(),
     envvar=CONFIG_VARIABLE,
     metavar="FILE",
-    help="The cluster's configuration.  [default: $FOREBAY_CONFIG or ./forebay.toml]",
+    help="The cluster's configuration.  [default: $FOREBAY_CONFIG, or forebay.toml here, in ~/.config/forebay or in "
+    "/etc/forebay]",
 )
 @click.option(
     "--identity",

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from cluster.system import Clock
 
 CONFIG_VARIABLE: Final = "FOREBAY_CONFIG"
-CONFIG_DEFAULT: Final = "forebay.toml"
 
 IDENTITY_DEFAULT: Final = "operator"
 """`cluster.config.OPERATOR_NAME`, written again for the help, which imports no configuration."""
@@ -79,20 +78,24 @@ class Session:
         return self._clock or SystemClock()
 
     def config(self) -> Config:
-        """Return the configuration of --config, or ./forebay.toml; ConfigError says which file and key is wrong."""
-        from pathlib import Path
-
+        """Return the configuration of --config, or the one that is found; ConfigError says what is wrong where."""
         from cluster.config import Config
 
-        return Config.load(self.config_path or Path(CONFIG_DEFAULT))
+        return Config.load(self.config_file())
 
     def _access(self) -> Access:
         """Return what of the configuration says where the cluster is; ConfigError as `config`."""
-        from pathlib import Path
-
         from cluster.config import read_access
 
-        return read_access(self.config_path or Path(CONFIG_DEFAULT))
+        return read_access(self.config_file())
+
+    def config_file(self) -> Path:
+        """Return the file of the configuration; ConfigError where none was named and none is found."""
+        import os
+
+        from cluster.config import find_config
+
+        return self.config_path or find_config(os.environ)
 
     def ask(self, call: Callable[[Client], Awaitable[_T]], *, on_a_loop: bool = False) -> _T:
         """Run a call with a client of the cluster and return its answer; Failure says why there is none.

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from cluster.config.limits import DEFAULT_LIMITS, LimitsConfig
     from cluster.config.mail import MailConfig
     from cluster.config.new_site import FIRST_START_NAME, Founding, FoundingRefused, PoolSpec, found, replica_hosts
-    from cluster.config.reading import read_access
+    from cluster.config.reading import find_config, read_access
     from cluster.config.toml import ConfigError
 else:
     __getattr__ = shown(
@@ -21,7 +21,7 @@ else:
         limits: DEFAULT_LIMITS LimitsConfig
         mail: MailConfig
         new_site: FIRST_START_NAME Founding FoundingRefused PoolSpec found replica_hosts
-        reading: read_access
+        reading: find_config read_access
         toml: ConfigError
         """,
     )

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from cluster.schemas.base import Command, Number
-from replica.values import DEPENDENCIES_MAX, LICENSES_PER_JOB_MAX
+from replica.values import ARGUMENTS_MAX, DEPENDENCIES_MAX, LICENSES_PER_JOB_MAX
 
 NODES_ASKED_MAX = 2**31 - 1
 """Nodes that a request may name; how many there can be is for the controller to say."""
@@ -109,6 +109,9 @@ JOB_FIELDS = (
              "directory"),
     JobField("output", ("-o", "--output"), ("--output", "-o"), "FILE",
              "Standard output and error.  [default: forebay-%j.out]"),
+    JobField("error", ("-e", "--error"), ("--error", "-e"), "FILE", "Standard error.  [default: with the output]"),
+    JobField("open_mode", ("--open-mode",), ("--open-mode",), "MODE",
+             "What becomes of what these files hold: append, truncate.  [default: truncate]"),
 )  # fmt: skip
 """All of them, in the order in which help shows them."""
 
@@ -155,6 +158,12 @@ class SubmitRequest(Command, frozen=True, kw_only=True):
     """Such as `stage_out` or `all`."""
     mail_user: str | None = None
     comment: str | None = None
+    error: str | None = None
+    """Where standard error goes; null: where standard output goes."""
+    open_mode: str | None = None
+    """`append` or `truncate`."""
+    arguments: Annotated[tuple[Text, ...], msgspec.Meta(max_length=ARGUMENTS_MAX)] = ()
+    """Of the script."""
 
 
 class UpdateRequest(Command, frozen=True, kw_only=True):
@@ -219,6 +228,10 @@ class JobDetailsView(msgspec.Struct, frozen=True, kw_only=True):
     """Since when it is suspended; null if it is not."""
     suspended_s: int = 0
     """For how long it was suspended before, whole seconds."""
+    error: str | None = None
+    """The file for standard error, absolute; null: that of standard output."""
+    open_mode: str | None = None
+    arguments: tuple[str, ...] = ()
 
 
 NO_DETAILS = JobDetailsView()

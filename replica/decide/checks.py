@@ -11,6 +11,7 @@ from typing import TypeVar
 from replica.grammar import path_fault, split_inside
 from replica.model import (
     MAIL_TYPES,
+    OPEN_MODES,
     Dependency,
     JobOptions,
     JobRequest,
@@ -93,6 +94,14 @@ def check_options(options: JobOptions) -> None:
         raise Rejected(
             RefusalCode.INVALID_FIELD, f"the partition {fault}", "write the name of a partition", "partition"
         )
+    if options.open_mode and options.open_mode not in OPEN_MODES:
+        raise Rejected(
+            RefusalCode.INVALID_FIELD,
+            f"the open mode {options.open_mode[:48]!r} is unknown",
+            f"write {' or '.join(OPEN_MODES)}",
+            "open_mode",
+        )
+    _check_arguments(options.arguments)
     unknown = [word for word in options.mail_types if word.strip().lower() not in MAIL_TYPES]
     if unknown:
         raise Rejected(
@@ -120,6 +129,19 @@ def check_options(options: JobOptions) -> None:
             "write a user or an address",
             "mail_user",
         )
+
+
+def _check_arguments(arguments: tuple[str, ...]) -> None:
+    size_bytes = sum(len(argument.encode("utf-8", "surrogatepass")) + 1 for argument in arguments)
+    if len(arguments) > limits.ARGUMENTS_MAX or size_bytes > limits.ARGUMENTS_BYTES_MAX:
+        raise Rejected(
+            RefusalCode.LIMIT_EXCEEDED,
+            f"the script is given {len(arguments)} arguments of {size_bytes} bytes",
+            f"give it at most {limits.ARGUMENTS_MAX} of {limits.ARGUMENTS_BYTES_MAX} bytes, the rest in a file",
+            "arguments",
+        )
+    if any("\0" in argument for argument in arguments):
+        raise Rejected(RefusalCode.INVALID_FIELD, "an argument holds a zero byte", "give it text", "arguments")
 
 
 def check_dependencies(state: Facts, dependencies: tuple[Dependency, ...]) -> None:
@@ -180,23 +202,34 @@ def _parts_of_roots(roots: tuple[str, ...], user: str) -> tuple[list[str], ...]:
     return tuple(_parts(root) for root in expand_roots(roots, user))
 
 
+def check_path(path: str, place: str) -> None:
+    """Raise Rejected for what is no absolute path without `..`."""
+    fault = path_fault(path)
+    if fault is not None:
+        raise Rejected(RefusalCode.INVALID_FIELD, f"the path {fault}", "write an absolute path without ..", place)
+
+
 def check_beneath(roots: tuple[str, ...], user: str, path: str, key: str, place: str) -> None:
     """Raise Rejected unless `path` lies beneath one of the roots. By its text: the agent checks again by directory
     descriptor.
     """
-    fault = path_fault(path)
-    if fault is not None:
-        raise Rejected(RefusalCode.INVALID_FIELD, f"the path {fault}", "write an absolute path without ..", place)
+    check_path(path, place)
     parts = _parts(path)
     for root in _parts_of_roots(roots, user):
         if parts[: len(root)] == root:
             return
     expanded = expand_roots(roots, user)
-    listed = ", ".join(expanded) if expanded else f"none: the site has set no {key}"
+    if not expanded:
+        raise Rejected(
+            RefusalCode.PATH_NOT_ALLOWED,
+            f"{path!r} cannot be staged: this site has no {key} yet",
+            f"ask an operator to say what may be staged: forebay config set {key.title()}=DIRECTORY",
+            place,
+        )
     raise Rejected(
         RefusalCode.PATH_NOT_ALLOWED,
         f"{path!r} is outside what user {user} may touch",
-        f"use a path beneath one of {listed}",
+        f"use a path beneath one of {', '.join(expanded)}",
         place,
     )
 

@@ -18,11 +18,11 @@ from replica.decide.buffer_request import (
 )
 from replica.decide.checks import (
     Rejected,
-    check_beneath,
     check_dependencies,
     check_name,
     check_number,
     check_options,
+    check_path,
     check_unprivileged,
     expand,
     require,
@@ -38,7 +38,7 @@ DEFAULT_OUTPUT = "forebay-%j.out"
 
 
 NO_OUTPUT = "/dev/null"
-"""The output of a job that wants none kept: the one file outside of the site's directories that may be named."""
+"""The output of a job that wants none kept."""
 
 
 def job_submitted(state: Facts, actor: c.Actor, command: c.SubmitJob) -> Steps[e.JobSubmitted | Refusal]:
@@ -109,7 +109,11 @@ def _in_a_partition(state: Facts, request: JobRequest) -> JobRequest:
 def _resolved(state: Facts, request: JobRequest, job_id: int, command: c.SubmitJob) -> e.JobSubmitted:
     """Return the submit of one job or task, its paths and its space decided."""
     asked, pool, granted = request.buffer, "", 0
-    output = _output(state, request, job_id)
+    check_path(request.workdir, "workdir")
+    output = _file(request, job_id, request.output or DEFAULT_OUTPUT, "output")
+    if request.asked.error:
+        # Kept as it was asked for: it follows from the rest (`error_path`).
+        _file(request, job_id, request.asked.error, "error")
     if asked is not None:
         asked, pool, granted = space_resolved(state, request, asked, job_id)
     return e.JobSubmitted(job_id, replace(request, output=output, buffer=asked), pool, granted, command.hold)
@@ -130,16 +134,18 @@ def check_again(state: Facts, request: JobRequest, pool: str) -> None:
         raise Rejected(RefusalCode.UNKNOWN_POOL, f"there is no pool {pool!r} any more", "submit it again", "job")
 
 
-def _output(state: Facts, request: JobRequest, job_id: int) -> str:
-    destinations, user = state.site.destinations, request.user
-    check_beneath(destinations, user, request.workdir, "destinations", "workdir")
-    output = expand(request.output or DEFAULT_OUTPUT, request, job_id, "output")
-    if output == NO_OUTPUT:
-        return output
-    if not output.startswith("/"):
-        output = request.workdir.rstrip("/") + "/" + output
-    check_beneath(destinations, user, output, "destinations", "output")
-    return output
+def _file(request: JobRequest, job_id: int, written: str, place: str) -> str:
+    """Return the absolute path of a file that the script's output goes to.
+
+    It may be anywhere: the script runs as its user, and whoever starts it opens the file as that user.
+    """
+    path = expand(written, request, job_id, place)
+    if path == NO_OUTPUT:
+        return path
+    if not path.startswith("/"):
+        path = request.workdir.rstrip("/") + "/" + path
+    check_path(path, place)
+    return path
 
 
 def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:

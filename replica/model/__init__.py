@@ -155,6 +155,7 @@ if TYPE_CHECKING:
         DEFAULT_PRIORITY,
         NO_CHANGE,
         NO_OPTIONS,
+        OPEN_MODES,
         AfterTask,
         ArrayTask,
         BufferRequest,
@@ -168,6 +169,7 @@ if TYPE_CHECKING:
         ListTransfer,
         destinations_of,
         difference,
+        error_path,
         requested,
         with_options,
     )
@@ -243,9 +245,9 @@ else:
         pools: UNIT_WORDS Pool PoolUnit Rates format_amount format_slurm_amount free_bytes parse_amount rates_of unit_in
         pools: unit_of
         provider: NATIVE PROVIDERS Provision provider_facts
-        requests: DEFAULT_PRIORITY NO_CHANGE NO_OPTIONS AfterTask ArrayTask BufferRequest CreatePersistent Dependency
-        requests: DependencyKind DestroyPersistent JobChange JobOptions JobRequest ListTransfer destinations_of
-        requests: difference requested with_options
+        requests: DEFAULT_PRIORITY NO_CHANGE NO_OPTIONS OPEN_MODES AfterTask ArrayTask BufferRequest CreatePersistent
+        requests: Dependency DependencyKind DestroyPersistent JobChange JobOptions JobRequest ListTransfer
+        requests: destinations_of difference error_path requested with_options
         reservations: Reservation ReservedSpace check_reservation left_of
         transfers: ALGORITHMS BACKENDS CHOICE_KEYS CHOOSABLE DEFAULT_TRANSFER_RULES LINKS NO_CHOICE
         transfers: RECEIPTS_PER_JOB_MAX TIMEOUTS VERIFY_LEVELS JobTransfers LeftOut RateShares TransferCheckpoint

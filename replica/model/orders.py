@@ -45,6 +45,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     script: str = ""
     output: str = ""
     """run: the file for standard output and error, absolute."""
+    error: str = ""
+    """run: the file for standard error, absolute; empty: that of standard output."""
     environment: tuple[tuple[str, str], ...] = ()
     time_limit_s: int = 0
     cpus: int = 1
@@ -104,8 +106,6 @@ class SpecialTransfers(msgspec.Struct, frozen=True, kw_only=True):
     """What the job's user has a shell do after the transfers."""
     environment: tuple[tuple[str, str], ...] = ()
     """With `commands`: what the job brought."""
-    workdir_roots: tuple[str, ...] = ()
-    """With `commands`: directories that the working directory must lie beneath."""
     choices: tuple[TransferChoice, ...] = ()
     """What is special about each of the order's transfers; empty: nothing about any."""
     list_choices: tuple[TransferChoice, ...] = ()

@@ -7,7 +7,7 @@ from enum import IntEnum
 import msgspec
 
 from replica.model.buffers import Access, Transfer
-from replica.values import NEVER, Instant
+from replica.values import NEVER, Instant, expand_symbols
 
 
 class DependencyKind(IntEnum):
@@ -143,7 +143,16 @@ class JobOptions(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Whether an operator submitted a job that destroys persistent buffers: then it may destroy other users'. Decided
     from who asks, never taken from what is asked.
     """
+    error: str = ""
+    """Where standard error goes, as it was asked for (`error_path`); empty: where standard output goes."""
+    open_mode: str = ""
+    """`append` or `truncate`: what becomes of what its output files hold before it begins; empty: truncate."""
+    arguments: tuple[str, ...] = ()
+    """Of its script, in their order."""
 
+
+OPEN_MODES = ("append", "truncate")
+"""What `open_mode` may say."""
 
 NO_OPTIONS = JobOptions()
 """The options of a job that asked for none of them: its request has None instead."""
@@ -193,6 +202,26 @@ class JobRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
 def with_options(request: JobRequest, options: JobOptions) -> JobRequest:
     """Return the request with these options."""
     return msgspec.structs.replace(request, options=None if options == NO_OPTIONS else options)
+
+
+def error_path(request: JobRequest, job_id: int) -> str:
+    """Return the absolute path of the file for standard error; empty: it goes where standard output goes.
+
+    UnknownSymbol for one that means nothing here.
+    """
+    if not request.asked.error:
+        return ""
+    array = request.array
+    path = expand_symbols(
+        request.asked.error,
+        job=job_id,
+        user=request.user,
+        name=request.name,
+        workdir=request.workdir,
+        array_job=0 if array is None else array.job,
+        array_task=0 if array is None else array.task,
+    )
+    return path if path.startswith("/") else f"{request.workdir.rstrip('/')}/{path}"
 
 
 def destinations_of(request: JobRequest) -> tuple[str, ...]:

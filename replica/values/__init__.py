@@ -17,6 +17,7 @@ from replica.values.limits import (
     ACCOUNT_DEPTH_MAX,
     ACCOUNT_USERS_MAX,
     ACCOUNTS_MAX,
+    ARGUMENTS_MAX,
     ARRAY_SIZE_MAX,
     BATCH_BYTES_MAX,
     CANDIDATES_BEHIND_MAX,

@@ -32,6 +32,10 @@ ENVIRONMENT_VARIABLES_MAX = 256
 ENVIRONMENT_BYTES_MAX = 64 * 1024
 """What a job may bring of its own environment: count, and bytes of names and values together."""
 
+ARGUMENTS_MAX = 256
+ARGUMENTS_BYTES_MAX = 16 * 1024
+"""What a job's script may be given: count, and bytes of all; longer lists belong into a file."""
+
 DEPENDENCIES_MAX = 64
 """Jobs that one job may wait for."""
 

@@ -65,14 +65,16 @@ async def opening(m: Maker) -> None:
     await m.submit("ada", script="true\n")
     await m.submit("root", script=DW)
     await m.submit("ada", user="ben")
-    await m.submit("ada", workdir="/elsewhere/ada")
+    await m.submit("ada", workdir="/elsewhere/../ada")
     await m.submit("ada", cpus=9)
     await m.submit("ada", time_limit_s=0)
     await m.submit("ada", priority=-1)
     for more in ({"priority": 2}, {"nice": -1}):
         await m.ask("user ada", "POST /v1/jobs", script=SCRIPT.format(""), time_limit_s=600, workdir="/out", **more)
     await m.submit("ada", name="a b")
-    await m.submit("ada", output="/etc/%j")
+    await m.submit("ada", output="/etc/../%j")
+    shadow = "#DW stage_in type=file source=/etc/shadow destination=$DW_JOB_STRIPED/s"
+    await m.submit("ada", script=asks("#DW jobdw capacity=1GiB access_mode=striped type=scratch", shadow))
     await m.submit("ada", output="%q")
     await m.submit("ada", environment={"A=B": "1"})
     await m.submit("ada", begin_at="tomorrow")
@@ -349,7 +351,8 @@ async def runs(m: Maker) -> None:
     await m.ask("user ada", f"POST /v1/jobs/{one}/requeue")
     await m.ask("user ada", f"POST /v1/jobs/{one}/cancel")
     await m.finish(one)
-    two = await m.submit("ben", script=DW, comment="fails before it runs")
+    files: dict[str, Any] = {"error": "err-%j", "open_mode": "append", "arguments": ["a b", ""]}
+    two = await m.submit("ben", script=DW, comment="fails before it runs", **files)
     for _ in range(2):
         await m.until(two, "run")
         await m.report(two, failed("mount failed"))

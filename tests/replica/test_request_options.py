@@ -11,7 +11,7 @@ from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import read_request
 from replica.messages import commands as c
 from replica.model.pools import PoolUnit
-from replica.model.requests import JobOptions, JobRequest, with_options
+from replica.model.requests import JobOptions, JobRequest, error_path, with_options
 from replica.model.transfers import TransferRules
 from replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import OPERATOR, World, user
@@ -33,12 +33,13 @@ def world(**settings: str) -> World:
 
 def submit(
     made: World, *lines: str, bb: str = "", who: str = "alan", actor: c.Actor | None = None,
-    tasks: tuple[int, ...] = (), throttle: int = 0, **options: Any,
+    tasks: tuple[int, ...] = (), throttle: int = 0, workdir: str = "/out", output: str = "", **options: Any,
 ) -> Refusal | int:  # fmt: skip
     script = "\n".join(["#!/bin/sh", *lines, "true", ""])
     site = made.state.site
     reading = read_request(script, bb, provider=site.provider, directive=site.directive)
-    asked = with_options(JobRequest("job", who, script, "/out", 60, buffer=reading.request), JobOptions(**options))
+    plain = JobRequest("job", who, script, workdir, 60, output=output, buffer=reading.request)
+    asked = with_options(plain, JobOptions(**options))
     return made.settle(c.SubmitJob(asked, tasks=tasks, throttle=throttle), actor or user(who))
 
 
@@ -278,6 +279,7 @@ def test_a_list_stays_beneath_the_roots() -> None:
         ({"comment": "x" * 2000}, "comment"),
         ({"comment": "a\x1bb"}, "comment"),
         ({"partition": "a b"}, "partition"),
+        ({"open_mode": "a"}, "open_mode"),
     ],
 )
 def test_an_option_that_can_never_be_is_refused_by_its_field(options: dict[str, Any], place: str) -> None:
@@ -291,3 +293,53 @@ def test_what_a_job_asks_for_is_kept_with_it() -> None:
     assert made.state.jobs[job].request.options == JobOptions(**wanted, requeue=False, singleton=True)
     plain = taken(made)
     assert made.state.jobs[plain].request.options is None
+
+
+def test_a_job_may_work_and_write_wherever_its_user_may() -> None:
+    made = world()
+    job = taken(made, workdir="/anywhere/at/all", output="/else/%j.out")
+    request = made.state.jobs[job].request
+    assert (request.workdir, request.output) == ("/anywhere/at/all", f"/else/{job}.out")
+
+
+@pytest.mark.parametrize("field", ["workdir", "output", "error"])
+@pytest.mark.parametrize("path", ["/a/../b", "/a\0b", "/" + "a/" * 3000])
+def test_a_path_that_is_none_is_refused_by_its_field(field: str, path: str) -> None:
+    found = refused(world(), **{field: path})
+    assert (found.code, found.place) == (RefusalCode.INVALID_FIELD, field)
+
+
+def test_where_standard_error_goes_follows_from_what_was_asked() -> None:
+    made = world()
+    job = taken(made, workdir="/w", error="%x/%j.%A-%a", tasks=(3, 5))
+    assert [error_path(made.state.jobs[one].request, one) for one in (job, job + 1)] == [
+        f"/w/job/{job}.{job}-3",
+        f"/w/job/{job + 1}.{job}-5",
+    ]
+    assert refused(made, error="%q").place == "error"
+    plain = taken(made)
+    assert error_path(made.state.jobs[plain].request, plain) == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("x",) * 257, RefusalCode.LIMIT_EXCEEDED),
+        (("x" * 16 * 1024,), RefusalCode.LIMIT_EXCEEDED),
+        (("a\0b",), RefusalCode.INVALID_FIELD),
+    ],
+)
+def test_arguments_that_no_script_can_be_given_are_refused(arguments: tuple[str, ...], code: RefusalCode) -> None:
+    found = refused(world(), arguments=arguments)
+    assert (found.code, found.place) == (code, "arguments")
+
+
+@pytest.mark.parametrize("key", ["Sources", "Destinations"])
+def test_a_site_that_stages_nothing_yet_says_so_and_what_an_operator_types(key: str) -> None:
+    made = world(**{key: ""})
+    inwards = "#DW stage_in type=file source=/in/a destination=$DW_JOB_STRIPED/a"
+    outwards = "#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/out/a"
+    found = refused(made, "#DW jobdw capacity=1M", inwards if key == "Sources" else outwards)
+    assert found.code is RefusalCode.PATH_NOT_ALLOWED
+    assert f"forebay config set {key}=DIRECTORY" in found.remedy
+    assert taken(made, "#DW jobdw capacity=1M")

@@ -38,6 +38,7 @@ from cluster.agent.files.paths import (
     inside_target,
     join,
     kind_of,
+    open_as_user,
     opened,
     opened_parent,
     outside_target,

@@ -150,6 +150,37 @@ def opened(target: Target, *, forbidden: Identity | None = None, create: bool = 
         os.close(current)
 
 
+def open_as_user(path: str, *, forbidden: Identity) -> int:
+    """Return a descriptor (O_PATH) of a directory that this process, which is the job's user, may enter.
+
+    What may be named is for the kernel to say, as it is for the script, so links are followed. PathRefused where it is
+    not there, or is `forbidden` or lies in it: the agent's own directory, which its account's jobs could enter.
+    """
+    if not path.startswith("/"):
+        raise PathRefused(f"{path!r} is not an absolute path; start it with /")
+    split(path, path)
+    try:
+        directory = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise PathRefused(f"{path} cannot be entered on this node: {error.strerror}") from error
+    above = os.dup(directory)
+    try:
+        while True:
+            _refuse_forbidden(above, path, forbidden)
+            below, above = above, os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=above)
+            at_top = identity_of(below) == identity_of(above)
+            os.close(below)
+            if at_top:
+                return directory
+    except BaseException as error:
+        os.close(directory)
+        if isinstance(error, OSError):
+            raise PathRefused(f"{path} cannot be entered on this node: {error.strerror}") from error
+        raise
+    finally:
+        os.close(above)
+
+
 @contextlib.contextmanager
 def opened_parent(
     target: Target, *, forbidden: Identity | None = None, create: bool = False

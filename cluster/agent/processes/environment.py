@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-import re
 import stat
 from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple, NoReturn
@@ -19,12 +18,10 @@ from cluster.agent.files import (
     Identity,
     PathRefused,
     kind_of,
-    opened,
-    opened_parent,
-    outside_target,
+    open_as_user,
 )
 from cluster.agent.processes.job_processes import SCRIPT_VARIABLE
-from cluster.system import JobProcess, forgo, limit, prepare, reset
+from cluster.system import JobProcess, closing, forgo, limit, prepare, reset
 from replica.model import NO_OPTIONS, Order, OrderPlace
 
 Mode = Literal["own", "switch"]
@@ -136,8 +133,6 @@ BASE_LANG: Final = "C.UTF-8"
 
 OUTPUT_MODE: Final = 0o644
 
-_SYMBOL: Final = re.compile(r"%[%jxu]")
-
 
 class ScriptRefused(Exception):
     """The script cannot be started; `exit_code` is what a shell would give, the message says why."""
@@ -245,12 +240,8 @@ def persistent_variables(
 
 
 def output_path(order: Order) -> str:
-    """Return the absolute path of the file for standard output and error.
-
-    %j %x %u %% are the job, its name, its user, a percent sign.
-    """
-    symbols = {"%j": str(order.job), "%x": order.name, "%u": order.user, "%%": "%"}
-    name = _SYMBOL.sub(lambda found: symbols[found.group()], order.output or f"forebay-{order.job}.out")
+    """Return the absolute path of the file for standard output."""
+    name = order.output or f"forebay-{order.job}.out"
     return name if name.startswith("/") else f"{order.workdir.rstrip('/')}/{name}"
 
 
@@ -279,15 +270,20 @@ def become_script(
     reset(wanted)
     try:
         _enter_workdir(order, home)
-        output = _open_output(order, home)
+        append = order.options is not None and order.options.open_mode == "append"
+        output = _open_output(output_path(order), home, append=append)
+        # The same file, named twice, has one position, or each would write over what the other wrote.
+        same = order.error in ("", output_path(order))
+        error_output = output if same else _open_output(order.error, home, append=append)
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except PathRefused as error:
         raise ScriptRefused(CANNOT_EXECUTE, str(error)) from error
     os.dup2(nothing, 0)
     os.dup2(output, 1)
-    os.dup2(output, 2)
+    os.dup2(error_output, 2)
+    arguments = order.options.arguments if order.options is not None else ()
     try:
-        os.execve(script, [script], environment)
+        os.execve(script, [script, *arguments], environment)
     except FileNotFoundError as error:
         raise ScriptRefused(NOT_FOUND, "the interpreter that the script's #! line names does not exist here") from error
     except OSError as error:
@@ -302,18 +298,20 @@ def become_script(
 
 def _enter_workdir(order: Order, home: Identity) -> None:
     try:
-        with opened(outside_target(order.roots, order.workdir, "the working directory"), forbidden=home) as directory:
+        with closing(open_as_user(order.workdir, forbidden=home)) as directory:
             os.fchdir(directory)
     except OSError as error:
         raise PathRefused(f"the working directory {order.workdir} cannot be entered: {error.strerror}") from error
 
 
-def _open_output(order: Order, home: Identity) -> int:
-    path = output_path(order)
+def _open_output(path: str, home: Identity, *, append: bool) -> int:
     if path == os.devnull:
         return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    above, _, name = path.rpartition("/")
+    if name in ("", ".", ".."):
+        raise PathRefused(f"{path} names a directory; a file needs a name, such as {above}/forebay.out")
     try:
-        with opened_parent(outside_target(order.roots, path, "the output file"), forbidden=home) as (directory, name):
+        with closing(open_as_user(above or "/", forbidden=home)) as directory:
             # Non-blocking, because opening a pipe that nobody reads would wait for ever; its kind is looked at after.
             output = os.open(
                 name,
@@ -326,6 +324,7 @@ def _open_output(order: Order, home: Identity) -> int:
     mode = os.fstat(output).st_mode
     if not stat.S_ISREG(mode):
         raise PathRefused(f"the output file {path} is a {kind_of(mode)}; name a regular file")
-    os.ftruncate(output, 0)
+    if not append:
+        os.ftruncate(output, 0)
     os.set_blocking(output, True)
     return output

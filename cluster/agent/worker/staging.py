@@ -29,9 +29,9 @@ from cluster.agent.files import (
     Target,
     empty_directory,
     leads_to,
+    open_as_user,
     opened,
     opened_parent,
-    outside_target,
 )
 from cluster.agent.transfer import (
     NO_LIMIT_S,
@@ -209,7 +209,7 @@ class Commands:
         special = order.special or NOTHING_SPECIAL
         become_subreaper()
         self.started_at = self._clock.now()
-        workdir = open_workdir(special.workdir_roots, order.workdir, home)
+        workdir = open_as_user(order.workdir, forbidden=home)
         try:
             for command in special.commands:
                 self._run_one(command, workdir, order.stage)
@@ -233,12 +233,6 @@ class Commands:
             become, timeout_s=NO_LIMIT_S, clock=self._clock, keep=(workdir,), poll=self._poll, poll_s=POLL_S
         )
         end_program(f"the command of {stage}", ran)
-
-
-def open_workdir(roots: tuple[str, ...], path: str, home: Identity) -> int:
-    """Return a descriptor of the working directory, which must lie beneath one of `roots`; PathRefused."""
-    with opened(outside_target(roots, path, "the working directory"), forbidden=home) as directory:
-        return os.dup(directory)
 
 
 def held_in(directory: int) -> Held:

@@ -32,6 +32,7 @@ from replica.model import (
     NodeState,
     PersistentBuffer,
     PoolUnit,
+    error_path,
     takes_cpus,
     unit_in,
 )
@@ -79,6 +80,7 @@ def details_of(state: State, job: Job) -> JobDetailsView | None:
         "gid": options.gid or None,
         "licenses": tuple(f"{name}:{count}" for name, count in options.licenses),
         "dependency_any": options.any_of,
+        "error": error_path(request, job.id) or None,
         "restarts": before.requeues,
         "deadline": format_instant(request.deadline),
         "suspend_time": format_instant(before.suspended_at),

@@ -11,7 +11,7 @@ import click
 
 from cluster.cli.commands.local_cluster import module_command
 from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.session import CONFIG_DEFAULT, session
+from cluster.cli.session import session
 from cluster.cli.text import note
 from cluster.slurm import RUN
 from cluster.system import hold_termination
@@ -59,7 +59,7 @@ def bridge(name: str, state: Path, run: Path, metrics: Path | None, when_away: s
         words += ["--metrics", str(metrics)]
     hold_termination()
     # What is wrong with the configuration is said there: one exit code for all that a restart does not mend.
-    command = module_command("cluster.slurm", "--config", str(session().config_path or CONFIG_DEFAULT), *words)
+    command = module_command("cluster.slurm", "--config", str(session().config_file()), *words)
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -118,7 +118,7 @@ def install(
             programs=Path(os.path.abspath(programs)),
             units=Path(os.path.abspath(units)),
             run=Path(os.path.abspath(run)),
-            config=Path(os.path.abspath(session().config_path or CONFIG_DEFAULT)),
+            config=Path(os.path.abspath(session().config_file())),
             scheduler=name or slurm.cluster,
             forebay=_forebay(),
         )

@@ -14,7 +14,7 @@ from cluster.cli.commands.options import JSON_OPTION, in_requests, job_options
 from cluster.cli.exits import INVALID_REQUEST_LINE, NODE_COUNT_LINE, PERMISSION_LINE, ExitCode, Failure, bad_input
 from cluster.cli.group import exit_with, report
 from cluster.cli.session import Session, exit_code_of, session
-from cluster.cli.submission import Prepared, located, prepare, read_bounded
+from cluster.cli.submission import Prepared, located, prepare, read_bounded, unsupported
 from cluster.cli.text import note, present, show_json
 from cluster.client import ApiError, error_of_view
 from cluster.schemas import SubmitRequest, instant_of
@@ -26,6 +26,15 @@ if TYPE_CHECKING:
     from cluster.schemas import CommandResult, JobView
 
 STANDARD_INPUT: Final = "-"
+
+ARGUMENTS_FOLLOW: Final = "--"
+"""What stands before the arguments of a script: what stands before it are more scripts."""
+
+WRAP_NAME: Final = "wrap"
+"""Name of a job whose script is a command of the command line, as Slurm calls it."""
+
+_ARGUMENTS: Final = "forebay.arguments"
+"""Where the context of a submit keeps the arguments of its script."""
 
 SCRIPTS_MAX: Final = 10_000
 """Scripts of one command, count: ten requests; all of them are in memory before the first is sent."""
@@ -66,18 +75,39 @@ class _Script(NamedTuple):
     prepared: Prepared
 
 
-@click.command("submit", no_args_is_help=True)
-@click.argument("scripts", metavar="SCRIPT…", nargs=-1, required=True)
+class _SubmitCommand(click.Command):
+    """A command whose words after `--` are the script's, and that knows what sbatch has and Forebay does not."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take what follows `--` out, and parse the rest; Failure for an option that Forebay cannot have."""
+        own, given = args, list[str]()
+        if ARGUMENTS_FOLLOW in args:
+            at = args.index(ARGUMENTS_FOLLOW)
+            own, given = args[:at], args[at + 1 :]
+        ctx.meta[_ARGUMENTS] = tuple(given)
+        try:
+            return super().parse_args(ctx, own)
+        except click.NoSuchOption as error:
+            failure = unsupported(error.option_name, "")
+            raise failure or error from error
+
+
+@click.command("submit", cls=_SubmitCommand, no_args_is_help=True)
+@click.argument("scripts", metavar="SCRIPT… [-- ARGUMENT…]", nargs=-1)
 @job_options()
+@click.option("-n", "--ntasks", type=click.Choice(["1"]), expose_value=False, hidden=True)
+@click.option("--wrap", metavar="COMMAND", help="A command for /bin/sh instead of a script.")
+@click.option("-W", "--wait", "waits", is_flag=True, help="End when the job is over, with its exit code.")
+@click.option("--parsable", is_flag=True, help="Print the number of the job and nothing else.")
 @click.option("--export", metavar="NAME=VALUE", multiple=True, help="A variable for the job; NAME alone copies it.")
 @click.option("--uid", "owner", metavar="USER", help="On behalf of this user (operators only).")
 @click.option("--command-id", metavar="ID", help="Repeat a submit whose outcome was unknown: it happens once.")
 @JSON_OPTION
 def submit(
     scripts: tuple[str, ...], owner: str | None, command_id: str | None, as_json: bool, export: tuple[str, ...],
-    **given: str | bool | None,
+    wrap: str | None, waits: bool, parsable: bool, **given: str | bool | None,
 ) -> None:  # fmt: skip
-    """Submit batch scripts, or - for standard input.
+    """Submit batch scripts, or - for standard input. What follows `--` are the arguments of the script.
 
     #SBATCH lines at the top of the script are read for the same options by Slurm's names (--job-name, --time,
     --cpus-per-task, …), and --ntasks=1; an unknown one is refused. The command line wins. #DW and #BB lines (#BB_LUA
@@ -91,14 +121,19 @@ def submit(
     """
     if command_id is not None:
         _check_command_id(command_id)
+    if waits and as_json:
+        raise bad_input("--wait ends with the job's exit code, and --json says how it began", "give one of them")
     current = session()
-    found = list(_texts(scripts))
+    arguments: tuple[str, ...] = click.get_current_context().meta[_ARGUMENTS]
+    found = _wrapped(wrap, scripts, arguments) if wrap is not None else list(_texts(scripts))
+    if not found:
+        raise bad_input("no script is named", "name one, or - for standard input, or --wrap COMMAND")
     if command_id is not None and len(found) > 1:
         raise bad_input("an id is that of one script", "repeat each script with its own id", place="--command-id")
-    made = [
-        _Script(
-            name,
-            prepare(
+    made = list[_Script]()
+    for name, data in found:
+        try:
+            prepared = prepare(
                 data,
                 name,
                 given,
@@ -106,20 +141,45 @@ def submit(
                 directory=Path.cwd(),
                 environment=os.environ,
                 now=current.clock.now(),
-            ),
-        )
-        for name, data in found
-    ]
+                arguments=arguments,
+            )
+        except Failure as error:
+            if made and not data.startswith(b"#!"):
+                error.remedy += f"; arguments of a script stand after it and {ARGUMENTS_FOLLOW}"
+            raise
+        made.append(_Script(name, prepared))
     for script in made:
         for warning in script.prepared.warnings:
             note(f"forebay: warning: {warning}")
+    line = "{}" if parsable else "Submitted batch job {}"
     if len(made) == 1:
-        _submit_one(current, made[0].prepared, owner, command_id, as_json)
+        jobs: tuple[int, ...] = (_submit_one(current, made[0].prepared, owner, command_id, None if as_json else line),)
+        code = ExitCode.OK
     else:
-        _submit_all(current, made, owner, as_json)
+        jobs, code = _submit_all(current, made, owner, None if as_json else line)
+    if code is not ExitCode.OK:
+        exit_with(code)
+    if waits:
+        from cluster.cli.submission import wait_until_over
+
+        sys.stdout.flush()
+        ended = current.ask(lambda client: wait_until_over(client, jobs, note), on_a_loop=True)
+        if ended:
+            raise click.exceptions.Exit(ended)
 
 
-def _submit_one(current: Session, prepared: Prepared, owner: str | None, command_id: str | None, as_json: bool) -> None:
+def _wrapped(command: str, scripts: tuple[str, ...], arguments: tuple[str, ...]) -> list[tuple[str, bytes]]:
+    """Return the script that runs a command of the command line, and its name."""
+    if scripts or arguments:
+        raise bad_input("--wrap is the script, and has no arguments", "name a script, or give --wrap", place="--wrap")
+    return [(WRAP_NAME, f"#!/bin/sh\n# Made by forebay submit --wrap.\n\n{command}\n".encode(errors="surrogateescape"))]
+
+
+def _submit_one(
+    current: Session, prepared: Prepared, owner: str | None, command_id: str | None, line: str | None
+) -> int:
+    """Submit a script, print its number in `line` (None: as JSON), and return it."""
+
     async def send(client: Client) -> JobView:
         request = SubmitRequest(command_id=command_id or client.new_command_id(), user=owner, **prepared.fields)
         try:
@@ -130,11 +190,17 @@ def _submit_one(current: Session, prepared: Prepared, owner: str | None, command
     job = current.ask(send)
     for warning in job.warnings:
         note(f"forebay: warning: {warning}")
-    present(job, as_json, lambda: f"Submitted batch job {job.job_id}")
+    present(job, line is None, lambda: str(line).format(job.job_id))
+    return job.job_id
 
 
-def _submit_all(current: Session, scripts: Sequence[_Script], owner: str | None, as_json: bool) -> None:
-    """Submit scripts in as few requests as it takes; print how each of them went, in their order."""
+def _submit_all(
+    current: Session, scripts: Sequence[_Script], owner: str | None, line: str | None
+) -> tuple[tuple[int, ...], ExitCode]:
+    """Submit scripts in as few requests as it takes; print how each of them went, in their order, as `_submit_one`.
+
+    Return the jobs, and the exit code of the first that failed.
+    """
     from cluster.schemas import JobsAnswer, SubmitCommand
 
     async def send(client: Client) -> tuple[int, list[JobView | ApiError]]:
@@ -166,12 +232,11 @@ def _submit_all(current: Session, scripts: Sequence[_Script], owner: str | None,
         jobs.append(outcome)
         for warning in outcome.warnings:
             note(f"forebay: warning: {script.name}: {warning}")
-        if not as_json:
-            click.echo(f"Submitted batch job {outcome.job_id}")
-    if as_json:
+        if line is not None:
+            click.echo(line.format(outcome.job_id))
+    if line is None:
         show_json(JobsAnswer(revision=revision, jobs=tuple(jobs)))
-    if failures:
-        exit_with(failures[0].code)
+    return tuple(job.job_id for job in jobs), failures[0].code if failures else ExitCode.OK
 
 
 def _outcome(result: CommandResult) -> JobView | ApiError:

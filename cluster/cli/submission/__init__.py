@@ -7,11 +7,15 @@ from replica.faces import shown
 if TYPE_CHECKING:
     from cluster.cli.submission.readers import Context, read_bounded, read_change, settings_of
     from cluster.cli.submission.request import Prepared, located, prepare
+    from cluster.cli.submission.sbatch import unsupported
+    from cluster.cli.submission.waiting import wait_until_over
 else:
     __getattr__ = shown(
         __name__,
         """
         readers: Context read_bounded read_change settings_of
         request: Prepared located prepare
+        sbatch: unsupported
+        waiting: wait_until_over
         """,
     )

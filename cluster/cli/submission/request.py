@@ -36,6 +36,7 @@ def prepare(
     given: Given,
     exports: Sequence[str] = (),
     *,
+    arguments: tuple[str, ...] = (),
     directory: Path,
     environment: Mapping[str, str],
     now: Instant,
@@ -46,6 +47,9 @@ def prepare(
     Failure (bad input) names the place: line and column of the script, or the option of the command line.
     """
     label = "script" if script_name == "-" else script_name
+    for argument in arguments:
+        if not _is_text(argument):
+            raise bad_input("an argument of the script is not UTF-8 text", "give it text", place="--")
     script = check_script(data, label)
     options = read_options(script, label)
     chosen = options.settings | settings_of(given)
@@ -55,6 +59,7 @@ def prepare(
         "time_limit_s": TIME_LIMIT_S_DEFAULT,
         "workdir": str(directory),
         "environment": parse_exports(exports, environment),
+        "arguments": arguments,
     }
     context = Context(directory, now, zone)
     for row in JOB_FIELDS:
@@ -70,6 +75,15 @@ def prepare(
         del sources["bbf"]
         sources["--bbf"] = chosen["bbf"].value
     return Prepared(fields, options.warnings, sources)
+
+
+def _is_text(text: str) -> bool:
+    """Whether a word of the command line, or of its environment, is UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def located(place: str, sources: Mapping[str, str]) -> str:
@@ -95,10 +109,8 @@ def parse_exports(exports: Sequence[str], environment: Mapping[str, str]) -> dic
                     f"the variable {name} is not set here", f"write --export {name}=VALUE", place="--export"
                 )
             value = environment[name]
-        try:
-            value.encode("utf-8")
-        except UnicodeEncodeError:
-            raise bad_input(f"the value of {name} is not UTF-8", "export text only", place="--export") from None
+        if not _is_text(value):
+            raise bad_input(f"the value of {name} is not UTF-8", "export text only", place="--export")
         found[name] = value
     size_bytes = sum(len(name.encode()) + len(value.encode()) for name, value in found.items())
     if len(found) > ENVIRONMENT_VARIABLES_MAX or size_bytes > ENVIRONMENT_BYTES_MAX:

@@ -7,7 +7,7 @@ script asks for is worse than one that is not accepted.
 """
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from cluster.cli.exits import Failure, bad_input
@@ -46,6 +46,42 @@ def _options() -> Iterator[Option]:
 
 
 OPTIONS: Final = tuple(_options())
+
+_NO_MEMORY: Final = "Forebay keeps no account of memory: a job has what its node has free"
+_NO_DEVICES: Final = "Forebay gives out CPUs, burst buffers and licences, and no devices"
+_ONE_NODE: Final = "a job of Forebay is one task on one node, which Forebay chooses"
+_TYPED: Final = "it says what the command does, not what the job is"
+
+UNSUPPORTED: Final[Mapping[str, tuple[str, str]]] = {
+    **dict.fromkeys(("--mem", "--mem-per-cpu", "--mem-per-gpu"), (_NO_MEMORY, "leave it out")),
+    **dict.fromkeys(
+        ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task", "--cpus-per-gpu", "-G"),
+        (_NO_DEVICES, "leave it out, or have an operator make a licence for them: forebay license set gpu --total N"),
+    ),
+    **dict.fromkeys(
+        ("--nodelist", "--exclude", "--constraint", "-w", "-x", "-C"),
+        (_ONE_NODE, "leave it out, or name a partition of such nodes with --partition"),
+    ),
+    **dict.fromkeys(
+        ("--ntasks-per-node", "--tasks-per-node", "--ntasks-per-core", "--ntasks-per-socket", "--sockets-per-node"),
+        (_ONE_NODE, "leave it out, and ask for CPUs with --cpus-per-task"),
+    ),
+    **dict.fromkeys(
+        ("--exclusive", "--oversubscribe", "-s"),
+        (_ONE_NODE + ", and shares with others", "ask for all CPUs of a node with --cpus-per-task"),
+    ),
+    "--input": ("the standard input of a job is /dev/null", "read the file in the script: command < FILE"),
+    "-i": ("the standard input of a job is /dev/null", "read the file in the script: command < FILE"),
+    "--signal": ("a job gets SIGTERM at its time limit, and no signal before", "leave it out"),
+    "--export": (
+        "a job of Forebay brings nothing of the environment unless it is named",
+        "leave it out, and name what it needs: forebay submit --export NAME=VALUE",
+    ),
+    **dict.fromkeys(
+        ("--wait", "-W", "--parsable", "--wrap", "--uid"), (_TYPED, "leave it out, and give it to forebay submit")
+    ),
+}
+"""Options of sbatch that scripts often have and Forebay does not: what they would need, and what would be right."""
 
 _LONG: Final = {option.long: option for option in OPTIONS}
 _SHORT: Final = {option.short: option for option in OPTIONS if option.short}
@@ -251,7 +287,16 @@ def _checked(option: Option, written: str, value: Word, place: str) -> tuple[Opt
     return option, value.text, value.column
 
 
+def unsupported(written: str, place: str) -> Failure | None:
+    """Return the failure for an option of sbatch that Forebay does not have; None for one that is none of those."""
+    found = UNSUPPORTED.get(written)
+    return None if found is None else bad_input(f"{written} cannot be had: {found[0]}", found[1], place=place)
+
+
 def _unknown(written: str, place: str, column: int) -> Failure:
+    known_option = unsupported(written, f"{place}, column {column}")
+    if known_option is not None:
+        return known_option
     near = difflib.get_close_matches(written, _LONG, n=1)
     known = ", ".join(f"{option.long}/{option.short}" if option.short else option.long for option in OPTIONS)
     remedy = f"did you mean {near[0]}? " if near else ""

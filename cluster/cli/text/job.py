@@ -88,7 +88,7 @@ def _lines(job: JobView, more: JobDetailsView, now: Instant, zone: Zone, uid: Ui
     for row in JOB_FIELDS:
         if row.label and getattr(more, row.field):
             yield f"{row.label}={_text(getattr(more, row.field))}"
-    yield _pairs(StdErr=job.output)
+    yield _pairs(StdErr=more.error or job.output)
     yield "StdIn=/dev/null"
     yield _pairs(StdOut=job.output)
     if job.guest is not None:

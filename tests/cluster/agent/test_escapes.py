@@ -170,7 +170,7 @@ def test_nothing_of_a_script_outlives_its_supervisor_for_long(site: Site, attack
 def test_nothing_of_a_command_outlives_its_stage_in(site: Site, attack: Attack) -> None:
     async def story() -> None:
         async with site.running() as (controller, _):
-            special = SpecialTransfers(commands=(attack.command(),), workdir_roots=(str(site.destinations),))
+            special = SpecialTransfers(commands=(attack.command(),))
             await controller.order(site.order(7, 2, "stage_in", special=special))
             await attack.is_up()
             assert isinstance(await controller.result(7, 2), OperationDone)

@@ -150,7 +150,7 @@ def through_a_script(site: Site) -> Seen:
 def through_a_command(site: Site) -> Seen:
     async def story() -> None:
         async with site.running(SPOILT) as (controller, _):
-            special = SpecialTransfers(commands=(text_of(site),), workdir_roots=(str(site.destinations),))
+            special = SpecialTransfers(commands=(text_of(site),))
             await controller.order(site.order(7, 2, "stage_in", special=special))
             done = await controller.result(7, 2)
             assert isinstance(done, OperationDone), done

@@ -26,10 +26,7 @@ KIB = 1024
 
 
 def special(site: Site, **fields: object) -> SpecialTransfers:
-    standard: dict[str, object] = {
-        "list_roots": (str(site.sources),),
-        "workdir_roots": (str(site.destinations),),
-    }
+    standard: dict[str, object] = {"list_roots": (str(site.sources),)}
     return SpecialTransfers(**(standard | fields))  # type: ignore[arg-type]
 
 

@@ -110,9 +110,15 @@ def shared() -> Iterator[Node]:
 REFUSED = {
     "no #! line": ("echo x\n", {}, 126, "has no #! line"),
     "no interpreter": ("#!/no/such/interpreter\n", {}, 127, "the interpreter that the script"),
-    "workdir outside": ("#!/bin/sh\n", {"workdir": "/etc"}, 126, "/etc lies outside the directories that the working"),
-    "workdir missing": ("#!/bin/sh\n", {"workdir": "{work}/gone"}, 126, "gone does not exist"),
-    "output outside": ("#!/bin/sh\n", {"output": "/etc/out"}, 126, "/etc/out lies outside"),
+    "workdir missing": ("#!/bin/sh\n", {"workdir": "{work}/gone"}, 126, "gone cannot be entered on this node: No such"),
+    "workdir the agent's": ("#!/bin/sh\n", {"workdir": "{work}/../n1/steps"}, 126, "has a '..' in it"),
+    "workdir in the agent's": ("#!/bin/sh\n", {"workdir": "{home}/steps"}, 126, "is the agent's own directory"),
+    "workdir a link to the agent's": ("#!/bin/sh\n", {"workdir": "{work}/home/steps"}, 126, "is the agent's own"),
+    "output in the agent's": ("#!/bin/sh\n", {"output": "{home}/out"}, 126, "is the agent's own directory"),
+    "output nowhere": ("#!/bin/sh\n", {"output": "{work}/gone/out"}, 126, "gone cannot be entered"),
+    "output a directory": ("#!/bin/sh\n", {"output": "{work}/"}, 126, "names a directory"),
+    "error in the agent's": ("#!/bin/sh\n", {"error": "{home}/out"}, 126, "is the agent's own directory"),
+    "error a pipe": ("#!/bin/sh\n", {"error": "{work}/pipe"}, 126, "the output file"),
     "output upwards": ("#!/bin/sh\n", {"output": "../out"}, 126, "has a '..' in it"),
     "output a pipe": ("#!/bin/sh\n", {"output": "pipe"}, 126, "the output file"),
     "output a link": ("#!/bin/sh\n", {"output": "link"}, 126, "the output file"),
@@ -126,10 +132,49 @@ def test_a_script_that_cannot_be_started_has_failed_with_the_code_of_a_shell_and
     script, fields, exit_code, sentence = REFUSED[case]
     os.mkfifo(node.work / "pipe")
     (node.work / "link").symlink_to(node.directory / "elsewhere")
-    ended = node.run(script, **{name: value.format(work=node.work) for name, value in fields.items()})
+    (node.work / "home").symlink_to(node.directory / "n1")
+    places = {"work": node.work, "home": node.directory / "n1"}
+    ended = node.run(script, **{name: value.format_map(places) for name, value in fields.items()})
     assert (ended.result, ended.exit_code, ended.signal) == (JobState.FAILED, exit_code, 0)
     assert sentence in ended.message
     assert not (node.directory / "elsewhere").exists()
+
+
+def test_a_script_runs_wherever_its_user_may_be_links_followed(
+    node: Node, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (node.work / "there").symlink_to(elsewhere)
+    assert node.run(script_of("pwd -P"), workdir=f"{node.work}/there") == ScriptEnded(JobState.COMPLETED)
+    assert shown(elsewhere / "forebay-7.out") == f"{elsewhere}\n"
+
+
+def test_standard_error_has_a_file_of_its_own_where_one_is_named(node: Node) -> None:
+    script = script_of("echo out; echo err >&2")
+    assert node.run(script, error=f"{node.work}/err") == ScriptEnded(JobState.COMPLETED)
+    assert (shown(node.work / "forebay-7.out"), shown(node.work / "err")) == ("out\n", "err\n")
+
+
+def test_output_and_error_of_one_name_are_one_file(node: Node) -> None:
+    script = script_of("echo out; echo err >&2; echo more")
+    both = f"{node.work}/both"
+    assert node.run(script, output=both, error=both) == ScriptEnded(JobState.COMPLETED)
+    assert shown(node.work / "both") == "out\nerr\nmore\n"
+
+
+@pytest.mark.parametrize(("mode", "kept"), [("append", "before\n"), ("truncate", ""), ("", "")])
+def test_what_an_output_file_holds_is_kept_where_it_is_to_be_added_to(node: Node, mode: str, kept: str) -> None:
+    (node.work / "out").write_text("before\n")
+    options = JobOptions(open_mode=mode)
+    assert node.run(script_of("echo now"), output="out", options=options) == ScriptEnded(JobState.COMPLETED)
+    assert shown(node.work / "out") == kept + "now\n"
+
+
+def test_a_script_has_its_arguments_as_they_were_given(node: Node) -> None:
+    given = ("a b", "", "--x", "*", "ü")
+    options = JobOptions(arguments=given)
+    assert node.run(script_of('printf "%s\\n" "$#" "$@"'), options=options) == ScriptEnded(JobState.COMPLETED)
+    assert shown(node.work / "forebay-7.out").split("\n")[:-1] == ["5", *given]
 
 
 def test_a_script_whose_output_is_dev_null_runs_and_leaves_none(node: Node) -> None:
@@ -358,10 +403,10 @@ def test_with_switched_accounts_commands_and_programs_run_as_the_jobs_user(share
     secret.write_text("root only")
     secret.chmod(0o600)
     (shared.work / "in").write_text("in")
-    reading = SpecialTransfers(commands=(f"cat {secret}",), workdir_roots=(str(shared.work),))
+    reading = SpecialTransfers(commands=(f"cat {secret}",))
     failed = shared.operate("stage_in", special=reading)
     assert isinstance(failed, OperationFailed) and "Permission denied" in failed.message
-    writing = SpecialTransfers(commands=('id -un >"$DW_JOB_STRIPED/who"',), workdir_roots=(str(shared.work),))
+    writing = SpecialTransfers(commands=('id -un >"$DW_JOB_STRIPED/who"',))
     inwards = Transfer(TransferKind.FILE, str(shared.work / "in"), "$DW_JOB_STRIPED/in")
     rules = TransferRules(
         backends=("template", "command"), template="/bin/sh -c 'id -un >>who; cp $0 $1' {source} {destination}"

@@ -215,9 +215,11 @@ WANTED = {
 
 
 def test_a_bad_script_is_refused_before_anything_is_sent(double: Double) -> None:
-    result = forebay(double.config, "submit", "-", stdin=b"#!/bin/sh\n#SBATCH --gpus=1\n")
+    result = forebay(double.config, "submit", "-", stdin=b"#!/bin/sh\n#SBATCH --spread-job\n")
     assert result.exit_code == ExitCode.BAD_INPUT
-    assert result.stderr.startswith("forebay: script line 2, column 9: Forebay does not know the option '--gpus'\n")
+    assert result.stderr.startswith(
+        "forebay: script line 2, column 9: Forebay does not know the option '--spread-job'\n"
+    )
     assert double.asked == []
 
 

@@ -87,6 +87,9 @@ def test_a_plain_script_gets_the_defaults() -> None:
         "mail_types": (),
         "mail_user": None,
         "comment": None,
+        "error": None,
+        "open_mode": None,
+        "arguments": (),
     }
 
 

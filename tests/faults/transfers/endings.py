@@ -119,7 +119,7 @@ def fields_of(harness: Harness, mover: Mover, stage: str, way: str) -> dict[str,
         command = f"mkdir -p {ways[1]} && cp -r --remove-destination --preserve=mode,timestamps {ways[0]}/. {ways[1]}/"
         fields |= {
             "transfers": (),
-            "special": SpecialTransfers(commands=(command,), workdir_roots=(str(harness.directory),)),
+            "special": SpecialTransfers(commands=(command,)),
         }
     return fields
 
