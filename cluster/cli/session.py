@@ -103,14 +103,21 @@ class Session:
         A call that waits for several things at once, or for time to pass, runs `on_a_loop`: an event loop and its
         client, which take longer to import than most commands last.
         """
-        from cluster.client import ApiError, Client, finish, run
+        from cluster.client import NOBODY_S, ApiError, Client, finish, run
         from cluster.security import TlsRefused
 
         config = self._access()
+        # Who says how long to wait may be waiting for a cluster that is being started.
+        nobody_s = NOBODY_S if self.deadline_s == DEADLINE_S else None
 
         async def perform() -> _T:
             async with Client.from_config(
-                config, self.identity, clock=self.clock, deadline_s=self.deadline_s, blocking=not on_a_loop
+                config,
+                self.identity,
+                clock=self.clock,
+                deadline_s=self.deadline_s,
+                nobody_s=nobody_s,
+                blocking=not on_a_loop,
             ) as client:
                 return await call(client)
 

@@ -6,6 +6,7 @@ from replica.faces import shown
 
 if TYPE_CHECKING:
     from cluster.client.blocking import finish
+    from cluster.client.calls import NOBODY_S
     from cluster.client.client import Client, run
     from cluster.client.errors import NO_ANSWER, UNTRUSTED, ApiError, error_of_view
 else:
@@ -13,6 +14,7 @@ else:
         __name__,
         """
         blocking: finish
+        calls: NOBODY_S
         client: Client run
         errors: NO_ANSWER UNTRUSTED ApiError error_of_view
         """,

@@ -51,9 +51,19 @@ class AttemptFailed(ApiError):
     that asking again cannot help.
     """
 
-    def __init__(self, sentence: str, *, code: str = UNREACHABLE, may_have_arrived: bool, remedy: str = "") -> None:
+    def __init__(
+        self,
+        sentence: str,
+        *,
+        code: str = UNREACHABLE,
+        may_have_arrived: bool,
+        remedy: str = "",
+        nobody_listens: bool = False,
+    ) -> None:
         super().__init__(NO_ANSWER, code, sentence, remedy=remedy)
         self.may_have_arrived = may_have_arrived
+        self.nobody_listens = nobody_listens
+        """Whether the machine itself said that nothing listens at the address."""
 
     @property
     def untrusted(self) -> bool:
@@ -81,7 +91,8 @@ class Sending(Protocol):
 def unreachable(address: Address, error: OSError) -> AttemptFailed:
     """Return the failure to connect to a replica."""
     reason = error.strerror or str(error)
-    return AttemptFailed(f"{address} cannot be reached ({reason})", may_have_arrived=False)
+    nobody = isinstance(error, ConnectionRefusedError)
+    return AttemptFailed(f"{address} cannot be reached ({reason})", may_have_arrived=False, nobody_listens=nobody)
 
 
 def no_handshake(address: Address, connect_s: float) -> AttemptFailed:

@@ -13,7 +13,8 @@ answer was lost is answered, not repeated (law 6). Only when the deadline passes
 outcome *unknown*.
 
 A refusal (any other status from 400) ends the call at once. So does a round in which every replica that could be
-reached refused our certificate or showed one that we refuse: trust does not come by waiting.
+reached refused our certificate or showed one that we refuse: trust does not come by waiting. A person's call ends, too,
+once nothing has listened at any address for half a second: a cluster that is down is not one that elects.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -51,6 +52,10 @@ CONNECT_S: Final = 1.0
 A process that is frozen accepts connections and never shakes hands. Doubled from round to round, so that replicas that
 are slow because everybody connects at once are reached too.
 """
+
+NOBODY_S: Final = 0.5
+"""Seconds that a person waits while nothing listens at any address: a replica that is started again takes less, and all
+of them are never started again at once but by somebody who knows."""
 
 FIRST_WAIT_S: Final = 0.05
 """Seconds before the second round: elections take tenths of a second, so asking soon often meets a new leader."""
@@ -221,29 +226,44 @@ class Caller:
         endpoints: Endpoints,
         clock: Clock,
         *,
+        nobody_s: float | None = None,
         sleep: Callable[[float], Awaitable[None]] = rest,
         chance: Callable[[], float] = draw,
     ) -> None:
+        """`nobody_s`: how long nothing may listen at any address, seconds; None: until the deadline of the call."""
         self._exchange = exchange
         self._endpoints = endpoints
         self._clock = clock
+        self._nobody_s = nobody_s
         self._sleep = sleep
         self._chance = chance
 
     async def perform(self, call: Call) -> Answer:
         """Return the first answer with a status below 300; ApiError for a refusal or when the deadline passes."""
-        return await _Run(call, self._exchange, self._endpoints, self._clock, BackOff(self._chance)).finish(self._sleep)
+        run = _Run(call, self._exchange, self._endpoints, self._clock, BackOff(self._chance), self._nobody_s)
+        return await run.finish(self._sleep)
 
 
 class _Run:
     """The state of one call under way."""
 
-    def __init__(self, call: Call, exchange: Sending, endpoints: Endpoints, clock: Clock, back_off: BackOff) -> None:
+    def __init__(
+        self,
+        call: Call,
+        exchange: Sending,
+        endpoints: Endpoints,
+        clock: Clock,
+        back_off: BackOff,
+        nobody_s: float | None,
+    ) -> None:
         self._call = call
         self._exchange = exchange
         self._endpoints = endpoints
         self._clock = clock
         self._back_off = back_off
+        self._nobody_s = nobody_s
+        self._nobody_since_s: float | None = None
+        """Since when nothing listens at any address; None: somebody does, or nobody was asked."""
         self._deadline_s = clock.monotonic_s() + call.deadline_s
         self._may_have_happened = False
         self._retry_after_s = 0.0
@@ -258,12 +278,21 @@ class _Run:
                 return answer
             if self._call.once:
                 raise self._last or self._gave_up()
+            self._check_that_somebody_listens()
             self._connect_s *= 2
             wait_s = self._back_off.wait_s(self._retry_after_s)
             if wait_s >= self._left_s():
                 # Nothing could be asked after the wait: say so now rather than later.
                 raise self._gave_up()
             await sleep(wait_s)
+
+    def _check_that_somebody_listens(self) -> None:
+        since_s, now_s = self._nobody_since_s, self._clock.monotonic_s()
+        if self._nobody_s is None or since_s is None or now_s - since_s < self._nobody_s:
+            return
+        addresses = ", ".join(map(str, self._endpoints.order))
+        sentence = f"nothing listens at {addresses}: no replica runs there"
+        raise self._error(NO_ANSWER, UNREACHABLE, sentence, "start the replicas, or name the right configuration")
 
     def _left_s(self) -> float:
         return self._deadline_s - self._clock.monotonic_s()
@@ -303,6 +332,10 @@ class _Run:
                 # What the call's own deadline cut short says less than what was answered before.
                 self._last = outcome
             target = self._endpoints.next_after(tried)
+        if not all(isinstance(trouble, AttemptFailed) and trouble.nobody_listens for trouble in troubles):
+            self._nobody_since_s = None
+        elif self._nobody_since_s is None:
+            self._nobody_since_s = self._clock.monotonic_s()
         untrusted = next((trouble for trouble in troubles if trouble.code == UNTRUSTED), None)
         if untrusted is not None and all(trouble.status == NO_ANSWER for trouble in troubles):
             raise self._error(untrusted.status, untrusted.code, untrusted.sentence, untrusted.remedy)

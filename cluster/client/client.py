@@ -84,11 +84,13 @@ class Client:
         *,
         clock: Clock | None = None,
         deadline_s: float = DEADLINE_S,
+        nobody_s: float | None = None,
         blocking: bool = False,
     ) -> None:
         """Prepare to talk to the replicas at `endpoints` (API addresses); nothing is connected yet.
 
-        `deadline_s` holds for calls that do not name their own. `blocking`: calls are run by `finish`, one after the
+        `deadline_s` holds for calls that do not name their own; `nobody_s`: when a call is over before, because
+        nothing listens at any address. `blocking`: calls are run by `finish`, one after the
         other. TlsRefused if certificate or key cannot be used: it is malformed, expired, readable by others, or of
         another authority.
         """
@@ -96,7 +98,7 @@ class Client:
         self._endpoints = Endpoints(endpoints)
         self._exchange: Sending = BlockingExchange(tls, self._clock) if blocking else _on_a_loop(tls, self._clock)
         self._sleep = _doze if blocking else rest
-        self._caller = Caller(self._exchange, self._endpoints, self._clock, sleep=self._sleep)
+        self._caller = Caller(self._exchange, self._endpoints, self._clock, sleep=self._sleep, nobody_s=nobody_s)
         self._deadline_s = deadline_s
         self._session_ids = SessionIds(self._open_session, self._clock)
 
@@ -108,11 +110,12 @@ class Client:
         *,
         clock: Clock | None = None,
         deadline_s: float = DEADLINE_S,
+        nobody_s: float | None = None,
         blocking: bool = False,
     ) -> Client:
         """Return a client of the configured cluster as `identity`; ConfigError or TlsRefused if that cannot be."""
         files = config.tls_files(identity)
-        return cls(config.endpoints, files, clock=clock, deadline_s=deadline_s, blocking=blocking)
+        return cls(config.endpoints, files, clock=clock, deadline_s=deadline_s, nobody_s=nobody_s, blocking=blocking)
 
     async def __aenter__(self) -> Self:
         return self

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.client.attempt import Answer, AttemptFailed
-from cluster.client.calls import CONNECT_S, REDIRECTS_MAX, Call, Caller, Endpoints
+from cluster.client.calls import CONNECT_S, NOBODY_S, REDIRECTS_MAX, Call, Caller, Endpoints
 from cluster.client.errors import UNREACHABLE, UNTRUSTED, ApiError
 from cluster.client.exchange import Exchange
 from cluster.system.address import Address
@@ -39,6 +39,7 @@ HAPPENINGS = {
     "to 2": Answer(307, b"", location="https://127.0.0.1:2/v1/jobs"),
     "nowhere": Answer(307, b"", location="http://x"),
     "down": AttemptFailed("down", code=UNREACHABLE, may_have_arrived=False),
+    "nobody": AttemptFailed("nobody", code=UNREACHABLE, may_have_arrived=False, nobody_listens=True),
     "cut": AttemptFailed("cut", code=UNREACHABLE, may_have_arrived=True),
     "silent": AttemptFailed("silent", code=UNREACHABLE, may_have_arrived=True),
     "untrusted": AttemptFailed("untrusted", code=UNTRUSTED, may_have_arrived=False),
@@ -72,7 +73,9 @@ class Script(Exchange):
         return happening
 
 
-def perform(happenings: list[str], deadline_s: float = DEADLINE_S) -> tuple[Script, Answer | ApiError, float]:
+def perform(
+    happenings: list[str], deadline_s: float = DEADLINE_S, nobody_s: float | None = None
+) -> tuple[Script, Answer | ApiError, float]:
     """Perform one write against the script; return it, what came of it, and how long it took, seconds."""
     clock = ManualClock()
     script = Script(clock, happenings)
@@ -80,7 +83,7 @@ def perform(happenings: list[str], deadline_s: float = DEADLINE_S) -> tuple[Scri
     async def sleep(duration_s: float) -> None:
         clock.advance(duration_s)
 
-    caller = Caller(script, Endpoints(REPLICAS), clock, sleep=sleep, chance=lambda: 0.5)
+    caller = Caller(script, Endpoints(REPLICAS), clock, nobody_s=nobody_s, sleep=sleep, chance=lambda: 0.5)
     call = Call(method="POST", target="/v1/jobs", body=b"{}", command_id=COMMAND_ID, deadline_s=deadline_s)
 
     async def run() -> Answer | ApiError:
@@ -132,6 +135,27 @@ def test_the_laws_hold_over_any_script(happenings: list[str]) -> None:
 def test_a_trouble_that_passes_in_time_is_survived(trouble: str) -> None:
     _, came, _ = perform([trouble] * 6 + ["ok"])
     assert isinstance(came, Answer)
+
+
+def test_a_person_is_told_within_a_second_that_nothing_listens_anywhere() -> None:
+    _, came, took_s = perform(["nobody"], nobody_s=NOBODY_S)
+    assert isinstance(came, ApiError) and NOBODY_S <= took_s < 1
+    assert came.sentence.startswith("nothing listens at 127.0.0.1:1, 127.0.0.1:2, 127.0.0.1:3")
+    assert (came.code, came.outcome) == (UNREACHABLE, "refused")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(sorted(HAPPENINGS)), min_size=1, max_size=40))
+def test_nobody_is_given_up_before_the_deadline_while_anybody_listens(happenings: list[str]) -> None:
+    patient, came, took_s = perform(happenings)
+    script, hasty, hasty_s = perform(happenings, nobody_s=NOBODY_S)
+    if script.happened == patient.happened:
+        assert (type(hasty), hasty_s) == (type(came), took_s)
+        return
+    assert isinstance(hasty, ApiError) and hasty.sentence.startswith("nothing listens")
+    assert set(script.happened[-3:]) == {"nobody"}
+    # What may have arrived before is unknown all the same.
+    assert (hasty.outcome == "unknown") == bool(ARRIVES & set(script.happened))
 
 
 def test_waiting_for_a_full_queue_is_as_long_as_it_says() -> None:
