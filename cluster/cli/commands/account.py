@@ -1,5 +1,6 @@
 """`forebay account|qos|license|reservation|scheduling|usage …`: who may have how much, and when."""
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
@@ -41,6 +42,11 @@ def _user_limits(
     return found
 
 
+def _kept(*fields: str) -> Callable[[Any], dict[str, Any]]:
+    """Return what says these fields of a record as a request has them."""
+    return lambda present: {field: getattr(present, field) for field in fields}
+
+
 def _limits_text(limits: dict[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in limits.items())
 
@@ -51,10 +57,11 @@ _LIMIT = click.option(
     multiple=True,
     callback=_limits,
     metavar="LIMIT=VALUE",
-    help="Such as MaxJobsPerUser=4 or GrpBB:bb/fast=10TiB; bb/NAME is a pool, or bb/native for all. Repeat for more.",
+    help="Such as MaxJobsPerUser=4 or GrpBB:bb/fast=10TiB; bb/NAME is a pool, or bb/native for all; -1 for none. "
+    "Repeat for more.",
 )
 _ACCOUNTS = click.option(
-    "--accounts", callback=names, metavar="NAME,…", help="Accounts whose jobs may use it, separated by commas."
+    "--accounts", callback=names, metavar="NAME,…", help="All accounts whose jobs may use it, separated by commas."
 )
 
 
@@ -86,8 +93,8 @@ account_group = group_of(
 
 @account_group.command("set")
 @NAME
-@click.option("--parent", default="", metavar="ACCOUNT", help="The account above it.  [default: none]")
-@click.option("--users", callback=names, metavar="NAME,…", help="Users, separated by commas.")
+@click.option("--parent", metavar="ACCOUNT", help="The account above it; an empty one for none.")
+@click.option("--users", callback=names, metavar="NAME,…", help="All its users, separated by commas.")
 @_LIMIT
 @click.option(
     "--user-limit",
@@ -99,8 +106,14 @@ account_group = group_of(
 )
 @JSON_OPTION
 def set_account(name: str, as_json: bool, **fields: Any) -> None:
-    """Make an account, or change all of it: what is not named is empty afterwards (operators)."""
-    set_record(ACCOUNTS, name, as_json, **fields)
+    """Make an account, or change what is named of one (operators). A limit of -1 is none any more."""
+
+    def kept(present: v.AccountView) -> dict[str, Any]:
+        users = present.users if fields["users"] is None else fields["users"]
+        limits = {user: limits for user, limits in present.user_limits.items() if user in users}
+        return {**_kept("users", "limits")(present), "parent": present.parent or "", "user_limits": limits}
+
+    set_record(ACCOUNTS, name, as_json, fields, kept)
 
 
 # QOS -----------------------------------------------------------------------------------------------------------------
@@ -133,20 +146,24 @@ qos_group = group_of(
 
 @qos_group.command("set")
 @NAME
-@click.option("--priority", type=click.IntRange(0), default=0, show_default=True, help="Added to that of its jobs.")
+@click.option("--priority", type=click.IntRange(0), help="Added to that of its jobs.")
 @_LIMIT
 @click.option(
     "--users",
     callback=names,
     metavar="NAME,…",
-    help="Users who may use it, separated by commas.  [default: everybody]",
+    help="All users who may use it, separated by commas; an empty one for everybody.",
 )
 @_ACCOUNTS
-@click.option("--deny-on-limit", is_flag=True, help="Refuse at submit what one of its limits forbids by itself.")
+@click.option(
+    "--deny-on-limit/--no-deny-on-limit",
+    default=None,
+    help="Whether what one of its limits forbids by itself is refused at submit.",
+)
 @JSON_OPTION
 def set_qos(name: str, as_json: bool, **fields: Any) -> None:
-    """Make a QOS, or change all of it: what is not named is empty afterwards (operators)."""
-    set_record(QOS, name, as_json, **fields)
+    """Make a QOS, or change what is named of one (operators). A limit of -1 is none any more."""
+    set_record(QOS, name, as_json, fields, _kept("priority", "limits", "users", "accounts", "deny_on_limit"))
 
 
 # Licences ------------------------------------------------------------------------------------------------------------
@@ -172,7 +189,7 @@ license_group = group_of(
 @JSON_OPTION
 def set_license(name: str, as_json: bool, total: int) -> None:
     """Say how many of a licence there are (operators); nothing is taken from jobs that run."""
-    set_record(LICENSES, name, as_json, total=total)
+    set_record(LICENSES, name, as_json, {"total": total}, _kept("total"))
 
 
 # Reservations --------------------------------------------------------------------------------------------------------
@@ -192,6 +209,7 @@ RESERVATIONS = Kind(
     ops.SET_RESERVATION,
     ops.DELETE_RESERVATION,
     _write_reservations,
+    needed=("end", "burst_buffer"),
 )
 reservation_group = group_of(
     RESERVATIONS,
@@ -204,23 +222,22 @@ reservation_group = group_of(
 @reservation_group.command("set")
 @NAME
 @click.option("--start", metavar="TIME", help="ISO 8601 with a zone, e.g. 2026-01-31T12:00:00Z.  [default: now]")
-@click.option("--end", metavar="TIME", required=True, help="ISO 8601 with a zone.")
-@click.option("--users", callback=names, metavar="NAME,…", help="Users who may use it, separated by commas.")
+@click.option("--end", metavar="TIME", help="ISO 8601 with a zone.")
+@click.option("--users", callback=names, metavar="NAME,…", help="All users who may use it, separated by commas.")
 @_ACCOUNTS
 @click.option(
     "--burst-buffer",
     "burst_buffer",
-    required=True,
     metavar="[plugin:][pool:]#[units]",
     help="What it sets aside, e.g. fast:10TiB; more after commas.",
 )
 @JSON_OPTION
 def set_reservation(name: str, as_json: bool, **fields: Any) -> None:
-    """Set space aside for a time, or change all of a reservation (operators).
+    """Set space aside for a time, or change what is named of a reservation (operators).
 
     Its jobs may use its space and what is free for all; nobody else gets space that he would not give back in time.
     """
-    set_record(RESERVATIONS, name, as_json, **fields)
+    set_record(RESERVATIONS, name, as_json, fields, _kept("start", "end", "users", "accounts", "burst_buffer"))
 
 
 # The rules, and estimates --------------------------------------------------------------------------------------------

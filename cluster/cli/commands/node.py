@@ -49,10 +49,6 @@ partition_group = group_of(
 )
 
 
-def _names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    return None if value is None else names(context, parameter, value)
-
-
 @partition_group.command("set")
 @NAME
 @click.option("--nodes", metavar="LIST", help="E.g. n[1-4],n7; ALL for every node.  [default: ALL]")
@@ -65,8 +61,8 @@ def _names(context: click.Context, parameter: click.Parameter, value: str | None
 @click.option("--max-time", metavar="TIME", help="The longest time limit, e.g. 2-12, or UNLIMITED.")
 @click.option("--min-nodes", type=click.IntRange(0, NODES_MAX), help="The fewest nodes of a job.")
 @click.option("--max-nodes", metavar="N", help="The most nodes of a job, or UNLIMITED.")
-@click.option("--users", callback=_names, metavar="NAME,…", help="Who may use it; an empty one for everybody.")
-@click.option("--accounts", callback=_names, metavar="NAME,…", help="Whose jobs may use it; an empty one for all.")
+@click.option("--users", callback=names, metavar="NAME,…", help="Who may use it; an empty one for everybody.")
+@click.option("--accounts", callback=names, metavar="NAME,…", help="Whose jobs may use it; an empty one for all.")
 @JSON_OPTION
 def set_partition(
     name: str, as_json: bool, max_time: str | None, max_nodes: str | None, state: str | None, **given: Any

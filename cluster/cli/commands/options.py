@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
-from cluster.cli.exits import ExitCode, Failure, converted
+from cluster.cli.exits import ExitCode, Failure, bad_input, converted
 from cluster.cli.session import session
 
 if TYPE_CHECKING:
+    from cluster.client import Client
     from cluster.schemas import BulkCommand, Command, Operation
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -89,6 +90,9 @@ def job_options(*, change: bool = False) -> Callable[[Decorated], Decorated]:
 NAME = click.argument("name")
 
 
+NO_LIMIT: Final = "-1"
+"""What takes a limit away, as in sacctmgr."""
+
 BULK_BYTES_MAX: Final = 4 * 1024 * 1024
 """Bytes of one request with many commands: half of what a replica takes."""
 
@@ -110,9 +114,9 @@ def in_requests(commands: Sequence[BulkCommand]) -> Iterator[Sequence[BulkComman
         yield commands[first:]
 
 
-def names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
-    """Return names that commas separate; none where the option is not given."""
-    return () if value is None else tuple(name.strip() for name in value.split(",") if name.strip())
+def names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    """Return names that commas separate; None where the option is not given."""
+    return None if value is None else tuple(name.strip() for name in value.split(",") if name.strip())
 
 
 class Kind(NamedTuple):
@@ -127,6 +131,8 @@ class Kind(NamedTuple):
     deleted: Operation[Command, Any]
     write: Callable[[tuple[Any, ...]], None]
     """Prints records for people."""
+    needed: tuple[str, ...] = ()
+    """Fields of a request that a record cannot be made without."""
 
 
 def print_records(kind: Kind, answer: Any, as_json: bool, name: str | None = None) -> None:
@@ -142,9 +148,50 @@ def print_records(kind: Kind, answer: Any, as_json: bool, name: str | None = Non
         kind.write(rows)
 
 
-def set_record(kind: Kind, name: str, as_json: bool, **fields: Any) -> None:
-    """Have a record made or changed, and print it; `fields` are those of the request."""
-    print_records(kind, session().write(kind.changed, name=name, **fields), as_json, name)
+def set_record(
+    kind: Kind, name: str, as_json: bool, changes: dict[str, Any], kept: Callable[[Any], dict[str, Any]]
+) -> None:
+    """Have a record made, or changed where `changes` says so, and print it.
+
+    `changes`: by field of the request, None for what was not named; a dictionary changes what it names, and -1 takes a
+    limit away. `kept` returns the fields of the request that say what a record is now.
+    """
+
+    async def change(client: Client) -> Any:
+        listed = await client.call(kind.listed)
+        present = next((row for row in getattr(listed, kind.field) if row.name == name), None)
+        fields = {} if present is None else kept(present)
+        for field, value in changes.items():
+            if value is not None:
+                fields[field] = _changed(fields.get(field, {}), value) if isinstance(value, dict) else value
+        if missing := [field for field in kind.needed if field not in fields]:
+            option = f"--{missing[0].replace('_', '-')}"
+            raise bad_input(f"there is no {kind.word} {name!r} yet", f"say what it is to be: {option}", place=option)
+        request = kind.changed.request(command_id=client.new_command_id(), **fields)
+        return await client.call(kind.changed, request, name=name)
+
+    print_records(kind, session().ask(change), as_json, name)
+
+
+def _changed(present: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return limits, or the limits of each user, with those that are named as they are named."""
+    changed = dict(present)
+    for key, value in changes.items():
+        if isinstance(value, dict):
+            changed[key] = _changed(present.get(key, {}), value)
+            continue
+        for known in [known for known in changed if _limit_key(known) == _limit_key(key)]:
+            del changed[known]
+        if value != NO_LIMIT:
+            changed[key] = value
+    return {key: value for key, value in changed.items() if value != {}}
+
+
+def _limit_key(text: str) -> tuple[str, str, str]:
+    """Return what a limit is known by, however it is typed: grpbb:BB/fast is the one that is shown as GrpBB:bb/fast."""
+    word, _, space = text.partition(":")
+    prefix, _, name = space.partition("/")
+    return word.lower(), prefix.lower(), name
 
 
 def group_of(kind: Kind, about: str, showing: str, deleting: str, *, listing: str = "show") -> click.Group:

@@ -1,0 +1,120 @@
+"""`set` changes what is named of a record and nothing else: accounts, QOS, reservations."""
+
+from itertools import combinations
+from typing import Any
+
+import msgspec
+import pytest
+
+from cluster.cli.exits import ExitCode
+from cluster.schemas import accounts as v
+from tests.cluster.cli.double import Double, forebay
+
+ACCOUNT = v.AccountView(
+    name="physics",
+    parent="science",
+    users=("alan", "ada"),
+    limits={"GrpBB:bb/fast": "10GiB", "MaxJobsPerUser": "4"},
+    user_limits={"ada": {"MaxJobsPerUser": "9"}},
+)
+QOS = v.QosView(
+    name="high", priority=7, limits={"MaxBBPerUser:bb/native": "1GiB"}, users=("alan",), accounts=(), deny_on_limit=True
+)
+RESERVATION = v.ReservationView(
+    name="night",
+    state="INACTIVE",
+    start="2030-01-30T22:00:00.000000Z",
+    end="2030-01-31T06:00:00.000000Z",
+    users=("alan",),
+    accounts=("physics",),
+    burst_buffer="fast:256MiB",
+    held_bytes=0,
+)
+KINDS = {
+    "account": ("/v1/accounts", v.AccountsAnswer(revision=1, accounts=(ACCOUNT,)), ACCOUNT),
+    "qos": ("/v1/qos", v.QosAnswer(revision=1, qos=(QOS,)), QOS),
+    "reservation": ("/v1/reservations", v.ReservationsAnswer(revision=1, reservations=(RESERVATION,)), RESERVATION),
+}
+ASKED = {"account": v.AccountRequest, "qos": v.QosRequest, "reservation": v.ReservationRequest}
+NAMED: dict[str, tuple[tuple[tuple[str, ...], dict[str, Any]], ...]] = {
+    "account": (
+        (("--parent", ""), {"parent": ""}),
+        (("--users", "alan,ada,ben"), {"users": ["alan", "ada", "ben"]}),
+        (("--limit", "grpbb:BB/fast=1GiB"), {"limits": {"MaxJobsPerUser": "4", "grpbb:BB/fast": "1GiB"}}),
+        (("--user-limit", "alan:MaxJobsPerUser=1"), {"user_limits": {
+            "ada": {"MaxJobsPerUser": "9"}, "alan": {"MaxJobsPerUser": "1"}}}),
+    ),
+    "qos": (
+        (("--priority", "9"), {"priority": 9}),
+        (("--users", ""), {"users": []}),
+        (("--accounts", "physics"), {"accounts": ["physics"]}),
+        (("--no-deny-on-limit",), {"deny_on_limit": False}),
+        (("--limit", "MaxBBPerUser:bb/native=-1"), {"limits": {}}),
+    ),
+    "reservation": (
+        (("--start", "2030-01-30T23:00:00Z"), {"start": "2030-01-30T23:00:00Z"}),
+        (("--end", "2030-02-01T00:00:00Z"), {"end": "2030-02-01T00:00:00Z"}),
+        (("--users", "ben"), {"users": ["ben"]}),
+        (("--accounts", ""), {"accounts": []}),
+        (("--burst-buffer", "fast:1GiB"), {"burst_buffer": "fast:1GiB"}),
+    ),
+}  # fmt: skip
+
+
+def sent(double: Double, kind: str, *words: str) -> dict[str, Any]:
+    path, answer, record = KINDS[kind]
+    double.answer("GET", path, answer)
+    double.answer("PUT", f"{path}/{record.name}", answer)
+    result = forebay(double.config, kind, "set", record.name, *words)
+    assert result.exit_code == 0, result.stderr
+    return fields_of(kind, msgspec.convert(double.asked[-1].body, ASKED[kind]))
+
+
+def fields_of(kind: str, record: msgspec.Struct) -> dict[str, Any]:
+    """Return what a request says, or a record has by the names of the request, defaults too."""
+    names = [name for name in ASKED[kind].__struct_fields__ if name != "command_id"]
+    values = ((name, getattr(record, name)) for name in names)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_is_named_the_rest_is_sent_as_it_is(double: Double, kind: str) -> None:
+    for count in range(len(NAMED[kind]) + 1):
+        for chosen in combinations(NAMED[kind], count):
+            words = [word for some, _ in chosen for word in some]
+            expected = fields_of(kind, KINDS[kind][2])
+            for _, changes in chosen:
+                expected |= changes
+            assert sent(double, kind, *words) == expected, words
+
+
+def test_who_leaves_an_account_leaves_his_own_limits_there(double: Double) -> None:
+    body = sent(double, "account", "--users", "alan")
+    assert (body["users"], body["user_limits"]) == (["alan"], {})
+
+
+def test_a_limit_of_minus_one_is_none_any_more_whoever_it_was_for(double: Double) -> None:
+    words = ("--limit", "MaxJobsPerUser=-1", "--user-limit", "ada:maxjobsperuser=-1")
+    body = sent(double, "account", *words)
+    assert (body["limits"], body["user_limits"]) == ({"GrpBB:bb/fast": "10GiB"}, {})
+
+
+def test_limits_of_pools_whose_names_differ_by_their_letters_are_two(double: Double) -> None:
+    body = sent(double, "account", "--limit", "GrpBB:bb/Fast=1GiB")
+    assert body["limits"] == {**ACCOUNT.limits, "GrpBB:bb/Fast": "1GiB"}
+
+
+def test_a_record_that_is_not_there_begins_with_nothing_but_what_is_named(double: Double) -> None:
+    double.answer("GET", "/v1/qos", v.QosAnswer(revision=1, qos=()))
+    double.answer("PUT", "/v1/qos/new", v.QosAnswer(revision=2, qos=()))
+    forebay(double.config, "qos", "set", "new", "--users", "ada", "--limit", "MaxJobsPerUser=1")
+    body = double.asked[-1].body
+    assert (body["users"], body["limits"], body.get("priority", 0)) == (["ada"], {"MaxJobsPerUser": "1"}, 0)
+
+
+@pytest.mark.parametrize("words", [(), ("--end", "2030-02-01T00:00:00Z"), ("--burst-buffer", "fast:1GiB")])
+def test_a_new_reservation_says_until_when_and_what(double: Double, words: tuple[str, ...]) -> None:
+    double.answer("GET", "/v1/reservations", v.ReservationsAnswer(revision=1, reservations=()))
+    result = forebay(double.config, "reservation", "set", "new", *words)
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert "there is no reservation 'new' yet" in result.stderr and [one.method for one in double.asked] == ["GET"]
