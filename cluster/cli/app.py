@@ -42,6 +42,7 @@ _MODULES: Final = {
     "commands.squeue": "queue",
     "commands.submit": "submit",
     "commands.transfer": "transfer_group",
+    "witness_commands": "witness_group",
 }
 """Module of `cluster.cli` -> the commands and groups of it that the outermost group has."""
 
@@ -88,6 +89,7 @@ SUMMARIES: Final = {
     "transfer": "Show what is moved, how far it is, and the receipts of what was moved.",
     "up": "Run a whole cluster of this machine in the foreground; Ctrl-C ends it.",
     "usage": "Show and reset what accounts and QOS have used of burst buffers, which GrpBBMinutes limits.",
+    "witness": "Cosign what the ledgers of others grow to, in the foreground: needs --key, --listen and --keys.",
 }
 """What the help says of each command: its own first sentence, said here as well because the help of all of them would
 import all of them."""

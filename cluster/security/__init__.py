@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         describe_certificate,
         find_unsafe_keys,
         is_there,
+        open_client_context,
+        open_server_context,
         server_context,
         until_valid,
         valid_until,
@@ -46,6 +48,6 @@ else:
         pki: CERTIFICATE_LIFETIME_DAYS CERTIFICATE_MODE Authority PkiRefused create_authority issue
         pki: load_authority renew_authority retire_authorities
         tls: TlsFiles TlsRefused check_validity client_context describe_authority describe_certificate
-        tls: find_unsafe_keys is_there server_context until_valid valid_until
+        tls: find_unsafe_keys is_there open_client_context open_server_context server_context until_valid valid_until
         """,
     )

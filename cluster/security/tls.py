@@ -2,6 +2,7 @@
 
 Replicas, agents, the API and the CLI all make their contexts here. Only the cluster's own authority is trusted, never
 the system's. No session is ever resumed: a ticket would stand for a certificate after that has expired or is revoked.
+A witness belongs to somebody else: it is believed by what it signs, and asks nobody who he is (`open_…_context`).
 """
 
 from __future__ import annotations
@@ -81,6 +82,37 @@ def client_context(files: TlsFiles, *, examined: bool = False) -> ssl.SSLContext
     context.check_hostname = True
     context.sslobject_class = _WhileValid
     return _prepared(context, files)
+
+
+def open_server_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Return a context for a listener that asks nobody who he is, a witness's: TLS 1.3 only.
+
+    TlsRefused if a file is missing, malformed or a key that others may read.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.options |= ssl.OP_NO_TICKET
+    context.num_tickets = 0
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    check_key_file(key)
+    return _with_chain(context, certificate, key)
+
+
+def open_client_context(authority: Path | None) -> ssl.SSLContext:
+    """Return a context for a connection to somebody else's listener, which is shown no certificate.
+
+    Its certificate is verified by an authority in a file, or by those that the system knows. TlsRefused.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = True
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if authority is None:
+        context.load_default_certs()
+        return context
+    try:
+        context.load_verify_locations(cadata=read_pem(authority, "the certificate authority").decode("ascii"))
+    except (ssl.SSLError, UnicodeDecodeError, ValueError) as error:
+        raise TlsRefused(f"{authority}: this is not a PEM certificate authority; name another file") from error
+    return context
 
 
 class _WhileValid(ssl.SSLObject):
@@ -220,13 +252,13 @@ def parsed_certificates(pem: bytes) -> list[x509.Certificate]:
         raise ValueError(str(error)) from error
 
 
-def _unreadable(files: TlsFiles) -> Path:
+def _unreadable(certificate: Path, key: Path) -> Path:
     """Return which of certificate and key cannot be read."""
     try:
-        files.certificate.open("rb").close()
+        certificate.open("rb").close()
     except OSError:
-        return files.certificate
-    return files.key
+        return certificate
+    return key
 
 
 def _prepared(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
@@ -240,22 +272,26 @@ def _prepared(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
         raise TlsRefused(
             f"{files.authority}: this is not a PEM certificate authority; use the cluster's ca.pem"
         ) from error
+    return _with_chain(context, files.certificate, files.key)
+
+
+def _with_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> ssl.SSLContext:
     try:
         # Without a password callback OpenSSL would ask the terminal for one, and a daemon would hang.
-        context.load_cert_chain(files.certificate, files.key, password=_no_password)
+        context.load_cert_chain(certificate, key, password=_no_password)
     except ssl.SSLError as error:
         raise TlsRefused(
-            f"{files.key}: this is not the unencrypted private key of {files.certificate} ({error.reason or error}); "
+            f"{key}: this is not the unencrypted private key of {certificate} ({error.reason or error}); "
             f"issue the pair again"
         ) from error
     except _KeyIsEncrypted as error:
         raise TlsRefused(
-            f"{files.key}: the private key is encrypted; Forebay needs an unencrypted one with mode 0600"
+            f"{key}: the private key is encrypted; Forebay needs an unencrypted one with mode 0600"
         ) from error
     except OSError as error:
         raise TlsRefused(
-            f"{_unreadable(files)}: cannot be read ({error.strerror}); give it to the account that this process runs "
-            f"as (user id {os.geteuid()})"
+            f"{_unreadable(certificate, key)}: cannot be read ({error.strerror}); give it to the account that this "
+            f"process runs as (user id {os.geteuid()})"
         ) from error
     return context
 

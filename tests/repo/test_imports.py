@@ -24,8 +24,12 @@ _CLIENT_SIDE = {
 }
 REMOTE_MAY_IMPORT = {
     "cluster.agent": _CLIENT_SIDE | {"cluster.agent", "cluster.providers"},
-    "cluster.cli": _CLIENT_SIDE | {"cluster.cli", "cluster.agent", "cluster.slurm", "cluster.proofs"},
+    "cluster.cli": _CLIENT_SIDE
+    | {"cluster.cli", "cluster.agent", "cluster.slurm", "cluster.proofs", "cluster.witness"},
     "cluster.slurm": _CLIENT_SIDE | {"cluster.slurm"},
+    "cluster.witness": frozenset(
+        {"cluster.witness", "cluster.proofs", "cluster.security", "cluster.system", "cluster.eventloop"}
+    ),
 }
 """What runs on other machines, and what of cluster it may import. Offline commands start `python -m cluster.audit…`."""
 

@@ -5,13 +5,13 @@ import pwd
 import stat
 import sys
 from pathlib import Path
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Final, Literal
 
 import click
 
 from cluster.cli.audit_commands import audit_commands, words_of
 from cluster.cli.commands.ledger import consistency, prove_online, show_checkpoint, show_keys
-from cluster.cli.commands.local_cluster import children_of, module_command, run
+from cluster.cli.commands.local_cluster import become, children_of, module_command, run
 from cluster.cli.commands.member import save_snapshot
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.group import LazyCommands
@@ -203,7 +203,7 @@ def serve(name: str, first_start: bool, join: bool) -> None:
     config.replica(name)  # refused here, before another program begins
     words = [*(["--first-start"] if first_start else []), *(["--join"] if join else [])]
     hold_termination()
-    _replace(module_command("cluster.serve", "--config", str(config.file), "--name", name, *words))
+    become(module_command("cluster.serve", "--config", str(config.file), "--name", name, *words))
 
 
 _RECEIPT = {"receipt": "cluster.cli.commands.agent_receipt:agent_receipt"}
@@ -227,19 +227,7 @@ def agent(context: click.Context, name: str | None, mover: bool) -> None:
     config.agent(name)  # refused here, before another program begins
     hold_termination()
     words = ("--mover",) if mover else ()
-    _replace(module_command("cluster.agent", "--config", str(config.file), "--name", name, *words))
-
-
-def _replace(command: tuple[str, ...]) -> NoReturn:
-    """Become another program: signals and exit code are then its own."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    try:
-        os.execv(command[0], command)
-    except OSError as error:
-        raise Failure(
-            ExitCode.REFUSED, f"{command[0]} cannot be started ({error.strerror})", "install Forebay again"
-        ) from error
+    become(module_command("cluster.agent", "--config", str(config.file), "--name", name, *words))
 
 
 # What is kept in a replica's directory -------------------------------------------------------------------------------
@@ -263,7 +251,7 @@ def _perform_audit(words: tuple[str, ...], options: dict[str, Any]) -> None:
         return
     command, current = click.get_current_context().command, session()
     configured = [] if current.config_path is None else [f"--config={current.config_path}"]
-    _replace(module_command("cluster.audit", *configured, *words, *words_of(command, options)))
+    become(module_command("cluster.audit", *configured, *words, *words_of(command, options)))
 
 
 snapshot_group.add_command(save_snapshot)

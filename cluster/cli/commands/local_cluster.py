@@ -13,8 +13,9 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, NoReturn
 
+from cluster.cli.exits import ExitCode, Failure
 from cluster.config import Config
 from replica.values import plain
 
@@ -54,6 +55,18 @@ def module_command(module: str, *arguments: str) -> tuple[str, ...]:
     `-P`: a file in the present directory must not stand in for a module.
     """
     return (sys.executable, "-P", "-m", module, *arguments)
+
+
+def become(command: tuple[str, ...]) -> NoReturn:
+    """Become another program: signals and exit code are then its own."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execv(command[0], command)
+    except OSError as error:
+        raise Failure(
+            ExitCode.REFUSED, f"{command[0]} cannot be started ({error.strerror})", "install Forebay again"
+        ) from error
 
 
 def children_of(config: Config) -> tuple[list[Child], list[Child]]:

@@ -1,0 +1,169 @@
+"""`forebay witness …`: cosigning what the ledgers of others grow to, on a machine that is none of theirs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from cluster.cli.commands.local_cluster import become, module_command
+from cluster.cli.commands.options import JSON_OPTION
+from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.text import note, show, show_json, table
+from cluster.system import format_instant, hold_termination
+from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
+
+if TYPE_CHECKING:
+    from cluster.witness import WitnessRefused
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_KEY = click.option("--key", type=_FILE, metavar="FILE", help="Its key, as `forebay witness key` made it.")
+_DB = click.option(
+    "--db", type=_FILE, metavar="FILE", help="What it has cosigned.  [default: the name of the key, and .db]"
+)
+
+
+class WitnessedLog(msgspec.Struct, frozen=True, kw_only=True):
+    """A log of which something was cosigned, as `witness list --json` prints it."""
+
+    origin: str
+    size: int
+    root: str
+    at: str | None
+    note: str
+
+
+class RefusedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that was signed as it must be, and contradicts what was cosigned before."""
+
+    origin: str
+    at: str | None
+    why: str
+    note: str
+
+
+class WitnessAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What `witness list --json` prints."""
+
+    key: str
+    logs: tuple[WitnessedLog, ...]
+    evidence: tuple[RefusedCheckpoint, ...]
+
+
+@click.group("witness", invoke_without_command=True)
+@_KEY
+@_DB
+@click.option("--listen", metavar="ADDRESS", help="Where it is asked: plain on loopback, else with a certificate.")
+@click.option("--log", "logs", multiple=True, metavar="ORIGIN=KEY,…", help="A ledger, with the keys of its replicas.")
+@click.option(
+    "--keys", type=_FILE, multiple=True, metavar="FILE", help="The same as a file, which `forebay ledger keys` printed."
+)
+@click.option("--certificate", type=_FILE, metavar="PEM", help="What it shows to those who connect.")
+@click.option("--certificate-key", type=_FILE, metavar="PEM", help="The private key of that.")
+@click.pass_context
+def witness_group(
+    context: click.Context,
+    key: Path | None,
+    db: Path | None,
+    listen: str | None,
+    logs: tuple[str, ...],
+    keys: tuple[Path, ...],
+    certificate: Path | None,
+    certificate_key: Path | None,
+) -> None:
+    """Cosign what the ledgers of others grow to, in the foreground: needs --key, --listen and --keys.
+
+    For a machine of somebody who answers to nobody of the cluster. It cosigns what a majority of a ledger's replicas
+    have signed and what goes on from what it cosigned before, and nothing else: a ledger that was rewritten or set back
+    gets no cosignature, on however many replicas that was done. It speaks tlog-witness of C2SP. Instead of --keys there
+    may be --log.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if key is None or listen is None or not (logs or keys):
+        raise bad_input(
+            "forebay witness does not say with which key it cosigns what, and where it is asked",
+            "forebay witness --key FILE --listen 127.0.0.1:7600 --keys FILE; forebay witness key makes a key",
+        )
+    words = [f"--key={key}", f"--db={_database(key, db)}", f"--listen={listen}"]
+    words += [f"--log={one}" for one in logs] + [f"--keys={one}" for one in keys]
+    words += [] if certificate is None else [f"--certificate={certificate}"]
+    words += [] if certificate_key is None else [f"--certificate-key={certificate_key}"]
+    hold_termination()
+    become(module_command("cluster.witness", *words))
+
+
+@witness_group.command("key")
+@click.option("--key", type=_FILE, required=True, metavar="FILE", help="Write it to this new file.")
+@_DB
+@click.option("--name", required=True, help="Under which it cosigns, such as witness.example.org/forebay.")
+def make(key: Path, db: Path | None, name: str) -> None:
+    """Make the key of a witness and its empty database; print what others verify its cosignatures with.
+
+    The two belong together: a witness that has forgotten what it has cosigned needs another key.
+    """
+    from cluster.witness import Seen, WitnessRefused, make_key
+
+    database = _database(key, db)
+    if database.exists():
+        raise bad_input(f"{database} is there already", "name another file: a database is never overwritten")
+    try:
+        public = make_key(key, name)
+        Seen.create(database, str(public))
+    except WitnessRefused as error:
+        raise bad_input(error.sentence, error.remedy) from error
+    click.echo(str(public))
+    note(f"Next: forebay witness --key {plain(str(key))}, and give the line above to the clusters and their auditors.")
+
+
+@witness_group.command("list")
+@click.option("--key", type=_FILE, required=True, metavar="FILE", help="Its key.")
+@_DB
+@JSON_OPTION
+def list_seen(key: Path, db: Path | None, as_json: bool) -> None:
+    """Show what was cosigned last of each log, and the checkpoints that were refused since they contradict it."""
+    from cluster.proofs import COSIGNATURE_KEY, verifier_of
+    from cluster.witness import Seen, WitnessRefused, read_key
+
+    try:
+        public = str(verifier_of(*read_key(key), COSIGNATURE_KEY))
+        seen = Seen(_database(key, db), public)
+        try:
+            logs, evidence = seen.all()
+        finally:
+            seen.close()
+    except WitnessRefused as error:
+        raise _refused(error) from error
+    if as_json:
+        show_json(
+            WitnessAnswer(
+                key=public,
+                logs=tuple(
+                    WitnessedLog(origin=o, size=size, root=root.hex(), at=_moment(at_s), note=held)
+                    for o, size, root, at_s, held in logs
+                ),
+                evidence=tuple(
+                    RefusedCheckpoint(origin=o, at=_moment(at_s), why=why, note=held) for o, at_s, why, held in evidence
+                ),
+            )
+        )
+        return
+    rows = [(one.origin, one.size, one.root.hex()[:16], _moment(one.at_s) or "") for one in logs]
+    show(table(("LOG", "ENTRIES", "ROOT", "COSIGNED"), rows, right=frozenset({"ENTRIES"})))
+    for one in evidence:
+        note(f"REFUSED at {_moment(one.at_s)}: {plain(one.origin)}: {plain(one.why)}")
+        click.echo(one.note, nl=False)
+
+
+def _database(key: Path, db: Path | None) -> Path:
+    return key.with_name(f"{key.name}.db") if db is None else db
+
+
+def _moment(at_s: int) -> str | None:
+    return format_instant(Instant(at_s * MICROSECONDS_PER_SECOND))
+
+
+def _refused(error: WitnessRefused) -> Failure:
+    return Failure(ExitCode.REFUSED, error.sentence, error.remedy)
