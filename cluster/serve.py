@@ -23,7 +23,7 @@ from typing import Any, NoReturn, TypeVar
 import uvloop
 
 from cluster.api import ChannelServer, Doors, LocalCore, Server, Service
-from cluster.client import Client
+from cluster.client import Client, WitnessAnswer, WitnessClient, WitnessUnreachable
 from cluster.config import Config, ConfigError
 from cluster.consensus import Consensus, Engine, LostDurableState, Machine, RemovedFromCluster, Timing
 from cluster.eventloop import Identities
@@ -47,7 +47,7 @@ from cluster.server import (
     note_forgotten,
     open_storage,
 )
-from cluster.server.tlog import LogPeers, Signed
+from cluster.server.tlog import LogPeers, NoAnswer, Signed
 from cluster.system import Address, Clock, SystemClock, leave_when_terminated
 from replica.messages import ReleaseNeeded
 from snapshots import SnapshotFailed
@@ -214,6 +214,7 @@ class Replica:
 
         try:
             self._client = Client.from_config(config, name, clock=clock, deadline_s=PEER_ANSWER_S)
+            self._witnesses = WitnessClient(config.witnesses)
             self.controller = Controller(
                 name=name,
                 config=config,
@@ -252,7 +253,7 @@ class Replica:
             version=release(),
             fail=fail,
             peers=self.peers,
-            log_peers=LogPeers(self._signed_by, self._hand_checkpoint, self._log_key_of),
+            log_peers=LogPeers(self._signed_by, self._hand_checkpoint, self._log_key_of, self._ask_witness),
         )
         try:
             self.publisher = self.service.publisher
@@ -323,6 +324,7 @@ class Replica:
         await self.service.past.stop()
         await self.controller.stop()
         await self._client.close()
+        await self._witnesses.close()
 
     def _peers(self) -> tuple[str, ...]:
         return tuple(peer.name for peer in self.controller.engine.peers())
@@ -345,6 +347,12 @@ class Replica:
     async def _log_key_of(self, peer: str) -> VerifierKey:
         (found,) = (await self._client.call(ops.LIST_LOG_KEYS, alone=True, replica=self._api_of(peer))).keys
         return parse_key(found.key)
+
+    async def _ask_witness(self, witness: str, body: bytes) -> WitnessAnswer:
+        try:
+            return await self._witnesses.add_checkpoint(witness, body)
+        except WitnessUnreachable as error:
+            raise NoAnswer(str(error)) from error
 
     async def _status_of(self, peer: str) -> StatusView:
         return await self._client.call(ops.SHOW_STATUS, replica=self._api_of(peer))

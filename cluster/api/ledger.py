@@ -32,6 +32,7 @@ from cluster.schemas import (
     SignRequest,
     SnapshotView,
     StatusView,
+    WitnessKeyView,
 )
 from cluster.schemas import operations as ops
 from cluster.server import Applied, NotLeading, Unavailable, Verdict, settled_at, snapshot_view
@@ -195,9 +196,16 @@ async def list_log_keys(call: Call[None]) -> Reply[LogKeysAnswer]:
     keys = {controller.name: publisher.key} if alone else await publisher.keys()
     revision = controller.state.revision
     rows = tuple(LogKeyView(replica=name, key=str(key)) for name, key in sorted(keys.items()))
-    return Reply(
-        revision, LogKeysAnswer(revision=revision, origin=publisher.origin, replica=controller.name, keys=rows)
+    cosigning = publisher.cosigning
+    view = LogKeysAnswer(
+        revision=revision,
+        origin=publisher.origin,
+        replica=controller.name,
+        keys=rows,
+        witnesses=tuple(WitnessKeyView(witness=one.name, key=str(one.key)) for one in cosigning.witnesses),
+        witnesses_needed=cosigning.needed,
     )
+    return Reply(revision, view)
 
 
 @handles(ops.SIGN_CHECKPOINT)
@@ -298,6 +306,7 @@ def _clock(call: Call[Any], state: State) -> Reply[ClockAnswer]:
 async def show_status(call: Call[None]) -> Reply[StatusView]:
     service = call.service
     controller, engine, config = service.controller, service.controller.engine, service.config
+    publisher = service.publisher
     state, index, digest = controller.state, controller.applied_index, controller.applied_digest
     state_hex = None
     if call.query.get("digest") == "yes":
@@ -332,6 +341,9 @@ async def show_status(call: Call[None]) -> Reply[StatusView]:
         clock_off=engine.clock_off,
         clock_ahead_s=controller.agreed.ahead_us / MICROSECONDS_PER_SECOND,
         damaged_entries=controller.scrubbed.damaged_entries,
+        unwitnessed_s=publisher.unwitnessed_s if publisher.cosigning.needed else None,
+        witness_disputes=publisher.cosigning.disputes,
+        witness_errors=publisher.cosigning.errors,
     )
     return Reply(state.revision, view)
 

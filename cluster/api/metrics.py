@@ -252,6 +252,30 @@ class _ReplicaCollector(Collector):
             "Checkpoints that this replica asked for while it led, and that no majority has signed.",
             publisher.failed,
         )
+        cosigning = publisher.cosigning
+        yield _gauge(
+            "forebay_checkpoint_witnesses_needed",
+            "Witnesses that must have cosigned a checkpoint that is called witnessed; 0: none is configured.",
+            cosigning.needed,
+        )
+        yield _gauge(
+            "forebay_checkpoint_witnesses",
+            "Witnesses that have cosigned the last checkpoint.",
+            len(publisher.witnessed_by),
+        )
+        yield _gauge(
+            "forebay_checkpoint_unwitnessed_seconds",
+            "For how long checkpoints have lacked the cosignatures that are needed; 0 where the last one has them.",
+            publisher.unwitnessed_s,
+        )
+        disputes = GaugeMetricFamily(
+            "forebay_witness_disputes",
+            "1 for a witness that has seen what is not in this ledger: set back, or altered; leader only.",
+            labels=["witness"],
+        )
+        for one in cosigning.witnesses:
+            disputes.add_metric([one.name], float(one.name in cosigning.disputes))
+        yield disputes
 
     def _commands(self) -> Iterator[Metric]:
         proposer = self._controller.proposer

@@ -52,7 +52,17 @@ from cluster.server import (
     TooManyAnswers,
     Unavailable,
 )
-from cluster.server.tlog import LOG_DIRECTORY, NOBODY, SIGNING_DIRECTORY, LogPeers, Publisher, Signer, origin_of
+from cluster.server.tlog import (
+    LOG_DIRECTORY,
+    NOBODY,
+    SIGNING_DIRECTORY,
+    Cosigning,
+    LogPeers,
+    Publisher,
+    Signer,
+    Witness,
+    origin_of,
+)
 from cluster.system import Address
 from replica.decide import job_of_task
 from replica.fold import answer_to, is_forgotten, may_keep_answer
@@ -252,7 +262,7 @@ class Service:
         log_peers: LogPeers = NOBODY,
     ) -> None:
         """`fail` stops the replica; `peers` watches its connections, those of its links with the others; `log_peers`
-        are asked to sign checkpoints.
+        are asked to sign checkpoints, and the witnesses through them.
         """
         self.peers = peers or Peers(controller.config.cluster.id, controller.clock)
         self.peers.follow(lambda: controller.state.revocations)
@@ -306,6 +316,14 @@ class Service:
             root=past.root,
             peers=lambda: tuple(peer.name for peer in controller.engine.peers()),
             asked=self._log_peers,
+            cosigning=Cosigning(
+                (Witness(one.name, one.verifier) for one in self.config.witnesses),
+                self.config.witnesses_needed,
+                submit=self._log_peers.submit,
+                consistency=past.consistency,
+                applied_index=lambda: controller.applied_index,
+                clock=controller.clock,
+            ),
             clock=controller.clock,
             fail=self.fail,
         )

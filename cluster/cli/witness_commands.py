@@ -11,7 +11,7 @@ import msgspec
 from cluster.cli.commands.local_cluster import become, module_command
 from cluster.cli.commands.options import JSON_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.text import note, show, show_json, table
+from cluster.cli.text import moment, note, show, show_json, table
 from cluster.system import format_instant, hold_termination
 from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 
@@ -150,10 +150,10 @@ def list_seen(key: Path, db: Path | None, as_json: bool) -> None:
             )
         )
         return
-    rows = [(one.origin, one.size, one.root.hex()[:16], _moment(one.at_s) or "") for one in logs]
+    rows = [(one.origin, one.size, one.root.hex()[:16], moment(_moment(one.at_s))) for one in logs]
     show(table(("LOG", "ENTRIES", "ROOT", "COSIGNED"), rows, right=frozenset({"ENTRIES"})))
     for one in evidence:
-        note(f"REFUSED at {_moment(one.at_s)}: {plain(one.origin)}: {plain(one.why)}")
+        note(f"REFUSED at {moment(_moment(one.at_s))}: {plain(one.origin)}: {plain(one.why)}")
         click.echo(one.note, nl=False)
 
 

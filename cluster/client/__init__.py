@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from cluster.client.calls import NOBODY_S
     from cluster.client.client import Client, run
     from cluster.client.errors import NO_ANSWER, UNTRUSTED, ApiError, error_of_view
+    from cluster.client.witnesses import WitnessAnswer, WitnessClient, WitnessUnreachable
 else:
     __getattr__ = shown(
         __name__,
@@ -17,5 +18,6 @@ else:
         calls: NOBODY_S
         client: Client run
         errors: NO_ANSWER UNTRUSTED ApiError error_of_view
+        witnesses: WitnessAnswer WitnessClient WitnessUnreachable
         """,
     )

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from cluster.config.new_site import FIRST_START_NAME, Founding, FoundingRefused, PoolSpec, found, replica_hosts
     from cluster.config.reading import find_config, read_access
     from cluster.config.toml import ConfigError
+    from cluster.config.witnesses import WitnessConfig
 else:
     __getattr__ = shown(
         __name__,
@@ -23,5 +24,6 @@ else:
         new_site: FIRST_START_NAME Founding FoundingRefused PoolSpec found replica_hosts
         reading: find_config read_access
         toml: ConfigError
+        witnesses: WitnessConfig
         """,
     )

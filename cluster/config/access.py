@@ -147,6 +147,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     provider: Any = None
     job_process: Any = None
     limits: Any = None
+    witness: Any = None
+    checkpoints: Any = None
 
 
 def absolute(table: _Table, base: Path) -> _Table:

@@ -36,6 +36,7 @@ from cluster.config.limits import DEFAULT_LIMITS, LimitsConfig
 from cluster.config.mail import NO_MAIL, MailConfig
 from cluster.config.provider import ProviderTable
 from cluster.config.toml import Bytes, ConfigError, Document, InvalidValue, Name, Size, Text, Written, key_text, near
+from cluster.config.witnesses import WITNESSES_MAX, CheckpointsConfig, WitnessConfig, check_witnesses
 from cluster.providers import NO_LOCAL, Local
 from cluster.security import AUTHORITY_NAME, find_unsafe_keys
 from cluster.system import Address, JobProcess
@@ -195,6 +196,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     provider: ProviderTable = ProviderTable()
     job_process: JobProcessTable = JobProcessTable()
     limits: LimitsConfig = DEFAULT_LIMITS
+    witness: Annotated[tuple[WitnessConfig, ...], Meta(max_length=WITNESSES_MAX)] = ()
+    checkpoints: CheckpointsConfig = CheckpointsConfig()
 
 
 class Config(Access, frozen=True, kw_only=True):
@@ -212,6 +215,14 @@ class Config(Access, frozen=True, kw_only=True):
     job_process: JobProcess = JobProcess()
     """What every process of a job gets."""
     limits: LimitsConfig = DEFAULT_LIMITS
+    witnesses: tuple[WitnessConfig, ...] = ()
+    """Who is asked to cosign checkpoints."""
+    checkpoints: CheckpointsConfig = CheckpointsConfig()
+
+    @property
+    def witnesses_needed(self) -> int:
+        """How many of them must have cosigned a checkpoint that is called witnessed; 0 where there are none."""
+        return self.checkpoints.needed(len(self.witnesses))
 
     @classmethod
     def load(cls, path: Path) -> "Config":
@@ -293,6 +304,7 @@ def _read(file: Path, document: Document) -> Config:
     if founders not in REPLICA_COUNTS:
         remedy = "write 1, 3 or 5 tables [[replica]] without joins"
         raise document.refuse(("replica",), f"found {founders} replicas", remedy)
+    check_witnesses(document, tables.witness, tables.checkpoints)
     places = places_of(document, tables.place)
     config = Config(
         file=file,
@@ -309,6 +321,8 @@ def _read(file: Path, document: Document) -> Config:
         provider=tables.provider.local(base),
         job_process=tables.job_process.settings(),
         limits=tables.limits,
+        witnesses=tuple(absolute(one, base) for one in tables.witness),
+        checkpoints=tables.checkpoints,
     )
     _refuse_shared(document, config)
     found = find_unsafe_keys(config.tls.certificates)

@@ -5,8 +5,10 @@ A proof shows that records of a job stand in the ledger of a cluster, as a major
 file needs Python 3.11 and the package `cryptography`, and nothing else: no network, no Forebay. Read it: it is all that
 you have to believe, besides the keys, which the operators of the cluster gave you long before (`forebay ledger keys`).
 
-KEYS has a key on each line, `name+id+key`; lines that begin with # are passed over. Every line of signature in the
-proof must be of one of these keys. Exit codes: 0 proven, 1 refused, 2 wrong usage.
+KEYS has a key on each line, `name+id+key`; lines that begin with # are passed over. Keys of witnesses, who watch the
+cluster from outside, are among them; `--witnesses K` refuses what fewer of them have cosigned. Every line of signature
+in the proof must be of one of these keys, or with `--others` counts for nothing. Exit codes: 0 proven, 1 refused, 2
+wrong usage.
 
 What it does not show: that these are all records of the job, and what nobody has put into the ledger.
 """
@@ -105,7 +107,9 @@ def key_of(line: str) -> tuple[tuple[str, bytes], tuple[int, bytes]]:
     return (name, bytes.fromhex(key_id)), (held[0], held[1:])
 
 
-def check_checkpoint(note: str, keys: dict[tuple[str, bytes], tuple[int, bytes]], least: int) -> tuple[int, bytes]:
+def check_checkpoint(
+    note: str, keys: dict[tuple[str, bytes], tuple[int, bytes]], least: int, witnesses: int, others: bool
+) -> tuple[int, bytes]:
     """Print who has signed; return size and root."""
     text, empty, below = note.rpartition("\n\n")
     check(empty and below.endswith("\n"), "the checkpoint is no signed note")
@@ -118,7 +122,11 @@ def check_checkpoint(note: str, keys: dict[tuple[str, bytes], tuple[int, bytes]]
         dash, name, value = [*line.split(" "), "", ""][:3]
         held = decoded(value)
         known = (name, held[:4])
-        check(line == f"— {name} {value}" and dash and known in keys, f"signed with a key that is not given: {line}")
+        check(line == f"— {name} {value}" and dash, f"it is no line of a signature: {line}")
+        if known not in keys and others:
+            print(f"  also signed by {name} {held[:4].hex()}, whose key is not given: that counts for nothing")
+            continue
+        check(known in keys, f"signed with a key that is not given (a new witness's? see --others): {line}")
         kind, public = keys[known]
         message, said, signature = text.encode(), "", held[4:]
         if kind == 4:
@@ -134,6 +142,10 @@ def check_checkpoint(note: str, keys: dict[tuple[str, bytes], tuple[int, bytes]]
         print(f"  signed by {name} {held[:4].hex()}{said}")
     replicas = sum(keys[one][0] == 1 and one[0] == origin for one in signed)
     check(replicas >= least, f"{replicas} replicas have signed it, and {least} are wanted")
+    cosigned = len({keys[one][1] for one in signed if keys[one][0] == 4})
+    check(cosigned >= witnesses, f"{cosigned} witnesses have cosigned it, and {witnesses} are wanted")
+    if not cosigned:
+        print("  UNWITNESSED: if a majority of the replicas had altered it all, this would look the same")
     return int(size), decoded(root)
 
 
@@ -208,7 +220,9 @@ def check_record(record: Any, job: int, size: int, root: bytes) -> int:
     return int(revision)
 
 
-def verify(held: bytes, keys: dict[tuple[str, bytes], tuple[int, bytes]], least: int) -> None:
+def verify(
+    held: bytes, keys: dict[tuple[str, bytes], tuple[int, bytes]], least: int, witnesses: int = 0, others: bool = False
+) -> None:
     """Print what the proof shows, or raise Refused."""
     proof = json.loads(held.decode())
     # One proof has one spelling: whatever is changed in the file is seen.
@@ -218,7 +232,7 @@ def verify(held: bytes, keys: dict[tuple[str, bytes], tuple[int, bytes]], least:
     check([*proof] == ["format", "job", "checkpoint", "records"] and proof["format"] == FORMAT, f"it is no {FORMAT}")
     job, records = proof["job"], proof["records"]
     check(type(job) is int, "a job is a number")
-    size, root = check_checkpoint(proof["checkpoint"], keys, least)
+    size, root = check_checkpoint(proof["checkpoint"], keys, least, witnesses, others)
     fields = ["leaf", "path", "position", "command_path", "salt", "command"]
     check(records and all([*record] == fields for record in records), "the records are not what they must be")
     revisions = [check_record(record, job, size, root) for record in records]
@@ -231,12 +245,15 @@ def main() -> int:
     parser.add_argument("proof", type=Path, help="the file that `forebay ledger prove` wrote")
     parser.add_argument("--keys", type=Path, required=True, help="the keys that you believe, one on each line")
     parser.add_argument("--least", type=int, help="how many replicas must have signed; if left out, a majority of keys")
+    parser.add_argument("--witnesses", type=int, default=0, metavar="K", help="how many witnesses must have cosigned")
+    parser.add_argument("--others", action="store_true", help="pass over signatures by keys that are not given")
     options = parser.parse_args()
     try:
         lines = options.keys.read_text(encoding="utf-8").splitlines()
         keys = dict(key_of(line.strip()) for line in lines if line.strip() and not line.startswith("#"))
         replicas = sum(kind == 1 for kind, _ in keys.values())
-        verify(options.proof.read_bytes(), keys, options.least or replicas // 2 + 1)
+        least = options.least or replicas // 2 + 1
+        verify(options.proof.read_bytes(), keys, least, options.witnesses, options.others)
     except OSError as error:
         print(f"{error.filename}: {error.strerror}", file=sys.stderr)
         return 2

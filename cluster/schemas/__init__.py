@@ -105,6 +105,7 @@ if TYPE_CHECKING:
         SnapshotView,
         StoryAnswer,
         StoryRow,
+        WitnessKeyView,
     )
     from cluster.schemas.operations import OPERATIONS, PEOPLE, Operation, Parameter
     from cluster.schemas.requests import (
@@ -164,7 +165,7 @@ else:
         ledger: ChangeView CheckpointAnswer CheckpointRequest ClockAnswer DiffAnswer EventView FeatureLevelAnswer
         ledger: HandedAnswer HandedView LeadersAnswer LeaderTermView LedgerAnswer LedgerEntryView LogKeysAnswer
         ledger: LogKeyView MemberLevelView MomentView SignedAnswer SignRequest StoryAnswer StoryRow
-        ledger: SnapshotPoolView SnapshotView
+        ledger: SnapshotPoolView SnapshotView WitnessKeyView
         operations: OPERATIONS PEOPLE Operation Parameter
         requests: BULK_COMMANDS_MAX FEATURE_LEVEL_MAX PROGRESS_ROWS_MAX BulkCommand BulkRequest CancelCommand
         requests: ContinueCommand FeatureLevelRequest HoldCommand OpenSessionCommand PersistentCleared PollRequest

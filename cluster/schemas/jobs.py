@@ -392,6 +392,13 @@ class StatusView(View, frozen=True, kw_only=True):
     """How far the cluster's time, as this replica has it, is ahead of what a majority's wall clocks say, seconds."""
     damaged_entries: int = 0
     """Entries that are damaged in this replica's ledger, and that no peer has given yet."""
+    unwitnessed_s: float | None = None
+    """For how long checkpoints have lacked the cosignatures of witnesses that are needed, seconds; null: none are."""
+    witness_disputes: dict[str, str] = {}
+    """Witness -> what it has seen that is not in this ledger, as the leader was told: the cluster was set back, or its
+    history altered."""
+    witness_errors: dict[str, str] = {}
+    """Witness -> why it did not cosign when the leader asked it last."""
 
 
 class DigestsAnswer(Answer, frozen=True, kw_only=True):

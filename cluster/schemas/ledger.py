@@ -262,6 +262,14 @@ class LogKeyView(View, frozen=True, kw_only=True):
     """As verifiers are given it: `name+key id+key`."""
 
 
+class WitnessKeyView(View, frozen=True, kw_only=True):
+    """The key that a witness cosigns checkpoints with, as the replica that answers has it configured."""
+
+    witness: str
+    key: str
+    """As verifiers are given it: `name+key id+key`."""
+
+
 class LogKeysAnswer(Answer, frozen=True, kw_only=True):
     """Answer of GET /v1/tlog/keys."""
 
@@ -271,3 +279,6 @@ class LogKeysAnswer(Answer, frozen=True, kw_only=True):
     """Who answers."""
     keys: tuple[LogKeyView, ...]
     """Those of all members that could be asked."""
+    witnesses: tuple[WitnessKeyView, ...] = ()
+    witnesses_needed: int = 0
+    """How many of them must have cosigned a checkpoint that is called witnessed."""

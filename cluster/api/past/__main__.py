@@ -22,6 +22,7 @@ from cluster.api.past.follower import Follower
 from cluster.api.past.frames import (
     Ask,
     AskChanges,
+    AskConsistency,
     AskProof,
     AskRecords,
     AskRoot,
@@ -115,7 +116,7 @@ class Process:
         """Answer what has waited for no more than what is followed now."""
         for _ in range(len(self._waiting)):
             asked = self._waiting.popleft()
-            if isinstance(asked, AskRoot | AskTile | AskProof):
+            if isinstance(asked, AskRoot | AskConsistency | AskTile | AskProof):
                 said = self._tree.answer(asked, self._follower)
                 if said is None:
                     self._waiting.append(asked)

@@ -233,6 +233,13 @@ class AskRoot(_Frame, frozen=True, tag=7):
     size: int
 
 
+class AskConsistency(_Frame, frozen=True, tag=11):
+    """The proof that the tree of the first `old_size` leaves begins that of `size`, once it has as many."""
+
+    size: int
+    old_size: int
+
+
 class AskTile(_Frame, frozen=True, tag=8):
     """A tile or bundle of the ledger's tree, as it is named (`cluster.proofs.parse_path`)."""
 
@@ -247,7 +254,7 @@ class AskProof(_Frame, frozen=True, tag=9):
 
 
 class Found(_Frame, frozen=True, tag=10):
-    """Answer of AskRoot, AskTile and AskProof."""
+    """Answer of AskRoot, AskConsistency, AskTile and AskProof; hashes one behind the other."""
 
     data: bytes
 
@@ -257,7 +264,7 @@ NOT_HELD = "not_held"
 TURNED = "turned"
 """Of AskChanges: the first moment is the later one."""
 
-Ask = AskRecords | AskWhy | AskThen | AskStory | AskChanges | AskTerms | AskRoot | AskTile | AskProof
+Ask = AskRecords | AskWhy | AskThen | AskStory | AskChanges | AskTerms | AskRoot | AskConsistency | AskTile | AskProof
 Said = Records | Explained | Then | Story | Changes | Terms | Unanswered | Progress | Found
 
 _ask_decoder: msgspec.msgpack.Decoder[Ask] = msgspec.msgpack.Decoder(Ask)

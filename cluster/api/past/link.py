@@ -22,6 +22,7 @@ from cluster.api.past.frames import (
     FRAME_BYTES_MAX,
     Ask,
     AskChanges,
+    AskConsistency,
     AskProof,
     AskRecords,
     AskRoot,
@@ -44,6 +45,7 @@ from cluster.api.past.frames import (
     decode_said,
     encode,
 )
+from cluster.proofs import HASH_BYTES
 from cluster.schemas import LENGTH, ChannelRefused
 from cluster.security import Identity
 from cluster.server import Controller
@@ -234,6 +236,14 @@ class Historian:
         Nobody waits for his turn: replicas ask, who are few, and for what they sign.
         """
         return await self._found(AskRoot(self._number(), size), size)
+
+    async def consistency(self, old_size: int, size: int) -> list[bytes]:
+        """Return the proof that the first `old_size` entries begin the first `size`; NotProven, HistorianLate.
+
+        As for `root` nobody waits for his turn: witnesses are few.
+        """
+        found = await self._found(AskConsistency(self._number(), size, old_size), size)
+        return [found[at : at + HASH_BYTES] for at in range(0, len(found), HASH_BYTES)]
 
     async def tile(self, path: str, who: Hashable) -> bytes:
         """Return a tile or bundle of the tree; NotProven, HistorianBusy, HistorianLate."""

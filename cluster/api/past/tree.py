@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from cluster.api.past.follower import Follower
-from cluster.api.past.frames import NO_JOB, NOT_HELD, AskProof, AskRoot, AskTile, Found, Unanswered
+from cluster.api.past.frames import NO_JOB, NOT_HELD, AskConsistency, AskProof, AskRoot, AskTile, Found, Unanswered
 from cluster.proofs import TileRefused, parse_path
 from cluster.server.tlog import LedgerTree, NoDisclosureKey, NotInTree, records_proven
 from wal import Gap, Ledger, LedgerBroken
@@ -37,7 +37,9 @@ class Tree:
         assert self._tree is not None
         return self._tree.step()
 
-    def answer(self, asked: AskRoot | AskTile | AskProof, follower: Follower) -> Found | Unanswered | None:
+    def answer(
+        self, asked: AskRoot | AskConsistency | AskTile | AskProof, follower: Follower
+    ) -> Found | Unanswered | None:
         """Return the answer; None where it has to wait until more is derived, or noted of jobs."""
         tree = self._tree
         if tree is None:
@@ -49,6 +51,8 @@ class Tree:
                 return None
             if isinstance(asked, AskRoot):
                 return Found(asked.number, tree.root(asked.size))
+            if isinstance(asked, AskConsistency):
+                return Found(asked.number, b"".join(tree.consistency(asked.old_size, asked.size)))
             if follower.index < asked.size:
                 return None
             revisions = [row.revision for row in follower.rows(asked.job)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -12,14 +11,16 @@ from cluster.cli.audit_commands import write_proof
 from cluster.cli.commands.options import JSON_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import session
-from cluster.cli.text import note, show_json
+from cluster.cli.text import moment, note, show_json
 from cluster.client import Client
 from cluster.proofs import (
+    NOTE_KEY,
     Checkpoint,
     NoteRefused,
     ProofRefused,
     Tile,
     TileRefused,
+    Verified,
     VerifierKey,
     consistency_proof,
     nodes_in_tiles,
@@ -30,19 +31,36 @@ from cluster.proofs import (
     verify_consistency,
     verify_note,
 )
+from cluster.schemas import LogKeysAnswer
 from cluster.schemas import operations as ops
-from replica.values import plain
+from cluster.system import format_instant
+from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 
 TILE_PREFIX = "tile/"
 
+WITNESSES_MAX = 16
+"""Witnesses that can be wanted, count: as many as a cluster may have."""
+
+
+class CosignatureShown(msgspec.Struct, frozen=True, kw_only=True):
+    """A witness's cosignature: under which name of ours, by which key, and when, as ISO 8601 in UTC."""
+
+    witness: str
+    key: str
+    at: str | None
+
 
 class CheckpointShown(msgspec.Struct, frozen=True, kw_only=True):
-    """The last checkpoint, and which replicas have signed it."""
+    """The last checkpoint, which replicas have signed it, and which witnesses have cosigned it of those that must."""
 
     note: str
     size: int
     root: str
     signed_by: tuple[str, ...]
+    witnessed_by: tuple[CosignatureShown, ...]
+    witnesses_needed: int
+    witnessed: bool
+    """Whether as many witnesses as are needed have cosigned it; never where none is needed."""
 
 
 @click.command("checkpoint")
@@ -54,19 +72,38 @@ def show_checkpoint(as_json: bool) -> None:
     was altered.
     """
 
-    async def ask(client: Client) -> tuple[str, dict[str, VerifierKey]]:
+    async def ask(client: Client) -> tuple[str, LogKeysAnswer]:
         found = await client.call(ops.READ_CHECKPOINT)
-        listed = await client.call(ops.LIST_LOG_KEYS)
-        return found, {one.replica: parse_key(one.key) for one in listed.keys}
+        return found, await client.call(ops.LIST_LOG_KEYS)
 
-    found, keys = session().ask(ask)
-    checkpoint, verified = _read(found, list(keys.values()), "the checkpoint of the cluster")
-    signed_by = tuple(name for name, key in keys.items() if key in verified)
+    found, listed = session().ask(ask)
+    keys = {one.replica: parse_key(one.key) for one in listed.keys}
+    witnesses = {one.witness: parse_key(one.key) for one in listed.witnesses}
+    checkpoint, verified = _read(found, [*keys.values(), *witnesses.values()], "the checkpoint of the cluster")
+    shown = CheckpointShown(
+        note=found,
+        size=checkpoint.size,
+        root=checkpoint.root.hex(),
+        signed_by=tuple(name for name, key in keys.items() if key in verified),
+        witnessed_by=tuple(
+            CosignatureShown(witness=name, key=key.name, at=_moment(verified[key]))
+            for name, key in witnesses.items()
+            if key in verified
+        ),
+        witnesses_needed=listed.witnesses_needed,
+        witnessed=0 < listed.witnesses_needed <= sum(key in verified for key in witnesses.values()),
+    )
     if as_json:
-        show_json(CheckpointShown(note=found, size=checkpoint.size, root=checkpoint.root.hex(), signed_by=signed_by))
+        show_json(shown)
         return
     click.echo(found, nl=False)
-    note(f"{checkpoint.size} entries, signed by {', '.join(map(plain, signed_by))}.")
+    note(f"{checkpoint.size} entries, signed by {', '.join(map(plain, shown.signed_by))}.")
+    for one in shown.witnessed_by:
+        note(f"Cosigned by the witness {plain(one.witness)} ({plain(one.key)}) at {moment(one.at)}.")
+    if not shown.witnesses_needed:
+        note("UNWITNESSED: no witness is configured, so nobody but the replicas says that nothing was altered.")
+    elif not shown.witnessed:
+        note(f"UNWITNESSED: {len(shown.witnessed_by)} have cosigned it, and {shown.witnesses_needed} are needed.")
 
 
 @click.command("keys")
@@ -74,10 +111,11 @@ def show_checkpoint(as_json: bool) -> None:
 def show_keys(as_json: bool) -> None:
     """Print the keys that the replicas sign checkpoints with, for verify_proof.py and for witnesses.
 
-    Give them to auditors by another way than the proofs.
+    Give them to auditors by another way than the proofs. Keys of witnesses follow, as the cluster has them: believe
+    them for what those say who run them.
     """
 
-    async def ask(client: Client) -> Any:
+    async def ask(client: Client) -> LogKeysAnswer:
         return await client.call(ops.LIST_LOG_KEYS)
 
     listed = session().ask(ask)
@@ -86,6 +124,8 @@ def show_keys(as_json: bool) -> None:
         return
     for one in listed.keys:
         click.echo(f"# {plain(one.replica)}\n{plain(one.key)}")
+    for other in listed.witnesses:
+        click.echo(f"# witness {plain(other.witness)}\n{plain(other.key)}")
 
 
 @click.command("consistency")
@@ -101,9 +141,17 @@ def show_keys(as_json: bool) -> None:
     "--keys",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Keys, as `ledger keys` prints them.",
+    help="Keys, as `ledger keys` prints them, those of witnesses too.",
 )
-def consistency(old: Path, keys: Path | None) -> None:
+@click.option(
+    "--witnesses",
+    "least",
+    type=click.IntRange(0, WITNESSES_MAX),
+    default=0,
+    metavar="K",
+    help="Fail unless so many witnesses have cosigned the present checkpoint.",
+)
+def consistency(old: Path, keys: Path | None, least: int) -> None:
     """Prove that the ledger goes on from a checkpoint that was kept: nothing before it was altered or taken away.
 
     The signatures of both are verified by the keys that are given; without them the cluster is asked for its keys. The
@@ -117,11 +165,22 @@ def consistency(old: Path, keys: Path | None) -> None:
     except NoteRefused as error:
         raise bad_input(str(error), "write keys as `forebay ledger keys` prints them", place="--keys") from error
 
-    async def ask(client: Client) -> tuple[Checkpoint, Checkpoint]:
+    async def ask(client: Client) -> tuple[Checkpoint, Checkpoint, list[Verified]]:
         listed = await client.call(ops.LIST_LOG_KEYS)
-        known = believed if believed is not None else [parse_key(one.key) for one in listed.keys]
+        known = believed
+        if known is None:
+            texts = [one.key for one in listed.keys] + [one.key for one in listed.witnesses]
+            known = [*map(parse_key, texts)]
         before, _ = _read(kept.decode(errors="replace"), known, str(old))
-        after, _ = _read(await client.call(ops.READ_CHECKPOINT), known, "the checkpoint of the cluster")
+        after, verified = _read(await client.call(ops.READ_CHECKPOINT), known, "the checkpoint of the cluster")
+        cosigned = [one for one in verified.values() if one.at_s is not None]
+        if len(cosigned) < least:
+            raise Failure(
+                ExitCode.VERIFICATION_FAILED,
+                f"{len(cosigned)} witnesses whose keys are known have cosigned the present checkpoint, and {least} are "
+                "wanted",
+                "ask again in a minute; `forebay member status` says why witnesses did not cosign",
+            )
         if before.origin != after.origin:
             raise bad_input(f"{old} is of {before.origin}, and the cluster is {after.origin}", "name another note")
         if before.size > after.size:
@@ -138,14 +197,14 @@ def consistency(old: Path, keys: Path | None) -> None:
                 if root_of(after.size, read) != after.root:
                     raise ProofRefused("the tiles of the cluster are not those of its checkpoint")
                 verify_consistency(before.size, after.size, before.root, after.root, proof)
-                return before, after
+                return before, after, cosigned
             except KeyError as error:
                 (wanted,) = error.args
                 path = wanted.path.removeprefix(TILE_PREFIX)
                 tiles[wanted] = await client.call(ops.READ_TILE, tile=path)
 
     try:
-        before, after = session().ask(ask)
+        before, after, cosigned = session().ask(ask)
     except (ProofRefused, TileRefused) as error:
         raise Failure(
             ExitCode.VERIFICATION_FAILED,
@@ -153,6 +212,8 @@ def consistency(old: Path, keys: Path | None) -> None:
             "keep the note and the directories of all replicas for an inquiry",
         ) from error
     click.echo(f"The first {before.size} entries are as they were signed; {after.size - before.size} came after them.")
+    for one in cosigned:
+        click.echo(f"A witness, {plain(one.key.name)}, cosigned the {after.size} entries at {moment(_moment(one))}.")
 
 
 def prove_online(job: str, output: Path) -> None:
@@ -164,11 +225,18 @@ def prove_online(job: str, output: Path) -> None:
     write_proof(output, session().ask(ask))
 
 
-def _read(held: str, keys: list[VerifierKey], what: str) -> tuple[Checkpoint, set[VerifierKey]]:
+def _moment(one: Verified) -> str | None:
+    return None if one.at_s is None else format_instant(Instant(one.at_s * MICROSECONDS_PER_SECOND))
+
+
+def _read(held: str, keys: list[VerifierKey], what: str) -> tuple[Checkpoint, dict[VerifierKey, Verified]]:
+    """Return the checkpoint in a note, and the signatures of these keys; Failure where no replica's is among them."""
     try:
         parse_note(held.encode())
         text, verified = verify_note(held.encode(), keys)
-        return parse_checkpoint(text), {one.key for one in verified}
+        if not any(one.key.kind == NOTE_KEY for one in verified):
+            raise NoteRefused("no replica whose key is known has signed it")
+        return parse_checkpoint(text), {one.key: one for one in verified}
     except NoteRefused as error:
         raise Failure(
             ExitCode.VERIFICATION_FAILED, f"{what} is not believed: {error}", "see `forebay ledger keys`"

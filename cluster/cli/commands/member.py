@@ -26,6 +26,10 @@ DIGEST_DIGITS_SHOWN = 16
 """Digits of a digest in a table: enough to see a difference; `--json` has all 64."""
 
 
+UNWITNESSED_NOTICE_S = 60.0
+"""For how long checkpoints may lack cosignatures before it is worth a line, seconds: a witness may be restarted."""
+
+
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What one replica said of itself, or why it did not."""
 
@@ -249,6 +253,8 @@ def status(name: str | None, digest: bool, as_json: bool) -> None:
                 note(f"{answer.name} is not ready: {answer.status.not_ready}")
             if answer.status is not None and answer.status.damaged_entries:
                 note(f"{answer.name} has {answer.status.damaged_entries} damaged entries in its ledger; see its log")
+            if answer.status is not None:
+                _show_witnesses(answer.name, answer.status)
             if answer.error is not None:
                 note(f"{answer.name} did not answer: {answer.error}")
             if answer.checkpoints is not None and answer.checkpoints.verdict != "agrees":
@@ -268,6 +274,15 @@ def status(name: str | None, digest: bool, as_json: bool) -> None:
             "no replica answered",
             "start them with `forebay serve --name NAME`, or check their api addresses",
         )
+
+
+def _show_witnesses(name: str, status: StatusView) -> None:
+    for witness, sentence in status.witness_disputes.items():
+        note(f"THE LEDGER IS NOT WHAT THE WITNESS {plain(witness)} HAS SEEN ({name}): {plain(sentence)}")
+    for witness, sentence in status.witness_errors.items():
+        note(f"{name} has no cosignature of the witness {plain(witness)}: {plain(sentence)}")
+    if status.unwitnessed_s is not None and status.unwitnessed_s > UNWITNESSED_NOTICE_S:
+        note(f"{name}: checkpoints lack the cosignatures that are needed since {status.unwitnessed_s:.0f} s")
 
 
 async def _ask(client: Client, replica: ReplicaConfig, digest: bool) -> ReplicaStatus:

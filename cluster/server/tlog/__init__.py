@@ -1,5 +1,6 @@
 """The ledger as a transparency log: its tree, derived beside the commit, signed checkpoints, proofs of its content."""
 
+from cluster.server.tlog.cosigning import Cosigning, NoAnswer, Witness
 from cluster.server.tlog.derive import LOG_DIRECTORY, LedgerTree, NoDisclosureKey, NotInTree, disclosure_key_of
 from cluster.server.tlog.prove import proof_file, records_proven
 from cluster.server.tlog.publish import CHECKPOINT_NAME, NOBODY, LogPeers, NoteNotTaken, Publisher, Signed

@@ -3,6 +3,9 @@
 Every PERIOD_S in which something was committed. Nobody believes the leader: each replica signs by its own tree, the
 leader counts only signatures under the root that it has itself, and who is handed a checkpoint that a majority has
 signed, and has another root, stops. To forge the history is to alter a majority of ledgers within one period.
+
+Witnesses are asked for a moment before a checkpoint is published, and those who are late after it. One that is not
+cosigned by as many as are needed is published all the same: what the cluster does waits for nobody outside.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from cluster.eventloop import Background
 from cluster.proofs import Checkpoint, NoteRefused, Signature, VerifierKey, parse_checkpoint, parse_note, verify_note
 from cluster.proofs import write_note as written
 from cluster.server.divergence import Verdict, judge
+from cluster.server.tlog.cosigning import BEFORE_PUBLICATION_S, Cosigning, Submit
 from cluster.server.tlog.signing import LedgerAltered, Signer, SignRefused
 from cluster.system import Clock
 
@@ -54,16 +58,17 @@ KeyOf = Callable[[str], Awaitable[VerifierKey]]
 """Asks a peer for its key."""
 
 
+async def _nobody(*asked: object) -> NoReturn:
+    raise LookupError("there is nobody to be asked")
+
+
 class LogPeers(NamedTuple):
-    """The other replicas, as a publisher asks them."""
+    """The other replicas, as a publisher asks them, and the witnesses."""
 
     ask: Ask
     hand: Hand
     key_of: KeyOf
-
-
-async def _nobody(*asked: object) -> NoReturn:
-    raise LookupError("there is nobody to be asked")
+    submit: Submit = _nobody
 
 
 NOBODY: Final = LogPeers(_nobody, _nobody, _nobody)
@@ -89,6 +94,7 @@ class Publisher(Background):
         root: Callable[[int], Awaitable[bytes]],
         peers: Callable[[], tuple[str, ...]],
         asked: LogPeers,
+        cosigning: Cosigning,
         clock: Clock,
         fail: Callable[[BaseException], NoReturn],
     ) -> None:
@@ -105,12 +111,17 @@ class Publisher(Background):
         self._root = root
         self._peers = peers
         self._asked = asked
+        self.cosigning: Final = cosigning
+        """The witnesses."""
         self._clock = clock
         self._keys: dict[str, VerifierKey] = {}
         self.note, self.published = self._read()
         """The last note, or nothing, and the checkpoint that it is."""
         self.published_s = clock.monotonic_s()
         """When it was published, by the monotonic clock; or when this process began."""
+        self.witnessed_by = cosigning.cosigned_by(self.note)
+        """The witnesses that have cosigned it, by name."""
+        self._unwitnessed_since_s = None if self._is_witnessed() else self.published_s
         self.failed = 0
         """Checkpoints that came to no majority, count."""
 
@@ -129,6 +140,12 @@ class Publisher(Background):
         """Entries under the last checkpoint that was published; 0 before the first one."""
         return 0 if self.published is None else self.published.size
 
+    @property
+    def unwitnessed_s(self) -> float:
+        """For how long checkpoints have lacked the cosignatures that are needed, seconds; 0 where the last one has."""
+        since_s = self._unwitnessed_since_s
+        return 0.0 if since_s is None else self._clock.monotonic_s() - since_s
+
     async def keys(self) -> Mapping[str, VerifierKey]:
         """Return the keys of this replica and of those peers that answer, by name."""
         peers = self._peers()
@@ -137,6 +154,27 @@ class Publisher(Background):
         return {self._name: self._signer.key} | {peer: self._keys[peer] for peer in peers if peer in self._keys}
 
     async def _run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._publish_when_due())
+            group.create_task(self._ask_late_witnesses())
+
+    async def _ask_late_witnesses(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_S)
+            if self._leads():
+                await self.ask_late_witnesses()
+
+    async def ask_late_witnesses(self) -> None:
+        """Ask the witnesses that have not cosigned what is published, and are due; hand on what they give."""
+        found = self.published
+        if found is None:
+            return
+        signatures = await self.cosigning.collect(found, self.note)
+        if signatures and found == self.published:
+            self._take(self.note + "".join(one.line() for one in signatures), found)
+            await self._hand_on()
+
+    async def _publish_when_due(self) -> None:
         due_s = self._clock.monotonic_s() + PERIOD_S
         while True:
             await asyncio.sleep(POLL_S)
@@ -190,16 +228,21 @@ class Publisher(Background):
             errors = [f"{peer}: {one}" for peer, one in zip(peers, asked, strict=True) if isinstance(one, Exception)]
             self._missed(f"{len(signatures)} of {len(peers) + 1} have signed {size} entries; {'; '.join(errors)}")
             return False
-        note = written(mine.text(), signatures)
-        self._take(note, mine)
-        for peer, handed in zip(
-            peers,
-            await asyncio.gather(*(self._asked.hand(peer, note) for peer in peers), return_exceptions=True),
-            strict=True,
-        ):
-            if isinstance(handed, Exception):
-                LOGGER.debug("%s has not taken the checkpoint of %d entries: %s", peer, size, handed)
+        if not whole:
+            note, within_s = written(mine.text(), signatures), BEFORE_PUBLICATION_S
+            signatures += await self.cosigning.collect(mine, note, within_s=within_s, only_prompt=True)
+        if mine.size > self.size:  # otherwise somebody else leads by now, and was quicker
+            self._take(written(mine.text(), signatures), mine)
+            await self._hand_on()
         return True
+
+    async def _hand_on(self) -> None:
+        """Hand the last checkpoint to the peers; whoever does not take it gets the next one."""
+        peers, note, size = self._peers(), self.note, self.size
+        handed = await asyncio.gather(*(self._asked.hand(peer, note) for peer in peers), return_exceptions=True)
+        for peer, error in zip(peers, handed, strict=True):
+            if isinstance(error, Exception):
+                LOGGER.debug("%s has not taken the checkpoint of %d entries: %s", peer, size, error)
 
     async def sign(self, size: int, root: str) -> Signed:
         """Return what this replica's own ledger comes to at a size, and its signature if that is `root` (hexadecimal).
@@ -233,6 +276,8 @@ class Publisher(Background):
             if found.origin != self._signer.origin:
                 raise NoteNotTaken(f"it is of {found.origin}, and this is a replica of {self._signer.origin}")
             if found.size <= self.size:
+                if found == self.published:
+                    self._add_cosignatures(note, found)
                 return
             least = _majority(len(self._peers()) + 1)
             if self._signers(note) < least:
@@ -250,6 +295,16 @@ class Publisher(Background):
                 )
             )
         self._take(note, found)
+
+    def _add_cosignatures(self, note: str, found: Checkpoint) -> None:
+        """Take over what witnesses have added to the checkpoint that is published."""
+        have, handed = self.cosigning.lines_of(self.note), self.cosigning.lines_of(note)
+        added = [one.line() for key, one in handed.items() if key not in have]
+        if added:
+            self._take(self.note + "".join(added), found)
+
+    def _is_witnessed(self) -> bool:
+        return self.published is None or len(self.witnessed_by) >= self.cosigning.needed
 
     def _signers(self, note: str) -> int:
         known = {self._signer.key, *(self._keys[peer] for peer in self._peers() if peer in self._keys)}
@@ -282,7 +337,14 @@ class Publisher(Background):
         LOGGER.warning("no checkpoint is published: %s", sentence)
 
     def _take(self, note: str, found: Checkpoint) -> None:
-        self.note, self.published, self.published_s = note, found, self._clock.monotonic_s()
+        now_s = self._clock.monotonic_s()
+        if found != self.published:
+            self.published_s = now_s
+        self.note, self.published, self.witnessed_by = note, found, self.cosigning.cosigned_by(note)
+        if self._is_witnessed():
+            self._unwitnessed_since_s = None
+        elif self._unwitnessed_since_s is None:
+            self._unwitnessed_since_s = now_s
         # Not synced, nor missed on a full disk: whoever loses it gets the next one, or collects this one again.
         part = self._path.with_name(f"{CHECKPOINT_NAME}.tmp")
         try:

@@ -395,3 +395,57 @@ def test_a_channel_is_offered_only_where_the_configuration_says_so(file: Path) -
     error = refusal(file, (place, place + 'channel = "127.0.0.1:7401"\n'))
     assert error.key == "replica[2].channel"
     assert "taken by replica[1].peer" in error.sentence
+
+
+WITNESS = """
+[[witness]]
+name = "security"
+url = "https://witness.example.org:7600/"
+key = "witness.example.org/forebay+5b4aa194+BAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
+
+[[witness]]
+name = "users"
+url = "http://127.0.0.1:7601"
+key = "w2+01b4f9f5+BAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
+authority = "users.pem"
+"""
+
+
+def test_witnesses_are_read_and_a_majority_of_them_is_needed_where_nothing_else_is_said(file: Path) -> None:
+    assert Config.load(file).witnesses_needed == 0
+    file.write_text(TEXT + WITNESS)
+    config = Config.load(file)
+    assert [(one.name, one.url) for one in config.witnesses] == [
+        ("security", "https://witness.example.org:7600"),
+        ("users", "http://127.0.0.1:7601"),
+    ]
+    assert config.witnesses[1].authority == file.parent / "users.pem" and config.witnesses[0].authority is None
+    assert (config.witnesses_needed, config.checkpoints.needed(3), config.checkpoints.needed(5)) == (2, 2, 3)
+    file.write_text(TEXT + WITNESS + "[checkpoints]\nwitnesses_needed = 1\n")
+    assert Config.load(file).witnesses_needed == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "sentence"),
+    [
+        ("https://witness", "http://witness", "witness[1].url", "is another machine"),
+        ("https://witness", "ftp://witness", "witness[1].url", "no prefix of HTTPS"),
+        ("https://witness", "https://a:b@witness", "witness[1].url", "no prefix of HTTPS"),
+        (":7600/", ":7600/?a=b", "witness[1].url", "no prefix of HTTPS"),
+        (":7600/", ":76000/", "witness[1].url", "no prefix of HTTPS"),
+        (":7600/", ":7600/\\u00e4", "witness[1].url", "no prefix of HTTPS"),
+        ("w2+01b4f9f5", "w2+01b4f9f4", "witness[2].key", "no key of a witness"),
+        ("w2+01b4f9f5+BA", "w2+01b4f9f5+AQ", "witness[2].key", "no key of a witness"),
+        ("http://127.0.0.1:7601", "https://witness.example.org:7600", "witness[2].url", "taken by witness[1]"),
+        ('name = "users"', 'name = "security"', "witness[2].name", "taken by"),
+        ("[[witness]]", "[checkpoints]\nwitnesses_needed = 3\n[[witness]]", "checkpoints.witnesses_needed", "found 3"),
+    ],
+)
+def test_a_witness_that_could_not_be_asked_or_believed_is_refused(
+    file: Path, old: str, new: str, key: str, sentence: str
+) -> None:
+    assert old in WITNESS
+    file.write_text(TEXT + WITNESS.replace(old, new, 1))
+    with pytest.raises(ConfigError) as caught:
+        Config.load(file)
+    assert caught.value.key == key and sentence in caught.value.sentence and caught.value.line > 1

@@ -14,7 +14,17 @@ from hypothesis import strategies as st
 import cluster.server.tlog.signing
 from cluster.proofs import VerifierKey, parse_checkpoint, parse_note, verify_note, write_note
 from cluster.server.storage import StorageRefused
-from cluster.server.tlog import LedgerAltered, LogPeers, NoteNotTaken, Publisher, Signed, Signer, SignRefused
+from cluster.server.tlog import (
+    NOBODY,
+    Cosigning,
+    LedgerAltered,
+    LogPeers,
+    NoteNotTaken,
+    Publisher,
+    Signed,
+    Signer,
+    SignRefused,
+)
 from cluster.system import SystemClock
 from tests.cluster.harness import story
 
@@ -148,6 +158,14 @@ class Cluster:
             root=self.ledgers[name].root,
             peers=lambda: tuple(peer for peer in self.ledgers if peer != name),
             asked=LogPeers(self._ask, self._hand, self._key_of),
+            cosigning=Cosigning(
+                (),
+                0,
+                submit=NOBODY.submit,
+                consistency=NOBODY.submit,
+                applied_index=lambda: self.ledgers[name].applied,
+                clock=SystemClock(),
+            ),
             clock=SystemClock(),
             fail=fail,
         )

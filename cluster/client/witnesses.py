@@ -1,0 +1,90 @@
+"""Requests to witnesses: somebody else's machines, which are believed by their signatures and read within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple
+
+import aiohttp
+from yarl import URL
+
+from cluster.config import WitnessConfig
+from cluster.proofs import MAX_ANSWER_BYTES
+from cluster.security import TlsRefused, open_client_context
+
+ADD_CHECKPOINT: Final = "/add-checkpoint"
+
+CONNECTIONS_MAX: Final = 32
+"""Connections to all witnesses, count: two each, where one is being replaced."""
+
+IDLE_S: Final = 45.0
+"""How long a connection is kept, seconds: checkpoints come every ten."""
+
+
+class WitnessAnswer(NamedTuple):
+    """What came back: status, content type without parameters, and body."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+class WitnessUnreachable(Exception):
+    """No answer was had; the sentence says why."""
+
+
+class WitnessClient:
+    """Connections to the witnesses of one replica."""
+
+    def __init__(self, witnesses: Sequence[WitnessConfig]) -> None:
+        """Nothing is connected or read yet."""
+        self._witnesses = {one.name: one for one in witnesses}
+        self._contexts: dict[str, ssl.SSLContext] = {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def add_checkpoint(self, witness: str, body: bytes) -> WitnessAnswer:
+        """Send a request to the witness of that name; WitnessUnreachable. Whoever calls bounds the time."""
+        asked = self._witnesses[witness]
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=IDLE_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                skip_auto_headers=("Accept-Encoding",),
+                timeout=aiohttp.ClientTimeout(total=None),
+            )
+        try:
+            async with self._session.post(
+                URL(asked.url + ADD_CHECKPOINT, encoded=True),
+                data=body,
+                headers={"Content-Type": "application/octet-stream"},
+                allow_redirects=False,
+                ssl=await self._tls(asked),
+            ) as response:
+                held = b""
+                async for part in response.content.iter_any():
+                    held += part
+                    if len(held) > MAX_ANSWER_BYTES:
+                        raise WitnessUnreachable(f"its answer has more than {MAX_ANSWER_BYTES} bytes")
+                return WitnessAnswer(response.status, response.content_type, held)
+        except (aiohttp.ClientError, OSError, TlsRefused, asyncio.IncompleteReadError) as error:
+            raise WitnessUnreachable(str(error) or type(error).__name__) from error
+
+    async def close(self) -> None:
+        """Close all connections."""
+        session, self._session = self._session, None
+        if session is not None:
+            with contextlib.suppress(OSError):
+                await session.close()
+
+    async def _tls(self, asked: WitnessConfig) -> ssl.SSLContext | Literal[True]:
+        """Return the context for a witness; aiohttp's own default for one that a proxy of this machine reaches."""
+        if asked.url.startswith("http:"):
+            return True
+        if asked.name not in self._contexts:
+            # In a thread: all that a system knows takes tens of milliseconds to read.
+            self._contexts[asked.name] = await asyncio.to_thread(open_client_context, asked.authority)
+        return self._contexts[asked.name]

@@ -1,0 +1,372 @@
+"""A leader asks its witnesses within bounds, waits for none of them, and says by name what they have seen of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import pytest
+
+from cluster.proofs import (
+    SIZE_TYPE,
+    VerifierKey,
+    consistency_proof,
+    parse_checkpoint,
+    parse_note,
+    verify_note,
+)
+from cluster.server.tlog import Cosigning, LogPeers, NoAnswer, Publisher, Signed, Signer, Witness, cosigning, publish
+from cluster.system import SystemClock
+from cluster.witness import Answer, Log, Seen, make_key, read_key
+from cluster.witness import Witness as RealWitness
+from tests.cluster.harness import story
+from tests.cluster.witness.logs import ORIGIN, MemoryLog
+
+SOUND = MemoryLog(200)
+WITNESSES = ("w1", "w2", "w3")
+
+
+class Still(SystemClock):
+    """A monotonic clock that stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.at_s = 1000.0
+
+    def monotonic_s(self) -> float:
+        return self.at_s
+
+
+class Said(NamedTuple):
+    status: int
+    body: bytes
+
+
+class Site:
+    """Three replicas with one ledger, as one publisher each, and three real witnesses; r1 leads."""
+
+    def __init__(self, directory: Path, needed: int = 2) -> None:
+        self.directory, self.needed = directory, needed
+        self.log, self.applied = SOUND, 100
+        self.leader = "r1"
+        self.clock = Still()
+        self.signers = {
+            name: Signer(directory / name, ORIGIN) for name in ("r1", "r2", "r3") if _made(directory / name)
+        }
+        keys = tuple(one.key for one in self.signers.values())
+        self.keys: dict[str, VerifierKey] = {}
+        self.witnesses: dict[str, RealWitness] = {}
+        for name in WITNESSES:
+            self.keys[name] = make_key(directory / name, f"{name}.example")
+            Seen.create(directory / f"{name}.db", str(self.keys[name]))
+            seen = Seen(directory / f"{name}.db", str(self.keys[name]))
+            self.witnesses[name] = RealWitness(*read_key(directory / name), [Log(ORIGIN, keys, 2)], seen, SystemClock())
+        self.asked: list[str] = []
+        self.instead: dict[str, Callable[[bytes], Awaitable[Said | Answer]]] = {}
+        self.publishers = {name: self.publisher(name) for name in self.signers}
+
+    def publisher(self, name: str) -> Publisher:
+        def fail(error: BaseException) -> NoReturn:
+            raise AssertionError(name) from error
+
+        return Publisher(
+            self.signers[name],
+            self.directory / name / "tlog",
+            name=name,
+            leads=lambda: name == self.leader,
+            applied_index=lambda: self.applied,
+            tree_size=lambda: 0,
+            root=self._root,
+            peers=lambda: tuple(peer for peer in self.signers if peer != name),
+            asked=LogPeers(self._ask, self._hand, self._key_of, self._submit),
+            cosigning=Cosigning(
+                (Witness(one, self.keys[one]) for one in WITNESSES),
+                self.needed,
+                submit=self._submit,
+                consistency=self._consistency,
+                applied_index=lambda: self.applied,
+                clock=self.clock,
+            ),
+            clock=self.clock,
+            fail=fail,
+        )
+
+    async def _root(self, size: int) -> bytes:
+        return self.log.checkpoint(size).root
+
+    async def _consistency(self, old_size: int, size: int) -> list[bytes]:
+        return consistency_proof(old_size, size, self.log.read)
+
+    async def _ask(self, peer: str, size: int, root: bytes) -> Signed:
+        return await self.publishers[peer].sign(size, root.hex())
+
+    async def _hand(self, peer: str, note: str) -> None:
+        await self.publishers[peer].take(note)
+
+    async def _key_of(self, peer: str) -> VerifierKey:
+        return self.publishers[peer].key
+
+    async def _submit(self, witness: str, body: bytes) -> Said:
+        self.asked.append(witness)
+        instead = self.instead.get(witness)
+        if instead is not None:
+            answer = await instead(body)
+            return Said(answer.status, answer.body if isinstance(answer.body, bytes) else answer.body.encode())
+        found = self.witnesses[witness].add_checkpoint(body)
+        return Said(found.status, found.body.encode())
+
+    async def published(self, size: int) -> Publisher:
+        """Have the leader publish a checkpoint of so many entries."""
+        self.applied = size
+        leader = self.publishers[self.leader]
+        assert await leader.publish()
+        return leader
+
+    async def late(self) -> None:
+        """Have the leader ask those that were late, as it does behind publications."""
+        await self.publishers[self.leader].ask_late_witnesses()
+
+    def note(self) -> str:
+        return self.publishers[self.leader].note
+
+    def cosigned(self, name: str = "r1") -> list[str]:
+        return list(self.publishers[name].witnessed_by)
+
+
+def _made(directory: Path) -> bool:
+    directory.mkdir()
+    return True
+
+
+def refusing(answer: Said | Answer) -> Callable[[bytes], Awaitable[Said | Answer]]:
+    async def answered(body: bytes) -> Said | Answer:
+        return answer
+
+    return answered
+
+
+async def dead(body: bytes) -> Said:
+    raise NoAnswer("nobody is there")
+
+
+async def hanging(body: bytes) -> Said:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+@story
+async def test_what_is_published_has_its_cosignatures_in_it_and_all_replicas_have_it(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    for size in (10, 100, 130):
+        leader = await site.published(size)
+        _, verified = verify_note(
+            leader.note.encode(), [*site.keys.values(), *(one.key for one in site.signers.values())]
+        )
+        assert len(verified) == 6
+        for name, one in site.publishers.items():
+            assert (one.note, site.cosigned(name), one.unwitnessed_s) == (leader.note, [*WITNESSES], 0.0)
+    assert len(site.asked) == 9  # each once: what a witness has is known from its last cosignature
+    assert not leader.cosigning.disputes and not leader.cosigning.errors
+    again = site.publisher("r1")
+    assert (again.witnessed_by, again.unwitnessed_s) == (WITNESSES, 0.0)
+
+
+@story
+async def test_of_two_needed_one_may_be_dead_and_with_two_dead_it_is_published_and_called_unwitnessed(
+    tmp_path: Path,
+) -> None:
+    site = Site(tmp_path)
+    site.instead["w2"] = dead
+    leader = await site.published(10)
+    assert (site.cosigned(), leader.unwitnessed_s) == (["w1", "w3"], 0.0)
+    assert leader.cosigning.errors == {"w2": "nobody is there"}
+    site.instead["w1"] = dead
+    for size, at_s in ((20, 0.0), (30, 900.0), (40, 1800.0)):
+        site.clock.at_s = 1000.0 + at_s
+        await site.published(size)
+        for name, one in site.publishers.items():
+            assert (one.size, site.cosigned(name), one.unwitnessed_s) == (size, ["w3"], at_s)
+    site.instead.clear()
+    site.clock.at_s += cosigning.RETRY_S_MAX
+    await site.late()
+    for name, one in site.publishers.items():
+        assert (one.size, sorted(site.cosigned(name)), one.unwitnessed_s) == (40, [*WITNESSES], 0.0)
+
+
+@story
+async def test_a_witness_that_is_away_is_asked_ever_more_seldom(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.instead["w2"] = dead
+    leader, moments = await site.published(10), [0]
+    for second in range(5, 1000, 5):
+        site.clock.at_s = 1000.0 + second
+        site.asked.clear()
+        await site.late()
+        if site.asked == ["w2"]:
+            moments.append(second)
+    assert moments == [0, 10, 30, 70, 150, 310, 610, 910]
+    assert leader.witnessed_by == ("w1", "w3")
+
+
+@story
+async def test_a_witness_that_hangs_holds_a_checkpoint_up_once_and_is_then_asked_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish, "BEFORE_PUBLICATION_S", 0.02)
+    monkeypatch.setattr(cosigning, "ASK_S", 0.02)
+    site = Site(tmp_path)
+    site.instead["w2"] = hanging
+    await site.published(10)
+    assert site.cosigned() == ["w1", "w3"] and site.asked.count("w2") == 1
+    site.asked.clear()
+    await site.published(11)
+    assert site.asked == ["w1", "w3"]
+    site.instead.clear()
+    site.clock.at_s += cosigning.RETRY_S_MAX
+    await site.late()
+    assert sorted(site.cosigned()) == sorted(site.cosigned("r3")) == [*WITNESSES]
+    assert site.publishers["r1"].published_s == 1000.0  # what is added later makes no checkpoint newer
+
+
+@story
+async def test_who_takes_over_learns_from_the_witness_how_far_it_is(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.instead["w1"] = dead
+    await site.published(50)
+    site.instead.clear()
+    # What the others were handed says nothing of w1; and of w2 and w3 nothing where it is lost, too.
+    site.leader = "r2"
+    (tmp_path / "r2/tlog/checkpoint").unlink()
+    site.publishers["r2"] = site.publisher("r2")
+    site.asked.clear()
+    await site.published(60)
+    assert site.cosigned("r2") == [*WITNESSES]
+    assert sorted(site.asked) == ["w1", "w2", "w2", "w3", "w3"]
+
+
+@story
+async def test_a_cosignature_whose_answer_was_lost_is_had_again(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    await site.published(40)
+
+    async def lost(body: bytes) -> Said:
+        site.witnesses["w1"].add_checkpoint(body)
+        raise NoAnswer("the connection broke")
+
+    site.instead["w1"] = lost
+    await site.published(50)
+    assert site.cosigned() == ["w2", "w3"]
+    site.instead.clear()
+    site.clock.at_s += cosigning.RETRY_S
+    await site.late()
+    assert sorted(site.cosigned()) == [*WITNESSES] and not site.publishers["r1"].cosigning.errors
+
+
+@story
+async def test_a_witness_that_has_more_than_a_checkpoint_and_not_more_than_the_ledger_is_asked_again_later(
+    tmp_path: Path,
+) -> None:
+    site = Site(tmp_path)
+    site.instead["w1"] = dead
+    leader = await site.published(52)
+    site.applied = 60
+    site.instead["w1"] = refusing(Answer(409, "55\n", SIZE_TYPE))
+    site.clock.at_s += cosigning.RETRY_S
+    await site.late()
+    assert site.asked.count("w1") == 2 and site.cosigned() == ["w2", "w3"]
+    assert leader.cosigning.disputes == {}
+    site.instead.clear()
+    site.clock.at_s += cosigning.RETRY_S
+    await site.published(61)
+    assert sorted(site.cosigned()) == [*WITNESSES]
+
+
+@story
+@pytest.mark.parametrize("needed", [0, 2])
+async def test_a_history_that_all_replicas_were_given_another_one_of_is_found_by_the_witnesses_and_by_nobody_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, needed: int
+) -> None:
+    """Each replica's memory of what it signed is forged with its ledger: whoever has all the disks can do that."""
+    site = Site(tmp_path, needed)
+    await site.published(100)
+    forged = MemoryLog(200, forked_from=70)
+    caplog.set_level(logging.CRITICAL)
+    for name in site.signers:
+        (tmp_path / name / "signed").unlink()
+        (tmp_path / name / "tlog/checkpoint").unlink()
+    site.log = forged
+    site.signers = {name: Signer(tmp_path / name, ORIGIN) for name in site.signers}
+    site.publishers = {name: site.publisher(name) for name in site.signers}
+    for size in (80, 100, 150):
+        leader = await site.published(size)
+        # Replicas all agree with each other, sign and go on: without a witness nothing is wrong.
+        assert leader.size == size and len(parse_note(leader.note.encode())[1]) == 3
+        assert parse_checkpoint(parse_note(leader.note.encode())[0]).root == forged.checkpoint(size).root
+        said = {
+            80: "it has cosigned 100 entries, and this ledger has 80: it was set back",
+            100: "it has cosigned another root of the first 100 entries",
+            150: "the history before entry 100 is another one than that which it cosigned",
+        }[size]
+        assert leader.cosigning.disputes == dict.fromkeys(WITNESSES, said)
+        assert f"THE LEDGER IS NOT WHAT THE WITNESS w1 HAS SEEN: {said}" in caplog.text
+        assert leader.witnessed_by == ()
+        site.clock.at_s += cosigning.RETRY_S_MAX
+        assert leader.unwitnessed_s == (0.0 if not needed else site.clock.at_s - 1000.0)
+    site.log = SOUND
+    found = await leader.cosigning.collect(SOUND.checkpoint(150), SOUND.note(150).decode(), within_s=1.0)
+    assert found == []  # signed by others than its replicas
+
+
+@story
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (Said(200, b""), "signature"),
+        (Said(200, b"nothing\n"), "signature"),
+        (Said(403, b"2 are\x1b[31m a majority\n" + b"x" * 5000), "it answers 403: 2 are[31m a majorityxxx"),
+        (Said(404, b""), "it answers 404"),
+        (Said(409, b"many\n"), "is not a size"),
+        (Said(409, b""), "is not a size"),
+        (Said(409, b"7\n"), "it says after 3 requests that it has 7 entries"),
+        (Said(422, b""), "it answers 422"),
+        (Said(500, b""), "it answers 500"),
+        (Said(302, b""), "it answers 302"),
+    ],
+)
+async def test_whatever_a_witness_answers_the_checkpoint_is_published(tmp_path: Path, answer: Said, said: str) -> None:
+    site = Site(tmp_path, needed=3)
+    site.instead["w2"] = refusing(answer)
+    leader = await site.published(10)
+    assert site.cosigned() == ["w1", "w3"] and leader.size == 10
+    assert said in leader.cosigning.errors["w2"] and len(leader.cosigning.errors["w2"]) < 300
+
+
+@story
+async def test_a_cosignature_of_another_key_or_checkpoint_counts_for_nothing(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+
+    async def anothers(body: bytes) -> Answer:
+        return site.witnesses["w1"].add_checkpoint(body)
+
+    site.instead["w2"] = anothers
+    await site.published(10)
+    assert site.cosigned() == ["w1", "w3"]
+    site.instead["w2"] = refusing(site.witnesses["w2"].add_checkpoint(b"old 0\n\n" + site.note().encode()))
+    site.clock.at_s += cosigning.RETRY_S_MAX
+    await site.published(20)
+    assert site.cosigned() == ["w1", "w3"]
+
+
+@story
+async def test_a_follower_adds_nothing_but_cosignatures_of_its_own_witnesses(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.instead["w1"] = dead
+    await site.published(10)
+    follower, note = site.publishers["r2"], site.note()
+    other = site.directory / "other"
+    make_key(other, "w1.example")
+    for added in (note + note.splitlines(keepends=True)[-1], note + note.splitlines(keepends=True)[4]):
+        await follower.take(added)
+        assert follower.note == note

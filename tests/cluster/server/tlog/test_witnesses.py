@@ -1,0 +1,169 @@
+"""Three replicas and two witnesses, one of them dead; and a history that was forged on all three replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from cluster.client import Client
+from cluster.config.config import Config
+from cluster.config.witnesses import WitnessConfig
+from cluster.proofs import parse_checkpoint, parse_note
+from cluster.schemas import operations as ops
+from cluster.server.divergence import Checkpoints
+from cluster.server.tlog import cosigning
+from cluster.system.address import Address
+from cluster.system.clock import SystemClock
+from cluster.witness import Seen, Witness, WitnessServer, log_of, make_key, read_key
+from tests.cluster.audit.ledgers import real
+from tests.cluster.harness import PATIENCE_S, story
+from tests.cluster.server.tlog.test_cluster import SOMEBODY_ELSE, Three, pools_set, quick, signed_by_all, three
+from tests.cluster.test_serve import make, request
+from tests.faults.rewritten import blamed, rewrite
+from tests.ports import free_ports
+from tests.repo.tree import ROOT
+
+__all__ = ["quick"]  # the fixture: checkpoints come every 0.3 s
+
+
+class Watched:
+    """A cluster with two witnesses of which one is dead, and what makes the other one."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.ports = free_ports(2)
+        self.keys = [make_key(directory / f"w{number}", f"w{number}.example") for number in (1, 2)]
+        Seen.create(directory / "w1.db", str(self.keys[0]))
+        witnesses = tuple(
+            WitnessConfig(name=f"w{number}", url=f"http://127.0.0.1:{port}", key=str(key))
+            for number, (port, key) in enumerate(zip(self.ports, self.keys, strict=True), start=1)
+        )
+        config = replace(make(directory / "site", 3), witnesses=witnesses)
+        self.config = replace(config, checkpoints=replace(config.checkpoints, witnesses_needed=1))
+
+    @contextlib.asynccontextmanager
+    async def witness(self, them: Three) -> AsyncIterator[None]:
+        origin = next(iter(them.replicas.values())).publisher.origin
+        log = log_of(origin, [one.publisher.key for one in them.replicas.values()])
+        seen = Seen(self.directory / "w1.db", str(self.keys[0]))
+        witness = Witness(*read_key(self.directory / "w1"), [log], seen, SystemClock())
+        server = WitnessServer(witness, Address("127.0.0.1", self.ports[0]), None)
+        await server.start()
+        try:
+            yield
+        finally:
+            await server.stop()
+            seen.close()
+
+
+async def typed(config: Config, *words: object, code: int = 0) -> str:
+    result = await asyncio.to_thread(real, *words, FOREBAY_CONFIG=str(config.file))
+    assert result.returncode == code, (words, result.stdout, result.stderr)
+    return " ".join((result.stdout + result.stderr).split())
+
+
+async def verified(keys: Path, proof: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "cluster/proofs/verify_proof.py"), "--keys", str(keys), str(proof), *options]
+    return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+
+
+@story
+async def test_with_one_witness_dead_what_is_published_is_cosigned_and_auditors_can_want_that(tmp_path: Path) -> None:
+    site = Watched(tmp_path)
+    config, keys, old_keys = site.config, tmp_path / "keys", tmp_path / "old"
+    async with three(config) as them, site.witness(them):
+        await them.until_they_have(await pools_set(config, 5))
+        note = await signed_by_all(them)
+        assert len(parse_note(note.encode())[1]) == 4
+        for one in them.replicas.values():
+            assert (one.publisher.witnessed_by, one.publisher.unwitnessed_s) == (("w1",), 0.0)
+        (tmp_path / "kept").write_text(note)
+        keys.write_text((await asyncio.to_thread(real, "ledger", "keys", FOREBAY_CONFIG=str(config.file))).stdout)
+        assert keys.read_text().count("# witness w") == 2
+        old_keys.write_text("".join(line + "\n" for line in keys.read_text().splitlines() if ".example" not in line))
+        async with Client.from_config(config, "alice") as client:
+            job = (await client.call(ops.SUBMIT_JOB, request(client, tmp_path / "site"))).job_id
+        await signed_by_all(them)
+        shown = await typed(config, "ledger", "checkpoint")
+        assert "Cosigned by the witness w1 (w1.example) at 20" in shown and "UNWITNESSED" not in shown
+        for options in ((), ("--keys", keys)):
+            consistent = ("ledger", "consistency", "--from", tmp_path / "kept", *options, "--witnesses")
+            assert "A witness, w1.example, cosigned the" in await typed(config, *consistent, 1)
+            assert "2 are wanted" in await typed(config, *consistent, 2, code=7)
+        await typed(config, "ledger", "prove", "--job", job, "-o", tmp_path / "proof")
+        status = await typed(config, "member", "status")
+        assert "has no cosignature of the witness w2: Cannot connect to host" in status and "THE LEDGER" not in status
+    proven = await verified(keys, tmp_path / "proof", "--witnesses", "1")
+    assert proven.returncode == 0 and "a witness, at 20" in proven.stdout and "UNWITNESSED" not in proven.stdout
+    for options, code, said in (
+        (("--witnesses", "2"), 1, "1 witnesses have cosigned it, and 2 are wanted"),
+        ((), 0, ""),
+    ):
+        found = await verified(keys, tmp_path / "proof", *options)
+        assert (found.returncode, said in found.stderr) == (code, True)
+    # Who was given the keys before there were witnesses: it is said what he does not know.
+    assert "see --others" in (await verified(old_keys, tmp_path / "proof")).stderr
+    found = await verified(old_keys, tmp_path / "proof", "--others")
+    assert found.returncode == 0 and "counts for nothing" in found.stdout and "UNWITNESSED" in found.stdout
+    assert (await verified(old_keys, tmp_path / "proof", "--others", "--witnesses", "1")).returncode == 1
+
+
+@story
+async def test_a_history_forged_on_all_replicas_is_found_by_the_witness_and_without_one_by_nobody(
+    tmp_path: Path,
+) -> None:
+    site = Watched(tmp_path)
+    async with three(site.config) as them, site.witness(them):
+        await them.until_they_have(await pools_set(site.config, 4))
+        note = await signed_by_all(them)
+    forged_from = parse_checkpoint(parse_note(note.encode())[0])
+    for name in ("r1", "r2", "r3"):
+        assert rewrite(site.config, name, lambda entry: blamed(entry, SOMEBODY_ELSE))
+        home = site.config.storage.directory / name
+        # What each replica remembers of its signatures, and what it derived: whoever has the disk has these too.
+        (home / "signing/signed").unlink()
+        shutil.rmtree(home / "tlog")
+        shutil.rmtree(home / "index", ignore_errors=True)
+
+    async def blind(checkpoints: Checkpoints) -> None:
+        await asyncio.Event().wait()
+
+    async with contextlib.AsyncExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(Checkpoints, "_run", blind)
+        patch.setattr(cosigning, "RETRY_S", 0.1)
+        patch.setattr(cosigning, "RETRY_S_MAX", 0.1)
+        async with three(site.config) as them:
+            await them.until_they_have(await pools_set(site.config, 2))
+            altered = await signed_by_all(them)
+            # Without a witness: three replicas sign it, and nothing is wrong anywhere.
+            assert not them.stopped and len(parse_note(altered.encode())[1]) == 3
+            assert "THE LEDGER" not in await typed(site.config, "member", "status")
+            await stack.enter_async_context(site.witness(them))
+            async with asyncio.timeout(PATIENCE_S):
+                while not (leader := them.leader()) or not leader.publisher.cosigning.disputes:
+                    await asyncio.sleep(0.05)
+            said = f"the history before entry {forged_from.size} is another one than that which it cosigned"
+            status = await typed(site.config, "member", "status")
+            assert f"THE LEDGER IS NOT WHAT THE WITNESS w1 HAS SEEN ({leader.controller.name}): {said}" in status
+            async with Client.from_config(site.config, "operator") as client:
+                metrics = await client.call(ops.SHOW_METRICS, replica=site.config.replica(leader.controller.name).api)
+            assert 'forebay_witness_disputes{witness="w1"} 1.0' in metrics
+            assert 'forebay_witness_disputes{witness="w2"} 0.0' in metrics
+            assert "forebay_checkpoint_witnesses 0.0" in metrics and not them.stopped
+            await signed_by_all(them)  # the cluster goes on all the same
+            assert "UNWITNESSED: 0 have cosigned it, and 1 are needed." in await typed(
+                site.config, "ledger", "checkpoint"
+            )
+    seen = Seen(tmp_path / "w1.db", str(site.keys[0]))
+    evidence = seen.all()[1]
+    seen.close()
+    assert evidence and all(parse_checkpoint(parse_note(one.note.encode())[0]) for one in evidence)
