@@ -110,7 +110,7 @@ async def test_what_is_too_large_or_says_not_how_large_it_is_is_not_read(tmp_pat
 async def test_those_who_say_nothing_or_slowly_shut_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "CONNECTIONS_MAX", 8)
     async with listening(tmp_path) as (server, address):
-        opened = [await asyncio.open_connection(address.host, address.port) for _ in range(8)]
+        opened = [await asyncio.open_connection(address.host, address.port) for _ in range(12)]
         for number, (_, writer) in enumerate(opened):
             slow = (b"", b"POST /add", ADDED[:-2] % 4000)[number % 3]
             writer.write(slow)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import sqlite3
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from cluster.proofs import (
     write_signer,
 )
 from cluster.system.clock import SystemClock
-from cluster.witness import Answer, Seen, Witness, WitnessRefused, log_of, logs_in, make_key, read_key
+from cluster.witness import Answer, Seen, SeenCheckpoint, Witness, WitnessRefused, log_of, logs_in, make_key, read_key
 from cluster.witness import seen as seen_module
 from replica.values.units import Instant
 from tests.cluster.witness.logs import ORIGIN, PRIVATE, MemoryLog, keys_of
@@ -189,18 +188,22 @@ def test_nothing_is_cosigned_that_is_not_on_the_disk(kept: Kept, monkeypatch: py
 
 
 def test_of_two_processes_with_one_database_only_one_goes_on_from_a_size(kept: Kept) -> None:
-    other, fork = kept.opened(), MemoryLog(300, forked_from=40)
-    answers: list[Answer] = []
-    asked = [(kept.witness, SOUND), (other, fork)]
-    threads = [
-        threading.Thread(target=lambda one=one, log=log: answers.append(one.add_checkpoint(log.asked(0, 100))))
-        for one, log in asked
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(one.status for one in answers) == [200, 409]
+    fork = MemoryLog(300, forked_from=40)
+    quicker: list[int] = []
+
+    class Slow(Seen):
+        """While it decides by what it has read, the other process cosigns."""
+
+        def last(self, origin: str) -> SeenCheckpoint:
+            found = super().last(origin)
+            if not quicker:
+                quicker.append(kept.asked(SOUND, 0, 100).status)
+            return found
+
+    log = log_of(ORIGIN, keys_of(3))
+    other = Witness(*read_key(kept.key_file), [log], Slow(kept.db, str(kept.public)), Standing())
+    assert other.add_checkpoint(fork.asked(0, 120)) == conflict(100)
+    assert quicker == [200]
 
 
 def test_a_witness_that_has_lost_what_it_cosigned_does_not_go_on_with_the_same_key(kept: Kept, tmp_path: Path) -> None:

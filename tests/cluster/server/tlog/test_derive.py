@@ -6,20 +6,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
 from cluster.proofs import (
+    Checkpoint,
     RightEdge,
     Tile,
     leaf_hash,
     leaf_of,
     leaves_in,
+    new_tiles,
     parse_leaf,
+    sign,
+    verifier_of,
     verify_consistency,
     verify_inclusion,
+    write_note,
 )
 from cluster.server.tlog import LedgerTree, NoDisclosureKey, NotInTree, disclosure_key_of
 from tests.cluster.audit.ledgers import Made, lived, written
+from tests.cluster.server.tlog.go_reader import needs_go, read
 from tests.replica.world import DISCLOSURE_KEY
 from wal import Environment, Ledger
 from wal.codec import NO_OP, decode_batch, encode_batch, encode_entry
@@ -208,3 +215,33 @@ def test_a_ledger_without_a_key_has_no_tree(tmp_path: Path) -> None:
     made = written(tmp_path, [(1, NO_OP)] * 3)
     with Environment.open_readonly(made.directory / "wal") as environment, pytest.raises(NoDisclosureKey):
         disclosure_key_of(Ledger(environment))
+
+
+@needs_go
+def test_somebody_elses_reader_finds_every_tile_root_and_leaf_and_what_was_changed(
+    long: Made, derived: Path, tmp_path: Path
+) -> None:
+    old_size, private = 300, [Ed25519PrivateKey.from_private_bytes(bytes([one]) * 32) for one in range(3)]
+    (tmp_path / "keys").write_text("".join(f"{verifier_of('forebay/c1', one)}\n" for one in private))
+    with opened(long, derived) as tree:
+        for name, size, signers in (("old", old_size, 2), ("checkpoint", ENTRIES, 3)):
+            text = Checkpoint("forebay/c1", size, tree.root(size)).text()
+            note = write_note(text, [sign(text, "forebay/c1", one) for one in private[:signers]])
+            (tmp_path / name).write_text(note)
+        tiles = [*new_tiles(0, ENTRIES)]
+        for tile in tiles + [Tile(None, one.index, one.width) for one in tiles if not one.level]:
+            path = tmp_path / tile.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(tree.tile(tile))
+    assert {one.level for one in tiles} == {0, 1, 2}
+    said = f"{ENTRIES} leaves go on from {old_size}, signed 3, cosigned 0"
+    assert read(tmp_path, 2) == said
+    assert "2 have signed it, and 3 are wanted" in read(tmp_path, 3)
+    for path in (Tile(0, 7).path, Tile(1, 0).path, Tile(1, 1, 1).path, Tile(2, 0, 1).path, Tile(None, 3).path):
+        whole = (tmp_path / path).read_bytes()
+        (tmp_path / path).write_bytes(whole[:20] + bytes([whole[20] ^ 1]) + whole[21:])
+        assert read(tmp_path, 2) != said, path
+        (tmp_path / path).write_bytes(whole)
+    fork = Checkpoint("forebay/c1", old_size, bytes(32)).text()
+    (tmp_path / "old").write_text(write_note(fork, [sign(fork, "forebay/c1", one) for one in private]))
+    assert "proof" in read(tmp_path, 2)

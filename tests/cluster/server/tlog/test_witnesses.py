@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from msgspec.structs import replace
@@ -16,15 +17,18 @@ from msgspec.structs import replace
 from cluster.client import Client
 from cluster.config.config import Config
 from cluster.config.witnesses import WitnessConfig
-from cluster.proofs import parse_checkpoint, parse_note
+from cluster.proofs import Tile, new_tiles, parse_checkpoint, parse_note
 from cluster.schemas import operations as ops
+from cluster.security.identity import Role
+from cluster.security.pki import issue, load_authority
 from cluster.server.divergence import Checkpoints
-from cluster.server.tlog import cosigning
+from cluster.server.tlog import cosigning, publish
 from cluster.system.address import Address
 from cluster.system.clock import SystemClock
 from cluster.witness import Seen, Witness, WitnessServer, log_of, make_key, read_key
 from tests.cluster.audit.ledgers import real
 from tests.cluster.harness import PATIENCE_S, story
+from tests.cluster.server.tlog.go_reader import needs_go, read
 from tests.cluster.server.tlog.test_cluster import SOMEBODY_ELSE, Three, pools_set, quick, signed_by_all, three
 from tests.cluster.test_serve import make, request
 from tests.faults.rewritten import blamed, rewrite
@@ -70,50 +74,114 @@ async def typed(config: Config, *words: object, code: int = 0) -> str:
     return " ".join((result.stdout + result.stderr).split())
 
 
-async def verified(keys: Path, proof: Path, *options: str) -> subprocess.CompletedProcess[str]:
+async def fetched(config: Config, into: Path, who: str) -> int:
+    """Write what is served to a client: the checkpoint, and the tiles and bundles of it; return its size."""
+    async with Client.from_config(config, who) as client:
+        note = await client.call(ops.READ_CHECKPOINT)
+        (into / "checkpoint").write_text(note)
+        size = parse_checkpoint(parse_note(note.encode())[0]).size
+        tiles = [*new_tiles(0, size)]
+        for tile in tiles + [Tile(None, one.index, one.width) for one in tiles if not one.level]:
+            path = into / tile.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(await client.call(ops.READ_TILE, tile=tile.path.removeprefix("tile/")))
+    return size
+
+
+def verified(keys: Path, proof: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "cluster/proofs/verify_proof.py"), "--keys", str(keys), str(proof), *options]
-    return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@story
-async def test_with_one_witness_dead_what_is_published_is_cosigned_and_auditors_can_want_that(tmp_path: Path) -> None:
-    site = Watched(tmp_path)
-    config, keys, old_keys = site.config, tmp_path / "keys", tmp_path / "old"
-    async with three(config) as them, site.witness(them):
-        await them.until_they_have(await pools_set(config, 5))
-        note = await signed_by_all(them)
-        assert len(parse_note(note.encode())[1]) == 4
-        for one in them.replicas.values():
-            assert (one.publisher.witnessed_by, one.publisher.unwitnessed_s) == (("w1",), 0.0)
-        (tmp_path / "kept").write_text(note)
-        keys.write_text((await asyncio.to_thread(real, "ledger", "keys", FOREBAY_CONFIG=str(config.file))).stdout)
-        assert keys.read_text().count("# witness w") == 2
-        old_keys.write_text("".join(line + "\n" for line in keys.read_text().splitlines() if ".example" not in line))
-        async with Client.from_config(config, "alice") as client:
-            job = (await client.call(ops.SUBMIT_JOB, request(client, tmp_path / "site"))).job_id
-        await signed_by_all(them)
-        shown = await typed(config, "ledger", "checkpoint")
-        assert "Cosigned by the witness w1 (w1.example) at 20" in shown and "UNWITNESSED" not in shown
-        for options in ((), ("--keys", keys)):
-            consistent = ("ledger", "consistency", "--from", tmp_path / "kept", *options, "--witnesses")
-            assert "A witness, w1.example, cosigned the" in await typed(config, *consistent, 1)
-            assert "2 are wanted" in await typed(config, *consistent, 2, code=7)
-        await typed(config, "ledger", "prove", "--job", job, "-o", tmp_path / "proof")
-        status = await typed(config, "member", "status")
-        assert "has no cosignature of the witness w2: Cannot connect to host" in status and "THE LEDGER" not in status
-    proven = await verified(keys, tmp_path / "proof", "--witnesses", "1")
-    assert proven.returncode == 0 and "a witness, at 20" in proven.stdout and "UNWITNESSED" not in proven.stdout
-    for options, code, said in (
-        (("--witnesses", "2"), 1, "1 witnesses have cosigned it, and 2 are wanted"),
-        ((), 0, ""),
+class Watching(NamedTuple):
+    """What was seen of a cluster with one witness dead: what commands printed, and files."""
+
+    directory: Path
+    sizes: tuple[int, int]
+    checkpoint: str
+    consistency: tuple[str, ...]
+    status: str
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Watching:
+    directory = tmp_path_factory.mktemp("seen")
+    site, log = Watched(directory), directory / "log"
+    config, keys = site.config, directory / "keys"
+    log.mkdir()
+    authority = load_authority(config.tls.authority.parent)
+    issue(authority, config.tls.certificates, role=Role.AUDITOR, name="eve", at=SystemClock().now())
+    found: list[Watching] = []
+
+    @story
+    async def lived() -> None:
+        async with three(config) as them, site.witness(them):
+            await them.until_they_have(await pools_set(config, 5))
+            note = await signed_by_all(them)
+            assert len(parse_note(note.encode())[1]) == 4
+            for one in them.replicas.values():
+                assert (one.publisher.witnessed_by, one.publisher.unwitnessed_s) == (("w1",), 0.0)
+            old_size = parse_checkpoint(parse_note(note.encode())[0]).size
+            (log / "old").write_text(note)
+            keys.write_text((await asyncio.to_thread(real, "ledger", "keys", FOREBAY_CONFIG=str(config.file))).stdout)
+            shutil.copy(keys, log / "keys")
+            async with Client.from_config(config, "alice") as client:
+                job = (await client.call(ops.SUBMIT_JOB, request(client, directory / "site"))).job_id
+            await signed_by_all(them)
+            checkpoint = await typed(config, "ledger", "checkpoint")
+            consistent = ("ledger", "consistency", "--from", log / "old")
+            consistency = (
+                await typed(config, *consistent, "--witnesses", 1),
+                await typed(config, *consistent, "--keys", keys, "--witnesses", 1),
+                await typed(config, *consistent, "--keys", keys, "--witnesses", 2, code=7),
+            )
+            await typed(config, "ledger", "prove", "--job", job, "-o", directory / "proof")
+            status = await typed(config, "member", "status")
+            size = await fetched(config, log, "eve")
+            found.append(Watching(directory, (old_size, size), checkpoint, consistency, status))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publish, "PERIOD_S", 0.3)
+        patch.setattr(publish, "POLL_S", 0.05)
+        lived()
+    return found[0]
+
+
+def test_with_one_witness_dead_what_is_published_is_cosigned_and_said_to_be(seen: Watching) -> None:
+    assert "Cosigned by the witness w1 (w1.example) at 20" in seen.checkpoint and "UNWITNESSED" not in seen.checkpoint
+    assert all("A witness, w1.example, cosigned the" in said for said in seen.consistency[:2])
+    assert "1 witnesses whose keys are known" in seen.consistency[2] and "2 are wanted" in seen.consistency[2]
+    assert "has no cosignature of the witness w2: Cannot connect to host" in seen.status
+    assert "THE LEDGER" not in seen.status
+
+
+def test_whoever_verifies_a_proof_can_want_so_many_witnesses(seen: Watching) -> None:
+    keys, old_keys = seen.directory / "keys", seen.directory / "old_keys"
+    assert keys.read_text().count("# witness w") == 2
+    # Who was given the keys before there were witnesses.
+    old_keys.write_text("".join(f"{line}\n" for line in keys.read_text().splitlines() if ".example" not in line))
+    for given, options, code, said in (
+        (keys, ("--witnesses", "1"), 0, "signed by w1.example"),
+        (keys, (), 0, ", a witness, at 20"),
+        (keys, ("--witnesses", "2"), 1, "1 witnesses have cosigned it, and 2 are wanted"),
+        (old_keys, (), 1, "see --others"),
+        (old_keys, ("--others",), 0, "whose key is not given: that counts for nothing"),
+        (old_keys, ("--others",), 0, "UNWITNESSED"),
+        (old_keys, ("--others", "--witnesses", "1"), 1, "0 witnesses have cosigned it, and 1 are wanted"),
     ):
-        found = await verified(keys, tmp_path / "proof", *options)
-        assert (found.returncode, said in found.stderr) == (code, True)
-    # Who was given the keys before there were witnesses: it is said what he does not know.
-    assert "see --others" in (await verified(old_keys, tmp_path / "proof")).stderr
-    found = await verified(old_keys, tmp_path / "proof", "--others")
-    assert found.returncode == 0 and "counts for nothing" in found.stdout and "UNWITNESSED" in found.stdout
-    assert (await verified(old_keys, tmp_path / "proof", "--others", "--witnesses", "1")).returncode == 1
+        found = verified(given, seen.directory / "proof", *options)
+        assert (found.returncode, said in found.stdout + found.stderr) == (code, True), (options, found)
+        assert ("UNWITNESSED" in found.stdout) is (given == old_keys and code == 0)
+
+
+@needs_go
+def test_somebody_elses_reader_believes_what_an_auditor_is_served_its_signatures_and_cosignatures(
+    seen: Watching,
+) -> None:
+    old_size, size = seen.sizes
+    assert size > old_size
+    said = f"{size} leaves go on from {old_size}, signed 3, cosigned 1"
+    assert read(seen.directory / "log", 3) == said
 
 
 @story
