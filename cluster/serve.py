@@ -25,7 +25,7 @@ import uvloop
 from cluster.api import ChannelServer, Doors, LocalCore, Server, Service
 from cluster.client import Client, WitnessAnswer, WitnessClient, WitnessUnreachable
 from cluster.config import Config, ConfigError
-from cluster.consensus import Consensus, Engine, LostDurableState, Machine, RemovedFromCluster, Timing
+from cluster.consensus import Consensus, Engine, HistoryElsewhere, LostDurableState, Machine, RemovedFromCluster, Timing
 from cluster.eventloop import Identities
 from cluster.mail import Mailer, sender_of
 from cluster.proofs import VerifierKey, parse_key
@@ -47,6 +47,7 @@ from cluster.server import (
     note_forgotten,
     open_storage,
 )
+from cluster.server.recovery import refuse_beside_history
 from cluster.server.tlog import LogPeers, NoAnswer, Signed
 from cluster.system import Address, Clock, SystemClock, leave_when_terminated
 from replica.messages import ReleaseNeeded
@@ -64,6 +65,12 @@ EXIT_ADDRESS_UNUSABLE = 69
 EXIT_STOPPED_ITSELF = 70
 EXIT_RELEASE_NEEDED = 76
 EXIT_CONFIGURATION_REFUSED = 78
+
+_CODES: tuple[tuple[type[BaseException], int], ...] = (
+    (ReleaseNeeded, EXIT_RELEASE_NEEDED),
+    (HistoryElsewhere, EXIT_STORAGE_REFUSED),
+)
+"""What a replica that stops itself ends with, where a service manager should not start it again."""
 
 COMMIT_NOTICE_SHARE = 0.1
 """Followers hear of a commit at the latest after this share of a heartbeat, so that their state is seldom behind."""
@@ -92,12 +99,13 @@ class Refused(Exception):
 def fail_stop(error: BaseException) -> NoReturn:
     """End this process at once, with one sentence: nothing may be promised any more (law 10).
 
-    With EXIT_RELEASE_NEEDED where nothing is wrong but the age of this release, else EXIT_STOPPED_ITSELF.
+    With EXIT_RELEASE_NEEDED where nothing is wrong but the age of this release, EXIT_STORAGE_REFUSED where it lacks the
+    history that its peers have, else EXIT_STOPPED_ITSELF.
     """
     LOGGER.critical("stopping: %s", error, exc_info=error)
     logging.shutdown()
     _say(f"forebay: this replica stops itself: {type(error).__name__}: {error}")
-    os._exit(EXIT_RELEASE_NEEDED if isinstance(error, ReleaseNeeded) else EXIT_STOPPED_ITSELF)
+    os._exit(next((code for kind, code in _CODES if isinstance(error, kind)), EXIT_STOPPED_ITSELF))
 
 
 def timing_of(config: Config) -> Timing:
@@ -157,8 +165,11 @@ class Replica:
         clock: Clock,
         fail: Callable[[BaseException], NoReturn] = fail_stop,
         first_start: bool = False,
+        found_without: Sequence[str] = (),
     ) -> None:
         """Open the storage and rebuild the state; `first_start`: somebody says that the replica has never run.
+
+        `found_without`: founders whom an operator leaves out while the cluster is not founded.
 
         Call in a running loop. Raises Refused.
         """
@@ -201,6 +212,7 @@ class Replica:
                 members=config.members,
                 bootstrap=founding_of(config, storage.identity),
                 configuration=storage.configuration,
+                found_without=frozenset(found_without),
                 cluster_id=config.cluster.id,
                 journal=storage.journal,
                 machine=machine,
@@ -376,8 +388,12 @@ def _time_syncs(environment: Environment, clock: Clock, service: Service) -> Non
     environment.commit = timed
 
 
-async def run(config: Config, name: str, *, first_start: bool = False, joins: bool = False) -> None:
-    """Run a replica until SIGTERM or SIGINT; `first_start` as for `Replica`. `joins`: it asks first who it is to be.
+async def run(
+    config: Config, name: str, *, first_start: bool = False, joins: bool = False, found_without: Sequence[str] = ()
+) -> None:
+    """Run a replica until SIGTERM or SIGINT; `first_start` and `found_without` as for `Replica`.
+
+    `joins`: it asks first who it is to be.
 
     Raises Refused, StorageRefused, JoiningRefused.
     """
@@ -397,7 +413,11 @@ async def run(config: Config, name: str, *, first_start: bool = False, joins: bo
         if identity is None:
             return
         LOGGER.info("this replica joins the cluster as %s", identity)
-    replica = Replica(config, name, clock=clock, first_start=first_start)
+    else:
+        await _unless(stopped, refuse_beside_history(config, name, first_start=first_start, clock=clock))
+        if stopped.is_set():
+            return
+    replica = Replica(config, name, clock=clock, first_start=first_start, found_without=found_without)
     loop.add_signal_handler(signal.SIGHUP, lambda: replica.credentials.refresh(at_once=True))
     await replica.start()
     me = config.replica(name)
@@ -456,6 +476,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     empty.add_argument(
         "--join", action="store_true", help="the cluster has added the replica: let it start without data, as a new one"
     )
+    parser.add_argument(
+        "--found-without", action="append", default=[], metavar="NAME", help="found the cluster without this founder"
+    )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     try:
         options = parser.parse_args(arguments)
@@ -469,7 +492,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = Config.load(options.config)
         joins = options.join or is_joining(config, options.name)
-        uvloop.run(run(config, options.name, first_start=options.first_start, joins=joins))
+        without = tuple(config.replica(one).name for one in options.found_without)
+        uvloop.run(run(config, options.name, first_start=options.first_start, joins=joins, found_without=without))
     except ConfigError as error:
         _say(f"forebay: {error}")
         return EXIT_CONFIGURATION_REFUSED

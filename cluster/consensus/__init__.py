@@ -5,6 +5,7 @@ from cluster.consensus.driver import Consensus
 from cluster.consensus.interface import (
     ChangeRefused,
     EntryTooLarge,
+    HistoryElsewhere,
     LostDurableState,
     Machine,
     NotLeader,

@@ -62,12 +62,14 @@ class Consensus:
         uniform: Uniform | None = None,
         bootstrap: Configuration | None = None,
         configuration: Placed | None = None,
+        found_without: frozenset[str] = frozenset(),
     ) -> None:
         """Take over the journal from its applied index on.
 
         `me` is this replica's id; `members` are names and peer addresses, this replica's own included: where it
-        listens, and where to find those for whom a configuration has no address. `bootstrap` and `configuration` as
-        `cluster.consensus.engine.Engine` takes them; without both, `members` are the members, for ever.
+        listens, and where to find those for whom a configuration has no address. `bootstrap`, `configuration` and
+        `found_without` as `cluster.consensus.engine.Engine` takes them; without the first two, `members` are the
+        members, for ever.
 
         `tls` is of this replica; `peers` watches the links beside its other connections.
 
@@ -100,6 +102,7 @@ class Consensus:
             peers=sorted(members),
             bootstrap=bootstrap,
             configuration=configuration,
+            found_without=found_without,
             journal=journal,
             machine=machine,
             timing=timing,

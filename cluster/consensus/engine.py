@@ -67,6 +67,7 @@ class Engine:
         links: Links,
         bootstrap: Configuration | None = None,
         configuration: Placed | None = None,
+        found_without: frozenset[str] = frozenset(),
         on_change: Callable[[], None] = lambda: None,
         on_members: Callable[[], None] = lambda: None,
         on_due: Callable[[], None] = lambda: None,
@@ -77,7 +78,8 @@ class Engine:
         `configuration`: what snapshot and ledger say of the members as of `journal.applied_index`; later entries are
         read here. None if nothing does: then the whole journal is read, and before its first configuration
         `bootstrap` is in force. Without that either, `peers` and `me` are: no entry says so, for tests. `clock_off`:
-        whether the wall clock of a member, by its id, is off from a majority's.
+        whether the wall clock of a member, by its id, is off from a majority's. `found_without`: founders whom an
+        operator leaves out while the cluster is not founded, which takes the word of all others.
 
         Raises RemovedFromCluster for a replica that knows already that it is no member any more; BrokenInvariant where
         the journal's marks are out of order.
@@ -100,6 +102,7 @@ class Engine:
             bootstrap=bootstrap,
             receiver=SnapshotReceiver(machine),
             limiter=LogRateLimiter(clock.monotonic_s),
+            found_without=found_without,
             clock_off=clock_off,
         )
         raft = self.raft
@@ -364,6 +367,8 @@ class Engine:
     def _dispatch(self, peer: str, message: AnyMessage) -> None:
         raft = self.raft
         if not membership_change.concerns(raft, peer, message):
+            return
+        if raft.is_new and not leader_election.is_heeded_by_new(raft, peer, message):
             return
         if not leader_election.is_term_reachable(raft, peer, message.term):
             return

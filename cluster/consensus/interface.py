@@ -66,6 +66,20 @@ class LostDurableState(Exception):
         self.last_index = last_index
 
 
+class HistoryElsewhere(Exception):
+    """This replica never ran, and a peer shows a history: it must stop before it promises anything in that history."""
+
+    def __init__(self, me: str, peer: str, index: int) -> None:
+        super().__init__(
+            f"{me} has no data, and {peer} shows a history of {index} entries: the cluster is founded, and {me} "
+            f"takes no part in it as it is. If {me} lost its data: while a majority runs, `forebay member "
+            f"replace {me}` on another replica, and start this one with --join; without a majority, `forebay recover` "
+            f'on a machine whose data is left (docs/operations.md, "A lost majority"). If it is new: `forebay member '
+            f"add {me}`"
+        )
+        self.peer = peer
+
+
 class EntryTooLarge(ValueError):
     """A proposal is larger than one entry may be; the proposer must split it."""
 

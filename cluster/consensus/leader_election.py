@@ -9,11 +9,11 @@ from typing import Final
 
 import msgspec
 
-from cluster.consensus.frames import VoteReply, VoteRequest
-from cluster.consensus.interface import Role
+from cluster.consensus.frames import AnyMessage, AppendRequest, Heartbeat, SnapshotChunk, VoteReply, VoteRequest
+from cluster.consensus.interface import HistoryElsewhere, Role
 from cluster.consensus.raft_log import append
 from cluster.consensus.state import NEVER, RaftState
-from wal import Action, Change, Entry, encode_configuration, no_op_of
+from wal import Action, Change, Entry, encode_configuration, name_of, no_op_of
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +39,9 @@ One stands first then, and has won before the next one's patience ends; whatever
 GIVES_WAY_TIMEOUTS: Final = 10
 """Longest election timeouts without a leader for which a replica whose wall clock is off lets others stand: they need
 one or two. Law 3 keeps time even under such a leader (`cluster.server.agreed_time`), so being without one is worse."""
+
+FOUNDING_NOTICE_S: Final = 5.0
+"""Seconds between two messages about whose word a cluster waits for to be founded: somebody looks on, as a rule."""
 
 SKEW_HEARTBEATS: Final = 0.5
 """How much less than the shortest election timeout, in heartbeats, a leader's silence must have lasted for somebody
@@ -202,6 +205,8 @@ def check_election_timeout(raft: RaftState, now_s: float) -> None:
     """Ask around when no leader was heard for a whole timeout."""
     if not has_passed(raft, raft.election_deadline_s, now_s):
         return
+    if raft.founds and raft.votes:
+        _say_who_is_missing(raft)
     if raft.votes_here and not _gives_way(raft, now_s):
         # Whether a majority would vote for this replica, before a new term disturbs anybody.
         _become_candidate(raft, pre_vote=True)
@@ -213,6 +218,42 @@ def check_election_timeout(raft: RaftState, now_s: float) -> None:
         raft.grace_given = False
         if not raft.votes_here:
             _request_votes(raft, pre=True, transfer=False)
+
+
+def _say_who_is_missing(raft: RaftState) -> None:
+    """Say every few seconds whose word the cluster waits for to be founded."""
+    missing = sorted(name_of(one) for one in set(raft.configuration.voter_ids) - raft.votes - raft.found_without)
+    now_s = raft.clock.monotonic_s()
+    if missing and now_s - raft.founding_said_s >= FOUNDING_NOTICE_S:
+        raft.founding_said_s = now_s
+        _log.warning(
+            "the cluster is not founded yet and waits for %s: every founder has to say that it is new. Start what does "
+            "not run. A founder that never ran and cannot is left out by `forebay serve --found-without NAME`",
+            ", ".join(missing),
+        )
+
+
+def is_heeded_by_new(raft: RaftState, peer: str, message: AnyMessage) -> bool:
+    """Say whether a founder that has promised nothing heeds a message. HistoryElsewhere if that shows a history.
+
+    Whoever lost its data looks like that to itself. It would give votes for what it had acknowledged, and forgot. A
+    term alone, in an answer, says nothing of a history, and is not taken over: it would look like a promise that was
+    given. Whoever is in a later term asks for a vote itself.
+    """
+    match message:
+        case VoteRequest():
+            index = message.last_index
+        case AppendRequest():
+            index = max(message.prev_index + len(message.entries), message.commit_index)
+        case Heartbeat():
+            index = message.commit_index
+        case SnapshotChunk():
+            index = message.index
+        case _:
+            return message.term == 0
+    if index > 0:
+        raise HistoryElsewhere(name_of(raft.me), name_of(peer), index)
+    return True
 
 
 def _gives_way(raft: RaftState, now_s: float) -> bool:
@@ -262,8 +303,7 @@ def _request_votes(raft: RaftState, *, pre: bool, transfer: bool) -> None:
 
 def _count_votes(raft: RaftState) -> None:
     # By the configuration in force: who learns, or was removed, may have answered, but does not count.
-    voters = raft.configuration.voter_ids
-    if raft.me in voters and len(raft.votes.intersection(voters)) >= raft.configuration.majority:
+    if raft.votes_here and raft.has_votes:
         if raft.pre_vote:
             stand(raft)
         else:

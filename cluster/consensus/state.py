@@ -112,6 +112,8 @@ class RaftState:
     """What the first leader of a journal without a configuration appends; None where there is to be none."""
     receiver: SnapshotReceiver
     limiter: LogRateLimiter
+    found_without: frozenset[str] = frozenset()
+    """Founders whose word the operator does without while the cluster is not founded."""
     clock_off: Callable[[str], bool] = lambda member: False
     """Whether the wall clock of a member is off from a majority's: it leaves leading to others."""
     transitions: Transitions = field(init=False)
@@ -168,6 +170,8 @@ class RaftState:
     """Who granted the vote that is asked for: a set, so that a vote delivered twice counts once."""
     pre_vote: bool = False
     """Whether a candidate only asks whether it could win (thesis 9.6)."""
+    founding_said_s: float = 0.0
+    """When it was said last whose word the cluster waits for to be founded, or when this replica started."""
     campaign_seq: int = 0
     """Request of the newest campaign; answers to earlier ones do not count."""
 
@@ -217,7 +221,7 @@ class RaftState:
     def __post_init__(self) -> None:
         self.fail_stop = FailStop(self)
         self.seq = first_seq(self.me)
-        self.led_s = self.clock.monotonic_s()
+        self.led_s = self.founding_said_s = self.clock.monotonic_s()
 
     # ---- derived ----
 
@@ -235,6 +239,29 @@ class RaftState:
     def votes_here(self) -> bool:
         """Whether this replica is a voter of the configuration in force."""
         return self.configuration.votes(self.me)
+
+    @property
+    def founds(self) -> bool:
+        """Whether no entry says yet who is a member, and this replica is one of those who are to found the cluster."""
+        return self.bootstrap is not None and self.configuration.version == 0 and self.bootstrap.votes(self.me)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether this replica is a founder that has promised nothing yet, as one that never ran, or lost its data."""
+        return self.term == 0 and self.journal.last_index == 0 and self.founds
+
+    @property
+    def has_votes(self) -> bool:
+        """Whether enough voters have granted what was asked: a majority; of a cluster to be founded, everybody.
+
+        An empty journal says nothing of what was acknowledged before it was lost. Two of three that lost theirs are a
+        majority, and would found a second history beside the one that the third has.
+        """
+        voters = self.configuration.voter_ids
+        granted = self.votes.intersection(voters)
+        if self.founds and granted.union(self.found_without) < set(voters):
+            return False
+        return len(granted) >= self.configuration.majority
 
     @property
     def has_begun(self) -> bool:

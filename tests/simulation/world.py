@@ -24,7 +24,7 @@ from cluster.config.config import Config
 from cluster.consensus import Consensus, Role, driver, raft_log
 from cluster.consensus import snapshots as transfer_module
 from cluster.consensus.frames import PROMISES, AnyMessage
-from cluster.serve import founding_of, timing_of
+from cluster.serve import timing_of
 from cluster.server import controller as controller_module
 from cluster.server import duties as duties_module
 from cluster.server import storage as storage_module
@@ -344,9 +344,12 @@ class World:
     def may_lose(self, identity: str) -> bool:
         """Whether enough good copies are left without this member, by whatever configuration may be in force.
 
-        Learners whose disk is gone count as if they voted already: a leader might not have noticed yet.
+        Learners whose disk is gone count as if they voted already: a leader might not have noticed yet. To found the
+        cluster takes the word of everybody, so nobody may be lost before.
         """
-        for configuration in self.oracle.members.possible() or [founding_of(self.config, self.names[0])]:
+        if self.oracle.members.newest is None:
+            return False
+        for configuration in self.oracle.members.possible():
             well = [one.id for one in configuration.voters if one.id != identity and self.is_healthy(one.id)]
             lost = [one.id for one in configuration.learners if one.id == identity or not self.is_healthy(one.id)]
             if len(well) < (len(configuration.voters) + len(lost)) // 2 + 1:

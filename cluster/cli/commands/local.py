@@ -193,15 +193,24 @@ def _how_to_talk(config: Config, leader: str | None) -> list[str]:
 @click.option("--name", required=True, help="Which replica of the configuration this is.")
 @click.option("--first-start", is_flag=True, help="It has never run, on a machine where `init` did not: start empty.")
 @click.option("--join", is_flag=True, help="The cluster has added or replaced it: start empty, as a new member.")
-def serve(name: str, first_start: bool, join: bool) -> None:
+@click.option(
+    "--found-without",
+    multiple=True,
+    metavar="NAME",
+    help="A founder that never ran and cannot: the cluster is founded without its word; repeatable.",
+)
+def serve(name: str, first_start: bool, join: bool, found_without: tuple[str, ...]) -> None:
     """Run one replica in the foreground, as a service manager would.
 
     A replica without data is refused, unless `forebay init` made its directory or --first-start says that it has never
-    run: one that lost its data has forgotten votes and entries that the others count on.
+    run: one that lost its data has forgotten votes and entries that the others count on. Where another founder has a
+    history it is refused too, and to found the cluster takes the word of every founder that it is new.
     """
     config = session().config()
-    config.replica(name)  # refused here, before another program begins
+    for one in (name, *found_without):
+        config.replica(one)  # refused here, before another program begins
     words = [*(["--first-start"] if first_start else []), *(["--join"] if join else [])]
+    words += [word for one in found_without for word in ("--found-without", one)]
     hold_termination()
     become(module_command("cluster.serve", "--config", str(config.file), "--name", name, *words))
 

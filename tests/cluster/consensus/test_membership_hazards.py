@@ -8,8 +8,18 @@ from pysyncobj.node import Node
 
 from cluster.consensus.configurations import Wanted
 from cluster.consensus.engine import Engine
-from cluster.consensus.frames import AppendReply, AppendRequest, Heartbeat, Removed, TimeoutNow, VoteReply, VoteRequest
-from cluster.consensus.interface import ChangeRefused, NotLeader, RemovedFromCluster, Role
+from cluster.consensus.frames import (
+    AppendReply,
+    AppendRequest,
+    Heartbeat,
+    Message,
+    Removed,
+    SnapshotChunk,
+    TimeoutNow,
+    VoteReply,
+    VoteRequest,
+)
+from cluster.consensus.interface import ChangeRefused, HistoryElsewhere, NotLeader, RemovedFromCluster, Role
 from cluster.consensus.leadership_transfer import TARGET_LAG_ENTRIES
 from cluster.consensus.membership_change import PROMOTION_LAG_ENTRIES
 from cluster.consensus.state import first_seq
@@ -72,6 +82,13 @@ class Bench(Harness):
         super().__init__(3, me=me, disk=disk, **(given or {"bootstrap": FOUNDERS}))
 
 
+def that_voted() -> Disk:
+    """The disk of a founder that gave its word in term 1, and has no entry yet."""
+    disk = Disk()
+    disk.hard = (1, "r2")
+    return disk
+
+
 # ---- bootstrap ----
 
 
@@ -96,10 +113,64 @@ def test_h13_the_first_leader_puts_the_founders_into_the_journal_and_nobody_asks
 
 
 def test_h12_a_founder_whose_file_names_other_founders_stops_and_says_so() -> None:
-    bench = Bench(bootstrap=initial((Member("r1"), Member("r2"))))
+    bench = Bench(disk=that_voted(), bootstrap=initial((Member("r1"), Member("r2"))))
     entry = encode_configuration(initial(FOUNDERS.voters, version=1))
     with pytest.raises(BrokenInvariant, match="founded with the replicas r1, r2, r3.*file says r1, r2"):
         bench.give("r2", AppendRequest(1, 1, 0, 0, 0, True, [(1, entry)]))
+
+
+def history(index: int) -> list[Message]:
+    """What a peer that has so many entries may say."""
+    return [
+        VoteRequest(7, 1, index, 7, pre=True),
+        VoteRequest(8, 1, index, 7, pre=False),
+        AppendRequest(7, 1, index, 7, index, True, []),
+        AppendRequest(7, 1, 0, 0, 0, True, [(7, b"\x01a")] * index),
+        Heartbeat(7, 1, index, True),
+        SnapshotChunk(7, 1, index, 7, 100, 0, b""),
+    ]
+
+
+@pytest.mark.parametrize("number", range(len(history(1))))
+def test_a_founder_without_data_promises_nothing_where_a_peer_shows_a_history_and_stops(number: int) -> None:
+    bench = Bench(me="r3")
+    bench.wait(STAND_S)
+    for request in bench.take(VoteRequest, "r1"):
+        bench.give("r1", VoteReply(6, request.seq, False, True))
+    assert bench.engine.term == 0, "a term in an answer is no history, and no promise"
+    bench.out.clear()
+    with pytest.raises(HistoryElsewhere, match="forebay recover"):
+        bench.give("r1", history(5)[number])
+    assert (bench.out, bench.engine.stopped, bench.disk.hard) == ([], True, (0, None))
+    # One that has given its word before is a part of that history.
+    Bench(me="r3", disk=that_voted()).give("r1", history(5)[number])
+
+
+def test_a_cluster_is_founded_by_the_word_of_every_founder_and_of_no_majority(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    for _ in range(40):
+        bench.wait(STAND_S)
+        for request in bench.take(VoteRequest, "r2"):
+            bench.give("r2", VoteReply(0, request.seq, True, request.pre))
+    assert (bench.engine.role, bench.engine.term) == (Role.CANDIDATE, 0)
+    said = [record.getMessage() for record in caplog.records if "not founded yet" in record.getMessage()]
+    assert len(said) in (2, 3) and all("r3: every founder" in line and "--found-without" in line for line in said)
+    bench.wait(STAND_S)
+    for peer, request in [(to, one) for to, one in bench.out if isinstance(one, VoteRequest)][-2:]:
+        bench.give(peer, VoteReply(0, request.seq, True, True))
+    assert bench.engine.term == 1, "all have said that they are new"
+
+
+def test_an_operator_may_found_without_a_founder_that_never_ran_but_not_without_a_majority() -> None:
+    for without, role in ((("r3",), Role.LEADER), (("r2", "r3"), Role.CANDIDATE)):
+        bench = Bench(bootstrap=FOUNDERS, found_without=frozenset(without))
+        for _ in range(3):
+            bench.wait(STAND_S)
+            for request in bench.take(VoteRequest, "r2") if "r2" not in without else ():
+                bench.give("r2", VoteReply(bench.engine.term, request.seq, True, request.pre))
+                for again in bench.take(VoteRequest, "r2"):
+                    bench.give("r2", VoteReply(bench.engine.term, again.seq, True, again.pre))
+        assert bench.engine.role is role
 
 
 # ---- one change at a time ----
@@ -134,7 +205,7 @@ def test_h12_a_change_cannot_come_in_as_an_ordinary_proposal() -> None:
 
 
 def test_h12_a_leader_that_appends_two_steps_at_once_stops_whoever_receives_them() -> None:
-    bench = Bench()
+    bench = Bench(disk=that_voted())
     first = encode_configuration(initial(FOUNDERS.voters, version=1))
     leap = encode_configuration(initial((Member("r1"), Member("r8#2"), Member("r9#2")), version=2))
     with pytest.raises(BrokenInvariant, match="version 2"):
@@ -372,7 +443,7 @@ def test_who_is_no_member_changes_nothing_and_is_notified_that_it_is_none_once_t
 
 
 def test_a_member_that_this_replica_has_not_heard_of_yet_is_followed() -> None:
-    bench = Bench()
+    bench = Bench(disk=that_voted())
     first = encode_configuration(initial(FOUNDERS.voters, version=1))
     bench.give("r2", AppendRequest(1, 1, 0, 0, 1, True, [(1, first)]))
     bench.give("r4#3", AppendRequest(2, 1, 1, 1, 1, True, [(2, b"\x01a")]))
@@ -584,7 +655,7 @@ def test_a_read_is_answered_while_leadership_is_handed_over() -> None:
 
 
 def test_only_the_leader_that_is_followed_may_tell_a_replica_to_stand() -> None:
-    bench = Bench()
+    bench = Bench(disk=that_voted())
     first = encode_configuration(initial(FOUNDERS.voters, version=1))
     bench.give("r2", AppendRequest(3, 1, 0, 0, 1, True, [(3, first)]))
     for peer, message in (("r3", TimeoutNow(3, 2)), ("r2", TimeoutNow(2, 2))):
@@ -597,7 +668,7 @@ def test_only_the_leader_that_is_followed_may_tell_a_replica_to_stand() -> None:
 
 def test_h14_a_vote_request_of_a_transfer_is_heeded_although_the_leader_lives_and_no_other_is() -> None:
     for transfer in (False, True):
-        bench = Bench(me="r3")
+        bench = Bench(me="r3", disk=that_voted())
         first = encode_configuration(initial(FOUNDERS.voters, version=1))
         bench.give("r1", AppendRequest(3, 1, 0, 0, 1, True, [(3, first)]))
         bench.give("r2", VoteRequest(4, 9, 1, 3, False, transfer))
