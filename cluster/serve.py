@@ -1,8 +1,8 @@
 """The process of one replica: `python -m cluster.serve --config forebay.toml --name r1`.
 
 Exit codes: 0 stopped on request, 64 wrong usage, 66 the storage is refused, 69 an address cannot be used, 70 it stopped
-itself (law 10), 76 it met what only a later release knows, 78 the configuration or a certificate is refused. Each but 0
-comes with one sentence on standard error.
+itself (law 10), 76 it met what only a later release knows, 77 it is no member any more, 78 the configuration or a
+certificate is refused. Each but 0 comes with one sentence on standard error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,16 @@ import uvloop
 from cluster.api import ChannelServer, Doors, LocalCore, Server, Service
 from cluster.client import Client, WitnessAnswer, WitnessClient, WitnessUnreachable
 from cluster.config import Config, ConfigError
-from cluster.consensus import Consensus, Engine, HistoryElsewhere, LostDurableState, Machine, RemovedFromCluster, Timing
+from cluster.consensus import (
+    Consensus,
+    Engine,
+    HistoryElsewhere,
+    IncarnationOver,
+    LostDurableState,
+    Machine,
+    RemovedFromCluster,
+    Timing,
+)
 from cluster.eventloop import Identities
 from cluster.mail import Mailer, sender_of
 from cluster.proofs import VerifierKey, parse_key
@@ -45,9 +54,10 @@ from cluster.server import (
     is_joining,
     join,
     note_forgotten,
+    note_superseded,
     open_storage,
 )
-from cluster.server.recovery import refuse_beside_history
+from cluster.server.recovery import refuse_beside_history, refuse_incarnation_over
 from cluster.server.tlog import LogPeers, NoAnswer, Signed
 from cluster.system import Address, Clock, SystemClock, leave_when_terminated
 from replica.messages import ReleaseNeeded
@@ -64,11 +74,14 @@ EXIT_STORAGE_REFUSED = 66
 EXIT_ADDRESS_UNUSABLE = 69
 EXIT_STOPPED_ITSELF = 70
 EXIT_RELEASE_NEEDED = 76
+EXIT_NOT_A_MEMBER = 77
 EXIT_CONFIGURATION_REFUSED = 78
 
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (ReleaseNeeded, EXIT_RELEASE_NEEDED),
     (HistoryElsewhere, EXIT_STORAGE_REFUSED),
+    (RemovedFromCluster, EXIT_NOT_A_MEMBER),
+    (IncarnationOver, EXIT_NOT_A_MEMBER),
 )
 """What a replica that stops itself ends with, where a service manager should not start it again."""
 
@@ -100,7 +113,7 @@ def fail_stop(error: BaseException) -> NoReturn:
     """End this process at once, with one sentence: nothing may be promised any more (law 10).
 
     With EXIT_RELEASE_NEEDED where nothing is wrong but the age of this release, EXIT_STORAGE_REFUSED where it lacks the
-    history that its peers have, else EXIT_STOPPED_ITSELF.
+    history that its peers have, EXIT_NOT_A_MEMBER where they go on without it, else EXIT_STOPPED_ITSELF.
     """
     LOGGER.critical("stopping: %s", error, exc_info=error)
     logging.shutdown()
@@ -205,6 +218,8 @@ class Replica:
             def stop_for(error: BaseException) -> NoReturn:
                 if isinstance(error, LostDurableState):
                     note_forgotten(config, name, str(error))
+                if isinstance(error, IncarnationOver):
+                    note_superseded(config, name, str(error))
                 stop(error)
 
             return Consensus(
@@ -213,6 +228,7 @@ class Replica:
                 bootstrap=founding_of(config, storage.identity),
                 configuration=storage.configuration,
                 found_without=frozenset(found_without),
+                incarnation=storage.environment.incarnation,
                 cluster_id=config.cluster.id,
                 journal=storage.journal,
                 machine=machine,
@@ -239,7 +255,10 @@ class Replica:
                 version=release(),
                 checkpoints=Checkpoints(name, self._peers, self._digests_of, fail, chain=storage.journal),
             )
-        except (ValueError, TlsRefused, BrokenInvariant, RemovedFromCluster) as error:
+        except RemovedFromCluster as error:
+            storage.close()
+            raise Refused(str(error), EXIT_NOT_A_MEMBER) from error
+        except (ValueError, TlsRefused, BrokenInvariant) as error:
             storage.close()
             raise Refused(str(error), EXIT_STORAGE_REFUSED) from error
         self.backfill = Backfill(
@@ -419,6 +438,9 @@ async def run(
             return
     replica = Replica(config, name, clock=clock, first_start=first_start, found_without=found_without)
     loop.add_signal_handler(signal.SIGHUP, lambda: replica.credentials.refresh(at_once=True))
+    await _unless(stopped, refuse_incarnation_over(config, name, replica.controller.incarnation, clock=clock))
+    if stopped.is_set():
+        return
     await replica.start()
     me = config.replica(name)
     LOGGER.info("replica %s of cluster %s: api %s, peers %s", name, config.cluster.name, me.api, me.peer)

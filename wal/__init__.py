@@ -52,5 +52,13 @@ from wal.ledger import (
     hand_over,
     mend,
 )
-from wal.records import ENTRY_MAX_BYTES, Entry, Gap
+from wal.records import (
+    ENTRY_MAX_BYTES,
+    FIRST_INCARNATION,
+    Entry,
+    Gap,
+    Incarnation,
+    lineage_of,
+    parse_lineage,
+)
 from wal.recovery import may_have_run

@@ -49,6 +49,8 @@ class Action(IntEnum):
     REMOVE = 3
     REPLACE = 4
     """A member that lost its disk leaves, and comes back under a new id as one that learns."""
+    RECOVER = 5
+    """A majority is lost: one member is left, and is a majority of itself, in a new incarnation of the cluster."""
 
     @property
     def word(self) -> str:

@@ -14,14 +14,26 @@ from wal import directory as directories
 from wal import records
 from wal.directory import Files, Lock
 from wal.failures import DATA_FILE, LOG_FILE, READERS_FILE, BrokenInvariant, Condition, RecoveryRefused, StorageFailed
-from wal.records import GENESIS, TABLES, Damaged, HardState, Identity, LogMark, Marks
+from wal.records import (
+    FIRST_INCARNATION,
+    GENESIS,
+    TABLES,
+    Damaged,
+    HardState,
+    Identity,
+    Incarnation,
+    LogMark,
+    Marks,
+)
 from wal.sync_log import DiskStore, Record, SyncLog, is_used, make_log, open_log
 
 if TYPE_CHECKING:
     from lmdb import _Database
 
 
-def create_tables(environment: lmdb.Environment, identity: Identity, mark: LogMark) -> "dict[bytes, _Database]":
+def create_tables(
+    environment: lmdb.Environment, identity: Identity, mark: LogMark, incarnation: Incarnation = FIRST_INCARNATION
+) -> "dict[bytes, _Database]":
     """Make the tables, identity, hard state and marks in one transaction: all of them exist or none."""
     with environment.begin(write=True) as transaction:
         tables = {name: environment.open_db(name, txn=transaction) for name in TABLES}
@@ -31,6 +43,8 @@ def create_tables(environment: lmdb.Environment, identity: Identity, mark: LogMa
         transaction.put(records.HARD_KEY, records.pack_hard(HardState(0, None)), db=state)
         transaction.put(records.MARKS_KEY, records.pack_marks(Marks(0, 0, 0, 0, 0, 0, GENESIS)), db=state)
         transaction.put(records.LOG_KEY, records.pack_log(mark), db=state)
+        if incarnation != FIRST_INCARNATION:
+            transaction.put(records.INCARNATION_KEY, records.pack_incarnation(incarnation), db=state)
     return tables
 
 
@@ -78,6 +92,17 @@ def read_identity(directory: Path, environment: lmdb.Environment, tables: "dict[
         raise RecoveryRefused(Condition.IDENTITY_DAMAGED, f"{place}identity ({error})") from error
 
 
+def read_incarnation(directory: Path, environment: lmdb.Environment, tables: "dict[bytes, _Database]") -> Incarnation:
+    """The incarnation of the cluster that the storage is of. Raises RecoveryRefused."""
+    with environment.begin(tables[records.STATE]) as transaction:
+        stored = transaction.get(records.INCARNATION_KEY)
+    try:
+        return FIRST_INCARNATION if stored is None else records.unpack_incarnation(stored)
+    except Damaged as error:
+        place = f"{directory / DATA_FILE}, table state, key incarnation ({error})"
+        raise RecoveryRefused(Condition.IDENTITY_DAMAGED, place) from error
+
+
 def check_identity(
     directory: Path, environment: lmdb.Environment, tables: "dict[bytes, _Database]", wanted: Identity
 ) -> None:
@@ -120,6 +145,8 @@ class Environment:
     ):
         self.directory: Final = directory
         self.identity: Final = identity
+        self.incarnation = read_incarnation(directory, environment, tables)
+        """Which incarnation of the cluster it is of."""
         self.failure: StorageFailed | None = None
         self.readonly = False
         self.log: Final = log
@@ -133,13 +160,20 @@ class Environment:
 
     @classmethod
     def open(
-        cls, directory: Path, *, cluster_id: str, replica: str, map_size_bytes: int = MAP_SIZE_BYTES, create: bool
+        cls,
+        directory: Path,
+        *,
+        cluster_id: str,
+        replica: str,
+        map_size_bytes: int = MAP_SIZE_BYTES,
+        create: bool,
+        incarnation: Incarnation = FIRST_INCARNATION,
     ) -> Self:
         """Open the storage of `replica`, as the only process that may.
 
-        With `create` an empty directory becomes a new storage; without it an empty directory is refused, because a
-        replica that starts empty under its old name has forgotten its promises. Raises RecoveryRefused with the row of
-        the recovery table, StorageFailed, or ValueError for names that are too long.
+        With `create` an empty directory becomes a new storage, of this incarnation of the cluster; without it an empty
+        directory is refused, because a replica that starts empty under its old name has forgotten its promises. Raises
+        RecoveryRefused with the row of the recovery table, StorageFailed, or ValueError for names that are too long.
         """
         identity = Identity(cluster_id, replica)
         records.pack_identity(identity)
@@ -159,7 +193,9 @@ class Environment:
             if (altered := files.altered()) is not None:
                 raise StorageFailed(altered)
             environment.reader_check()
-            opened = cls.prepared(directory, environment, identity, DiskStore(lock.directory), create=create)
+            opened = cls.prepared(
+                directory, environment, identity, DiskStore(lock.directory), create=create, incarnation=incarnation
+            )
             files.note(LOG_FILE)
         except lmdb.MapFullError as error:
             _close(environment, lock)
@@ -175,7 +211,14 @@ class Environment:
 
     @classmethod
     def prepared(
-        cls, directory: Path, environment: lmdb.Environment, identity: Identity, store: DiskStore, *, create: bool
+        cls,
+        directory: Path,
+        environment: lmdb.Environment,
+        identity: Identity,
+        store: DiskStore,
+        *,
+        create: bool,
+        incarnation: Incarnation = FIRST_INCARNATION,
     ) -> Self:
         """Make or check what is in an LMDB environment that is open for writing, and open its sync log.
 
@@ -187,7 +230,7 @@ class Environment:
             if is_used(store, directory):
                 raise RecoveryRefused(Condition.DATA_FILE_MISSING, str(directory / LOG_FILE))
             make_log(store, directory, identity)
-            tables = create_tables(environment, identity, LogMark(1, store.size_bytes))
+            tables = create_tables(environment, identity, LogMark(1, store.size_bytes), incarnation)
             # LMDB syncs its file, not the directory that names it.
             store.sync_directory()
         else:

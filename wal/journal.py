@@ -14,7 +14,7 @@ from typing import Final
 from wal import records, recovery, replay, rows
 from wal.environment import Environment
 from wal.failures import BrokenInvariant
-from wal.records import ENTRY_MAX_BYTES, ChainRow, Entry, Gap, HardState, Marks
+from wal.records import ENTRY_MAX_BYTES, ChainRow, Entry, Gap, HardState, Incarnation, Marks
 from wal.replay import Replayed, Sync
 from wal.rows import Applied, Changes
 from wal.sync_log import RECORD_MAX_BYTES
@@ -416,6 +416,23 @@ class Journal:
         self._reset = True
         self._note_applied(Applied(index, ChainRow(digest, revision), False))
 
+    def begin_incarnation(self, incarnation: Incarnation, term: int, entries: Sequence[bytes]) -> None:
+        """Go on as another incarnation of the cluster: all that is held is committed, and `entries` of `term` follow.
+
+        What was synced before stays; the rest is one transaction: after a crash it is the one incarnation or the
+        other, as a whole. BrokenInvariant if it is none that follows, or the term is not above the present one.
+        """
+        if incarnation.number <= self._env.incarnation.number or term <= self._hard.term:
+            raise BrokenInvariant(
+                f"incarnation {incarnation} in term {term} begins after {self._env.incarnation} in {self._hard.term}"
+            )
+        self.flush_hints()
+        self.set_term(term, None)
+        self.append([Entry(self.last_index + 1 + at, term, data) for at, data in enumerate(entries)])
+        self.set_commit(self.last_index)
+        self._checkpoint(incarnation)
+        self._env.incarnation = incarnation
+
     def record_applied(self, entry: Entry, revision: int) -> bytes:
         """Chain the next applied entry, which ends with `revision`, and give the digest of the ledger up to it.
 
@@ -508,7 +525,7 @@ class Journal:
         self._hints_changed = False
         return True
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self, incarnation: Incarnation | None = None) -> None:
         """Give LMDB all that it lacks, what was synced and what is buffered, in one transaction."""
         lag = self._stored
         rows.write(
@@ -520,6 +537,7 @@ class Journal:
                 gaps=self._gaps,
                 hard=self._hard if lag.hard else None,
                 marks=self._marks(),
+                incarnation=incarnation,
             ),
         )
         self._stored.caught_up(self.last_index)

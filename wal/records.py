@@ -5,6 +5,7 @@ CRC-32 of its key and itself. The layouts here are for ever: a change needs a ne
 """
 
 import hashlib
+import re
 import struct
 from typing import Any, Final, NamedTuple
 from zlib import crc32
@@ -32,6 +33,8 @@ IDENTITY_KEY: Final = b"identity"
 HARD_KEY: Final = b"hard"
 MARKS_KEY: Final = b"marks"
 LOG_KEY: Final = b"log"
+INCARNATION_KEY: Final = b"incarnation"
+"""Which incarnation of the cluster a storage is of; where it is not there, of the first."""
 
 DIGEST_BYTES: Final = 32
 GENESIS: Final = bytes(DIGEST_BYTES)
@@ -71,6 +74,39 @@ class Identity(NamedTuple):
 
     cluster_id: str
     replica: str
+
+
+class Incarnation(NamedTuple):
+    """One life of a cluster, from its founding, or from the recovery of what was left when a majority was lost.
+
+    The mark tells two recoveries apart that were made without knowing of each other: 16 hexadecimal digits, of the
+    first incarnation none.
+    """
+
+    number: int
+    mark: str
+
+    def __str__(self) -> str:
+        return f"{self.number}-{self.mark}" if self.mark else str(self.number)
+
+
+FIRST_INCARNATION: Final = Incarnation(1, "")
+
+_LINEAGE: Final = re.compile(r"(?P<cluster>[^/]+)(?:/(?P<number>[1-9][0-9]{0,8})-(?P<mark>[0-9a-f]{16}))?", re.ASCII)
+
+
+def lineage_of(cluster_id: str, incarnation: Incarnation) -> str:
+    """How one incarnation of a cluster is called in frames and origins: by the id; from the second on by `ID/2-…`."""
+    return f"{cluster_id}/{incarnation}" if incarnation.mark else cluster_id
+
+
+def parse_lineage(text: str) -> tuple[str, Incarnation] | None:
+    """The cluster's id and the incarnation in what `lineage_of` wrote; None where it is nothing of the kind."""
+    found = _LINEAGE.fullmatch(text)
+    if found is None:
+        return None
+    number, mark = found["number"], found["mark"]
+    return found["cluster"], FIRST_INCARNATION if mark is None else Incarnation(int(number), mark)
 
 
 class HardState(NamedTuple):
@@ -266,6 +302,20 @@ def unpack_identity(value: bytes) -> Identity:
     if not body or len(body) < 1 + body[0]:
         raise Damaged("the identity is too short")
     return Identity(_text(body[1 : 1 + body[0]]), _text(body[1 + body[0] :]))
+
+
+def pack_incarnation(incarnation: Incarnation) -> bytes:
+    """The stored value of an incarnation."""
+    return pack_checked(INCARNATION_KEY, _U64.pack(incarnation.number) + incarnation.mark.encode())
+
+
+def unpack_incarnation(value: bytes) -> Incarnation:
+    """The incarnation that `pack_incarnation` packed. Damaged if checksum or layout do not hold."""
+    body = unpack_checked(INCARNATION_KEY, value)
+    found = Incarnation(int.from_bytes(body[: _U64.size], "big"), _text(body[_U64.size :]))
+    if len(body) < _U64.size or (found != FIRST_INCARNATION and parse_lineage(f"x/{found}") is None):
+        raise Damaged("it is no incarnation")
+    return found
 
 
 def name_bytes(what: str, name: str) -> bytes:

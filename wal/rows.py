@@ -8,7 +8,7 @@ import lmdb
 from wal import records
 from wal.environment import Environment
 from wal.failures import REPLACE, BrokenInvariant, StorageFailed
-from wal.records import ChainRow, Damaged, Entry, Gap, HardState, Marks
+from wal.records import ChainRow, Damaged, Entry, Gap, HardState, Incarnation, Marks
 
 
 class Applied(NamedTuple):
@@ -28,6 +28,8 @@ class Changes(NamedTuple):
     gaps: Sequence[Gap]
     hard: HardState | None
     marks: Marks
+    incarnation: Incarnation | None = None
+    """The cluster goes on as another one; None: as the same."""
 
 
 def peek_base(env: Environment) -> tuple[int, int]:
@@ -103,6 +105,8 @@ def write(env: Environment, changes: Changes) -> None:
             transaction.put(records.HARD_KEY, records.pack_hard(changes.hard), db=state)
         transaction.put(records.MARKS_KEY, records.pack_marks(changes.marks), db=state)
         transaction.put(records.LOG_KEY, records.pack_log(mark), db=state)
+        if changes.incarnation is not None:
+            transaction.put(records.INCARNATION_KEY, records.pack_incarnation(changes.incarnation), db=state)
     # Which LMDB durably names by now.
     env.log.begin(mark.generation)
 

@@ -318,6 +318,7 @@ async def show_status(call: Call[None]) -> Reply[StatusView]:
     view = StatusView(
         cluster=config.cluster.name,
         cluster_id=config.cluster.id,
+        incarnation=str(controller.incarnation),
         replica=controller.name,
         role=str(engine.role),
         term=engine.term,

@@ -50,6 +50,7 @@ async def _members(call: Call[Any]) -> Reply[MembersAnswer]:
         leader=engine.leader,
         term=engine.term,
         version=engine.configuration.version,
+        incarnation=str(controller.incarnation),
         members=tuple(rows),
     )
     return Reply(state.revision, answer)

@@ -307,7 +307,7 @@ class Service:
         controller, past = self.controller, self.past
         home = self.config.storage.directory / controller.name
         return Publisher(
-            Signer(home / SIGNING_DIRECTORY, origin_of(self.config.cluster.id)),
+            Signer(home / SIGNING_DIRECTORY, origin_of(self.config.cluster.id, controller.incarnation)),
             home / LOG_DIRECTORY,
             name=controller.name,
             leads=lambda: controller.leads,

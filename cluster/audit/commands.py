@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from cluster.api.render import entry_view, record_view
 from cluster.audit.deep import snapshots_in, verify_deep, verify_index
 from cluster.audit.proving import NotProven, proof_of
+from cluster.audit.recovering import recover_command
 from cluster.audit.redecide import Redecided
 from cluster.audit.redecide_text import first_words, show_redecided
 from cluster.audit.release import BadTree, Release, ReleaseFailed
@@ -562,6 +563,7 @@ def _made_by(options: dict[str, Any], source: Source) -> str:
 
 
 _PERFORMERS: dict[tuple[str, ...], Callable[[dict[str, Any]], None]] = {
+    ("recover",): recover_command,
     ("ledger", "verify"): verify,
     ("ledger", "replay"): replay_ledger,
     ("ledger", "redecide"): redecide,
@@ -598,7 +600,7 @@ def _snapshot_group() -> None:
     """Inspect snapshot files."""
 
 
-_groups = {"ledger": _ledger_group, "report": _report_group, "snapshot": _snapshot_group}
+_groups = {"": audit, "ledger": _ledger_group, "report": _report_group, "snapshot": _snapshot_group}
 for _name, _commands in audit_commands(_perform).items():
     for _command in _commands:
         _groups[_name].add_command(_command)

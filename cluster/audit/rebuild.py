@@ -394,6 +394,11 @@ def _miss_guest(led: Led) -> Iterator[Command]:
         yield c.MissGuest(_cluster_of(led), event.guest.removeprefix(f"{led.actor.name}:"), event.state)
 
 
+def _recover_cluster(led: Led) -> Iterator[Command]:
+    for event in led.of(e.ClusterRecovered):
+        yield c.RecoverCluster(*(getattr(event.recovery, field) for field in c.RecoverCluster.__struct_fields__))
+
+
 def _abort_drill(led: Led) -> Iterator[Command]:
     for event in led.of(e.DrillAbortAsked):
         yield c.AbortDrill(event.drill, event.reason.removeprefix(f"{led.actor.name}: "))
@@ -439,6 +444,7 @@ _OTHER_ID: Final = "the user's id that its scheduler named, where no guest has i
 
 REBUILDERS: Final[Mapping[type[Command], Rebuilder]] = {
     c.FoundCluster: Rebuilder(_found_cluster),
+    c.RecoverCluster: Rebuilder(_recover_cluster),
     c.SetPool: Rebuilder(_set_pool),
     c.ChangePool: Rebuilder(_change_pool),
     c.RemovePool: Rebuilder(_as_event(c.RemovePool, e.PoolRemoved)),

@@ -190,7 +190,36 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
         """
         perform(("report", "html"), options)
 
-    return {"ledger": (verify, replay, redecide, dump, prove), "report": (html, jobs), "snapshot": (inspect,)}
+    @click.command("recover")
+    @click.option("--name", required=True, help="Replica of this machine whose data is left; it must not run.")
+    @click.option("--confirm", metavar="ID", help="Do what the plan with this id says.")
+    @click.option("--yes", is_flag=True, help="Do it without having seen a plan.")
+    @click.option("--by", metavar="OPERATOR", help="Who does it, for the ledger.  [default: this account]")
+    @click.option(
+        "--leave-behind",
+        multiple=True,
+        metavar="NAME",
+        help="A replica that answers and has more entries: what it has more is lost; repeatable.",
+    )
+    @_JSON
+    def recover(**options: Any) -> None:
+        """Make a cluster of what one replica has left, after a majority was lost for good.
+
+        Without --confirm or --yes nothing is changed: it says what this replica has, up to which entry and time, and
+        what may be lost. Then it is a cluster of one, a new incarnation of the one that was: every other directory of
+        that is refused from then on, and the others are added anew. All that this replica ever acknowledged is kept,
+        also what it did not know to be committed.
+
+        Refused where a replica answers that somebody leads, or that has more. Certificates, agents and clients go on.
+        """
+        perform(("recover",), options)
+
+    return {
+        "": (recover,),
+        "ledger": (verify, replay, redecide, dump, prove),
+        "report": (html, jobs),
+        "snapshot": (inspect,),
+    }
 
 
 def write_proof(output: Path, held: bytes) -> None:

@@ -51,6 +51,7 @@ SERVE_MEANINGS: Final = MappingProxyType(
         69: "an address of it cannot be used",
         70: "it stopped itself rather than guess on: what it said last on stderr is why",
         76: "it met what only a later release knows: start the release that it names, on the same directory",
+        77: "it is no member any more: removed, replaced, or of an incarnation of the cluster that is over",
         78: "the configuration or a certificate is refused",
     }
 )

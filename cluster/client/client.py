@@ -153,14 +153,15 @@ class Client:
         replica: Address | None = None,
         deadline_s: float | None = None,
         attempt_s: float = ATTEMPT_S,
+        once: bool = False,
         **parameters: Parameter,
     ) -> _T:
         """Perform an operation and return its answer; TypeError for parameters that it does not have.
 
         `request` is made, with a new command id, where it would hold nothing else. `stale`: whoever is asked answers at
         once, from a state that may be old. `replica`: only this one is asked, of its own state. `attempt_s` is how long
-        one replica may take to answer. `parameters` are those of the path and of the query, named as in the OpenAPI
-        document; None and False are left out.
+        one replica may take to answer. `once`: nobody is asked again who cannot be reached. `parameters` are those of
+        the path and of the query, named as in the OpenAPI document; None and False are left out.
         """
         if request is None and issubclass(operation.request, Command):
             request = operation.request(command_id=self.new_command_id())
@@ -176,6 +177,7 @@ class Client:
             leader_only=not (stale or operation.own or replica is not None),
             deadline_s=deadline_s,
             attempt_s=deadline_s if operation.slow else attempt_s,
+            once=once,
         )
         value, _ = await self._perform(call, operation.answer, replica)
         return value

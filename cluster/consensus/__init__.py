@@ -1,11 +1,12 @@
 """Consensus of the replicas: Raft, with PySyncObj behind one adapter. DESIGN.md here has the hazards."""
 
-from cluster.consensus.configurations import Wanted
+from cluster.consensus.configurations import Wanted, recovered
 from cluster.consensus.driver import Consensus
 from cluster.consensus.interface import (
     ChangeRefused,
     EntryTooLarge,
     HistoryElsewhere,
+    IncarnationOver,
     LostDurableState,
     Machine,
     NotLeader,

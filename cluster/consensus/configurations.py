@@ -116,11 +116,19 @@ def _check_bootstrap(file: Configuration, founded: Configuration) -> None:
 def _check_step(one: Configuration, two: Placed) -> None:
     """Refuse what would break the rule that majorities of neighbours meet (thesis 4.1), whoever appended it."""
     new = two.configuration
+    if new.change.action is Action.RECOVER and len(new.voters) == 1 and new.version == one.version + 1:
+        return  # the incarnation before is over, and with it its majorities
     if new.version != one.version + 1 or len(set(one.voter_ids) ^ set(new.voter_ids)) > 1:
         raise BrokenInvariant(
             f"entry {two.index} has version {new.version} of the configuration with the voters "
             f"{', '.join(new.voter_ids)}; before it is version {one.version} with {', '.join(one.voter_ids)}"
         )
+
+
+def recovered(current: Configuration, survivor: Member, *, actor: str, at: int) -> Configuration:
+    """Return the configuration that a new incarnation begins with: one member, and nobody of the incarnation before."""
+    change = Change(Action.RECOVER, survivor.id, actor, at)
+    return Configuration(current.version + 1, (survivor,), (), change)
 
 
 # ---- the next configuration: one member at a time ----

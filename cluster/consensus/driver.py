@@ -13,6 +13,7 @@ from cluster.consensus.engine import Engine
 from cluster.consensus.frames import AnyMessage, ClockReply, ClockRequest
 from cluster.consensus.interface import (
     ChangeRefused,
+    IncarnationOver,
     JournalLike,
     Machine,
     NotLeader,
@@ -26,7 +27,7 @@ from cluster.consensus.state import NEVER
 from cluster.consensus.transport import TlsLinks
 from cluster.security import Credentials, Peers
 from cluster.system import Clock
-from wal import Configuration, Placed, name_of
+from wal import FIRST_INCARNATION, Configuration, Incarnation, Placed, lineage_of, name_of
 
 _Answer = TypeVar("_Answer")
 
@@ -63,6 +64,7 @@ class Consensus:
         bootstrap: Configuration | None = None,
         configuration: Placed | None = None,
         found_without: frozenset[str] = frozenset(),
+        incarnation: Incarnation = FIRST_INCARNATION,
     ) -> None:
         """Take over the journal from its applied index on.
 
@@ -70,6 +72,8 @@ class Consensus:
         listens, and where to find those for whom a configuration has no address. `bootstrap`, `configuration` and
         `found_without` as `cluster.consensus.engine.Engine` takes them; without the first two, `members` are the
         members, for ever.
+
+        `incarnation` is that of the cluster which the journal is of: no other one is heard.
 
         `tls` is of this replica; `peers` watches the links beside its other connections.
 
@@ -83,12 +87,13 @@ class Consensus:
         self._timing: Final = timing
         self._clock: Final = clock
         self._fail: Final = fail
+        self._incarnation: Final = incarnation
         # Timeouts must differ between replicas, even of a cluster that was cloned from one image.
         draw = uniform or random.SystemRandom().uniform
         self._links: Final = TlsLinks(
             me=me,
             members=members,
-            cluster_id=cluster_id,
+            cluster_id=lineage_of(cluster_id, incarnation),
             tls=tls,
             peers=peers or Peers(cluster_id, clock),
             timing=timing,
@@ -344,6 +349,12 @@ class Consensus:
     def on_lost_sight(self, peer: str) -> None:
         """The link from a peer broke."""
         self._link(self._engine.lost_sight, peer)
+
+    def on_later_incarnation(self, peer: str, incarnation: Incarnation) -> None:
+        """A peer is of a later incarnation of the cluster. Whoever this replica knows for a member is believed."""
+        known = self._members.keys() | {name_of(one.id) for one in self._engine.configuration.members()}
+        if self._running and peer in known:
+            self._stop_for(IncarnationOver(name_of(self._me), str(self._incarnation), str(incarnation), peer))
 
     # ---- clocks ----
 

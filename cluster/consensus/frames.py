@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from wal import ENTRY_MAX_BYTES
+from wal import ENTRY_MAX_BYTES, Incarnation, parse_lineage
 
 FRAME_VERSION: Final = 1
 
@@ -50,6 +50,16 @@ EntryData = Annotated[bytes, Meta(min_length=1, max_length=MAX_ENTRY_BYTES)]
 
 class FrameRefused(Exception):
     """A peer sent what is not a frame of this cluster; its connection is closed. The message says what was wrong."""
+
+
+class OtherIncarnation(FrameRefused):
+    """A frame of another incarnation of the same cluster."""
+
+    def __init__(self, sender: str, mine: Incarnation, theirs: Incarnation) -> None:
+        super().__init__(f"{sender} is of incarnation {theirs} of the cluster; here it is {mine}")
+        self.sender = sender
+        self.mine = mine
+        self.theirs = theirs
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -221,7 +231,10 @@ _decoder: Final = msgspec.msgpack.Decoder(_Envelope)
 
 
 def encode_frame(cluster_id: str, sender: str, message: AnyMessage) -> bytes:
-    """Return the bytes of a frame with its length in front; FrameRefused if it is over the bound."""
+    """Return the bytes of a frame with its length in front; FrameRefused if it is over the bound.
+
+    `cluster_id`: from the second incarnation of a cluster on with that (`wal.lineage_of`).
+    """
     body = _encoder.encode(_Envelope(FRAME_VERSION, cluster_id, sender, message))
     if len(body) > MAX_FRAME_BYTES:
         raise FrameRefused(f"a {type(message).__name__} of {len(body)} bytes is over the bound of {MAX_FRAME_BYTES}")
@@ -229,7 +242,10 @@ def encode_frame(cluster_id: str, sender: str, message: AnyMessage) -> bytes:
 
 
 def decode_body(cluster_id: str, body: bytes | bytearray | memoryview) -> Frame:
-    """Return the frame in `body` (without the length); FrameRefused if it is malformed or of another cluster."""
+    """Return the frame in `body` (without the length); FrameRefused if it is malformed or of another cluster.
+
+    OtherIncarnation if it is of the same cluster, begun again since or before.
+    """
     try:
         envelope = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:  # msgspec lets the latter through
@@ -237,6 +253,9 @@ def decode_body(cluster_id: str, body: bytes | bytearray | memoryview) -> Frame:
     if envelope.version != FRAME_VERSION:
         raise FrameRefused(f"a frame of version {envelope.version}; this release speaks version {FRAME_VERSION}")
     if envelope.cluster != cluster_id:
+        ours, other = parse_lineage(cluster_id), parse_lineage(envelope.cluster)
+        if ours is not None and other is not None and ours[0] == other[0]:
+            raise OtherIncarnation(envelope.sender, ours[1], other[1])
         raise FrameRefused(f"a frame of cluster {envelope.cluster!r}; this is cluster {cluster_id!r}")
     return Frame(envelope.sender, envelope.message)
 

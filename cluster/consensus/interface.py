@@ -80,6 +80,18 @@ class HistoryElsewhere(Exception):
         self.peer = peer
 
 
+class IncarnationOver(Exception):
+    """The cluster goes on as a later incarnation, without this replica: it must stop, and not come back as it is."""
+
+    def __init__(self, me: str, mine: str, theirs: str, peer: str) -> None:
+        super().__init__(
+            f"{me} is of incarnation {mine} of the cluster, which is over: {peer} is of incarnation {theirs}, begun by "
+            f"`forebay recover` after a majority was lost. What {me} holds may be what was lost: keep its directory "
+            f"for an examination (`forebay ledger dump --data DIRECTORY`), move it away, run `forebay member add {me}` "
+            "and start it with --join"
+        )
+
+
 class EntryTooLarge(ValueError):
     """A proposal is larger than one entry may be; the proposer must split it."""
 

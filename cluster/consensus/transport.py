@@ -19,13 +19,21 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Final, Protocol, cast
 
-from cluster.consensus.frames import AnyMessage, AppendReply, FrameReader, FrameRefused, encode_frame
+from cluster.consensus.frames import (
+    AnyMessage,
+    AppendReply,
+    FrameReader,
+    FrameRefused,
+    OtherIncarnation,
+    Removed,
+    encode_frame,
+)
 from cluster.consensus.interface import Timing
 from cluster.consensus.log_rate_limiter import LogRateLimiter
 from cluster.eventloop import ReadingProtocol, read_buffer
 from cluster.security import Credentials, NotIdentified, Peers, Role
 from cluster.system import Address
-from wal import name_of
+from wal import Incarnation, name_of
 
 _log = logging.getLogger(__name__)
 
@@ -128,6 +136,7 @@ class Listener(Protocol):
     def on_up(self, peer: str) -> None: ...
     def on_down(self, peer: str) -> None: ...
     def on_lost_sight(self, peer: str) -> None: ...
+    def on_later_incarnation(self, peer: str, incarnation: Incarnation) -> None: ...
 
 
 def set_timeouts(connection: socket.socket, timing: Timing) -> None:
@@ -165,6 +174,8 @@ class _Connection(ReadingProtocol):
                     raise FrameRefused(f"a frame of {frame.sender!r} on the connection of {self.peer!r}")
                 self.member = frame.sender
                 self._links.listener.on_frame(frame.sender, frame.message)
+        except OtherIncarnation as error:
+            self._links.met_other_incarnation(self, error)
         except FrameRefused as error:
             message = f"the connection of replica {self.peer} is closed"
             self._links.failures.note(self.peer, message, error, level=logging.ERROR)
@@ -433,6 +444,20 @@ class TlsLinks:
         if identity.name == name_of(self._me):
             raise NotIdentified(f"{identity} is this replica itself; each needs a certificate of its own")
         return identity.name
+
+    def met_other_incarnation(self, connection: _Connection, error: OtherIncarnation) -> None:
+        """The other end is of another incarnation of this cluster: whose is over is told so; nothing else is heard."""
+        assert connection.peer is not None and connection.transport is not None
+        if error.theirs.number > error.mine.number:
+            self.listener.on_later_incarnation(connection.peer, error.theirs)
+        elif error.theirs.number < error.mine.number and isinstance(connection, _Inbound):
+            # What it says does not matter: it is the frame of a later incarnation.
+            connection.write(encode_frame(self.cluster_id, self._me, Removed(0, 0, 0)))
+        message = f"the connection of replica {connection.peer} is closed"
+        if error.theirs.number == error.mine.number:
+            message += "; the cluster was recovered twice, and one of the two has to be stopped"
+        self.failures.note(connection.peer, message, error, level=logging.ERROR)
+        connection.transport.close()  # what was written goes out first
 
     def connection_failed(self, address: Any, error: BaseException) -> None:
         """A connection to us did not come about; `address` is a socket's."""

@@ -344,6 +344,8 @@ class MembersAnswer(Answer, frozen=True, kw_only=True):
     term: int
     version: int = 0
     """How often who is a member has been agreed on; 0 before the cluster is founded."""
+    incarnation: str = "1"
+    """Of the cluster: the first one, or `2-…` from a recovery after a lost majority on."""
     members: tuple[MemberView, ...]
 
 
@@ -359,6 +361,8 @@ class StatusView(View, frozen=True, kw_only=True):
 
     cluster: str
     cluster_id: str
+    incarnation: str = "1"
+    """Of the cluster, as in the answer of GET /v1/members."""
     replica: str
     role: str
     term: int

@@ -23,4 +23,4 @@ from cluster.server.pending import (
 )
 from cluster.server.planner import Planner
 from cluster.server.snapshots import snapshot_view
-from cluster.server.storage import StorageRefused, note_forgotten, open_storage
+from cluster.server.storage import StorageRefused, note_forgotten, note_superseded, open_storage

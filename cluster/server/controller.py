@@ -61,7 +61,7 @@ from replica.messages import Batch, FoundCluster, Request
 from replica.state import State
 from replica.values import InSteps
 from snapshots import Image, SnapshotStore
-from wal import BrokenInvariant, Entry, Gap, Handed, Placed, StorageFailed, fill, mend
+from wal import BrokenInvariant, Entry, Gap, Handed, Incarnation, Placed, StorageFailed, fill, mend
 
 LOGGER = logging.getLogger(__name__)
 
@@ -205,6 +205,11 @@ class Controller:
     def snapshot_index(self) -> int:
         """Index of the newest finalized snapshot; 0 if there is none."""
         return self._snapshot_index
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """Which incarnation of the cluster this replica is of."""
+        return self._storage.environment.incarnation
 
     @property
     def leads(self) -> bool:

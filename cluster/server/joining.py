@@ -21,6 +21,7 @@ from cluster.schemas import operations as ops
 from cluster.security import TlsRefused, is_name
 from cluster.server.storage import StorageRefused, allow_first_start, any_of, identity_of, member_note, starting
 from cluster.system import Clock
+from wal import FIRST_INCARNATION
 from wal import directory as directories
 
 ASK_S: Final = 30.0
@@ -50,7 +51,7 @@ async def join(config: Config, name: str, *, clock: Clock) -> str:
         if not joining.exists():
             _write(joining, identity_of(config, name) if note.exists() else "")
     try:
-        identity = await _ask(config, name, clock)
+        noted = await _ask(config, name, clock)
     except _NobodyAnswered:
         raise
     except JoiningRefused:
@@ -59,13 +60,14 @@ async def join(config: Config, name: str, *, clock: Clock) -> str:
     with starting(config, name, make=True):
         # Another process may have joined and started while this one asked: the mark would outlive its data.
         _refuse_if_data(config, name)
+        identity = noted.partition(" ")[0]
         if joining.exists() and joining.read_text(encoding="utf-8").strip() == identity:
             _remove(joining)
             raise JoiningRefused(
                 f"{name} joined as {identity} before and lost its data since; run `forebay member replace {name}` and "
                 "start it with --join again"
             )
-        _write(note, identity)
+        _write(note, noted)
         allow_first_start(config, name)
         _remove(joining)  # durably, before there is data that could be lost
     return identity
@@ -93,7 +95,9 @@ def _refuse_if_data(config: Config, name: str) -> None:
 
 
 async def _ask(config: Config, name: str, clock: Clock) -> str:
-    """Return the id under which the cluster has added this replica."""
+    """Return the id under which the cluster has added this replica, and behind it the cluster's incarnation if that is
+    not the first one.
+    """
     try:
         async with Client.from_config(config, name, clock=clock, deadline_s=ASK_S) as client:
             answer = await client.call(ops.LIST_MEMBERS)
@@ -112,7 +116,7 @@ async def _ask(config: Config, name: str, clock: Clock) -> str:
     base, _, number = found.id.partition("#")
     if base != name or not is_name(base) or not number.isdigit():
         raise JoiningRefused(f"the cluster knows {name} as {found.id!r}, which is no id of somebody who joins")
-    return found.id
+    return found.id if answer.incarnation == str(FIRST_INCARNATION) else f"{found.id} {answer.incarnation}"
 
 
 def _remove(joining: Path) -> None:

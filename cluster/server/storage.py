@@ -24,9 +24,11 @@ from replica.messages import ReleaseNeeded
 from replica.state import EMPTY, RecordedDigests, State, StateDiffers
 from snapshots import Image, SnapshotStore
 from wal import (
+    FIRST_INCARNATION,
     CodecError,
     Condition,
     Environment,
+    Incarnation,
     Journal,
     Ledger,
     LedgerBroken,
@@ -34,6 +36,7 @@ from wal import (
     RecoveryRefused,
     may_have_run,
     name_of,
+    parse_lineage,
 )
 from wal import directory as directories
 
@@ -45,8 +48,12 @@ MEMBER_NAME = "member"
 FORGOTTEN_NAME = "forgotten"
 """A file beside `wal`: the replica was found to lack what it had acknowledged. It says so, and nothing is opened."""
 
-FORGOTTEN_CHARACTERS_MAX = 1_000
-"""What is read of it: a sentence."""
+SUPERSEDED_NAME = "superseded"
+"""A file beside `wal`: the cluster goes on as a later incarnation without this replica. It says so, and nothing is
+opened."""
+
+NOTE_CHARACTERS_MAX = 1_000
+"""What is read of those two: a sentence."""
 
 MEMBER_CHARACTERS_MAX = 96
 """A name of at most 64 characters, '#' and a number."""
@@ -99,7 +106,7 @@ def open_storage(config: Config, name: str, *, first_start: bool = False) -> Sto
     directory = config.wal_directory(name)
     snapshot_directory = config.snapshot_directory(name)
     with starting(config, name, make=first_start):
-        _refuse_if_forgotten(config, name)
+        _refuse_if_noted(config, name)
         mark = first_start_mark(config, name)
         may_be_empty = _may_be_empty(config, name, mark, first_start=first_start)
         if not may_be_empty and any_of(directory) is None:
@@ -107,10 +114,11 @@ def open_storage(config: Config, name: str, *, first_start: bool = False) -> Sto
                 f"{directory} is empty; if replica {name} has never run, start it once with `forebay serve --name "
                 f"{name} --first-start`; if its data is lost, it must not start again as who it was, because it would "
                 f"have forgotten votes and entries that the others count on: `forebay member replace {name}` brings "
-                f"it back, and then `forebay serve --name {name} --join`",
+                f"it back, and then `forebay serve --name {name} --join`; where the data of a majority is lost, "
+                "`forebay recover` on a machine that has some left",
                 Condition.DIRECTORY_EMPTY,
             )
-        identity = identity_of(config, name)
+        identity, incarnation = noted_member(config, name)
         try:
             environment = Environment.open(
                 directory,
@@ -118,6 +126,7 @@ def open_storage(config: Config, name: str, *, first_start: bool = False) -> Sto
                 replica=identity,
                 map_size_bytes=config.storage.map_size_bytes,
                 create=may_be_empty,
+                incarnation=incarnation,
             )
         except RecoveryRefused as error:
             _refuse_if_of_another_id(error, directory, member_note(config, name), name)
@@ -159,43 +168,66 @@ def member_note(config: Config, name: str) -> Path:
 
 def identity_of(config: Config, name: str) -> str:
     """Return the id of replica `name` as a member. StorageRefused if the note is not readable as one of its own."""
+    return noted_member(config, name)[0]
+
+
+def noted_member(config: Config, name: str) -> tuple[str, Incarnation]:
+    """Return the id of replica `name` as a member, and the incarnation of the cluster that it joined. StorageRefused.
+
+    The note is `r2#6`, or `r2#6 2-…` where the incarnation is not the first one.
+    """
     note = member_note(config, name)
     try:
         text = note.read_text(encoding="ascii").strip()
     except FileNotFoundError:
-        return name
+        return name, FIRST_INCARNATION
     except (OSError, UnicodeDecodeError) as error:
         raise _refused(Condition.MEMBER_NOTE_DAMAGED, f"{note} cannot be read ({error})", name) from error
-    if name_of(text) != name or len(text) > MEMBER_CHARACTERS_MAX:
+    identity, _, incarnation = text.partition(" ")
+    lineage = parse_lineage(f"{config.cluster.id}/{incarnation}" if incarnation else config.cluster.id)
+    if name_of(identity) != name or len(identity) > MEMBER_CHARACTERS_MAX or lineage is None:
         place = f"{note} says {text[:MEMBER_CHARACTERS_MAX]!r}, which is no id of replica {name}"
         raise _refused(Condition.MEMBER_NOTE_DAMAGED, place, name)
-    return text
+    return identity, lineage[1]
 
 
 def note_forgotten(config: Config, name: str, sentence: str) -> None:
     """Note that replica `name` has lost what it promised, so that a restart does not begin again as if it had not."""
-    note = config.storage.directory / name / FORGOTTEN_NAME
+    _write_note(config, name, FORGOTTEN_NAME, sentence)
+
+
+def note_superseded(config: Config, name: str, sentence: str) -> None:
+    """Note that the cluster goes on without replica `name`, so that a restart does not go on with the one that was."""
+    _write_note(config, name, SUPERSEDED_NAME, sentence)
+
+
+def _write_note(config: Config, name: str, file_name: str, sentence: str) -> None:
+    note = config.storage.directory / name / file_name
     try:
         with note.open("w", encoding="utf-8") as file:
             file.write(f"{sentence}\n")
             file.flush()
             os.fsync(file.fileno())
         directories.sync(note.parent)
-    except OSError as error:  # it stops all the same, and the leader refuses it for as long as it leads
+    except OSError as error:  # it stops all the same, and is told again whenever it starts
         LOGGER.error("%s cannot be written: %s", note, error)
 
 
-def _refuse_if_forgotten(config: Config, name: str) -> None:
-    note = config.storage.directory / name / FORGOTTEN_NAME
-    try:
-        with note.open(encoding="utf-8", errors="replace") as file:
-            sentence = file.read(FORGOTTEN_CHARACTERS_MAX).strip()
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as error:
-        raise _refused(Condition.PROMISES_FORGOTTEN, f"{note} cannot be read ({error.strerror})", name) from error
-    # Its own sentence comes first. What follows is for a note that was damaged, and is still a reason not to start.
-    raise _refused(Condition.PROMISES_FORGOTTEN, f"{note}: {sentence}", name)
+def _refuse_if_noted(config: Config, name: str) -> None:
+    for file_name, condition in (
+        (FORGOTTEN_NAME, Condition.PROMISES_FORGOTTEN),
+        (SUPERSEDED_NAME, Condition.INCARNATION_OVER),
+    ):
+        note = config.storage.directory / name / file_name
+        try:
+            with note.open(encoding="utf-8", errors="replace") as file:
+                sentence = file.read(NOTE_CHARACTERS_MAX).strip()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise _refused(condition, f"{note} cannot be read ({error.strerror})", name) from error
+        # Its own sentence comes first. What follows is for a note that was damaged, and is still a reason not to start.
+        raise _refused(condition, f"{note}: {sentence}", name)
 
 
 def _refuse_if_of_another_id(error: RecoveryRefused, directory: Path, note: Path, name: str) -> None:

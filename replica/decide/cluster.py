@@ -5,6 +5,7 @@ One function per command, as in `replica.decide.decide`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ from replica.model import (
     CAPACITY_CONTROLS,
     PROCESS_CONTROLS,
     Place,
+    Recovery,
     Revocation,
     Stage,
     agent_of,
@@ -40,10 +42,13 @@ from replica.state import Facts, State
 from replica.values import (
     CPUS_MAX,
     DISCLOSURE_KEY_BYTES,
+    JOB_NUMBERS_SKIPPED,
+    MEMBERS_MAX,
     MESSAGE_CHARACTERS_MAX,
     NEVER,
     NODES_MAX,
     POOLS_MAX,
+    RECOVERIES_KEPT,
     REVOCATIONS_DROPPED_MAX,
     REVOCATIONS_MAX,
     Instant,
@@ -51,6 +56,8 @@ from replica.values import (
     RefusalCode,
     name_fault,
 )
+
+_MARK = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
 def _found_cluster(state: Facts, actor: c.Actor, command: c.FoundCluster, at: Instant) -> Decision:
@@ -373,8 +380,35 @@ def _record_state_digest(state: Facts, actor: c.Actor, command: c.RecordStateDig
     return Accepted((e.StateDigested(command.revision, command.state),))
 
 
+def _recover_cluster(state: Facts, actor: c.Actor, command: c.RecoverCluster, at: Instant) -> Decision:
+    if not _MARK.fullmatch(command.mark):
+        return Refusal(RefusalCode.INVALID_FIELD, f"{command.mark!r:.80} is no mark", "draw 16 digits", "mark")
+    if len(command.members) > MEMBERS_MAX:
+        sentence = f"{len(command.members)} members are named"
+        return Refusal(RefusalCode.INVALID_FIELD, sentence, f"name at most {MEMBERS_MAX}", "members")
+    if not 0 <= command.known_index <= command.kept_index:
+        sentence = f"entry {command.known_index} is known, and {command.kept_index} is the last one"
+        return Refusal(RefusalCode.INVALID_FIELD, sentence, "name the last entry that is kept", "kept_index")
+    recovery = Recovery(
+        incarnation=max(state.recoveries, default=1) + 1,
+        mark=command.mark,
+        by=actor.name,
+        replica=command.replica,
+        members=command.members,
+        kept_index=command.kept_index,
+        known_index=command.known_index,
+        kept_at=Instant(state.at),
+        first_job=state.next_job + JOB_NUMBERS_SKIPPED,
+        last_job=state.next_job - 1,
+        is_snapshot=command.is_snapshot,
+    )
+    forgotten = min(state.recoveries) if len(state.recoveries) >= RECOVERIES_KEPT else 0
+    return Accepted((e.ClusterRecovered(recovery, forgotten),))
+
+
 CLUSTER_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = {
     c.FoundCluster: _found_cluster,
+    c.RecoverCluster: _recover_cluster,
     c.SetPool: _set_pool,
     c.ConfigureSite: _configure_site,
     c.AddPlace: _add_place,

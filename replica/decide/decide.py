@@ -175,6 +175,7 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
     c.MarkNodeBack: _CONTROLLER,
     c.RunSchedulingPass: _CONTROLLER,
     c.SettleMails: _CONTROLLER,
+    c.RecoverCluster: _OPERATOR,
     c.SetPool: _OPERATOR,
     c.ChangePool: _OPERATOR | _CONTROLLER,
     c.RemovePool: _OPERATOR,

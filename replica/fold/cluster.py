@@ -28,6 +28,18 @@ def _cluster_founded(builder: StateBuilder, event: e.ClusterFounded) -> None:
         builder.admitted = builder.admitted.set(node, AdmittedNode(node, at=Instant(builder.at)))
 
 
+def _cluster_recovered(builder: StateBuilder, event: e.ClusterRecovered) -> None:
+    begun = event.recovery
+    if begun.incarnation != max(builder.recoveries, default=1) + 1:
+        raise LedgerViolation(f"incarnation {begun.incarnation} began after {max(builder.recoveries, default=1)}")
+    if begun.first_job < builder.next_job:
+        raise LedgerViolation(f"job numbers go back from {builder.next_job} to {begun.first_job}")
+    if event.forgotten:
+        builder.recoveries = builder.recoveries.delete(event.forgotten)
+    builder.recoveries = builder.recoveries.set(begun.incarnation, replace(begun, at=Instant(builder.at)))
+    builder.next_job = begun.first_job
+
+
 def _pool_set(builder: StateBuilder, event: e.PoolSet) -> None:
     builder.pools = builder.pools.set(event.pool.name, event.pool)
 
@@ -154,6 +166,7 @@ def _disclosure_key_drawn(builder: StateBuilder, event: e.DisclosureKeyDrawn) ->
 
 CLUSTER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.ClusterFounded: _cluster_founded,
+    e.ClusterRecovered: _cluster_recovered,
     e.PoolSet: _pool_set,
     e.PlaceSet: _place_set,
     e.PlaceRemoved: _place_removed,

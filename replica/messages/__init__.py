@@ -19,6 +19,7 @@ from replica.messages.commands import (
     PersistentChanged,
     RaiseFeatureLevel,
     RecordStateDigest,
+    RecoverCluster,
     Request,
     RestartOperations,
     RunSchedulingPass,
@@ -34,6 +35,7 @@ from replica.messages.commands import (
 from replica.messages.entries import NOTHING, Accepted, Batch, Decision, Entry, Receipt, Session, accepted
 from replica.messages.events import (
     EVENTS,
+    ClusterRecovered,
     DisclosureKeyDrawn,
     Event,
     FeatureLevelRaised,

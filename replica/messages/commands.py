@@ -81,6 +81,20 @@ class FoundCluster(msgspec.Struct, frozen=True):
     """A secret of DISCLOSURE_KEY_BYTES that the leader drew, or empty: proofs of the ledger are salted with it."""
 
 
+class RecoverCluster(msgspec.Struct, frozen=True):
+    """Begin a new incarnation of the cluster from what is left (operator, on the machine that has it).
+
+    Nobody sends it: `cluster.server.recovery` writes it behind what is left. Fields as in `replica.model.Recovery`.
+    """
+
+    mark: str
+    replica: str
+    members: tuple[str, ...]
+    kept_index: int
+    known_index: int
+    is_snapshot: bool = False
+
+
 class SetPool(msgspec.Struct, frozen=True):
     """Make or change a pool (operator)."""
 
@@ -641,6 +655,7 @@ class ExportBuffer(msgspec.Struct, frozen=True):
 
 Command = (
     FoundCluster
+    | RecoverCluster
     | SetPool
     | RegisterNode
     | DrainNode

@@ -29,6 +29,7 @@ from replica.model import (
     Place,
     Pool,
     Qos,
+    Recovery,
     Reservation,
     Revocation,
     Scheduler,
@@ -105,6 +106,16 @@ class SchedulingRulesSet(EventRecord, frozen=True, tag=5):
     """The site's rules of scheduling were changed."""
 
     rules: SchedulingRules
+
+
+class ClusterRecovered(EventRecord, frozen=True, tag=6):
+    """The cluster goes on as a new incarnation from what one member had left: a majority of the others is lost, and
+    with them what they had acknowledged after that. `recovery.at` is set where it is folded.
+    """
+
+    recovery: Recovery
+    forgotten: int = 0
+    """An earlier recovery that makes room for it in the state; 0: none."""
 
 
 # ---- pools

@@ -1,4 +1,4 @@
-"""Nodes: compute or storage hosts, each with one agent."""
+"""Nodes: compute or storage hosts, each with one agent; and when the cluster that they belong to was begun again."""
 
 from __future__ import annotations
 
@@ -77,3 +77,33 @@ class Node(msgspec.Struct, frozen=True, array_like=True, gc=False):
         if self.down:
             return NodeState.DOWN
         return NodeState.DRAINED if self.drained else NodeState.UP
+
+
+class Recovery(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The beginning of an incarnation of the cluster: what one replica, or a snapshot, had left when a majority of the
+    members was lost. The first incarnation began with the cluster, and has none.
+    """
+
+    incarnation: int
+    """Its number, from 2 on."""
+    mark: str
+    """Hexadecimal digits drawn for it: two that were begun apart have one number, and different marks."""
+    by: str
+    """The operator."""
+    replica: str
+    """The member whose data is the beginning."""
+    members: tuple[str, ...] = ()
+    """The members of the incarnation before, by id."""
+    kept_index: int = 0
+    """The last entry that is kept; what came after it is lost."""
+    known_index: int = 0
+    """The last entry that was known to be committed where it is kept."""
+    kept_at: Instant = NEVER
+    """The time of the last batch that is kept."""
+    first_job: int = 0
+    """The first job number that is given out from now on."""
+    last_job: int = 0
+    """The last job number that the kept history has given out; those between may be of lost jobs."""
+    is_snapshot: bool = False
+    """Whether a snapshot was restored: history before it is not held."""
+    at: Instant = NEVER

@@ -80,6 +80,7 @@ TOUCHES: dict[type[e.Event], Touches] = {
     e.ReservationStarted: Touches.RESERVATION,
     e.ReservationEnded: Touches.RESERVATION,
     e.ClusterFounded: Touches.EVERYTHING,
+    e.ClusterRecovered: Touches.NOTHING,
     e.SiteConfigured: Touches.EVERYTHING,
     e.AccountSet: Touches.EVERYTHING,
     e.AccountDeleted: Touches.EVERYTHING,

@@ -37,6 +37,7 @@ from replica.model import (
     Pool,
     Qos,
     Rates,
+    Recovery,
     Reservation,
     Revocation,
     Scheduler,
@@ -111,6 +112,7 @@ class StateBuilder:
     schedulers: immutables.Map[str, Scheduler]
     drills: immutables.Map[int, Drill]
     drill_locks: immutables.Map[str, DrillLock]
+    recoveries: immutables.Map[int, Recovery]
     consumed: Consumed
     # Mutations.
     jobs: immutables.MapMutation[int, Job]

@@ -37,6 +37,7 @@ from replica.model import (
     Pool,
     Qos,
     Rates,
+    Recovery,
     Reservation,
     Revocation,
     Scheduler,
@@ -63,6 +64,7 @@ from replica.values import (
     POOLS_MAX,
     QOS_MAX,
     RECEIPTS_STORED_MAX,
+    RECOVERIES_KEPT,
     RESERVATIONS_MAX,
     REVOCATIONS_MAX,
     SCHEDULERS_MAX,
@@ -141,6 +143,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Drills by number, the last ones."""
     drill_locks: immutables.Map[str, DrillLock] = immutables.Map()
     """Operators who want no drills, by name."""
+    recoveries: immutables.Map[int, Recovery] = immutables.Map()
+    """The last incarnations of the cluster but the first, by number."""
 
     kept: immutables.Map[Actor, int] = immutables.Map()
     """Derived: actor -> how many answers are kept for it, in sessions or not."""
@@ -253,6 +257,7 @@ TABLES: tuple[Table, ...] = (
     Table("revocations", 92, str, Revocation, REVOCATIONS_MAX, "certificate"),
     Table("drills", 96, int, Drill, DRILLS_KEPT, "id"),
     Table("drill_locks", 98, str, DrillLock, DRILL_LOCKS_MAX, "by"),
+    Table("recoveries", 91, int, Recovery, RECOVERIES_KEPT, "incarnation"),
     Table("admitted", 93, str, AdmittedNode, NODES_MAX, "name"),
 )
 """Every map that is not derived, in the order in which they stand in digests and snapshots; numbers are never reused.

@@ -158,6 +158,16 @@ SCHEDULERS_MAX = 64
 DRILLS_KEPT = 256
 """Drills that are remembered, count: some years of monthly ones of each kind; all are in the ledger."""
 
+RECOVERIES_KEPT = 64
+"""Incarnations of a cluster that are remembered, count: each one is a lost majority; all are in the ledger."""
+
+MEMBERS_MAX = 13
+"""Members of one configuration, count: nine that vote, four that learn (`wal.configuration`)."""
+
+JOB_NUMBERS_SKIPPED = 1_000_000
+"""Job numbers that a new incarnation leaves out, count: those that the lost part of the history may have given out, a
+hundred times what may be pending at once. What agents hold under one of them stays apart from every later job's."""
+
 DRILL_S_MAX = 600
 """How long one drill may last, seconds."""
 

@@ -205,6 +205,8 @@ def leaders_command(line: Line, replica: InMemory) -> tuple[c.Actor, c.Command]:
         case "record_state_digest":
             state = replica.state
             return c.CONTROLLER, c.RecordStateDigest(state.revision + line["ahead"], state_digest(state))
+        case "recover_cluster":
+            return OPERATOR, c.RecoverCluster(line["mark"], "r1", ("r1", "r2", "r3"), 42, 40)
         case "raise_feature_level":
             return OPERATOR, c.RaiseFeatureLevel(99, (("r1", 99),))
         case "configure_site":
@@ -395,7 +397,11 @@ async def _evening(day: Repeated) -> AsyncIterator[str]:
 
 async def _histories(day: Repeated) -> AsyncIterator[str]:
     """Yield what happened to each job, an event a line."""
-    for job in range(1, day.replica.state.next_job):
+    state = day.replica.state
+    skipped = [range(one.last_job + 1, one.first_job) for one in state.recoveries.values()]
+    first = min((one.start for one in skipped), default=state.next_job)
+    last = max((one.stop for one in skipped), default=state.next_job)
+    for job in (*range(1, first), *range(last, state.next_job)):
         history = await day.get(f"/v1/jobs/{job}/history")
         yield f"== job {job}{'' if history['complete'] else ' (without its beginning)'}"
         for row in history["rows"]:

@@ -22,11 +22,13 @@ from wal.environment import Environment
 from wal.failures import Condition, RecoveryRefused, StorageFailed
 from wal.records import (
     ENTRIES,
+    FIRST_INCARNATION,
     HARD_KEY,
     MARKS_KEY,
     STATE,
     HardState,
     Identity,
+    Incarnation,
     Marks,
     index_key,
     unpack_entry,
@@ -380,7 +382,16 @@ class SimEnvironments:
         assert not options["writemap"] and options["metasync"]
         return SimLmdb(self.disks[Path(path)], map_size=map_size, sync=sync, readonly=readonly)
 
-    def open(self, directory: Path, *, cluster_id: str, replica: str, map_size_bytes: int, create: bool) -> Environment:
+    def open(
+        self,
+        directory: Path,
+        *,
+        cluster_id: str,
+        replica: str,
+        map_size_bytes: int,
+        create: bool,
+        incarnation: Incarnation = FIRST_INCARNATION,
+    ) -> Environment:
         """Open as `Environment.open` does, without its file lock and its look at the bytes of LMDB's meta pages."""
         identity = Identity(cluster_id, replica)
         disk = self.disks[directory]
@@ -388,7 +399,7 @@ class SimEnvironments:
         (directory / wal_environment.DATA_FILE).touch()  # that there is one is all that is asked of the file
         opened: Any = wal_environment._open_lmdb(directory, map_size_bytes, readonly=False)
         try:
-            return Environment.prepared(directory, opened, identity, disk.log, create=create)
+            return Environment.prepared(directory, opened, identity, disk.log, create=create, incarnation=incarnation)
         except lmdb.MapFullError as error:
             raise StorageFailed(str(error)) from error
         except (lmdb.Error, OSError) as error:

@@ -218,6 +218,11 @@ DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
         delete(STATE, records.FORMAT_KEY),
         put(STATE, records.IDENTITY_KEY, records.pack_checked(records.IDENTITY_KEY, b"\xff")),
         put(STATE, records.IDENTITY_KEY, records.pack_checked(records.IDENTITY_KEY, b"\x01\xff\xff")),
+        *[
+            put(STATE, records.INCARNATION_KEY, records.pack_checked(records.INCARNATION_KEY, wrong))
+            for wrong in (b"", bytes(8), bytes(7) + b"\x02", bytes(7) + b"\x02" + b"x" * 16)
+        ],
+        put(STATE, records.INCARNATION_KEY, bytes(12)),
     ],
     Condition.CLUSTER_FOREIGN: [
         put(STATE, records.IDENTITY_KEY, records.pack_identity(records.Identity("cluster-2", REPLICA)))

@@ -430,6 +430,12 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.DrillEnded: lambda event: f"drill {event.drill} {event.verdict.word}: {event.sentence}",
     e.DrillsLocked: lambda event: f"{event.by} wants no drills: {event.reason}",
     e.DrillsUnlocked: lambda event: f"what {event.by} said against drills was taken back",
+    e.ClusterRecovered: lambda event: (
+        f"{event.recovery.by} began incarnation {event.recovery.incarnation} of the cluster from what "
+        + ("a snapshot" if event.recovery.is_snapshot else event.recovery.replica)
+        + f" had up to entry {event.recovery.kept_index}; what came after is lost, and jobs "
+        f"{event.recovery.last_job + 1} to {event.recovery.first_job - 1} may have been"
+    ),
     e.ClockSet: lambda event: f"an operator set the clock back to {format_instant(event.at)}",
     e.FeatureLevelRaised: lambda event: (
         f"the feature level is {event.level}: release {event.release} or later is needed"

@@ -181,12 +181,15 @@ def consistency(old: Path, keys: Path | None, least: int) -> None:
                 "wanted",
                 "ask again in a minute; `forebay member status` says why witnesses did not cosign",
             )
-        if before.origin != after.origin:
+        recovered = before.origin != after.origin and after.origin.startswith(_base(before.origin) + "/")
+        if before.origin != after.origin and not recovered:
             raise bad_input(f"{old} is of {before.origin}, and the cluster is {after.origin}", "name another note")
         if before.size > after.size:
+            lost = f"; it was recovered since, as {after.origin}, and what was signed beyond what was kept is lost"
             raise Failure(
                 ExitCode.VERIFICATION_FAILED,
-                f"{before.size} entries were signed once, and the cluster has signed {after.size}",
+                f"{before.size} entries were signed once, and the cluster has signed {after.size}"
+                f"{lost if recovered else ''}",
                 "ask again in a minute; then somebody has set the ledger back",
             )
         tiles: dict[Tile, bytes] = {}
@@ -211,7 +214,9 @@ def consistency(old: Path, keys: Path | None, least: int) -> None:
             f"the ledger does not go on from {old}: {error}",
             "keep the note and the directories of all replicas for an inquiry",
         ) from error
-    click.echo(f"The first {before.size} entries are as they were signed; {after.size - before.size} came after them.")
+    since = "" if before.origin == after.origin else f" The cluster was recovered since, as {after.origin}."
+    came = after.size - before.size
+    click.echo(f"The first {before.size} entries are as they were signed; {came} came after them.{since}")
     for one in cosigned:
         click.echo(f"A witness, {plain(one.key.name)}, cosigned the {after.size} entries at {moment(_moment(one))}.")
 
@@ -241,6 +246,11 @@ def _read(held: str, keys: list[VerifierKey], what: str) -> tuple[Checkpoint, di
         raise Failure(
             ExitCode.VERIFICATION_FAILED, f"{what} is not believed: {error}", "see `forebay ledger keys`"
         ) from error
+
+
+def _base(origin: str) -> str:
+    """The origin of the first incarnation of a cluster."""
+    return "/".join(origin.split("/")[:2])
 
 
 def _lines(path: Path) -> list[str]:

@@ -267,6 +267,8 @@ snapshot_group.add_command(save_snapshot)
 for _proof in (show_checkpoint, show_keys, consistency):
     ledger_group.add_command(_proof)
 _groups = {"ledger": ledger_group, "report": report_group, "snapshot": snapshot_group}
-for _name, _commands in audit_commands(_perform_audit).items():
+_offline = audit_commands(_perform_audit)
+(recover,) = _offline.pop("")
+for _name, _commands in _offline.items():
     for _command in _commands:
         _groups[_name].add_command(_command)

@@ -357,7 +357,9 @@ class Publisher(Background):
     def _read(self) -> tuple[str, Checkpoint | None]:
         try:
             note = self._path.read_text(encoding="utf-8")
-            return note, parse_checkpoint(parse_note(note.encode())[0])
+            found = parse_checkpoint(parse_note(note.encode())[0])
+            # One of the incarnation before says nothing of this one.
+            return (note, found) if found.origin == self._signer.origin else ("", None)
         except (OSError, ValueError):
             return "", None
 

@@ -29,9 +29,12 @@ from cluster.proofs import (
     write_note,
 )
 from cluster.server.storage import StorageRefused
+from wal import FIRST_INCARNATION, Incarnation, lineage_of, parse_lineage
 
 SIGNING_DIRECTORY: Final = "signing"
 """Where a replica keeps its key and what it signed last, below its directory. Nothing of it can be made again."""
+
+_ORIGIN: Final = "forebay/"
 
 KEY_NAME: Final = "key"
 SIGNED_NAME: Final = "signed"
@@ -47,9 +50,13 @@ class LedgerAltered(Exception):
     """What this replica has signed is not what its ledger comes to any more, or not what the majority's does."""
 
 
-def origin_of(cluster_id: str) -> str:
-    """Return what checkpoints of a cluster's ledger begin with; the names of its keys are the same."""
-    return f"forebay/{cluster_id}"
+def origin_of(cluster_id: str, incarnation: Incarnation = FIRST_INCARNATION) -> str:
+    """Return what checkpoints of a cluster's ledger begin with; the names of its keys are the same.
+
+    Of each incarnation another one: what was signed before a majority was lost may be beyond what was recovered, and
+    whoever has kept it must not take the one for the other.
+    """
+    return f"{_ORIGIN}{lineage_of(cluster_id, incarnation)}"
 
 
 class Signer:
@@ -106,6 +113,13 @@ class Signer:
     def _write(self, note: str) -> None:
         _replace(self._directory / SIGNED_NAME, note.encode())
 
+    def _is_earlier(self, origin: str) -> bool:
+        """Whether an origin is that of an earlier incarnation: the ledger goes on from what was signed in it."""
+        mine, theirs = (parse_lineage(one.removeprefix(_ORIGIN)) for one in (self.origin, origin))
+        if mine is None or theirs is None or not origin.startswith(_ORIGIN):
+            return False
+        return mine[0] == theirs[0] and theirs[1].number < mine[1].number
+
     def _read_last(self) -> Checkpoint | None:
         path = self._directory / SIGNED_NAME
         try:
@@ -113,13 +127,15 @@ class Signer:
         except FileNotFoundError:
             return None
         try:
-            found = parse_checkpoint(verify_note(held, [self.key])[0])
+            first = held.decode(errors="replace").partition("\n")[0]
+            origin = first if self._is_earlier(first) else self.origin
+            found = parse_checkpoint(verify_note(held, [verifier_of(origin, self._private)])[0])
         except NoteRefused as error:
             raise StorageRefused(
                 f"{path} is not what this replica wrote ({error}): it does not know any more what it has signed, so "
                 "keep its directory for an inquiry, and bring it back with `forebay member replace`"
             ) from error
-        if found.origin != self.origin:
+        if found.origin != origin:
             raise StorageRefused(f"{path} is of {found.origin}, and this is a replica of {self.origin}")
         return found
 

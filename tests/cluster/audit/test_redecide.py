@@ -124,7 +124,7 @@ def test_no_decision_of_a_simulated_cluster_comes_out_otherwise(seed: int) -> No
         assert deciding.state == world.oracle.state
     assert deciding.differences == []
     assert deciding.rebuilt_share > 0.8  # its agents say much that is not kept
-    assert deciding.tallies["run_scheduling_pass"].same > 20
+    assert deciding.tallies["run_scheduling_pass"].same > 10
     assert deciding.tallies["found_cluster"].same == 1  # the leader's own commands are proven, too
 
 

@@ -23,6 +23,7 @@ from cluster.system.clock import SystemClock
 from replica.model.accounts import Revocation
 from tests.clocks import ManualClock
 from tests.cluster.consensus.tls_cluster import CLUSTER, FAST, PATIENCE_S, certify, make_authority, make_members
+from wal import FIRST_INCARNATION, Incarnation, lineage_of
 
 BEAT = Heartbeat(1, 1, 0, True)
 
@@ -34,6 +35,7 @@ class Ear:
         self.frames: list[tuple[str, AnyMessage]] = []
         self.up: set[str] = set()
         self.downs = self.lost = 0
+        self.later: list[tuple[str, Incarnation]] = []
         self.changed = asyncio.Event()
 
     def on_frame(self, peer: str, message: AnyMessage) -> None:
@@ -51,6 +53,10 @@ class Ear:
 
     def on_lost_sight(self, peer: str) -> None:
         self.lost += 1
+        self.changed.set()
+
+    def on_later_incarnation(self, peer: str, incarnation: Incarnation) -> None:
+        self.later.append((peer, incarnation))
         self.changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -79,12 +85,13 @@ class Site:
         files: PeerTls | None = None,
         cluster_id: str = CLUSTER,
         me: str | None = None,
+        incarnation: Incarnation = FIRST_INCARNATION,
     ) -> TlsLinks:
         members = self.members if name in self.members else {**self.members, **make_members([name])}
         return TlsLinks(
             me=me or name,
             members=members,
-            cluster_id=cluster_id,
+            cluster_id=lineage_of(cluster_id, incarnation),
             tls=Credentials(files or certify(self.authority, self.tls, name), serves=True),
             peers=Peers(cluster_id, SystemClock()),
             timing=FAST,
@@ -156,6 +163,43 @@ def test_replicas_of_one_cluster_hear_each_other_in_order(tmp_path: Path) -> Non
         assert site.ear.frames == [("r2", Heartbeat(1, seq, 0, True)) for seq in range(100)]
         await other.stop()
         await site.ear.until(lambda: site.ear.lost == 1)
+
+    run(tmp_path, work)
+
+
+SECOND, OTHER_SECOND, THIRD = Incarnation(2, "a" * 16), Incarnation(2, "b" * 16), Incarnation(3, "c" * 16)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "told"),
+    [
+        (SECOND, FIRST_INCARNATION, SECOND),
+        (THIRD, SECOND, THIRD),
+        (OTHER_SECOND, SECOND, None),
+    ],
+)
+def test_who_is_of_an_incarnation_that_is_over_is_told_so_and_nobody_of_another_one_is_heard(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mine: Incarnation, theirs: Incarnation, told: Incarnation | None
+) -> None:
+    async def work(site: Site) -> None:
+        await site.links.stop()
+        ears = Ear(), Ear()
+        own = site.make("r2", ears[0], incarnation=mine)
+        other = site.make("r3", ears[1], incarnation=theirs)
+        for links in (own, other):
+            await links.start()
+        async with asyncio.timeout(PATIENCE_S):
+            while (told is not None and not ears[1].later) or "closed" not in caplog.text:
+                for links, ear, peer in ((other, ears[1], "r2"), (own, ears[0], "r3")):
+                    if peer in ear.up:
+                        links.send(peer, BEAT)
+                        links.flush()
+                await asyncio.sleep(0.01)
+        assert {known for _, known in ears[1].later} == ({told} if told is not None else set())
+        assert (ears[0].later, ears[0].frames, ears[1].frames) == ([], [], [])
+        assert ("recovered twice" in caplog.text) is (told is None)
+        for links in (own, other):
+            await links.stop()
 
     run(tmp_path, work)
 

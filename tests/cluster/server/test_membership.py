@@ -177,7 +177,7 @@ async def test_a_replica_is_added_and_the_leader_removed_while_commands_are_answ
             answer = await operator.call(ops.REMOVE_MEMBER, name=leader)
             assert leader not in {member.name for member in answer.members}
             code, said = await site.ends(leader)
-            assert code == 70 and f"{leader} was removed from the cluster by version 4" in said
+            assert code == 77 and f"{leader} was removed from the cluster by version 4" in said
             jobs.append((await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))).job_id)
             assert [job.job_id for job in (await alice.call(ops.LIST_JOBS)).jobs] == jobs == [1, 2, 3]
             told = await changes_in_the_ledger(operator, site.config, "r4")

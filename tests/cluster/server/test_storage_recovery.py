@@ -17,11 +17,13 @@ from cluster.config.config import Config
 from cluster.config.new_site import Founding, found
 from cluster.server.storage import (
     FORGOTTEN_NAME,
+    SUPERSEDED_NAME,
     StorageRefused,
     first_start_mark,
     identity_of,
     member_note,
     note_forgotten,
+    note_superseded,
     open_storage,
 )
 from cluster.system.clock import SystemClock
@@ -226,6 +228,11 @@ REFUSED: dict[Condition, list[Damage]] = {
         lambda config: member_note(config, "r1").with_name(FORGOTTEN_NAME).touch(),
         lambda config: member_note(config, "r1").with_name(FORGOTTEN_NAME).write_bytes(b"\xff" * 5000) and None,
         instead(lambda config: member_note(config, "r1").with_name(FORGOTTEN_NAME)),
+    ],
+    Condition.INCARNATION_OVER: [
+        lambda config: note_superseded(config, "r1", "r2 is of incarnation 2"),
+        lambda config: member_note(config, "r1").with_name(SUPERSEDED_NAME).touch(),
+        instead(lambda config: member_note(config, "r1").with_name(SUPERSEDED_NAME)),
     ],
     Condition.SNAPSHOTS_UNUSABLE: [snapshots_are_a_file],
     Condition.LEDGER_DAMAGED: [older_entry_flipped],

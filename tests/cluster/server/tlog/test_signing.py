@@ -24,9 +24,11 @@ from cluster.server.tlog import (
     Signed,
     Signer,
     SignRefused,
+    origin_of,
 )
 from cluster.system import SystemClock
 from tests.cluster.harness import story
+from wal import Incarnation
 
 ORIGIN = "forebay/0123"
 
@@ -300,3 +302,25 @@ async def test_nobody_takes_what_no_majority_has_signed(tmp_path: Path) -> None:
     assert await them.publish()
     await r2.take(own)  # of no more than it has: nothing comes of it
     assert len(parse_note(r2.note.encode())[1]) == 3
+
+
+@story
+async def test_a_new_incarnation_signs_under_an_origin_of_its_own_and_stays_bound_to_what_was_signed_before(
+    tmp_path: Path,
+) -> None:
+    second, third = (origin_of("cluster", Incarnation(number, digit * 16)) for number, digit in ((2, "a"), (3, "b")))
+    assert (origin_of("cluster"), second) == ("forebay/cluster", f"forebay/cluster/2-{'a' * 16}")
+
+    def of(origin: str) -> Signer:
+        return Signer(tmp_path / "signing", origin)
+
+    await of(origin_of("cluster")).sign(7, Ledger(9).root)
+    with pytest.raises(LedgerAltered):
+        await of(second).sign(9, Ledger(9, altered=6).root)
+    checkpoint, signature = await of(second).sign(9, Ledger(9).root)
+    assert (checkpoint.origin, signature.name) == (second, second)
+    with pytest.raises(SignRefused, match="9 entries are signed already"):
+        await of(third).sign(8, Ledger(9).root)
+    for earlier in (origin_of("cluster"), origin_of("another", Incarnation(3, "c" * 16))):
+        with pytest.raises(StorageRefused):
+            of(earlier)

@@ -1,0 +1,190 @@
+"""`forebay recover`: what a replica has left, said in advance, and made a new incarnation of the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pwd
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.session import Session
+from cluster.cli.text import fields_table, moment, note, show, show_json
+from cluster.server import StorageRefused
+from cluster.server.recovery import Recovered, RecoveryNotPossible, RecoveryPlan, plan_recovery, recover
+from cluster.system import SystemClock, format_instant
+from replica.messages import ReleaseNeeded
+from replica.model import Recovery
+from replica.values import JOB_NUMBERS_SKIPPED
+from snapshots import SnapshotFailed
+from wal import Condition, RecoveryRefused, StorageFailed
+
+_NEXT: Final = (
+    "Next: start it with `forebay serve --name {name}`; on every other machine move the replica's directory away, then "
+    "`forebay member add NAME --peer HOST:PORT --api HOST:PORT` and start it with --join. Auditors keep a new key: "
+    "`forebay ledger keys`. {jobs}"
+)
+_JOBS: Final = (
+    "Agents may hold data of jobs {first} to {last}, which the cluster does not know: it stays in buffers/ of the "
+    "nodes until somebody removes it."
+)
+
+
+class PlanView(msgspec.Struct, frozen=True, kw_only=True):
+    """What `forebay recover --json` prints; times as in all answers."""
+
+    done: bool
+    plan: str
+    replica: str
+    member: str
+    incarnation: str
+    members: tuple[str, ...]
+    known_index: int
+    kept_index: int
+    kept_revision: int
+    kept_at: str | None
+    uncertain_entries: int
+    void_entries: int
+    jobs: dict[str, int]
+    lost_after_index: int
+    """Whatever others acknowledged behind this entry, and after this time, is lost."""
+    lost_after: str | None
+    lost_jobs_first: int
+    lost_jobs_last: int
+    """Numbers that lost jobs may have had; none of them is given out again."""
+    reachable: dict[str, int]
+    begun: str | None = None
+    """The new incarnation, where it was begun."""
+
+
+def recover_command(options: dict[str, Any]) -> None:
+    """Show what would be kept and lost; with the plan's id, or `yes`, begin the new incarnation."""
+    name, confirmed, yes = options["name"], options["confirm"], options["yes"]
+    if confirmed is not None and yes:
+        raise bad_input("--confirm and --yes are both given", "give one of them")
+    config = Session(config_path=click.get_current_context().find_root().params.get("config")).config()
+    for one in (name, *options["leave_behind"]):
+        config.replica(one)
+    check_account(config.storage.directory / name)
+    clock, behind = SystemClock(), options["leave_behind"]
+    with refusals():
+        if confirmed is None:
+            plan = asyncio.run(plan_recovery(config, name, clock=clock, leave_behind=behind))
+            if not yes:
+                _show(view_of(plan), options["as_json"])
+                return
+            confirmed = plan.id
+        by = options["by"] or account_name()
+        done = asyncio.run(recover(config, name, confirmed, by=by, clock=clock, leave_behind=behind))
+    _show(view_of(done.plan, done), options["as_json"])
+
+
+def check_account(directory: Path) -> None:
+    """Refuse another account than the replica's: what it wrote there the replica could not open. Failure."""
+    try:
+        owner = directory.stat().st_uid
+    except OSError as error:
+        remedy = "name the replica of this machine; its directory is in [storage] of forebay.toml"
+        raise Failure(ExitCode.NOT_FOUND, f"{directory}: {error.strerror}", remedy) from error
+    if owner != os.geteuid():
+        raise Failure(
+            ExitCode.PERMISSION_DENIED,
+            f"{directory} is of the account {_account_of(owner)}, and this is {account_name()}",
+            "run it as the user that the replica runs as",
+        )
+
+
+def account_name() -> str:
+    """Return the name of the account that runs this."""
+    return _account_of(os.geteuid())
+
+
+def _account_of(user_id: int) -> str:
+    try:
+        return pwd.getpwuid(user_id).pw_name
+    except KeyError:
+        return str(user_id)
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """Turn what recovering raises into failures with an exit code."""
+    try:
+        yield
+    except RecoveryNotPossible as error:
+        raise Failure(ExitCode.REFUSED, str(error), "nothing was changed") from error
+    except ReleaseNeeded as error:
+        raise Failure(ExitCode.VERIFICATION_FAILED, str(error), "recover it with that release") from error
+    except RecoveryRefused as error:
+        held = error.condition is Condition.HELD_BY_ANOTHER_PROCESS
+        raise Failure(ExitCode.REFUSED if held else ExitCode.VERIFICATION_FAILED, str(error)) from error
+    except (StorageRefused, StorageFailed, SnapshotFailed) as error:
+        raise Failure(ExitCode.VERIFICATION_FAILED, str(error)) from error
+
+
+def view_of(plan: RecoveryPlan, done: Recovered | None = None) -> PlanView:
+    """Return a plan, or what was done, as it is printed."""
+    recovery: Recovery | None = None if done is None else done.recovery
+    kept_at = format_instant(plan.kept_at)
+    return PlanView(
+        done=done is not None,
+        plan=plan.id,
+        replica=plan.replica,
+        member=plan.member,
+        incarnation=plan.incarnation,
+        members=plan.members,
+        known_index=plan.known_index,
+        kept_index=plan.kept_index,
+        kept_revision=plan.kept_revision,
+        kept_at=kept_at,
+        uncertain_entries=plan.uncertain_entries,
+        void_entries=plan.void_entries,
+        jobs=plan.jobs,
+        lost_after_index=plan.kept_index,
+        lost_after=kept_at,
+        lost_jobs_first=plan.last_job + 1,
+        lost_jobs_last=plan.last_job + JOB_NUMBERS_SKIPPED,
+        reachable=plan.reachable,
+        begun=None if recovery is None else f"{recovery.incarnation}-{recovery.mark}",
+    )
+
+
+def _show(view: PlanView, as_json: bool) -> None:
+    if as_json:
+        show_json(view)
+        return
+    others = [member for member in view.members if member != view.member]
+    uncertain = (
+        f"{view.uncertain_entries} entries behind {view.known_index}, the last one known to be committed: kept, since "
+        "a majority may have acknowledged them"
+        if view.uncertain_entries
+        else "none: all that it has was known to be committed"
+    )
+    at = moment(view.kept_at)
+    rows: list[tuple[str, str | int | None]] = [
+        ("Replica", f"{view.replica} ({view.member})"),
+        ("Incarnation", view.begun or f"{view.incarnation}, and a new one after it"),
+        ("LeftBehind", ", ".join(others) or "nobody"),
+        ("Kept", f"up to entry {view.kept_index}, revision {view.kept_revision}, {at}"),
+        ("Uncertain", uncertain),
+        ("Jobs", ", ".join(f"{count} {word}" for word, count in view.jobs.items()) or "none"),
+        ("MayBeLost", f"whatever others acknowledged behind entry {view.lost_after_index}, which is after {at}"),
+        ("JobNumbers", f"{view.lost_jobs_first} to {view.lost_jobs_last} may be of lost jobs and are left out"),
+    ]
+    if view.reachable:
+        rows.append(("Reachable", ", ".join(f"{name} ({last} entries)" for name, last in view.reachable.items())))
+    show(fields_table(rows))
+    if view.done:
+        jobs = _JOBS.format(first=view.lost_jobs_first, last=view.lost_jobs_last)
+        note(_NEXT.format(name=view.replica, jobs=jobs))
+        return
+    note(
+        f"Nothing was changed. Be sure that {', '.join(others) or 'nobody else'} cannot come back with more: what they "
+        f"have beside this is lost then. To do it: forebay recover --name {view.replica} --confirm {view.plan}"
+    )

@@ -1,0 +1,268 @@
+"""Recovery from a lost majority: what one replica has left goes on as a new incarnation of the cluster, alone.
+
+A majority that is lost takes with it what it had acknowledged without the survivor; nobody can know what that was. What
+the survivor has is all kept, its uncommitted tail too: of each entry there it may have been one of the majority that
+acknowledged it. So nothing that the survivor ever acknowledged is lost, and what comes back beside it are at most
+commands whose outcome their clients do not know.
+
+The new incarnation is one transaction: its number and mark, the configuration of one member, and the entry that says so
+to auditors. A crash leaves the one or the other as a whole. Nobody of the incarnation before is heard any more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from cluster.config import Config
+from cluster.consensus import recovered
+from cluster.schemas import StatusView
+from cluster.server.applied_log import read_batch, read_configuration
+from cluster.server.pending import entry_of
+from cluster.server.recovery.start_checks import ask_replicas
+from cluster.server.storage import Storage, open_storage
+from cluster.system import Clock
+from replica.decide import decide
+from replica.fold import apply_batch
+from replica.messages import Actor, ActorRole, Batch, ClusterRecovered, RecoverCluster, ReleaseNeeded, Request
+from replica.model import JobState, Recovery
+from replica.state import State
+from replica.values import Instant, LedgerViolation, Refusal
+from wal import CodecError, Configuration, Incarnation, Placed, encode_batch, encode_configuration
+
+MARK_BYTES: Final = 8
+"""What a recovery draws for its mark: two that are made apart never have the same."""
+
+READ_ENTRIES: Final = 512
+READ_BYTES: Final = 4 << 20
+"""What of the tail is read at once, entries and bytes before the last one."""
+
+PLAN_DIGITS: Final = 8
+"""Hexadecimal digits of a plan's id: for a person to type, and another one whenever something else would be kept."""
+
+
+class RecoveryNotPossible(Exception):
+    """Nothing is recovered, and nothing was changed; a sentence with what to do."""
+
+
+class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What would be kept, and what may be lost. Entries are indexes of the ledger."""
+
+    id: str
+    """Of this plan, for `--confirm`."""
+    replica: str
+    member: str
+    """Its id as a member."""
+    incarnation: str
+    """The one that is over then."""
+    members: tuple[str, ...]
+    """The members of that one, by id."""
+    known_index: int
+    """The last entry that was known here to be committed."""
+    kept_index: int
+    """The last entry that is kept."""
+    kept_revision: int
+    kept_at: Instant
+    """The time of the last batch that is kept, by the cluster's clock."""
+    void_entries: int
+    """Batches after the last known one that settle nothing, as they did not when they were applied elsewhere."""
+    jobs: dict[str, int]
+    """Jobs that are kept, by state."""
+    last_job: int
+    """The last job number that was given out, as far as is known here."""
+    reachable: dict[str, int]
+    """Replicas that answer, and the last entry that each has."""
+
+    @property
+    def uncertain_entries(self) -> int:
+        """Entries that are kept and were not known to be committed, count."""
+        return self.kept_index - self.known_index
+
+
+class Recovered(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done."""
+
+    plan: RecoveryPlan
+    recovery: Recovery
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """What a replica has, its tail folded."""
+
+    state: State
+    placed: Placed
+    void_entries: int
+    digest: bytes
+    """Over everything that is kept."""
+
+
+async def plan_recovery(config: Config, name: str, *, clock: Clock, leave_behind: Sequence[str] = ()) -> RecoveryPlan:
+    """Return what would be kept of replica `name`, which must not run. RecoveryNotPossible, and what opening raises."""
+    storage = open_storage(config, name)
+    try:
+        kept = _kept(storage)
+        answers = await _others(config, name, storage, clock)
+        _refuse(config, name, storage, kept, answers, leave_behind)
+        return _plan(name, storage, kept, answers)
+    finally:
+        storage.close()
+
+
+async def recover(
+    config: Config,
+    name: str,
+    plan_id: str,
+    *,
+    by: str,
+    clock: Clock,
+    leave_behind: Sequence[str] = (),
+    draw: Callable[[int], bytes] = secrets.token_bytes,
+) -> Recovered:
+    """Make what replica `name` has left a cluster of its own, as the plan with this id says.
+
+    `by` is the operator, `draw` returns so many bytes that nobody can guess. RecoveryNotPossible, also where the plan
+    is another one by now, and what opening raises.
+    """
+    storage = open_storage(config, name)
+    try:
+        kept = _kept(storage)
+        answers = await _others(config, name, storage, clock)
+        _refuse(config, name, storage, kept, answers, leave_behind)
+        plan = _plan(name, storage, kept, answers)
+        if plan.id != plan_id:
+            raise RecoveryNotPossible(
+                f"the plan is {plan.id} by now, and {plan_id} was confirmed: look at it again with `forebay recover "
+                f"--name {name}`"
+            )
+        recovery = begin_incarnation(
+            storage,
+            kept.state,
+            kept.placed.configuration,
+            RecoverCluster(draw(MARK_BYTES).hex(), storage.identity, plan.members, plan.kept_index, plan.known_index),
+            by=by,
+            at=Instant(max(clock.now(), kept.state.at)),
+        )
+        return Recovered(plan=plan, recovery=recovery)
+    finally:
+        storage.close()
+
+
+def begin_incarnation(
+    storage: Storage, state: State, current: Configuration, command: RecoverCluster, *, by: str, at: Instant
+) -> Recovery:
+    """Write a new incarnation behind what is kept, in one transaction; return what the ledger says of it."""
+    request = Request(b"", Actor(ActorRole.OPERATOR, by), command)
+    decision = decide(state, request, at)
+    if isinstance(decision, Refusal):
+        raise RecoveryNotPossible(f"{decision.sentence}; {decision.remedy}")
+    (event,) = decision.events
+    assert isinstance(event, ClusterRecovered)
+    entry = entry_of(request, decision.events)
+    batch = Batch(state.revision, at, (entry,))
+    survivor = current.member(storage.identity)
+    if survivor is None:
+        raise RecoveryNotPossible(f"{storage.identity} is no member")
+    alone = recovered(current, survivor, actor=f"operator {by}", at=at)
+    storage.journal.begin_incarnation(
+        Incarnation(event.recovery.incarnation, event.recovery.mark),
+        storage.journal.term + 1,
+        [encode_configuration(alone), encode_batch(batch)],
+    )
+    return event.recovery
+
+
+def _kept(storage: Storage) -> _Kept:
+    """Return the state with all that is in the journal, as a replica will fold it that commits it."""
+    journal, state, placed = storage.journal, storage.state, storage.configuration
+    digest = hashlib.sha256(journal.applied_digest)
+    index, void = storage.index, 0
+    while index < journal.last_index:
+        for entry in journal.entries(index + 1, max_bytes=READ_BYTES, max_entries=READ_ENTRIES):
+            digest.update(b"%d %d %d " % (entry.index, entry.term, len(entry.data)) + entry.data)
+            index = entry.index
+            try:
+                batch, configuration = read_batch(entry.data), read_configuration(entry.data)
+                following = state if batch is None else apply_batch(state, batch)
+            except ReleaseNeeded:
+                raise
+            except (CodecError, LedgerViolation) as error:
+                raise RecoveryNotPossible(
+                    f"entry {index}, which was not known to be committed, cannot be folded: {error}; keep the "
+                    "directory for an inquiry"
+                ) from error
+            void += following is None
+            state = state if following is None else following
+            placed = placed if configuration is None else Placed(index, configuration)
+    if placed is None or not state.revision:
+        raise RecoveryNotPossible(
+            f"{storage.environment.directory} has no history: the cluster was never founded as far as it knows"
+        )
+    return _Kept(state, placed, void, digest.digest())
+
+
+async def _others(config: Config, name: str, storage: Storage, clock: Clock) -> dict[str, StatusView]:
+    """Return how the replicas that may have more say that they stand."""
+    others = [replica for replica in config.replicas if replica.name != name]
+    return await ask_replicas(config, name, others, clock=clock)
+
+
+def _refuse(
+    config: Config,
+    name: str,
+    storage: Storage,
+    kept: _Kept,
+    answers: dict[str, StatusView],
+    leave_behind: Sequence[str],
+) -> None:
+    """Refuse where there is something better than a recovery. RecoveryNotPossible."""
+    mine, last = storage.environment.incarnation, storage.journal.last_index
+    if kept.placed.configuration.member(storage.identity) is None:
+        raise RecoveryNotPossible(
+            f"{storage.identity} was removed from the cluster, so others went on without it: recover one of "
+            f"{', '.join(member.name for member in kept.placed.configuration.members())}"
+        )
+    for other, answer in answers.items():
+        if answer.incarnation != str(mine):
+            raise RecoveryNotPossible(
+                f"{other} is of incarnation {answer.incarnation}, and {name} of {mine}: the cluster was recovered "
+                f"already. Move the directory of {name} away, and let it join: `forebay member add {name}`"
+            )
+        if answer.leader is not None:
+            raise RecoveryNotPossible(
+                f"{other} says that {answer.leader} leads: a majority is there, and nothing to recover. Start {name}; "
+                f"if its data is lost, `forebay member replace {name}`"
+            )
+        if answer.last_index > last and other not in leave_behind:
+            raise RecoveryNotPossible(
+                f"{other} has {answer.last_index} entries, and {name} has {last}: stop {other} and recover that one, "
+                f"or say that what it has more is to be lost: --leave-behind {other}"
+            )
+
+
+def _plan(name: str, storage: Storage, kept: _Kept, answers: dict[str, StatusView]) -> RecoveryPlan:
+    journal, state = storage.journal, kept.state
+    jobs = dict.fromkeys((state_of_job.name for state_of_job in JobState), 0)
+    for job in state.jobs.values():
+        jobs[job.state.name] += 1
+    members = tuple(member.id for member in kept.placed.configuration.members())
+    identity = hashlib.sha256(kept.digest)
+    identity.update(f"{storage.identity} {storage.environment.incarnation} {sorted(answers)}".encode())
+    return RecoveryPlan(
+        id=identity.hexdigest()[:PLAN_DIGITS],
+        replica=name,
+        member=storage.identity,
+        incarnation=str(storage.environment.incarnation),
+        members=members,
+        known_index=journal.commit_index,
+        kept_index=journal.last_index,
+        kept_revision=state.revision,
+        kept_at=state.at,
+        void_entries=kept.void_entries,
+        jobs={word: count for word, count in jobs.items() if count},
+        last_job=state.next_job - 1,
+        reachable={other: answer.last_index for other, answer in answers.items()},
+    )

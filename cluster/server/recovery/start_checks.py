@@ -1,0 +1,109 @@
+"""Start checks: what a replica asks the others before it takes part at all.
+
+A founder without data asks whether there is a history. A replica whose data was lost looks like one that never ran,
+to itself. To found the cluster takes the word of all founders (`cluster.consensus.state`), so two of three that lost
+theirs found nothing beside the history that the third has; who asks first is told at once, and leaves nothing.
+
+Every replica asks whether its incarnation of the cluster is over. It would learn that from the first frame of a peer,
+too (`cluster.consensus.transport`); but a majority of the incarnation before, brought back, could go on with it until
+then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from cluster.client import ApiError, Client
+from cluster.config import Config, ReplicaConfig
+from cluster.schemas import StatusView
+from cluster.schemas import operations as ops
+from cluster.security import TlsRefused
+from cluster.server.storage import StorageRefused, any_of, first_start_mark, member_note, note_superseded
+from cluster.system import Clock
+from wal import Incarnation, parse_lineage
+
+LOGGER = logging.getLogger(__name__)
+
+ASK_S: Final = 1.0
+"""How long another replica may take to say how it stands, seconds. Who cannot be reached now is met later, on the links
+between replicas."""
+
+
+async def ask_replicas(
+    config: Config, name: str, others: Iterable[ReplicaConfig], *, clock: Clock
+) -> dict[str, StatusView]:
+    """Return how the other replicas say that they stand, by name; who does not answer within ASK_S is left out."""
+    others = tuple(others)
+    if not others:
+        return {}
+    try:
+        async with Client.from_config(config, name, clock=clock, deadline_s=ASK_S) as client:
+            answers = await asyncio.gather(*(_ask(client, other) for other in others))
+    except TlsRefused as error:
+        LOGGER.warning("the other replicas cannot be asked how they stand: %s", error)
+        return {}
+    return {other.name: answer for other, answer in zip(others, answers, strict=True) if answer is not None}
+
+
+async def refuse_incarnation_over(config: Config, name: str, mine: Incarnation, *, clock: Clock) -> None:
+    """Return unless another replica is of a later incarnation of the cluster; StorageRefused, and noted, if one is."""
+    others = [replica for replica in config.replicas if replica.name != name]
+    for other, answer in (await ask_replicas(config, name, others, clock=clock)).items():
+        theirs = parse_lineage(f"{config.cluster.id}/{answer.incarnation}")
+        if answer.cluster_id != config.cluster.id or theirs is None or theirs[1].number <= mine.number:
+            continue
+        sentence = (
+            f"{name} is of incarnation {mine} of the cluster, which is over: {other} is of incarnation "
+            f"{answer.incarnation}, begun by `forebay recover` after a majority was lost"
+        )
+        note_superseded(config, name, sentence)
+        raise StorageRefused(
+            f"{sentence}. What {name} holds may be what was lost: keep its directory for an examination (`forebay "
+            f"ledger dump --data {config.storage.directory / name}`), move it away, run `forebay member add {name}` "
+            f"and start it with `forebay serve --name {name} --join`"
+        )
+
+
+async def _ask(client: Client, other: ReplicaConfig) -> StatusView | None:
+    try:
+        return await client.call(ops.SHOW_STATUS, replica=other.api, deadline_s=ASK_S, once=True)
+    except ApiError as error:
+        LOGGER.debug("%s does not say how it stands: %s", other.name, error)
+        return None
+
+
+async def refuse_beside_history(config: Config, name: str, *, first_start: bool, clock: Clock) -> None:
+    """Return if `name` may begin without data as far as the others say, or has data; StorageRefused if not."""
+    others = [founder for founder in config.founders if founder.name != name]
+    if len(others) == len(config.founders) or not _begins(config, name, first_start=first_start):
+        return
+    for other, answer in (await ask_replicas(config, name, others, clock=clock)).items():
+        if answer.last_index:
+            raise StorageRefused(
+                f"{name} has no data, and {other} has a history: revision {answer.revision}, "
+                f"{answer.last_index} entries. {name} must not begin a second one under the same cluster id. "
+                f"{_remedy(name, other, answer)}"
+            )
+
+
+def _begins(config: Config, name: str, *, first_start: bool) -> bool:
+    """Whether the replica would begin without data as a founder."""
+    if any_of(config.wal_directory(name)) is not None or member_note(config, name).exists():
+        return False
+    return first_start or first_start_mark(config, name).exists()
+
+
+def _remedy(name: str, other: str, answer: StatusView) -> str:
+    if answer.leader is not None:
+        return (
+            f"{answer.leader} leads: run `forebay member replace {name}`, and start this replica with `forebay serve "
+            f"--name {name} --join`"
+        )
+    return (
+        f"Nobody leads: if others can be started with their data, start them, then `forebay member replace {name}`. If "
+        f"the data of a majority is lost, `forebay recover --name {other}` on the machine of {other} makes a cluster "
+        f'of what is left (docs/operations.md, "A lost majority")'
+    )

@@ -1,0 +1,112 @@
+"""A lost majority: what one replica has left goes on, nothing of it is lost, and nobody else of before takes part."""
+
+import asyncio
+import contextlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from cluster.client.errors import ApiError
+from cluster.schemas import operations as ops
+from cluster.schemas.requests import AddMemberRequest
+from replica.values import JOB_NUMBERS_SKIPPED
+from tests.cluster.harness import PATIENCE_S, story
+from tests.cluster.server.test_first_start import said
+from tests.cluster.server.test_membership import Site, members, site_of_three, voters
+from tests.cluster.test_serve import ROOT, request
+
+
+def forebay(site: Site, *words: str, code: int = 0) -> Any:
+    """Run an offline command as an operator of the machine does; return its JSON, or what it said where it failed."""
+    found = subprocess.run(
+        [sys.executable, "-m", "cluster.audit", "--config", str(site.config.file), *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == code, found.stdout + found.stderr
+    return json.loads(found.stdout) if code == 0 else found.stderr
+
+
+@story
+async def test_what_one_replica_has_left_becomes_a_cluster_and_nothing_of_the_one_before_joins_it(
+    tmp_path: Path,
+) -> None:
+    async with site_of_three(tmp_path) as site:
+        home = site.config.storage.directory
+        async with site.client() as operator, site.client("alice") as alice:
+            jobs = [(await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))).job_id for _ in range(3)]
+            assert "held by another process" in forebay(site, "recover", "--name", "r1", code=1)
+            await site.kill("r3")
+            assert "a majority is there" in forebay(site, "recover", "--name", "r3", "--yes", code=1)
+            jobs += [(await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))).job_id for _ in range(3)]
+            for name in ("r1", "r2"):
+                await site.kill(name)
+
+            # Said in advance, and nothing is done until it is confirmed by what was said.
+            plan = forebay(site, "recover", "--name", "r1", "--json")
+            assert (plan["done"], plan["members"], plan["incarnation"]) == (False, ["r1", "r2", "r3"], "1")
+            assert plan["jobs"] == {"PENDING": 6} and plan["lost_jobs_first"] == 7
+            assert forebay(site, "recover", "--name", "r1", "--json")["plan"] == plan["plan"]
+            assert "the plan is" in forebay(site, "recover", "--name", "r1", "--confirm", "0" * 8, code=1)
+            done = forebay(site, "recover", "--name", "r1", "--confirm", plan["plan"], "--by", "ops", "--json")
+            assert done["done"] and done["begun"].startswith("2-")
+            assert (done["kept_index"], done["kept_revision"]) == (plan["kept_index"], plan["kept_revision"])
+
+            # One that comes back while the new one does not run is met at the first frame.
+            await site.start("r2")
+            await said(site, "r2", "replica r2 of cluster")
+            await site.start("r1")
+            code, last = await site.ends("r2")
+            assert code == 77 and "incarnation 1 of the cluster, which is over" in last, last
+            # And another one is refused before it takes part.
+            await members(operator, lambda found: voters(found) == ["r1"])
+            await site.start("r3")
+            code, last = await site.ends("r3")
+            assert code == 66 and f"r1 is of incarnation {done['begun']}" in last, last
+            # From then on by itself.
+            for name in ("r2", "r3"):
+                await site.start(name)
+                code, last = await site.ends(name)
+                assert code == 66 and "incarnation over" in last and f"forebay member add {name}" in last, last
+
+            # Everything that it had is there; lost jobs' numbers are not given out again; auditors see it.
+            assert [job.job_id for job in (await alice.call(ops.LIST_JOBS)).jobs] == jobs == [1, 2, 3, 4, 5, 6]
+            jobs.append((await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))).job_id)
+            assert jobs[-1] == 7 + JOB_NUMBERS_SKIPPED
+            status = await operator.call(ops.SHOW_STATUS)
+            assert (status.incarnation, status.leader) == (done["begun"], "r1")
+            entries = (await operator.call(ops.READ_LEDGER, **{"from": plan["kept_index"] + 1}, limit=2)).entries
+            assert [row["change"] for row in entries[0].records] == ["recover"]
+            recovery = entries[1].records[0]["events"][0]["detail"]["recovery"]
+            assert (recovery["by"], recovery["incarnation"], recovery["kept_index"]) == ("ops", 2, plan["kept_index"])
+            keys = (await operator.call(ops.LIST_LOG_KEYS, alone=True, replica=site.config.replica("r1").api)).origin
+            assert keys == f"forebay/{site.config.cluster.id}/{done['begun']}"
+
+            # The others come in as any new replica does.
+            shutil.move(home / "r2", tmp_path / "old-r2")
+            row = site.config.replica("r2")
+            addition = AddMemberRequest(
+                command_id=operator.new_command_id(), name="r2", peer=str(row.peer), api=str(row.api)
+            )
+            await operator.call(ops.ADD_MEMBER, addition)
+            await site.start("r2", "--join")
+            found = await members(operator, lambda found: len(voters(found)) == 2)
+            assert found.incarnation == done["begun"]
+            jobs.append((await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))).job_id)
+            site.processes["r2"].send_signal(signal.SIGTERM)
+            assert (await site.ends("r2"))[0] == 0
+            await site.start("r2")
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    with contextlib.suppress(ApiError):
+                        status = await operator.call(ops.SHOW_STATUS, replica=row.api, deadline_s=2)
+                        if status.ready and status.incarnation == done["begun"]:
+                            break
+                    await asyncio.sleep(0.05)
+            assert [job.job_id for job in (await alice.call(ops.LIST_JOBS)).jobs] == jobs

@@ -1,0 +1,54 @@
+"""Recoveries: a new incarnation is a fact of the ledger, and leaves out what lost jobs may have been called."""
+
+from __future__ import annotations
+
+import pytest
+
+from replica.fold.fold import fold
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.model import Recovery
+from replica.state import EMPTY
+from replica.values import JOB_NUMBERS_SKIPPED, MEMBERS_MAX, RECOVERIES_KEPT, Instant, LedgerViolation, Refusal
+from tests.replica.world import OPERATOR, World
+
+MARK = "0123456789abcdef"
+ALL = ("r1", "r2", "r3")
+
+
+def test_a_recovery_is_kept_with_who_did_it_and_numbers_of_lost_jobs_are_not_given_out_again() -> None:
+    world = World()
+    before, at = world.state.next_job, world.state.at
+    world.at += 60_000_000
+    assert world.settle(c.RecoverCluster(MARK, "r1", ALL, 42, 40)) == 0
+    begun = world.state.recoveries[2]
+    assert (begun.incarnation, begun.mark, begun.by, begun.members) == (2, MARK, OPERATOR.name, ALL)
+    assert (begun.kept_index, begun.known_index, begun.kept_at, begun.at) == (42, 40, at, world.state.at)
+    assert (begun.last_job, begun.first_job) == (before - 1, before + JOB_NUMBERS_SKIPPED)
+    assert world.state.next_job == begun.first_job
+
+
+def test_recoveries_are_numbered_and_the_oldest_are_forgotten() -> None:
+    world = World()
+    for number in range(RECOVERIES_KEPT + 3):
+        assert world.settle(c.RecoverCluster(MARK, "r1", ALL, number, 0)) == 0
+    assert sorted(world.state.recoveries) == list(range(5, RECOVERIES_KEPT + 5))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        c.RecoverCluster("2-x", "r1", ALL, 42, 40),
+        c.RecoverCluster(MARK, "r1", ("r1",) * (MEMBERS_MAX + 1), 42, 40),
+        c.RecoverCluster(MARK, "r1", ALL, 42, 43),
+        c.RecoverCluster(MARK, "r1", ALL, 42, -1),
+    ],
+)
+def test_what_cannot_be_a_recovery_is_refused(command: c.RecoverCluster) -> None:
+    assert isinstance(World().settle(command), Refusal)
+
+
+def test_no_ledger_has_a_recovery_out_of_turn_or_one_that_gives_numbers_out_again() -> None:
+    for recovery in (Recovery(3, MARK, "ops", "r1", first_job=9), Recovery(2, MARK, "ops", "r1", first_job=0)):
+        with pytest.raises(LedgerViolation):
+            fold(EMPTY, (e.ClusterRecovered(recovery),), Instant(1))
