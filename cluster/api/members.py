@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from cluster.api.service import AskedCommand, Call, Reply, handles
-from cluster.api.web import Problem, bad, no_leader, outcome_unknown
+from cluster.api.web import Problem, bad, denied, no_leader, outcome_unknown
 from cluster.consensus import ChangeRefused, Wanted
 from cluster.schemas import Command, FeatureLevelAnswer, MemberLevelView, MembersAnswer, TransferAnswer, made_of
 from cluster.schemas import drills as d
 from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
-from cluster.security import NAME_RULE, is_name
+from cluster.security import NAME_RULE, Role, is_name
 from cluster.server import UNHEARD, MemberLevel, NotLeading, OutcomeUnknown
 from cluster.server import members as member_rows
 from cluster.system import Address, AddressError, format_instant
@@ -91,10 +91,24 @@ async def replace_member(call: Call[Command]) -> Reply[MembersAnswer]:
 @handles(ops.TRANSFER_LEADERSHIP)
 async def transfer_leadership(call: Call[r.TransferRequest]) -> Reply[TransferAnswer]:
     await call.service.lead()
+    if call.identity.role is Role.DRILL:
+        _check_switchover(await call.state(), call.identity.name, call.body.name)
     leader = await _transfer(call, call.body.name)
     controller = call.service.controller
     revision = controller.state.revision
     return Reply(revision, TransferAnswer(revision=revision, leader=leader, term=controller.engine.term))
+
+
+def _check_switchover(state: State, who: str, target: str | None) -> None:
+    """Refuse a transfer that is no part of a drill of this holder of the role; Problem 403."""
+    last = state.drills.get(max(state.drills, default=0))
+    if (
+        last is None
+        or not last.is_under_way(state.at)
+        or (last.scenario, last.by, last.target) != ("switchover", who, target)
+    ):
+        remedy = "begin a drill of it first: forebay drill run switchover"
+        raise denied(f"drill {who} may hand the leadership over in a switchover of its own only", remedy)
 
 
 async def _transfer(call: Call[Any], target: str | None) -> str | None:
@@ -185,8 +199,15 @@ async def show_drill(call: Call[None]) -> Reply[d.DrillAnswer]:
 @handles(ops.START_DRILL)
 async def start_drill(call: Call[d.StartDrillRequest]) -> Reply[d.DrillAnswer]:
     body = call.body
-    state = (await call.service.settle(call, c.StartDrill(body.scenario, body.target, body.lasts_s, body.forced))).state
+    command = c.StartDrill(body.scenario, body.target, body.lasts_s, body.forced, body.plan)
+    state = (await call.service.settle(call, command)).state
     return _drill(state, max(state.drills))
+
+
+@handles(ops.CONFIRM_DRILL)
+async def confirm_drill(call: Call[Command]) -> Reply[d.DrillAnswer]:
+    number = _number(call)
+    return _drill((await call.service.settle(call, c.ConfirmDrill(number))).state, number)
 
 
 @handles(ops.ABORT_DRILL)
@@ -262,4 +283,6 @@ def _shown(state: State, drill: Drill) -> dict[str, Any]:
         "abort": drill.abort,
         "sentence": drill.sentence,
         "figures": dict(drill.figures),
+        "plan": drill.plan,
+        "second": drill.second,
     }

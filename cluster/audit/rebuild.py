@@ -497,6 +497,7 @@ REBUILDERS: Final[Mapping[type[Command], Rebuilder]] = {
     c.RegisterScheduler: Rebuilder(_register_scheduler),
     c.ReleaseScheduler: Rebuilder(_as_event(c.ReleaseScheduler, e.SchedulerReleased)),
     c.StartDrill: Rebuilder(_as_event(c.StartDrill, e.DrillStarted)),
+    c.ConfirmDrill: Rebuilder(_as_event(c.ConfirmDrill, e.DrillConfirmed)),
     c.AbortDrill: Rebuilder(_abort_drill),
     c.EndDrill: Rebuilder(_as_event(c.EndDrill, e.DrillEnded)),
     c.ProbeDrill: Rebuilder(None, "anything: nothing comes of it but its answer"),

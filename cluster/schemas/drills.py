@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from cluster.schemas.base import Answer, Command, Name, View
-from replica.values import DRILL_FIGURES_MAX, DRILL_S_MAX, MESSAGE_CHARACTERS_MAX
+from replica.values import DRILL_FIGURES_MAX, DRILL_S_MAX, MESSAGE_CHARACTERS_MAX, NAME_CHARACTERS_MAX
 
 Sentence = Annotated[str, msgspec.Meta(min_length=1, max_length=MESSAGE_CHARACTERS_MAX)]
 
@@ -22,6 +22,8 @@ class StartDrillRequest(Command, frozen=True, kw_only=True):
     """After so many seconds it is over, whatever is heard of it."""
     forced: Annotated[tuple[Name, ...], msgspec.Meta(max_length=DRILL_FIGURES_MAX)] = ()
     """The preconditions that do not hold and are overridden."""
+    plan: Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)] = ""
+    """Id of the plan that was confirmed."""
 
 
 class AbortDrillRequest(Command, frozen=True, kw_only=True):
@@ -58,6 +60,10 @@ class DrillView(View, frozen=True, kw_only=True):
     """Who wants it to end before its time, and why."""
     sentence: str = ""
     figures: dict[str, int] = {}
+    plan: str = ""
+    """Id of the plan that was confirmed."""
+    second: str = ""
+    """The other operator who agreed to it."""
 
 
 class DrillAnswer(DrillView, frozen=True, kw_only=True):

@@ -51,6 +51,9 @@ _LEDGER_READERS: Final = frozenset({Role.OPERATOR, Role.REPLICA})
 _AUDITORS: Final = _LEDGER_READERS | {Role.AUDITOR}
 """Who reads what is proven of the ledger; an auditor reads nothing else."""
 _SCHEDULERS: Final = frozenset({Role.SCHEDULER})
+_DRILLS: Final = frozenset({Role.OPERATOR, Role.DRILL})
+"""Who carries out drills of the cluster."""
+_DRILL_WATCHERS: Final = PEOPLE | {Role.DRILL}
 _READERS: Final = PEOPLE | _SCHEDULERS
 """People, and other schedulers about their own guests: `Call.job_in` finds no other job for them."""
 _EVERYBODY: Final = frozenset(Role) - {Role.AUDITOR}
@@ -356,7 +359,7 @@ COMPARE_CONFIGURATION = _write("compare_configuration", "POST /v1/configuration/
 
 # Nodes and their agents, transfers
 
-LIST_NODES = _get("list_nodes", "/v1/nodes", PEOPLE, lambda: j.NodesAnswer,
+LIST_NODES = _get("list_nodes", "/v1/nodes", _DRILL_WATCHERS, lambda: j.NodesAnswer,
     "List nodes with the jobs that have something there.", tag="nodes", then=True)
 ADMIT_NODE = _write("admit_node", "POST /v1/nodes/{name}/admit", _OPERATORS, lambda: Command, lambda: j.AdmittedAnswer,
     "Let the agent of a node register that the cluster was not founded with.")
@@ -373,7 +376,7 @@ POLL_ORDERS = _write("poll_orders", "POST /v1/agents/{node}/poll", _AGENTS, lamb
 REPORT_OPERATIONS = _write("report_operations", "POST /v1/agents/{node}/reports", _AGENTS,
     lambda: r.ReportsRequest, lambda: j.ReportsAnswer,
     "Settle results of operations, in order; what is refused is acknowledged too.", tag="agents")
-LIST_TRANSFERS = _get("list_transfers", "/v1/transfers", PEOPLE, lambda: t.TransfersAnswer,
+LIST_TRANSFERS = _get("list_transfers", "/v1/transfers", _DRILL_WATCHERS, lambda: t.TransfersAnswer,
     "List what is moved, waits for its turn, or waits for somebody; with what agents told this leader last.",
     stale=False, tag="transfers")
 SHOW_JOB_TRANSFERS = _get("show_job_transfers", "/v1/transfers/{id}", _READERS, lambda: t.JobTransfersView,
@@ -444,22 +447,25 @@ REPLACE_MEMBER = _write("replace_member", "POST /v1/members/{name}/replace", _OP
     lambda: Command, lambda: j.MembersAnswer,
     "Let a replica that lost its data come back under a new id: it counts for nothing until it has caught up.",
     tag="cluster")
-TRANSFER_LEADERSHIP = _write("transfer_leadership", "POST /v1/members/transfer", _OPERATORS,
+TRANSFER_LEADERSHIP = _write("transfer_leadership", "POST /v1/members/transfer", _DRILLS,
     lambda: r.TransferRequest, lambda: j.TransferAnswer,
     "Hand the leadership over to the replica named, or to the one that is furthest.", tag="cluster")
-LIST_DRILLS = _get("list_drills", "/v1/drills", PEOPLE, lambda: d.DrillsAnswer,
+LIST_DRILLS = _get("list_drills", "/v1/drills", _DRILL_WATCHERS, lambda: d.DrillsAnswer,
     "List the last drills, the newest first, and the operators who want none.", tag="drills")
-SHOW_DRILL = _get("show_drill", "/v1/drills/{drill}", PEOPLE, lambda: d.DrillAnswer,
+SHOW_DRILL = _get("show_drill", "/v1/drills/{drill}", _DRILL_WATCHERS | {Role.HELPER}, lambda: d.DrillAnswer,
     "Show one drill.", tag="drills")
-START_DRILL = _write("start_drill", "POST /v1/drills", _OPERATORS, lambda: d.StartDrillRequest, lambda: d.DrillAnswer,
+START_DRILL = _write("start_drill", "POST /v1/drills", _DRILLS, lambda: d.StartDrillRequest, lambda: d.DrillAnswer,
     "Say that a drill begins; refused while there is one, and while an operator wants none.", status=201, tag="drills")
-ABORT_DRILL = _write("abort_drill", "POST /v1/drills/{drill}/abort", _OPERATORS,
+CONFIRM_DRILL = _write("confirm_drill", "POST /v1/drills/{drill}/confirm", _OPERATORS,
+    lambda: Command, lambda: d.DrillAnswer,
+    "Agree, as another operator, to a drill that has begun and waits for that.", tag="drills")
+ABORT_DRILL = _write("abort_drill", "POST /v1/drills/{drill}/abort", _DRILLS,
     lambda: d.AbortDrillRequest, lambda: d.DrillAnswer,
     "Have a drill end before its time: who carries it out undoes what it did.", tag="drills")
-END_DRILL = _write("end_drill", "POST /v1/drills/{drill}/end", _OPERATORS,
+END_DRILL = _write("end_drill", "POST /v1/drills/{drill}/end", _DRILLS,
     lambda: d.EndDrillRequest, lambda: d.DrillAnswer,
     "Say how a drill ended, and what was measured.", tag="drills")
-PROBE_DRILL = _write("probe_drill", "POST /v1/drills/{drill}/probe", _OPERATORS,
+PROBE_DRILL = _write("probe_drill", "POST /v1/drills/{drill}/probe", _DRILLS,
     lambda: Command, lambda: d.DrillProbeAnswer,
     "See whether commands are settled, during a drill: nothing changes but that it was answered.", tag="drills")
 LOCK_DRILLS = _write("lock_drills", "POST /v1/drill-locks", _OPERATORS,
@@ -488,11 +494,11 @@ SET_CLOCK = _write("set_clock", "POST /v1/clock", _OPERATORS, lambda: r.SetClock
 SHOW_STATUS = _get("show_status", "/v1/status", _EVERYBODY, lambda: j.StatusView,
     "Show the replica that was asked, as it is now.",
     {"digest": "`yes`: with the digest of the state"}, tag="cluster", own=True)
-LIST_DIGESTS = _get("list_digests", "/v1/digests", _LEDGER_READERS, lambda: j.DigestsAnswer,
+LIST_DIGESTS = _get("list_digests", "/v1/digests", _LEDGER_READERS | _DRILLS, lambda: j.DigestsAnswer,
     "Show the digests of the last checkpoints of this replica, and of its ledger, which its peers compare with theirs.",
     {"ledger": "with that of the ledger up to this index; of the last applied entry if left out, or not applied yet"},
     tag="cluster", own=True)
-SHOW_HISTORY = _get("show_history", "/v1/history", PEOPLE, lambda: ledger.StoryAnswer,
+SHOW_HISTORY = _get("show_history", "/v1/history", _DRILL_WATCHERS, lambda: ledger.StoryAnswer,
     "Tell what happened between two moments, oldest first, with refusals: a stretch, from which one goes on.",
     {
         "from": "what happened from a revision or a time on (2026-01-31T12:00:00Z); from the beginning if left out",
@@ -507,7 +513,7 @@ SHOW_HISTORY = _get("show_history", "/v1/history", PEOPLE, lambda: ledger.StoryA
         "name": "... or of the one with this name",
         "limit": f"at most so many commands (default {HISTORY_LIMIT}, at most {HISTORY_LIMIT_MAX})",
     }, tag="cluster", own=True)
-LIST_LEADERS = _get("list_leaders", "/v1/history/leaders", PEOPLE, lambda: ledger.LeadersAnswer,
+LIST_LEADERS = _get("list_leaders", "/v1/history/leaders", _DRILL_WATCHERS, lambda: ledger.LeadersAnswer,
     "List the terms of leaders, oldest first: who led when, and how long nobody did.",
     {"limit": f"the last so many (default {LEADERS_LIMIT}, at most {LEADERS_LIMIT_MAX})"}, tag="cluster", own=True)
 SHOW_DIFF = _get("show_diff", "/v1/diff", PEOPLE, lambda: ledger.DiffAnswer,

@@ -38,6 +38,10 @@ class Role(StrEnum):
     """Another scheduler: for its guests, which stand under the name of the certificate, and nothing else."""
     AUDITOR = "auditor"
     """Somebody outside: reads checkpoints, tiles and leaves of the ledger's tree, and nothing else."""
+    DRILL = "drill"
+    """Somebody who carries out drills of the cluster, and nothing else."""
+    HELPER = "helper"
+    """A machine's helper for drills: reads whether one is under way, and does what its own machine allows."""
 
 
 class Identity(msgspec.Struct, frozen=True):

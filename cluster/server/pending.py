@@ -311,7 +311,7 @@ def level_of(request: Request) -> Level:
     match request.actor.role:
         case ActorRole.USER:
             return CANCELS if isinstance(request.command, CancelJob) else USERS
-        case ActorRole.OPERATOR:
+        case ActorRole.OPERATOR | ActorRole.DRILL:
             return OPERATORS
         case ActorRole.AGENT:
             return AGENTS

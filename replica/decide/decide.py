@@ -168,6 +168,7 @@ _OPERATOR = frozenset({c.ActorRole.OPERATOR})
 _CONTROLLER = frozenset({c.ActorRole.CONTROLLER})
 _AGENT = frozenset({c.ActorRole.AGENT})
 _SCHEDULER = frozenset({c.ActorRole.SCHEDULER})
+_DRILL = frozenset({c.ActorRole.DRILL})
 
 _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
     c.FoundCluster: _CONTROLLER,
@@ -211,6 +212,7 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
     **dict.fromkeys(PERSISTENT_BY_KEY, _SCHEDULER),
     c.ReleaseScheduler: _OPERATOR,
     **dict.fromkeys(DRILLS_BY_KEY, _OPERATOR),
+    **dict.fromkeys((c.StartDrill, c.AbortDrill, c.EndDrill, c.ProbeDrill), _OPERATOR | _DRILL),
     c.ExportBuffer: _PEOPLE,
 }
 """Who may send which command; an agent for its own node only, a scheduler for guests under its own name."""

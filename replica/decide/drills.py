@@ -51,7 +51,14 @@ def _start_drill(state: Facts, actor: c.Actor, command: c.StartDrill, at: Instan
     forgotten = min(state.drills) if len(state.drills) >= DRILLS_KEPT else 0
     events.append(
         e.DrillStarted(
-            newest + 1, command.scenario, command.target, command.lasts_s, actor.name, command.forced, forgotten
+            newest + 1,
+            command.scenario,
+            command.target,
+            command.lasts_s,
+            actor.name,
+            command.forced,
+            forgotten,
+            command.plan,
         )
     )
     return Accepted(tuple(events))
@@ -61,7 +68,8 @@ def _start_fault(command: c.StartDrill) -> Refusal | None:
     if command.scenario not in SCENARIOS:
         sentence = f"there is no scenario {command.scenario[:NAME_CHARACTERS_MAX]!r}"
         return Refusal(RefusalCode.INVALID_FIELD, sentence, f"use one of: {', '.join(SCENARIOS)}", "scenario")
-    for field, name in (("target", command.target), *(("forced", one) for one in command.forced[:DRILL_FIGURES_MAX])):
+    names = [("target", command.target), *(("forced", one) for one in command.forced[:DRILL_FIGURES_MAX])]
+    for field, name in (*names, *((("plan", command.plan),) if command.plan else ())):
         fault = name_fault(name)
         if fault is not None:
             return Refusal(RefusalCode.INVALID_FIELD, f"the {field} {fault}", "name it as the plan does", field)
@@ -94,6 +102,16 @@ def _under_way(state: Facts, number: int, at: Instant) -> Drill | Refusal:
         word = drill.verdict.word if drill.verdict is not DrillVerdict.UNDER_WAY else "beyond its time"
         return Refusal(RefusalCode.WRONG_STATE, f"drill {number} is {word}", "begin another one", "drill")
     return drill
+
+
+def _confirm_drill(state: Facts, actor: c.Actor, command: c.ConfirmDrill, at: Instant) -> Decision:
+    drill = _under_way(state, command.drill, at)
+    if isinstance(drill, Refusal):
+        return drill
+    if actor.name == drill.by:
+        sentence = f"drill {drill.id} is carried out by {drill.by}, who cannot be the other operator"
+        return Refusal(RefusalCode.PERMISSION_DENIED, sentence, "have somebody else confirm it", "drill")
+    return NOTHING if drill.second else Accepted((e.DrillConfirmed(drill.id, actor.name),))
 
 
 def _abort_drill(state: Facts, actor: c.Actor, command: c.AbortDrill, at: Instant) -> Decision:
@@ -160,6 +178,7 @@ def _unlock_drills(state: Facts, actor: c.Actor, command: c.UnlockDrills, at: In
 
 DRILLS_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = {
     c.StartDrill: _start_drill,
+    c.ConfirmDrill: _confirm_drill,
     c.AbortDrill: _abort_drill,
     c.EndDrill: _end_drill,
     c.ProbeDrill: _probe_drill,

@@ -18,7 +18,16 @@ def _started(builder: StateBuilder, event: e.DrillStarted) -> None:
         raise LedgerViolation(f"drill {event.drill} began twice")
     if event.forgotten:
         builder.drills = builder.drills.delete(_known(builder, event.forgotten).id)
-    begun = Drill(event.drill, event.scenario, event.target, event.by, event.lasts_s, event.forced, Instant(builder.at))
+    begun = Drill(
+        event.drill,
+        event.scenario,
+        event.target,
+        event.by,
+        event.lasts_s,
+        event.forced,
+        Instant(builder.at),
+        plan=event.plan,
+    )
     builder.drills = builder.drills.set(begun.id, begun)
 
 
@@ -27,6 +36,10 @@ def _known(builder: StateBuilder, drill: int) -> Drill:
     if known is None:
         raise LedgerViolation(f"there is no drill {drill}")
     return known
+
+
+def _confirmed(builder: StateBuilder, event: e.DrillConfirmed) -> None:
+    builder.drills = builder.drills.set(event.drill, replace(_known(builder, event.drill), second=event.by))
 
 
 def _abort_asked(builder: StateBuilder, event: e.DrillAbortAsked) -> None:
@@ -55,6 +68,7 @@ def _unlocked(builder: StateBuilder, event: e.DrillsUnlocked) -> None:
 
 DRILL_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.DrillStarted: _started,
+    e.DrillConfirmed: _confirmed,
     e.DrillAbortAsked: _abort_asked,
     e.DrillEnded: _ended,
     e.DrillsLocked: _locked,

@@ -52,6 +52,8 @@ class ActorRole(IntEnum):
     AGENT = 4
     SCHEDULER = 5
     """Another scheduler, for its own guests: those under its name."""
+    DRILL = 6
+    """Somebody who carries out drills, and nothing else."""
 
 
 class Actor(msgspec.Struct, frozen=True, array_like=True, gc=False, cache_hash=True):
@@ -514,7 +516,7 @@ class ReleaseScheduler(msgspec.Struct, frozen=True):
 
 
 class StartDrill(msgspec.Struct, frozen=True):
-    """Say that a drill begins (operator)."""
+    """Say that a drill begins (operator, drill)."""
 
     scenario: str
     target: str
@@ -522,17 +524,25 @@ class StartDrill(msgspec.Struct, frozen=True):
     """After so many seconds it is over, whatever is heard of it."""
     forced: tuple[str, ...] = ()
     """The preconditions that do not hold and are overridden."""
+    plan: str = ""
+    """Id of the plan that was confirmed; helpers on the hosts do nothing for another one."""
+
+
+class ConfirmDrill(msgspec.Struct, frozen=True):
+    """Agree, as another operator, to a drill that has begun (operator)."""
+
+    drill: int
 
 
 class AbortDrill(msgspec.Struct, frozen=True):
-    """Have a drill end before its time (operator)."""
+    """Have a drill end before its time (operator, drill)."""
 
     drill: int
     reason: str
 
 
 class EndDrill(msgspec.Struct, frozen=True):
-    """Say how a drill ended (operator)."""
+    """Say how a drill ended (operator, drill)."""
 
     drill: int
     verdict: DrillVerdict
@@ -541,7 +551,7 @@ class EndDrill(msgspec.Struct, frozen=True):
 
 
 class ProbeDrill(msgspec.Struct, frozen=True):
-    """See whether commands are settled, during a drill (operator): nothing changes but that it was answered."""
+    """See whether commands are settled, during a drill (operator, drill): nothing changes but that it was answered."""
 
     drill: int
 
@@ -704,6 +714,7 @@ Command = (
     | RegisterScheduler
     | ReleaseScheduler
     | StartDrill
+    | ConfirmDrill
     | AbortDrill
     | EndDrill
     | ProbeDrill

@@ -747,6 +747,15 @@ class DrillStarted(EventRecord, frozen=True, tag=140):
     """The preconditions that did not hold and were overridden."""
     forgotten: int = 0
     """An earlier drill that makes room for it in the state; 0: none."""
+    plan: str = ""
+    """Id of the plan that was confirmed."""
+
+
+class DrillConfirmed(EventRecord, frozen=True, tag=145):
+    """Another operator agrees to a drill."""
+
+    drill: int
+    by: str
 
 
 class DrillAbortAsked(EventRecord, frozen=True, tag=141):

@@ -13,8 +13,19 @@ import msgspec
 
 from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
-SCENARIOS = ("switchover",)
-"""What a drill may be: the leadership handed over to another replica that was chosen before."""
+SCENARIOS = (
+    "switchover",
+    "leader-kill",
+    "leader-hang",
+    "follower-stop",
+    "agent-kill",
+    "node-down",
+    "partition",
+    "partition-in",
+    "partition-out",
+    "disk-full",
+)
+"""What a drill may be. Of the first a replica is the cause; the others need a helper on the target's host."""
 
 
 class DrillVerdict(IntEnum):
@@ -41,9 +52,9 @@ class Drill(msgspec.Struct, frozen=True, array_like=True, gc=False):
     id: int
     scenario: str
     target: str
-    """The replica that it was done to, or that was to lead."""
+    """The replica or agent that it was done to, or the replica that was to lead."""
     by: str
-    """The operator."""
+    """Who carried it out."""
     lasts_s: int
     """After so many seconds it is over, whatever is heard of it."""
     forced: tuple[str, ...] = ()
@@ -57,6 +68,10 @@ class Drill(msgspec.Struct, frozen=True, array_like=True, gc=False):
     figures: tuple[tuple[str, int], ...] = ()
     """What was measured, by name; the name ends with the unit."""
     ended_at: Instant = NEVER
+    plan: str = ""
+    """Id of the plan that was confirmed: helpers do nothing for another one."""
+    second: str = ""
+    """The other operator who agreed to it; none: nobody did."""
 
     @property
     def until(self) -> Instant:

@@ -96,6 +96,7 @@ TOUCHES: dict[type[e.Event], Touches] = {
     e.SchedulerReleased: Touches.NOTHING,
     e.GuestMissed: Touches.NOTHING,
     e.DrillStarted: Touches.NOTHING,
+    e.DrillConfirmed: Touches.NOTHING,
     e.DrillAbortAsked: Touches.NOTHING,
     e.DrillEnded: Touches.NOTHING,
     e.DrillsLocked: Touches.NOTHING,

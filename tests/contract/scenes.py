@@ -825,7 +825,7 @@ async def guests(m: Maker) -> None:
 
 async def drills(m: Maker) -> None:
     """Drills: one at a time, measured, ended, aborted, lost, and none while somebody wants none."""
-    switchover = {"scenario": "switchover", "target": "r2", "lasts_s": 60}
+    switchover = {"scenario": "switchover", "target": "r2", "lasts_s": 60, "plan": "f003ad4d"}
     for more in ({}, {}, {"scenario": "flood"}, {"lasts_s": 0}):
         await m.operator("POST /v1/drills", **{**switchover, **more})
     for number in (1, 2):
@@ -833,6 +833,8 @@ async def drills(m: Maker) -> None:
     await m.operator("POST /v1/drills/1/end", verdict="over", sentence="so")
     await m.operator("POST /v1/drills/1/end", 3, verdict="passed", sentence="well", figures={"write_stop_us": 12_000})
     await m.operator("POST /v1/drills", **switchover, forced=["lag"])
+    for who in ("operator", "operator eve", "operator eve"):
+        await m.ask(who, "POST /v1/drills/2/confirm")
     for reason in ("the phone rings", "it rings again"):
         await m.operator("POST /v1/drills/2/abort", reason=reason)
     await m.operator("POST /v1/drills/2/probe", 70)

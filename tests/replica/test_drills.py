@@ -72,16 +72,41 @@ def test_a_drill_is_to_be_aborted_once_somebody_says_so() -> None:
     assert world.settle(c.EndDrill(1, DrillVerdict.ABORTED, "eve: the phone rings")) == 0
 
 
+CARRIED_OUT: tuple[c.Command, ...] = (
+    START, c.ProbeDrill(1), c.AbortDrill(1, "x"), c.EndDrill(1, DrillVerdict.PASSED, "x"),
+)  # fmt: skip
+LOCKS: tuple[c.Command, ...] = (c.LockDrills("x"), c.UnlockDrills("x"), c.ConfirmDrill(1))
+
+
 @pytest.mark.parametrize("role", [role for role in c.ActorRole if role is not c.ActorRole.OPERATOR])
-def test_drills_are_for_operators(role: c.ActorRole) -> None:
+def test_drills_are_for_operators_and_the_role_that_carries_them_out(role: c.ActorRole) -> None:
+    world, actor = World(), c.Actor(role, "n1")
+    for command in LOCKS if role is c.ActorRole.DRILL else (*CARRIED_OUT, *LOCKS):
+        assert "may not" in refused(world.settle(command, actor))
+
+
+def test_who_has_the_role_drill_carries_one_out_from_its_beginning_to_its_end() -> None:
+    world = World()
+    for command in CARRIED_OUT:
+        assert world.settle(command, c.Actor(c.ActorRole.DRILL, "dora")) == 0
+    assert (world.state.drills[1].by, world.state.drills[1].verdict) == ("dora", DrillVerdict.PASSED)
+
+
+def test_the_plan_that_was_confirmed_is_told_to_whoever_asks_for_the_drill() -> None:
+    world = World()
+    assert world.settle(c.StartDrill("leader-hang", "r1", 60, (), "f003ad4d")) == 0
+    assert world.state.drills[1].plan == "f003ad4d"
+
+
+def test_another_operator_agrees_to_a_drill_and_never_who_carries_it_out() -> None:
     world = World()
     world.settle(START)
-    asked: tuple[c.Command, ...] = (
-        START, c.AbortDrill(1, "x"), c.ProbeDrill(1), c.LockDrills("x"), c.UnlockDrills("x"),
-        c.EndDrill(1, DrillVerdict.PASSED, "x"),
-    )  # fmt: skip
-    for command in asked:
-        assert "may not" in refused(world.settle(command, c.Actor(role, "n1")))
+    assert refused(world.settle(c.ConfirmDrill(1))).endswith("who cannot be the other operator")
+    for actor in (EVE, c.Actor(c.ActorRole.OPERATOR, "bob")):
+        assert world.settle(c.ConfirmDrill(1), actor) == 0
+    assert world.state.drills[1].second == "eve", "who was first is shown"
+    world.settle(c.EndDrill(1, DrillVerdict.PASSED, "so"))
+    assert refused(world.settle(c.ConfirmDrill(1), EVE)) == "drill 1 is passed"
 
 
 MANY = tuple((f"a{number}", number) for number in range(65))
@@ -92,6 +117,7 @@ BAD: tuple[tuple[Any, str], ...] = (
     (c.StartDrill("switchover", "r2", 0), "a drill cannot last 0 s"),
     (c.StartDrill("switchover", "r2", DRILL_S_MAX + 1), "a drill cannot last "),
     (c.StartDrill("switchover", "r2", 60, ("a b",)), "the forced "),
+    (c.StartDrill("switchover", "r2", 60, (), "a b"), "the plan "),
     (c.StartDrill("switchover", "r2", 60, ("lag",) * 65), "more than 64 preconditions are overridden"),
     (c.AbortDrill(7, "why"), "there is no drill 7"),
     (c.AbortDrill(1, " "), "the reason is none"),
@@ -134,6 +160,7 @@ STEPS = st.lists(
         st.builds(c.AbortDrill, st.integers(0, 4), st.sampled_from(("why", ""))),
         st.builds(c.EndDrill, st.integers(0, 4), st.sampled_from(DrillVerdict), st.just("so")),
         st.builds(c.ProbeDrill, st.integers(0, 4)),
+        st.builds(c.ConfirmDrill, st.integers(0, 4)),
         st.builds(c.LockDrills, st.sampled_from(("why", ""))),
         st.builds(c.UnlockDrills, st.sampled_from((ROOT.name, "eve"))),
         st.integers(0, 100 * SECOND_US),

@@ -11,6 +11,7 @@ _ACTOR_ROLES = {
     Role.USER: ActorRole.USER,
     Role.AGENT: ActorRole.AGENT,
     Role.SCHEDULER: ActorRole.SCHEDULER,
+    Role.DRILL: ActorRole.DRILL,
 }
 
 

@@ -29,7 +29,7 @@ ABORT_AFTER_S: Final = 5.0
 
 drill_group = click.Group("drill", help="Exercise a take-over of the running cluster (operators).")
 
-_SCENARIO = click.argument("scenario", type=click.Choice(SCENARIOS))
+_SCENARIO = click.argument("scenario", type=click.Choice(SCENARIOS[:1]))
 _TARGET = click.option("--target", metavar="REPLICA", help="Who is to lead.  [default: who is furthest]")
 _FORCE = click.option(
     "--force", "forced", multiple=True, metavar="NAME", help="Go on although this precondition does not hold."
@@ -192,6 +192,15 @@ def show_drill(number: int, as_json: bool) -> None:
     if earlier_us:
         stops = ", ".join(map(_ms, earlier_us))
         note(f"in the ones before it writes stopped for {stops}, the newest first")
+
+
+@drill_group.command("confirm")
+@_DRILL
+@JSON_OPTION
+def confirm(number: int, as_json: bool) -> None:
+    """Agree, as another operator, to a drill that has begun and waits for that (`require_second`)."""
+    answer = session().write(ops.CONFIRM_DRILL, drill=number)
+    present(answer, as_json, lambda: f"Drill {number} goes on: {plain(answer.scenario)} of {plain(answer.target)}.")
 
 
 @drill_group.command("abort")

@@ -136,6 +136,7 @@ class Coordinator:
             target=plan.target,
             lasts_s=LASTS_S,
             forced=plan.forced,
+            plan=plan.id,
         )
         drill = self._drill = await self._client.call(ops.START_DRILL, request)
         self._tell(f"drill {drill.drill} began: {plan.scenario} of {plan.target}")

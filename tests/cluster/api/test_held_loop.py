@@ -168,6 +168,7 @@ def cases(harness: Harness) -> dict[str, list[Case]]:
             Case("operator", "/v1/drills",
                  command(scenario="switchover", target="r2", lasts_s=60, forced=["lag"] * 64), 201)
         ],
+        "confirm_drill": [Case("operator", "/v1/drills/1/confirm", command(), 403)],
         "abort_drill": [Case("operator", "/v1/drills/1/abort", command(reason="x" * 900))],
         "end_drill": [Case("operator", "/v1/drills/2/end", command(verdict="passed", sentence="x"), 400)],
         "probe_drill": [Case("operator", "/v1/drills/1/probe", command())],

@@ -11,7 +11,16 @@ from cluster.security.identity import Role
 from tests.cluster.harness import Harness, story
 
 O, U, A, R, S = Role.OPERATOR, Role.USER, Role.AGENT, Role.REPLICA, Role.SCHEDULER  # noqa: E741
-WHO = {O: "operator", U: "alice", A: "n1", R: "r1", S: "slurm", Role.AUDITOR: "auditor"}
+WHO = {
+    O: "operator",
+    U: "alice",
+    A: "n1",
+    R: "r1",
+    S: "slurm",
+    Role.AUDITOR: "auditor",
+    Role.DRILL: "dora",
+    Role.HELPER: "h1",
+}
 
 ALLOWED: dict[tuple[str, str], str] = {
     ("POST", "/v1/jobs"): "operator user",
@@ -49,32 +58,33 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("PUT", "/v1/pools/{name}"): "operator",
     ("GET", "/v1/buffers"): "operator user",
     ("GET", "/v1/burst"): "operator user",
-    ("GET", "/v1/nodes"): "operator user",
+    ("GET", "/v1/nodes"): "operator user drill",
     ("POST", "/v1/nodes/{name}/admit"): "operator",
     ("POST", "/v1/nodes/{name}/drain"): "operator",
     ("POST", "/v1/nodes/{name}/resume"): "operator",
-    ("GET", "/v1/transfers"): "operator user",
+    ("GET", "/v1/transfers"): "operator user drill",
     ("GET", "/v1/transfers/{id}"): "operator user scheduler",
     ("GET", "/v1/transfers/{id}/receipts"): "operator user",
-    ("GET", "/v1/members"): "operator user agent replica scheduler",
+    ("GET", "/v1/members"): "operator user agent replica scheduler drill helper",
     ("POST", "/v1/members"): "operator",
-    ("POST", "/v1/members/transfer"): "operator",
+    ("POST", "/v1/members/transfer"): "operator drill",
     ("POST", "/v1/members/{name}/remove"): "operator",
     ("POST", "/v1/members/{name}/replace"): "operator",
-    ("GET", "/v1/drills"): "operator user",
-    ("GET", "/v1/drills/{drill}"): "operator user",
-    ("POST", "/v1/drills"): "operator",
-    ("POST", "/v1/drills/{drill}/abort"): "operator",
-    ("POST", "/v1/drills/{drill}/end"): "operator",
-    ("POST", "/v1/drills/{drill}/probe"): "operator",
+    ("GET", "/v1/drills"): "operator user drill",
+    ("GET", "/v1/drills/{drill}"): "operator user drill helper",
+    ("POST", "/v1/drills"): "operator drill",
+    ("POST", "/v1/drills/{drill}/confirm"): "operator",
+    ("POST", "/v1/drills/{drill}/abort"): "operator drill",
+    ("POST", "/v1/drills/{drill}/end"): "operator drill",
+    ("POST", "/v1/drills/{drill}/probe"): "operator drill",
     ("POST", "/v1/drill-locks"): "operator",
     ("POST", "/v1/drill-locks/{name}/remove"): "operator",
-    ("GET", "/v1/status"): "operator user agent replica scheduler",
+    ("GET", "/v1/status"): "operator user agent replica scheduler drill helper",
     ("GET", "/v1/ledger"): "operator replica",
     ("GET", "/v1/ledger/history"): "replica",
-    ("GET", "/v1/digests"): "operator replica",
-    ("GET", "/v1/history"): "operator user",
-    ("GET", "/v1/history/leaders"): "operator user",
+    ("GET", "/v1/digests"): "operator replica drill",
+    ("GET", "/v1/history"): "operator user drill",
+    ("GET", "/v1/history/leaders"): "operator user drill",
     ("GET", "/v1/diff"): "operator user",
     ("GET", "/v1/tlog/checkpoint"): "operator replica auditor",
     ("GET", "/v1/tlog/tile/{tile}"): "operator replica auditor",
@@ -94,10 +104,10 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("POST", "/v1/agents/{node}/register"): "agent",
     ("POST", "/v1/agents/{node}/poll"): "agent",
     ("POST", "/v1/agents/{node}/reports"): "agent",
-    ("GET", "/v1/openapi.json"): "operator user agent replica scheduler",
-    ("GET", "/healthz"): "operator user agent replica scheduler",
-    ("GET", "/readyz"): "operator user agent replica scheduler",
-    ("GET", "/metrics"): "operator user agent replica scheduler",
+    ("GET", "/v1/openapi.json"): "operator user agent replica scheduler drill helper",
+    ("GET", "/healthz"): "operator user agent replica scheduler drill helper",
+    ("GET", "/readyz"): "operator user agent replica scheduler drill helper",
+    ("GET", "/metrics"): "operator user agent replica scheduler drill helper",
     ("POST", "/v1/pools/{name}/add"): "operator",
     ("POST", "/v1/pools/{name}/change"): "operator",
     ("POST", "/v1/pools/{name}/remove"): "operator",
@@ -145,6 +155,13 @@ def test_an_auditor_reads_what_is_proven_of_the_ledger_and_nothing_else() -> Non
     assert {route.method for route in OPERATIONS.values() if Role.AUDITOR in route.roles} == {"GET"}
 
 
+def test_a_helper_reads_whether_a_drill_is_under_way_and_what_everybody_may() -> None:
+    everybody = {
+        route.name for route in OPERATIONS.values() if Role.SCHEDULER in route.roles and Role.AGENT in route.roles
+    }
+    assert {route.name for route in OPERATIONS.values() if Role.HELPER in route.roles} == {*everybody, "show_drill"}
+
+
 def product() -> Iterator[tuple[Operation[Any, Any], Role, bool]]:
     for route in OPERATIONS.values():
         for role in Role:
@@ -184,6 +201,35 @@ async def test_each_role_may_ask_exactly_what_the_table_says(config: Config) -> 
                 assert (answer.status, answer.code) == (403, "permission_denied"), asked
                 assert answer.sentence.startswith(str(role)), asked
                 assert harness.controller.state.revision == revision, asked
+
+
+def test_who_carries_out_drills_hands_the_leadership_over_in_a_switchover_of_its_own_only(config: Config) -> None:
+    @story
+    async def run() -> None:
+        async with Harness(config) as harness:
+
+            async def transfer(who: str) -> Any:
+                body = {"command_id": harness.new_id(), "name": "r2"}
+                return await harness.ask("POST", "/v1/members/transfer", body, who=who)
+
+            async def drill(who: str, scenario: str, target: str) -> None:
+                body = {"command_id": harness.new_id(), "scenario": scenario, "target": target, "lasts_s": 60}
+                assert (await harness.ask("POST", "/v1/drills", body, who=who)).status == 201
+
+            async def end(number: int) -> None:
+                body = {"command_id": harness.new_id(), "verdict": "passed", "sentence": "so"}
+                assert (await harness.ask("POST", f"/v1/drills/{number}/end", body)).status == 200
+
+            assert (await transfer("dora")).status == 403
+            others = [("operator", "switchover", "r2"), ("dora", "leader-hang", "r2"), ("dora", "switchover", "r3")]
+            for number, other in enumerate(others, 1):
+                await drill(*other)
+                assert (await transfer("dora")).status == 403, other
+                await end(number)
+            await drill("dora", "switchover", "r2")
+            assert (await transfer("dora")).status != 403
+
+    run()
 
 
 @pytest.mark.parametrize("what", ["register", "poll", "reports"])
