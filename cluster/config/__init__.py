@@ -7,6 +7,7 @@ from replica.faces import shown
 if TYPE_CHECKING:
     from cluster.config.access import OPERATOR_NAME, Access, ReplicaConfig
     from cluster.config.config import AgentConfig, Config
+    from cluster.config.drill import DrillConfig, HelperConfig
     from cluster.config.limits import DEFAULT_LIMITS, LimitsConfig
     from cluster.config.mail import MailConfig
     from cluster.config.new_site import FIRST_START_NAME, Founding, FoundingRefused, PoolSpec, found, replica_hosts
@@ -19,6 +20,7 @@ else:
         """
         access: OPERATOR_NAME Access ReplicaConfig
         config: AgentConfig Config
+        drill: DrillConfig HelperConfig
         limits: DEFAULT_LIMITS LimitsConfig
         mail: MailConfig
         new_site: FIRST_START_NAME Founding FoundingRefused PoolSpec found replica_hosts

@@ -149,6 +149,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: Any = None
     witness: Any = None
     checkpoints: Any = None
+    helper: Any = None
+    drill: Any = None
 
 
 def absolute(table: _Table, base: Path) -> _Table:

@@ -22,6 +22,7 @@ from cluster.config.access import (
     TlsConfig,
     absolute,
 )
+from cluster.config.drill import HELPERS_MAX, NO_DRILLS, DrillConfig, HelperConfig
 from cluster.config.initial_state import (
     PlaceTable,
     PolicyTable,
@@ -198,6 +199,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: LimitsConfig = DEFAULT_LIMITS
     witness: Annotated[tuple[WitnessConfig, ...], Meta(max_length=WITNESSES_MAX)] = ()
     checkpoints: CheckpointsConfig = CheckpointsConfig()
+    helper: Annotated[tuple[HelperConfig, ...], Meta(max_length=HELPERS_MAX)] = ()
+    drill: DrillConfig = NO_DRILLS
 
 
 class Config(Access, frozen=True, kw_only=True):
@@ -218,6 +221,10 @@ class Config(Access, frozen=True, kw_only=True):
     witnesses: tuple[WitnessConfig, ...] = ()
     """Who is asked to cosign checkpoints."""
     checkpoints: CheckpointsConfig = CheckpointsConfig()
+    helpers: tuple[HelperConfig, ...] = ()
+    """Who does to each machine what a drill asks for."""
+    drill: DrillConfig = NO_DRILLS
+    """What drills may do to this machine."""
 
     @property
     def witnesses_needed(self) -> int:
@@ -243,6 +250,17 @@ class Config(Access, frozen=True, kw_only=True):
             if agent.name == name:
                 return agent
         raise self._unknown("agent", name, tuple(agent.name for agent in self.agents))
+
+    def helper(self, name: str) -> HelperConfig:
+        """Return the helper of that name; ConfigError names the near one."""
+        for helper in self.helpers:
+            if helper.name == name:
+                return helper
+        raise self._unknown("helper", name, tuple(helper.name for helper in self.helpers))
+
+    def helper_of(self, target: str) -> HelperConfig | None:
+        """Return the helper on the machine of a replica or an agent, None if there is none."""
+        return next((helper for helper in self.helpers if target in helper.targets), None)
 
     def check_accounts(self, agent: AgentConfig, user_id: int) -> None:
         """Refuse to run an agent as an account (`user_id`) that its `accounts` is not for; ConfigError.
@@ -323,6 +341,8 @@ def _read(file: Path, document: Document) -> Config:
         limits=tables.limits,
         witnesses=tuple(absolute(one, base) for one in tables.witness),
         checkpoints=tables.checkpoints,
+        helpers=tables.helper,
+        drill=absolute(tables.drill, base),
     )
     _refuse_shared(document, config)
     found = find_unsafe_keys(config.tls.certificates)
@@ -352,3 +372,15 @@ def _refuse_shared(document: Document, config: Config) -> None:
     for number, agent in enumerate(config.agents):
         claim(names, agent.name, "agent", number, "name")
         claim(directories, agent.directory, "agent", number, "directory")
+    targets: dict[str, str] = {}
+    processes = (*(one.name for one in config.replicas), *(one.name for one in config.agents))
+    for number, helper in enumerate(config.helpers):
+        claim(names, helper.name, "helper", number, "name")
+        claim(addresses, helper.address, "helper", number, "address")
+        claim(directories, config.drill.directory / helper.name, "helper", number, "name")
+        for place, target in enumerate(helper.targets):
+            if target not in processes:
+                sentence = f"there is no replica or agent {target!r}{near(target, processes)}"
+                remedy = f"name those of its machine: {', '.join(processes)}"
+                raise document.refuse(("helper", number, "targets", place), sentence, remedy)
+            claim(targets, target, "helper", number, "targets", place)

@@ -158,9 +158,9 @@ def issue(
 ) -> TlsFiles:
     """Issue a certificate and write <name>.pem and <name>.key (mode 0600) into `directory`.
 
-    `addresses` are host names or IP addresses (without ports) at which a replica is reached; a replica needs at least
-    one, nobody else may have any. `at` is the wall clock, µs. PkiRefused if the name is not one, or its files exist and
-    `replace` is false.
+    `addresses` are host names or IP addresses (without ports) at which a replica or a helper is reached, which need
+    at least one; nobody else may have any. `at` is the wall clock, µs. PkiRefused if the name is not one, or its files
+    exist and `replace` is false.
     """
     if not is_name(name) or name == AUTHORITY_NAME:
         raise PkiRefused(
@@ -177,7 +177,7 @@ def issue(
         ]
     )
     usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
-    if role is Role.REPLICA:
+    if role in _SERVERS:
         usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
     builder = (
         _builder(subject, authority.certificate.subject, key.public_key(), at, CERTIFICATE_LIFETIME_DAYS)
@@ -197,17 +197,19 @@ def issue(
     )
 
 
+_SERVERS = frozenset({Role.REPLICA, Role.HELPER})
+"""Roles that others connect to."""
+
+
 def _alternative_names(name: str, role: Role, addresses: list[str]) -> list[x509.GeneralName]:
-    if role is not Role.REPLICA:
+    if role not in _SERVERS:
         if addresses:
             raise PkiRefused(f"{role} {name!r} serves nobody and needs no addresses; leave out {', '.join(addresses)}")
         return []
     if not addresses:
-        raise PkiRefused(f"replica {name!r} needs the address it is reached at, e.g. addresses=['127.0.0.1']")
+        raise PkiRefused(f"{role} {name!r} needs the address it is reached at, e.g. addresses=['127.0.0.1']")
     if len(addresses) > MAX_SUBJECT_ALTERNATIVE_NAMES:
-        raise PkiRefused(
-            f"replica {name!r} has {len(addresses)} addresses; at most {MAX_SUBJECT_ALTERNATIVE_NAMES} fit"
-        )
+        raise PkiRefused(f"{role} {name!r} has {len(addresses)} addresses; at most {MAX_SUBJECT_ALTERNATIVE_NAMES} fit")
     alternatives: list[x509.GeneralName] = []
     for address in addresses:
         try:

@@ -82,6 +82,14 @@ TABLES: dict[str, dict[str, str]] = {
         "jobs": "200",
         "scripts": '"1MiB"',
     },
+    "[[helper]]": {"name": '"h1"', "address": '"127.0.0.1:7431"', "targets": '["r1", "n1"]'},
+    "[drill]": {
+        "allow": '["process", "disk"]',
+        "directory": '"drill"',
+        "start": '["/usr/bin/systemctl", "start", "forebay-{name}"]',
+        "never": '["Mon-Fri 08:00-18:00"]',
+        "require_second": "true",
+    },
 }
 """A configuration with every key but mail.smtp, which excludes mail.program."""
 

@@ -142,13 +142,14 @@ def up() -> None:
     """Run a whole cluster of this machine in the foreground; Ctrl-C ends it.
 
     Every replica and agent of the configuration becomes a child process with its name before each line of its output.
-    What ends is not restarted. For trying things out: in production each process is a service of its own.
+    What ends is not restarted, but for what a drill has killed. For trying things out: in production each process is a
+    service of its own.
     """
     current = session()
     config = current.config()
     for own in config.agents:
         config.check_accounts(own, os.geteuid())
-    replicas, agents = children_of(config)
+    replicas, agents, helpers = children_of(config)
 
     def say(line: str) -> None:
         click.echo(line)
@@ -162,7 +163,7 @@ def up() -> None:
 
     say(f"Cluster {config.cluster.name} of {config.file}: {_count(config)}. Ctrl-C ends it.")
     try:
-        asked = run_to_end(run(replicas, agents, say=say, announce=announce))
+        asked = run_to_end(run(replicas, agents, helpers, say=say, announce=announce))
     except OSError as error:
         raise Failure(
             ExitCode.REFUSED, f"a process cannot be started ({error.strerror})", "free some memory"

@@ -1,9 +1,9 @@
 """`forebay up`: every replica and agent of a configuration as child processes of one foreground process.
 
 For trying things out on one machine. Nothing is restarted: what ends is reported and stays ended, so that a failover
-can be watched. Children are in sessions of their own, so that a Ctrl-C reaches them only through here, agents before
-replicas; the kernel ends them if this process is killed. Jobs' scripts are not children: they go on, and a later agent
-finds them.
+can be watched; but a helper for drills may ask for what a drill has killed. Children are in sessions of their own, so
+that a Ctrl-C reaches them only through here, helpers before agents before replicas; the kernel ends them if this
+process is killed. Jobs' scripts are not children: they go on, and a later agent finds them.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from cluster.cli.exits import ExitCode, Failure
 from cluster.config import Config
@@ -69,8 +69,8 @@ def become(command: tuple[str, ...]) -> NoReturn:
         ) from error
 
 
-def children_of(config: Config) -> tuple[list[Child], list[Child]]:
-    """Return the replicas and the agents of a configuration as commands."""
+def children_of(config: Config) -> tuple[list[Child], list[Child], list[Child]]:
+    """Return the replicas, the agents, and the helpers that are allowed something, of a configuration as commands."""
     file = str(config.file)
     replicas = [
         Child(replica.name, "replica", module_command("cluster.serve", "--config", file, "--name", replica.name))
@@ -80,12 +80,18 @@ def children_of(config: Config) -> tuple[list[Child], list[Child]]:
         Child(agent.name, "agent", module_command("cluster.agent", "--config", file, "--name", agent.name))
         for agent in config.agents
     ]
-    return replicas, agents
+    helpers = [
+        Child(helper.name, "helper", module_command("cluster.drill", "--config", file, "--name", helper.name))
+        for helper in config.helpers
+        if config.drill.allow
+    ]
+    return replicas, agents, helpers
 
 
 async def run(
     replicas: Sequence[Child],
     agents: Sequence[Child],
+    helpers: Sequence[Child] = (),
     *,
     say: Print,
     announce: Callable[[], Awaitable[None]],
@@ -95,7 +101,7 @@ async def run(
 
     `say` prints a line; `announce` runs beside them once they are started, for instance to wait for a leader.
     """
-    width = max((len(child.name) for child in (*replicas, *agents)), default=0)
+    width = max((len(child.name) for child in (*replicas, *agents, *helpers)), default=0)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -103,12 +109,32 @@ async def run(
     running: list[Running] = []
     watchers: list[asyncio.Task[None]] = []
     announcing: asyncio.Task[None] | None = None
-    try:
-        for child in (*replicas, *agents):
-            started = await _start(child)
+    wanted, asks = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    starting = asyncio.Lock()
+    again = set[asyncio.Task[None]]()
+
+    async def start(child: Child, word: str = "started") -> None:
+        async with starting:
+            if any(one.child is child and one.process.returncode is None for one in running) or stop.is_set():
+                return
+            given = (asks,) if child.kind == "helper" else ()
+            started = await _start(child, given)
             running.append(started)
-            say(f"{child.name:<{width}} | started, process {started.process.pid}")
+            say(f"{child.name:<{width}} | {word}, process {started.process.pid}")
             watchers.append(loop.create_task(_watch(started, width, stop, say)))
+
+    def start_wanted() -> None:
+        names = os.read(wanted, LINE_BYTES_MAX).decode("ascii", "replace").split()
+        for child in (*replicas, *agents):
+            if child.name in names:
+                task = loop.create_task(start(child, "started again, after a drill"))
+                again.add(task)
+                task.add_done_callback(again.discard)
+
+    try:
+        loop.add_reader(wanted, start_wanted)
+        for child in (*replicas, *agents, *helpers):
+            await start(child)
         announcing = loop.create_task(_ignoring_failures(announce, say))
         all_ended = loop.create_task(_all(watchers))
         asked = loop.create_task(stop.wait())
@@ -119,10 +145,13 @@ async def run(
     finally:
         if announcing is not None:
             announcing.cancel()
-        names = {child.name for child in agents}
-        await _end([one for one in running if one.child.name in names], grace_s, say)
-        await _end([one for one in running if one.child.name not in names], grace_s, say)
+        loop.remove_reader(wanted)
+        # What a drill has stopped does not end before its helper has undone that.
+        for kinds in (("helper",), ("agent",), {one.child.kind for one in running} - {"helper", "agent"}):
+            await _end([one for one in running if one.child.kind in kinds], grace_s, say)
         await asyncio.gather(*watchers, return_exceptions=True)
+        os.close(wanted)
+        os.close(asks)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
 
@@ -138,9 +167,13 @@ async def _ignoring_failures(announce: Callable[[], Awaitable[None]], say: Print
         say(f"(cannot tell how the cluster is: {error})")
 
 
-async def _start(child: Child) -> Running:
+async def _start(child: Child, given: tuple[int, ...] = ()) -> Running:
+    up = tuple(word for descriptor in given for word in ("--up", str(descriptor)))
+    more: dict[str, Any] = {"pass_fds": given} if given else {}
     process = await asyncio.create_subprocess_exec(
         *child.command,
+        *up,
+        **more,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -174,7 +207,7 @@ async def _watch(running: Running, width: int, stop: asyncio.Event, say: Print) 
     if stop.is_set():
         return
     how = f"with signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"with exit code {code}"
-    command = "serve" if child.kind == "replica" else "agent"
+    command = {"replica": "serve", "helper": "drill helper"}.get(child.kind, "agent")
     say(f"{child.name:<{width}} | ended {how}; start it again with: forebay {command} --name {child.name}")
 
 

@@ -152,6 +152,23 @@ def _confirmed(made: Plan, confirm: str | None) -> None:
         )
 
 
+@drill_group.command("helper")
+@click.option("--name", required=True, help="Which helper of the configuration this is.")
+def helper(name: str) -> None:
+    """Run this machine's helper in the foreground, as a service manager would.
+
+    It does to the replicas and agents of its machine what [drill] allows, for as long as who carries a drill out is
+    there, and undoes it. Between drills it waits for a connection, and does nothing.
+    """
+    from cluster.cli.commands.local_cluster import become, module_command
+    from cluster.system import hold_termination
+
+    config = session().config()
+    config.helper(name)  # refused here, before another program begins
+    hold_termination()
+    become(module_command("cluster.drill", "--config", str(config.file), "--name", name))
+
+
 @drill_group.command("list")
 @JSON_OPTION
 def list_drills(as_json: bool) -> None:

@@ -131,4 +131,4 @@ def test_the_authority_of_another_cluster_issues_nothing_for_this_one(founded: C
 
 
 def test_every_role_can_be_issued() -> None:
-    assert {role.value for role in Role} == {"replica", "agent", "operator", "user", "scheduler", "auditor"}
+    assert {role.value for role in Role} == set("replica agent operator user scheduler auditor drill helper".split())

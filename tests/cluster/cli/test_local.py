@@ -183,7 +183,8 @@ def test_init_warns_when_jobs_may_stage_nothing(tmp_path: Path) -> None:
 
 def test_every_replica_and_agent_of_the_configuration_is_started_from_safe_modules(tmp_path: Path) -> None:
     assert typed("init", str(tmp_path / "c")).exit_code == 0
-    replicas, agents = children_of(Config.load(tmp_path / "c" / "forebay.toml"))
+    replicas, agents, helpers = children_of(Config.load(tmp_path / "c" / "forebay.toml"))
+    assert helpers == [], "nothing is allowed where nothing says so"
     assert [one.name for one in replicas] == ["r1", "r2", "r3"]
     assert [one.name for one in agents] == ["n1", "n2"]
     for one in (*replicas, *agents):

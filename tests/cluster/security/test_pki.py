@@ -59,7 +59,7 @@ def test_both_ends_know_each_other_over_tls_1_3(tls: Path) -> None:
     authority = authority_in(tls)
     replica = issue(authority, tls, role=Role.REPLICA, name="r1", addresses=["127.0.0.1", "host.example"], at=NOW)
     for role in Role:
-        hosts = ["127.0.0.1"] if role is Role.REPLICA else []
+        hosts = ["127.0.0.1"] if role in (Role.REPLICA, Role.HELPER) else []
         files = issue(authority, tls, role=role, name=f"the-{role.value}", addresses=hosts, at=NOW)
         for host in ("127.0.0.1", "host.example"):
             server_end, client_end = shake_hands(server_context(replica), client_context(files), host)

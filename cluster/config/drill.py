@@ -1,0 +1,104 @@
+"""What drills may do to a machine, and who does it there: tables [[helper]] and [drill] of forebay.toml.
+
+The first says for everybody where each machine's helper is. The second is that machine's own: it is no part of what
+replicas agree on.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from cluster.config.toml import InvalidValue, Name, Text, Written
+from cluster.system import Address
+
+HELPERS_MAX: Final = 64
+"""Helpers in the file, count: one for each machine that drills are about."""
+
+TARGETS_MAX: Final = 64
+"""Replicas and agents of one machine, count."""
+
+START_WORDS_MAX: Final = 32
+"""Words of the command that starts a process again, count."""
+
+HOURS_MAX: Final = 16
+"""Stretches of a week in which there are no drills, count."""
+
+Allowed = Literal["process", "network", "disk"]
+"""Kinds of faults: signals to a replica or an agent, a table of nft, a file that fills a file system."""
+
+DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+
+_HOURS: Final = re.compile(r"([A-Z][a-z]{2})(?:-([A-Z][a-z]{2}))? (\d\d):(\d\d)-(\d\d):(\d\d)", re.ASCII)
+_HOURS_RULE: Final = 'write days and hours of this machine\'s own time, for example "Mon-Fri 08:00-18:00"'
+_MINUTES_OF_A_DAY: Final = 24 * 60
+
+
+class Hours(msgspec.Struct, frozen=True):
+    """A stretch of some days of each week, minutes from midnight; `until` is not part of it."""
+
+    days: frozenset[int]
+    """0 is Monday."""
+    since: int
+    until: int
+
+    @classmethod
+    def parse(cls, text: str) -> Hours:
+        """Read `Mon-Fri 08:00-18:00` or `Sun 00:00-24:00`; ValueError."""
+        found = _HOURS.fullmatch(text)
+        if found is None:
+            raise ValueError(text)
+        first, last = DAYS.index(found[1]), DAYS.index(found[2] or found[1])
+        days = frozenset((first + step) % len(DAYS) for step in range((last - first) % len(DAYS) + 1))
+        hours = cls(days, int(found[3]) * 60 + int(found[4]), int(found[5]) * 60 + int(found[6]))
+        if not 0 <= hours.since < hours.until <= _MINUTES_OF_A_DAY or max(int(found[4]), int(found[6])) >= 60:
+            raise ValueError(text)
+        return hours
+
+    def hold(self, day: int, minute: int) -> bool:
+        """Whether a minute of a day of the week is one of them."""
+        return day in self.days and self.since <= minute < self.until
+
+
+class HelperConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One machine's helper: where it is reached, and the replicas and agents of that machine."""
+
+    name: Annotated[Written[Name], Meta(examples=["h1"])]
+    address: Annotated[Written[Address], Meta(examples=["127.0.0.1:7431"])]
+    targets: Annotated[tuple[Text, ...], Meta(max_length=TARGETS_MAX)]
+
+
+class DrillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What drills may do to this machine: nothing, unless `allow` says more."""
+
+    allow: tuple[Allowed, ...] = ()
+    directory: Path = Path("drill")
+    """Where each helper writes down how a fault is undone, before it does it."""
+    start: Annotated[tuple[Text, ...], Meta(max_length=START_WORDS_MAX)] = ()
+    """Program and words that start a process again which a drill has killed, where no service manager does; `{name}`
+    is its name."""
+    never: Annotated[tuple[Text, ...], Meta(max_length=HOURS_MAX)] = ()
+    """When no drill may begin here, such as `Mon-Fri 08:00-18:00`, in this machine's own time."""
+    require_second: bool = False
+    """Whether another operator has to agree before anything is done here."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no program and no hours; InvalidValue."""
+        if self.start and not self.start[0].startswith("/"):
+            raise InvalidValue(f"found {self.start[0]!r:.60}", "write the absolute path of a program", "start", 0)
+        for place, text in enumerate(self.never):
+            try:
+                Hours.parse(text)
+            except ValueError as error:
+                raise InvalidValue(f"found {text!r:.60}", _HOURS_RULE, "never", place) from error
+
+    def forbids(self, day: int, minute: int) -> str:
+        """Return the hours that hold this minute (from midnight) of a day (0 is Monday), empty for none."""
+        return next((text for text in self.never if Hours.parse(text).hold(day, minute)), "")
+
+
+NO_DRILLS: Final = DrillConfig()

@@ -1,0 +1,32 @@
+"""Helper on a machine for drills of it: does a fault that its machine allows, for as long as a lease is renewed."""
+
+from typing import TYPE_CHECKING
+
+from replica.faces import shown
+
+if TYPE_CHECKING:
+    from cluster.drill.channel import Channel
+    from cluster.drill.messages import (
+        AGENTS,
+        DURATION_S_MAX,
+        LEASE_S,
+        NEEDS,
+        NOT_DONE,
+        PROTOCOL,
+        RENEW_EVERY_S,
+        Answer,
+        Begin,
+        End,
+        HelperRefused,
+        Look,
+        Renew,
+    )
+else:
+    __getattr__ = shown(
+        __name__,
+        """
+        channel: Channel
+        messages: AGENTS DURATION_S_MAX LEASE_S NEEDS NOT_DONE PROTOCOL RENEW_EVERY_S
+        messages: Answer Begin End HelperRefused Look Renew
+        """,
+    )

@@ -1,0 +1,68 @@
+"""What `forebay drill helper` becomes: the helper in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import Final
+
+from cluster.client import Client
+from cluster.config import Config, ConfigError
+from cluster.drill.helper import Helper, stop_on_signals
+from cluster.drill.messages import HelperRefused
+from cluster.schemas import operations
+from cluster.schemas.drills import DrillAnswer
+from cluster.security import Credentials, TlsRefused, until_valid
+from cluster.system import SystemClock, leave_when_terminated
+
+EXIT_FAILED: Final = 1
+EXIT_CONFIGURATION: Final = 78
+"""EX_CONFIG of sysexits.h: starting again does not help until somebody changes something."""
+
+KNOWN_S: Final = 5.0
+"""How long the cluster may take to say whether a drill is under way, seconds."""
+
+LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def run(arguments: list[str]) -> int:
+    """Read the command line and the configuration, and be the helper; return the exit code."""
+    leave_when_terminated()
+    parser = argparse.ArgumentParser(prog="forebay drill helper", description="Run a machine's helper for drills.")
+    parser.add_argument("--config", type=Path, default=Path("forebay.toml"), help="the cluster's configuration")
+    parser.add_argument("--name", required=True, help="the helper, as its table [[helper]] names it")
+    parser.add_argument("--up", type=int, help="descriptor of the pipe to `forebay up`")
+    chosen = parser.parse_args(arguments)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=LOG_FORMAT)
+    try:
+        asyncio.run(_serve(chosen))
+    except (ConfigError, TlsRefused) as error:
+        print(f"forebay drill helper: {error}", file=sys.stderr)
+        return EXIT_CONFIGURATION
+    except (OSError, ValueError, HelperRefused) as error:
+        print(f"forebay drill helper: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return 0
+
+
+async def _serve(chosen: argparse.Namespace) -> None:
+    config, clock, stop = Config.load(chosen.config), SystemClock(), asyncio.Event()
+    config.helper(chosen.name)
+    stop_on_signals(stop)
+    files = config.tls_files(chosen.name)
+    if not await until_valid(files.certificate, clock, stop):
+        return
+    async with Client.from_config(config, chosen.name, deadline_s=KNOWN_S) as client:
+
+        async def known(drill: int) -> DrillAnswer:
+            return await client.call(operations.SHOW_DRILL, drill=drill)
+
+        credentials = Credentials(files, serves=True, clock=clock)
+        await Helper(config, chosen.name, known, clock, credentials=credentials, up=chosen.up).run(stop)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,113 @@
+"""What a machine's own configuration makes of a scenario and a target: a fault, or a refusal by name."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
+from cluster.config import Config, HelperConfig
+from cluster.drill.faults import Cut, Fault, Fill, Kill, Stop, disk_fault, nft_fault
+from cluster.drill.messages import AGENTS, NEEDS, HelperRefused
+
+
+def fault_of(config: Config, helper: HelperConfig, scenario: str, target: str, number: int) -> Fault:
+    """Return the fault that a drill with this number is; HelperRefused names what does not allow it, before anything
+    is done. It looks at files and asks for names of hosts, so it may take a moment.
+    """
+    if scenario not in NEEDS:
+        raise HelperRefused(f"no helper does {scenario}", f"use one of: {', '.join(NEEDS)}")
+    needed = NEEDS[scenario]
+    if needed not in config.drill.allow:
+        remedy = f'write allow = ["{needed}"] in [drill] of that machine\'s forebay.toml, and start its helper again'
+        raise HelperRefused(f"the machine of helper {helper.name} does not allow {needed} faults", remedy)
+    if target not in helper.targets:
+        remedy = f"its targets are: {', '.join(helper.targets) or 'none'}"
+        raise HelperRefused(f"{target} is no target of helper {helper.name}", remedy)
+    is_agent = target not in {replica.name for replica in config.replicas}
+    if is_agent is not (scenario in AGENTS):
+        kind = "an agent" if scenario in AGENTS else "a replica"
+        raise HelperRefused(f"{scenario} is for {kind}, and {target} is none", "name another target")
+    directory = config.agent(target).directory if is_agent else config.wal_directory(target)
+    if needed == "network":
+        return _cut(config, helper, scenario, target, number)
+    if needed == "disk":
+        home = config.storage.directory / target
+        fault = disk_fault(home)
+        if fault:
+            raise HelperRefused(fault, "give the replica a file system of its own, and plan the drill again")
+        return Fill(str(home / f"drill-{number}.fill"), str(directory), target, config.drill.start)
+    if scenario.endswith("-kill"):
+        return Kill(str(directory), target, config.drill.start)
+    return Stop(str(directory))
+
+
+def free_bytes(directory: Path) -> int:
+    """Return what is free in the file system of a directory, bytes; OSError."""
+    room = os.statvfs(directory)
+    return room.f_bavail * room.f_frsize
+
+
+def _cut(config: Config, helper: HelperConfig, scenario: str, target: str, number: int) -> Cut:
+    fault = nft_fault()
+    if fault:
+        raise HelperRefused(fault, "install nftables, and run the helper as root")
+    mine = config.replica(target)
+    others = [replica for replica in config.replicas if replica.name != target]
+    here = _addresses({mine.peer.host, mine.api.host})
+    there = _addresses({host for one in others for host in (one.peer.host, one.api.host)})
+    shared = sorted(here & there)
+    if shared:
+        remedy = "cut off a replica that has a machine of its own"
+        raise HelperRefused(f"{target} shares the address {shared[0]} with another replica", remedy)
+    table = f"forebay_drill_{number}"
+    own = _ports(port.port for port in (mine.peer, mine.api, mine.channel) if port is not None)
+    theirs = _ports(port.port for one in others for port in (one.peer, one.api, one.channel) if port is not None)
+    arriving, leaving = list[str](), list[str]()
+    for family, addresses in (
+        ("ip", [one for one in there if ":" not in one]),
+        ("ip6", [one for one in there if ":" in one]),
+    ):
+        if addresses:
+            listed = "{ " + ", ".join(sorted(addresses)) + " }"
+            arriving += [
+                f"{family} saddr {listed} tcp dport {own} drop",
+                f"{family} saddr {listed} tcp sport {theirs} drop",
+            ]
+            leaving += [
+                f"{family} daddr {listed} tcp sport {own} drop",
+                f"{family} daddr {listed} tcp dport {theirs} drop",
+            ]
+    if scenario == "partition":
+        arriving.append(f"tcp dport {own} drop")
+        leaving.append(f"tcp sport {own} drop")
+    # Whoever renews the lease may be on the machine of another replica.
+    arriving.insert(0, f"tcp dport {helper.address.port} accept")
+    leaving.insert(0, f"tcp sport {helper.address.port} accept")
+    chains = [
+        *([_chain("arriving", "input", arriving)] if scenario != "partition-out" else []),
+        *([_chain("leaving", "output", leaving)] if scenario != "partition-in" else []),
+    ]
+    return Cut(table, f"table inet {table} {{\n{''.join(chains)}}}\n")
+
+
+def _chain(name: str, hook: str, rules: list[str]) -> str:
+    body = "".join(f"    {rule}\n" for rule in rules)
+    return f"  chain {name} {{\n    type filter hook {hook} priority -10; policy accept;\n{body}  }}\n"
+
+
+def _ports(numbers: Iterable[int]) -> str:
+    return "{ " + ", ".join(map(str, sorted(set(numbers)))) + " }"
+
+
+def _addresses(hosts: Iterable[str]) -> set[str]:
+    """Return the addresses of hosts; HelperRefused."""
+    found = set[str]()
+    for host in sorted(hosts):
+        try:
+            found |= {str(ipaddress.ip_address(info[4][0])) for info in socket.getaddrinfo(host, None)}
+        except (OSError, ValueError) as error:
+            raise HelperRefused(f"the address of {host} is not known here ({error})", "see [[replica]]") from error
+    return found

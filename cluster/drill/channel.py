@@ -1,0 +1,68 @@
+"""A connection to a helper, from whoever carries a drill out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+import msgspec
+
+from cluster.drill.messages import ANSWERS, JSON, LINE_BYTES_MAX, PROTOCOL, Answer, Ask, HelperRefused
+from cluster.security import TlsFiles, client_context, identify
+from cluster.system import Address
+
+ANSWER_S: Final = 60.0
+"""How long an answer may take, seconds: longer than a helper takes to do or undo a fault."""
+
+CONNECT_S: Final = 5.0
+
+
+class Channel:
+    """One connection; asks one thing after the other."""
+
+    def __init__(self, name: str, cluster_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._name = name
+        self._reader = reader
+        self._writer = writer
+        self._turn = asyncio.Lock()
+
+    @classmethod
+    async def open(cls, name: str, address: Address, tls: TlsFiles, cluster_id: str) -> Channel:
+        """Connect to the helper of that name; HelperRefused where it is not there, or somebody else is. TlsRefused."""
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                reader, writer = await asyncio.open_connection(
+                    address.host, address.port, ssl=client_context(tls), limit=LINE_BYTES_MAX
+                )
+        except (OSError, TimeoutError) as error:
+            remedy = f"start it there: forebay drill helper --name {name}"
+            raise HelperRefused(f"helper {name} does not answer at {address} ({error or 'in time'})", remedy) from error
+        shown = identify(writer.get_extra_info("peercert"), cluster_id=cluster_id)
+        if (shown.role, shown.name) != ("helper", name):
+            writer.close()
+            raise HelperRefused(f"at {address} is {shown}, not helper {name}", "see [[helper]] in forebay.toml")
+        return cls(name, cluster_id, reader, writer)
+
+    async def ask(self, ask: Ask) -> Answer:
+        """Return the answer, which is `done`; HelperRefused."""
+        async with self._turn:
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    self._writer.write(JSON.encode(ask) + b"\n")
+                    await self._writer.drain()
+                    answer = ANSWERS.decode(await self._reader.readuntil(b"\n"))
+            except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError, msgspec.MsgspecError) as error:
+                said = str(error) or type(error).__name__
+                raise HelperRefused(f"helper {self._name} does not answer ({said})", "see its log") from error
+        if answer.protocol < PROTOCOL:
+            raise HelperRefused(f"helper {self._name} is of an earlier release", "update it, and start it again")
+        if not answer.done:
+            raise HelperRefused(answer.sentence, answer.remedy)
+        return answer
+
+    async def close(self) -> None:
+        """Close the connection."""
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()

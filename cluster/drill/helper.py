@@ -1,0 +1,344 @@
+"""The helper of one machine: listens, checks, has a process do the fault, holds its lease. Asleep between drills."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import logging
+import signal
+import ssl
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cluster.client import ApiError
+from cluster.config import Config
+from cluster.drill.allowed import fault_of, free_bytes
+from cluster.drill.faults import Fill, ThisMachine
+from cluster.drill.messages import (
+    ASKS,
+    JSON,
+    LEASE_S,
+    LINE_BYTES_MAX,
+    Answer,
+    Ask,
+    Begin,
+    End,
+    HelperRefused,
+    Look,
+    Renew,
+)
+from cluster.drill.performer import Assignment
+from cluster.drill.record import Record
+from cluster.eventloop import Acceptor
+from cluster.schemas.drills import DrillAnswer
+from cluster.security import Credentials, Identity, NotIdentified, Role, certificate_of, certificate_shown
+from cluster.system import Clock
+from replica.values import MICROSECONDS_PER_SECOND
+
+LOGGER = logging.getLogger(__name__)
+
+CONNECTIONS_MAX: Final = 8
+"""Connections at a time, count: one drill at a time, and somebody who plans one."""
+
+IDLE_S: Final = 10.0
+"""Seconds after which a connection on which nothing is asked is closed."""
+
+BEGIN_S: Final = 20.0
+"""How long a fault may take to be done, seconds."""
+
+END_S: Final = 45.0
+"""How long it may take to be undone, seconds: a command of the machine that starts a process again is among it."""
+
+_MAY: Final = frozenset({Role.OPERATOR, Role.DRILL})
+
+Known = Callable[[int], Awaitable[DrillAnswer]]
+"""Asks the cluster about a drill; ApiError."""
+
+
+class UnderWay:
+    """A fault that a process does."""
+
+    def __init__(self, ask: Begin, who: Identity, until_s: float, process: asyncio.subprocess.Process) -> None:
+        self.ask: Final = ask
+        self.who: Final = who
+        self.until_s: Final = until_s
+        """After which no renewal helps, seconds of the monotonic clock."""
+        self.process: Final = process
+        self.begun: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """What it said first."""
+        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Why it is not undone, empty if it is."""
+
+    def tell(self, line: str) -> None:
+        """Send it a line; it may be gone."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError, RuntimeError):  # uvloop's word for a pipe that is closed
+            self.process.stdin.write(f"{line}\n".encode())
+
+
+class Helper:
+    """One helper in its directory."""
+
+    def __init__(
+        self, config: Config, name: str, known: Known, clock: Clock, *, credentials: Credentials, up: int | None = None
+    ) -> None:
+        """`up`: descriptor of a pipe to `forebay up`, which starts again what was killed. ConfigError."""
+        self._config = config
+        self._me = config.helper(name)
+        self._known = known
+        self._clock = clock
+        self._credentials = credentials
+        self._up = up
+        self._directory: Path = config.drill.directory / name
+        self._under_way: UnderWay | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._beginning = asyncio.Lock()
+        self._done: set[int] = set()
+        """Drills whose fault was done here: one each."""
+        self._connections = 0
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Undo what an earlier one left, serve until `stop` is set, and undo what is under way.
+
+        OSError, ValueError, HelperRefused.
+        """
+        left = await asyncio.to_thread(self._settle)
+        if left:
+            LOGGER.warning("%s", left)
+        acceptor = Acceptor(self._protocol, self._me.address, self._tls)
+        await acceptor.start()
+        LOGGER.info("helper %s: %s, allowed: %s", self._me.name, self._me.address, ", ".join(self._config.drill.allow))
+        try:
+            await stop.wait()
+        finally:
+            await acceptor.stop()
+            if self._under_way is not None:
+                self._under_way.tell("end")
+            if self._watching is not None:
+                await asyncio.wait((self._watching,), timeout=END_S)
+
+    def _settle(self) -> str:
+        """Undo what was left, waiting for whoever is at it; return what that was, in a sentence."""
+        record = Record(self._directory, wait=True)
+        try:
+            undo = record.settle(ThisMachine(self._up))
+        finally:
+            record.close()
+        return f"what drill {undo.drill} had done to {undo.target} is undone" if undo is not None else ""
+
+    # ---- who asks
+
+    def _tls(self) -> ssl.SSLContext:
+        self._credentials.refresh()
+        return self._credentials.server_context()
+
+    def _protocol(self) -> asyncio.StreamReaderProtocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=LINE_BYTES_MAX), self._serve)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections += 1
+        try:
+            who = self._admitted(writer)
+            while True:
+                async with asyncio.timeout(IDLE_S):
+                    line = await reader.readuntil(b"\n")
+                writer.write(JSON.encode(await self._answered(line, who)) + b"\n")
+                await writer.drain()
+        except HelperRefused as error:
+            writer.write(JSON.encode(Answer(done=False, sentence=error.sentence, remedy=error.remedy)) + b"\n")
+        except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError) as error:
+            LOGGER.debug("a connection ended: %s", error)
+        finally:
+            self._connections -= 1
+            writer.close()
+
+    def _admitted(self, writer: asyncio.StreamWriter) -> Identity:
+        """Return who is at the other end; HelperRefused for whom no drill is."""
+        try:
+            shown = certificate_shown(writer.transport, self._config.cluster.id)
+        except NotIdentified as error:
+            raise HelperRefused(str(error), "use a certificate of this cluster") from error
+        if shown.identity.role not in _MAY:
+            allowed = ", ".join(sorted(_MAY))
+            raise HelperRefused(
+                f"{shown.identity} may not ask a helper", f"use the certificate of a role that may: {allowed}"
+            )
+        if self._connections > CONNECTIONS_MAX:
+            raise HelperRefused(f"{CONNECTIONS_MAX} others ask this helper", "ask again in a moment")
+        return shown.identity
+
+    async def _answered(self, line: bytes, who: Identity) -> Answer:
+        try:
+            ask = ASKS.decode(line)
+        except msgspec.MsgspecError as error:
+            return Answer(
+                done=False, sentence=f"that is not understood: {error}", remedy="use the same release here and there"
+            )
+        try:
+            return await self._do(ask, who)
+        except HelperRefused as error:
+            return Answer(done=False, sentence=error.sentence, remedy=error.remedy)
+        except OSError as error:
+            return Answer(
+                done=False, sentence=f"the machine of helper {self._me.name} says: {error}", remedy="see its log"
+            )
+
+    async def _do(self, ask: Ask, who: Identity) -> Answer:
+        match ask:
+            case Look():
+                return await self._look(ask)
+            case Begin():
+                async with self._beginning:
+                    return await self._begin(ask, who)
+            case Renew():
+                return self._renew(self._mine(ask.drill, who))
+            case End():
+                return await self._end(self._mine(ask.drill, who))
+
+    def _mine(self, drill: int, who: Identity) -> UnderWay:
+        one = self._under_way
+        if one is None or one.ask.drill != drill or one.who != who:
+            raise HelperRefused(
+                f"nothing of drill {drill} by {who} is under way here", "its lease has ended, or it was undone"
+            )
+        return one
+
+    # ---- what is asked
+
+    async def _look(self, ask: Look) -> Answer:
+        self._check_hours()
+        if self._under_way is not None:
+            raise HelperRefused(f"drill {self._under_way.ask.drill} is under way here", "wait for its end")
+        fault = await asyncio.to_thread(fault_of, self._config, self._me, ask.scenario, ask.target, 1)
+        until = certificate_of(self._config.tls.certificates, self._me.name).valid_until
+        figures = {"now_us": int(self._clock.now()), "certificate_until_us": int(until)}
+        if isinstance(fault, Fill):
+            figures["free_bytes"] = free_bytes(Path(fault.directory))
+        starts = "up" if self._up is not None else ("command" if self._config.drill.start else "")
+        return Answer(done=True, figures=figures, starts=starts)
+
+    def _check_hours(self) -> None:
+        # A site means its own hours, not those of UTC.
+        here = datetime.datetime.fromtimestamp(self._clock.now() / MICROSECONDS_PER_SECOND)  # noqa: DTZ006
+        hours = self._config.drill.forbids(here.weekday(), here.hour * 60 + here.minute)
+        if hours:
+            raise HelperRefused(
+                f"helper {self._me.name} does nothing {hours} (never)", "come again outside of these hours"
+            )
+
+    async def _begin(self, ask: Begin, who: Identity) -> Answer:
+        self._check_hours()
+        if self._under_way is not None:
+            raise HelperRefused(f"drill {self._under_way.ask.drill} is under way here", "wait for its end")
+        if ask.drill in self._done:
+            raise HelperRefused(f"drill {ask.drill} was here already", "begin another one")
+        fault = await asyncio.to_thread(fault_of, self._config, self._me, ask.scenario, ask.target, ask.drill)
+        await self._check_under_way(ask, who)
+        now_s = self._clock.monotonic_s()
+        up = () if self._up is None else (self._up,)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "cluster.drill.performer", "--directory", str(self._directory)),
+            *(("--up", str(self._up)) if self._up is not None else ()),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            pass_fds=up,
+        )
+        one = self._under_way = UnderWay(ask, who, now_s + ask.duration_s, process)
+        self._done.add(ask.drill)
+        self._watching = asyncio.get_running_loop().create_task(self._watch(one))
+        one.tell(JSON.encode(Assignment(ask.drill, ask.target, fault, LEASE_S, one.until_s)).decode())
+        try:
+            async with asyncio.timeout(BEGIN_S):
+                said = await asyncio.shield(one.begun)
+        except TimeoutError:
+            one.tell("end")
+            raise HelperRefused(f"it was not done within {BEGIN_S:g} s", "see the log of the helper") from None
+        word, _, rest = said.partition(" ")
+        if word != "done":
+            sentence, _, remedy = rest.rpartition("; ")
+            raise HelperRefused(sentence or "the process that does it has ended", remedy or "see the log of the helper")
+        LOGGER.warning("drill %d: %s of %s, by %s", ask.drill, ask.scenario, ask.target, who)
+        return Answer(done=True)
+
+    async def _check_under_way(self, ask: Begin, who: Identity) -> None:
+        """Refuse what the cluster does not know as under way; HelperRefused."""
+        try:
+            drill = await self._known(ask.drill)
+        except ApiError as error:
+            raise HelperRefused(
+                f"the cluster does not say whether drill {ask.drill} is under way: {error}", "see its members"
+            ) from error
+        if drill.verdict != "under way" or drill.abort:
+            raise HelperRefused(
+                f"drill {ask.drill} is {drill.abort and 'to end' or drill.verdict}", "begin another one"
+            )
+        if drill.by != who.name:
+            raise HelperRefused(
+                f"drill {ask.drill} is carried out by {drill.by}, not by {who}", "let who began it go on"
+            )
+        said, known = (ask.plan, ask.scenario, ask.target), (drill.plan, drill.scenario, drill.target)
+        if said != known:
+            what = " ".join(said)
+            raise HelperRefused(
+                f"drill {ask.drill} is not {what} but {' '.join(known)}", "plan it again, and confirm that"
+            )
+        if self._config.drill.require_second and not drill.second:
+            remedy = f"another operator: forebay drill confirm {ask.drill}"
+            raise HelperRefused(f"helper {self._me.name} wants another operator to agree (require_second)", remedy)
+
+    def _renew(self, one: UnderWay) -> Answer:
+        now_s = self._clock.monotonic_s()
+        until_s = min(now_s + LEASE_S, one.until_s)
+        one.tell(f"lease {until_s!r}")
+        return Answer(done=True, figures={"left_us": max(0, round((until_s - now_s) * MICROSECONDS_PER_SECOND))})
+
+    async def _end(self, one: UnderWay) -> Answer:
+        one.tell("end")
+        try:
+            async with asyncio.timeout(END_S):
+                why = await asyncio.shield(one.over)
+        except TimeoutError:
+            why = f"it is not undone after {END_S:g} s"
+        if why:
+            raise HelperRefused(why, f"see the log of helper {self._me.name}")
+        return Answer(done=True)
+
+    async def _watch(self, one: UnderWay) -> None:
+        """Follow the process to its end, and undo what it has left."""
+        assert one.process.stdout is not None
+        said, why = "", "the helper has ended"
+        try:
+            with contextlib.suppress(OSError, ValueError):
+                while line := (await one.process.stdout.readline()).decode("utf-8", "replace").strip():
+                    said = line
+                    if not one.begun.done():
+                        one.begun.set_result(said)
+            await one.process.wait()
+            why = ""
+            # However it ended: the record says whether something is left.
+            try:
+                left = await asyncio.to_thread(self._settle)
+                if left:
+                    LOGGER.warning("%s, here", left)
+            except (OSError, ValueError, HelperRefused) as error:
+                why = f"it is not undone: {error}"
+                LOGGER.error("drill %d: %s", one.ask.drill, why)
+            LOGGER.warning("drill %d is over here", one.ask.drill)
+        finally:
+            self._under_way = None
+            for future, value in ((one.begun, said), (one.over, why)):
+                if not future.done():
+                    future.set_result(value)
+
+
+def stop_on_signals(stop: asyncio.Event) -> None:
+    """Set `stop` when this process is asked to end."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)

@@ -1,0 +1,142 @@
+"""The process that does one fault and undoes it: when it is told to, when the lease ends, or when its helper is gone.
+
+It is in a session of its own, holds the record of what is to be undone, and nothing else: whoever kills the helper does
+not keep the fault. Whoever kills this process leaves the record, which the helper settles at once, or at its start.
+
+    stdin   the assignment, then `lease SECONDS` of the monotonic clock, or `end`; one a line
+    stdout  `done`, `undone`, or `refused SENTENCE; REMEDY`
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+from typing import Final, NoReturn
+
+import msgspec
+
+from cluster.drill.faults import Fault, ThisMachine, of_target
+from cluster.drill.messages import HelperRefused
+from cluster.drill.record import Busy, Record
+from cluster.system import SystemClock
+
+LINE_BYTES_MAX: Final = 256 * 1024
+"""Bytes of the assignment: rules of nft for sixteen replicas are some kilobytes."""
+
+EXIT_OK: Final = 0
+EXIT_REFUSED: Final = 1
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """What one process is to do."""
+
+    drill: int
+    target: str
+    fault: Fault
+    lease_s: float
+    """For how long it lasts once it is done, unless the lease is renewed, seconds."""
+    until_s: float
+    """When it is over, however often that is renewed: of the monotonic clock, which all processes of a machine share,
+    seconds."""
+
+
+class _Ended(Exception):
+    """SIGTERM: the machine goes down, or somebody wants it to end."""
+
+
+class Lines:
+    """What the helper sends, a line at a time."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._rest = b""
+
+    def next(self, timeout_s: float) -> str | None:
+        """Return the next line; empty once the helper is gone, None where none came in time."""
+        clock = SystemClock()
+        until_s = clock.monotonic_s() + timeout_s
+        while b"\n" not in self._rest:
+            ready, _, _ = select.select([self._descriptor], [], [], max(0.0, until_s - clock.monotonic_s()))
+            if not ready:
+                return None
+            data = os.read(self._descriptor, LINE_BYTES_MAX)
+            if not data or len(self._rest) > LINE_BYTES_MAX:
+                return ""
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line.decode("utf-8", "replace") or " "
+
+
+def wait_for_end(lines: Lines, until_s: float) -> None:
+    """Return when the fault is to be undone: the lease has ended, `end` was said, or the helper is gone."""
+    clock = SystemClock()
+    while (left_s := until_s - clock.monotonic_s()) > 0:
+        line = lines.next(left_s)
+        if line is None:
+            return
+        word, _, value = line.partition(" ")
+        if word != "lease":
+            return
+        until_s = float(value)
+
+
+def run(arguments: list[str]) -> int:
+    """Do what the helper assigns, and return once it is undone."""
+    parser = argparse.ArgumentParser(prog="cluster.drill.performer")
+    parser.add_argument("--directory", type=Path, required=True, help="where the record is")
+    parser.add_argument("--up", type=int, help="descriptor of the pipe to `forebay up`")
+    chosen = parser.parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    lines, machine = Lines(sys.stdin.fileno()), ThisMachine(chosen.up)
+    assignment = msgspec.json.decode(lines.next(LINE_S) or "", type=Assignment)
+    try:
+        record = Record(chosen.directory)
+    except (Busy, OSError) as error:
+        return _refused(str(error), "wait until it is undone")
+    try:
+        left = record.settle(machine)
+        if left is not None:
+            return _refused(f"drill {left.drill} had left something of {left.target}", "it is undone; plan again")
+        record.begin(of_target(assignment.drill, assignment.target, assignment.fault, machine), machine)
+        signal.signal(signal.SIGTERM, _ended)
+        with contextlib.suppress(_Ended):
+            _say("done")
+            wait_for_end(lines, min(SystemClock().monotonic_s() + assignment.lease_s, assignment.until_s))
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        record.settle(machine)
+    except HelperRefused as error:
+        return _refused(error.sentence, error.remedy)
+    except (OSError, ValueError) as error:
+        return _refused(str(error), "see the log of the helper")
+    _say("undone")
+    return EXIT_OK
+
+
+LINE_S: Final = 10.0
+"""How long the assignment may take, seconds: it is sent at once."""
+
+
+def _ended(number: int, frame: object) -> NoReturn:
+    raise _Ended
+
+
+def _refused(sentence: str, remedy: str) -> int:
+    _say(f"refused {sentence}; {remedy}".replace("\n", " "))
+    return EXIT_REFUSED
+
+
+def _say(line: str) -> None:
+    # Nobody may be there to hear it.
+    with contextlib.suppress(OSError):
+        os.write(sys.stdout.fileno(), f"{line}\n".encode())
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

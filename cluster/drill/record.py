@@ -1,0 +1,94 @@
+"""What is to be undone on this machine, written down durably before a fault is done, and kept until it is undone."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cluster.drill.faults import Machine, Undo, do, undone
+from cluster.system import closing, open_directory, write_all
+
+RECORD: Final = "undo.json"
+_NEW: Final = "undo.json.new"
+
+RECORD_BYTES_MAX: Final = 256 * 1024
+"""Bytes of the record: rules of nft for sixteen replicas are some kilobytes."""
+
+
+class Busy(Exception):
+    """Somebody else works on the record: whoever does the fault, or undoes it."""
+
+
+class Record:
+    """The record of one helper, held: nobody else does or undoes anything of it meanwhile."""
+
+    def __init__(self, directory: Path, *, wait: bool = False) -> None:
+        """Take hold of it, waiting if it is held and `wait`; Busy, OSError."""
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory = open_directory(directory)
+        try:
+            fcntl.flock(self._directory, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            os.close(self._directory)
+            raise Busy(f"something is being done or undone in {directory}") from None
+        except BaseException:
+            os.close(self._directory)
+            raise
+
+    def close(self) -> None:
+        """Let the next one in."""
+        os.close(self._directory)
+
+    def read(self) -> Undo | None:
+        """Return what is to be undone, None for nothing. OSError; ValueError names what cannot be read."""
+        try:
+            descriptor = os.open(RECORD, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory)
+        except FileNotFoundError:
+            return None
+        with closing(descriptor):
+            data = os.read(descriptor, RECORD_BYTES_MAX)
+        try:
+            return msgspec.json.decode(data, type=Undo)
+        except msgspec.MsgspecError as error:
+            raise ValueError(
+                f"{RECORD} cannot be read ({error}); see what it says, undo that, and remove it"
+            ) from error
+
+    def write(self, undo: Undo) -> None:
+        """Write down what is to be undone; durable on return. OSError."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with closing(os.open(_NEW, flags, 0o600, dir_fd=self._directory)) as descriptor:
+            write_all(descriptor, msgspec.json.encode(undo))
+            os.fsync(descriptor)
+        os.rename(_NEW, RECORD, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        os.fsync(self._directory)
+
+    def remove(self) -> None:
+        """Say that nothing is to be undone; durable on return. OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(RECORD, dir_fd=self._directory)
+            os.fsync(self._directory)
+
+    # ---- what is done with it
+
+    def begin(self, undo: Undo, machine: Machine) -> None:
+        """Do a fault whose undo is written down before; undone where that fails. HelperRefused, OSError."""
+        self.write(undo)
+        try:
+            do(undo, machine)
+        except BaseException:
+            self.settle(machine)
+            raise
+
+    def settle(self, machine: Machine) -> Undo | None:
+        """Undo what is to be undone, and return what that was. HelperRefused, OSError; ValueError as `read`."""
+        undo = self.read()
+        if undo is not None:
+            undone(undo, machine)
+            self.remove()
+        return undo
