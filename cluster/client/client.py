@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 import msgspec
 from msgspec.structs import replace
 
-from cluster.client.attempt import Sending
+from cluster.client.attempt import AttemptFailed, Sending
 from cluster.client.blocking import BlockingExchange
 from cluster.client.calls import (
     ATTEMPT_S,
     DEADLINE_S,
     EARLIER,
+    REDIRECT_STATUSES,
     RETRY_STATUSES,
     TOO_MANY,
     BackOff,
@@ -37,7 +38,7 @@ from cluster.client.calls import (
     send_again,
     tells,
 )
-from cluster.client.errors import BAD_ANSWER, OUTCOME_UNKNOWN, ApiError
+from cluster.client.errors import BAD_ANSWER, OUTCOME_UNKNOWN, ApiError, error_of
 from cluster.client.session_ids import SessionIds
 from cluster.schemas import Command, Operation, Parameter, new_command_id, operations
 from cluster.security import TlsFiles, check_validity
@@ -181,6 +182,33 @@ class Client:
         )
         value, _ = await self._perform(call, operation.answer, replica)
         return value
+
+    async def ask_once(
+        self,
+        operation: Operation[_Asked, _T],
+        request: _Asked | None = None,
+        *,
+        replica: Address,
+        timeout_s: float,
+        **parameters: Parameter,
+    ) -> _T | None:
+        """Ask one replica, once, following no redirect: None where it does not answer, does not lead, or has no time.
+
+        For whoever measures what each replica does. ApiError for a refusal.
+        """
+        body = None if request is None else _JSON.encode(request)
+        target = operation.target(parameters)
+        try:
+            answer = await self._exchange.send(
+                replica, operation.method, target, body, timeout_s=timeout_s, connect_s=timeout_s
+            )
+        except AttemptFailed:
+            return None
+        if answer.status < 300:
+            return msgspec.json.decode(answer.body, type=operation.answer)
+        if answer.status in REDIRECT_STATUSES | RETRY_STATUSES:
+            return None
+        raise error_of(answer.status, answer.body, who=str(replica), command_id=_command_id(request))
 
     async def commands(self, commands: Sequence[BulkCommand], *, deadline_s: float | None = None) -> BulkAnswer:
         """Send many commands in one request; each gets its own result, in order, and a refusal of one stops none.

@@ -25,8 +25,8 @@ from cluster.system import all_pids, boot_id, closing, send, start_time
 RESTART_WAIT_S: Final = 2.0
 """How long somebody else, such as a service manager, has to start again what was killed, seconds."""
 
-LOOK_S: Final = 0.05
-"""Seconds between two looks whether it is there again."""
+LOOK_S: Final = 0.25
+"""Seconds between two looks whether it is there again: each reads what all processes have open."""
 
 COMMAND_S: Final = 30.0
 """How long nft, or the command that starts a process again, may take, seconds."""
@@ -91,6 +91,11 @@ class Undo(msgspec.Struct, frozen=True):
 
 class Machine(Protocol):
     """What faults are done with."""
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether somebody else may start a process again, and is given the time for it."""
+        ...
 
     def holder(self, directory: str) -> Process | None:
         """Return the process that holds the lock of a directory, None if nobody does."""
@@ -165,7 +170,7 @@ def undone(undo: Undo, machine: Machine) -> None:
 
 
 def _running_again(fault: Kill | Fill, machine: Machine) -> None:
-    left = round(RESTART_WAIT_S / LOOK_S)
+    left = round(RESTART_WAIT_S / LOOK_S) if machine.waits_for_others else 0
     while machine.holder(fault.directory) is None:
         if left == 0:
             machine.start(fault.name, fault.start)
@@ -179,6 +184,11 @@ class ThisMachine:
 
     def __init__(self, up: int | None = None) -> None:
         self._up = up
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether a service manager may start a process again: `forebay up` does so only when it is asked."""
+        return self._up is None
 
     def holder(self, directory: str) -> Process | None:
         """Return the process that holds the lock of a directory, None if nobody does."""

@@ -1,18 +1,25 @@
-"""A switchover drilled in a real cluster, with a job under way, as an operator types it."""
+"""Drills of a real cluster, as an operator types them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
+import signal
 import subprocess
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.schemas import operations as ops
+from cluster.schemas.drills import EndDrillRequest
+from tests.cluster.drill.held import state_of
 from tests.faults.local_cluster import USER, LocalCluster
+from tests.ports import free_ports
 
 
 @pytest.fixture
@@ -39,11 +46,11 @@ class Operator:
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self, scenario: str = "switchover", *more: str) -> dict[str, Any]:
         """Return a plan that nothing refuses; states are compared about once a minute of change."""
         for _ in range(100):
-            made = self.json("drill", "plan", "switchover")
-            if all(one["holds"] for one in made["preconditions"]):
+            made = self.json("drill", "plan", scenario, *more)
+            if all(one["holds"] or one["name"] in made["forced"] for one in made["preconditions"]):
                 return made
         raise AssertionError(made)
 
@@ -102,3 +109,111 @@ def test_a_switchover_is_planned_confirmed_measured_and_told_and_no_job_notices_
         if job["state"] == "COMPLETED":
             break
     assert job["state"] == "COMPLETED", job
+
+
+# ---- with a helper
+
+
+FORCE = ("--force", "digests")
+"""States are compared about once a minute of change, and these tests are shorter."""
+HOLD = ("--hold-s", "2", *FORCE)
+LONG = ("--hold-s", "60", *FORCE)
+PATIENT = ("--goal-ms", "30000", "--abort-after-s", "30")
+
+
+class Up:
+    """A cluster under `forebay up`, with a helper that is allowed signals."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+        (port,) = free_ports(1)
+        with cluster.file.open("a") as file:
+            file.write(
+                f'[[helper]]\nname = "h1"\naddress = "127.0.0.1:{port}"\n'
+                f'targets = ["r1", "r2", "r3", "n1", "n2"]\n[drill]\nallow = ["process"]\n'
+            )
+        cluster.forebay("certificate", "issue", "h1", "--role", "helper")
+        self.log = cluster.directory / "up.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(cluster.command("up"), stdout=log, stderr=log, start_new_session=True)
+
+    def pid(self, name: str) -> int:
+        """Return the process that was started last under a name."""
+        found = re.findall(rf"^{name} +\| started[a-z, ]*, process (\d+)$", self.log.read_text(), re.MULTILINE)
+        assert found, self.log.read_text()
+        return int(found[-1])
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Up]:
+    made = LocalCluster(tmp_path / "c")
+    made.found({"fast": "64MiB/1MiB,default"}, "1GiB")
+    running = Up(made)
+    yield running
+    running.stop()
+
+
+def drilled(operator: Operator, scenario: str) -> dict[str, Any]:
+    made = operator.plan(scenario, *HOLD)
+    words = ("drill", "run", scenario, "--target", made["target"], *HOLD, *PATIENT, "--confirm", made["id"], "--json")
+    done = operator.types(*words)
+    assert done.returncode == 0, done
+    ended: dict[str, Any] = json.loads(done.stdout)
+    figures = ended["figures"]
+    assert (ended["verdict"], figures["writes_lost"], figures["states_agree"]) == ("passed", 0, 1)
+    assert (figures["runs_again"], figures["nodes_lost"]) == (0, 0) and figures["write_stop_us"] > 0
+    return ended
+
+
+def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        threading.Event().wait(0.02)
+
+
+def test_leaders_that_hang_and_are_killed_are_drilled_and_whoever_vanishes_nothing_of_it_is_left(up: Up) -> None:
+    async def ready() -> None:
+        async with up.cluster.client(deadline_s=60) as client:
+            await client.call(ops.LIST_MEMBERS)
+
+    asyncio.run(ready())
+    operator = Operator(up.cluster)
+    refused = operator.types("drill", "plan", "clock-skew")
+    assert refused.returncode == 1 and "clock-skew cannot be done: the clock of one process" in refused.stderr
+    ended = drilled(operator, "leader-hang")
+    assert state_of(up.pid(ended["target"])) in ("S", "R")
+
+    before = up.pid(operator.json("member", "list")["leader"])
+    ended = drilled(operator, "leader-kill")
+    assert up.pid(ended["target"]) != before, "it was started again"
+
+    # Who carries it out is killed: the fault ends with its lease.
+    made = operator.plan("leader-hang", *LONG)
+    words = ("drill", "run", "leader-hang", "--target", made["target"], *LONG, *PATIENT)
+    running = subprocess.Popen(up.cluster.command(*words, "--confirm", made["id"]), stderr=subprocess.DEVNULL)
+    until(lambda: state_of(up.pid(made["target"])) == "T")
+    running.kill()
+    running.wait()
+    until(lambda: state_of(up.pid(made["target"])) != "T")
+
+    async def end() -> None:
+        async with up.cluster.client(deadline_s=60) as client:
+            (last, *_) = (await client.call(ops.LIST_DRILLS)).drills
+            assert last.verdict == "under way", "nobody has said how it ended"
+            request = EndDrillRequest(command_id=client.new_command_id(), verdict="aborted", sentence="it was killed")
+            await client.call(ops.END_DRILL, request, drill=last.drill)
+
+    asyncio.run(end())
+
+    # The helper is killed: the process that did the fault undoes it.
+    made = operator.plan("leader-hang", *LONG)
+    words = ("drill", "run", "leader-hang", "--target", made["target"], *LONG, *PATIENT)
+    again = subprocess.Popen(up.cluster.command(*words, "--confirm", made["id"]), stderr=subprocess.PIPE, text=True)
+    until(lambda: state_of(up.pid(made["target"])) == "T")
+    os.kill(up.pid("h1"), signal.SIGKILL)
+    until(lambda: state_of(up.pid(made["target"])) != "T")
+    _, said = again.communicate()
+    assert again.returncode == 7 and "aborted: the fault ended before its time" in said, said

@@ -25,8 +25,9 @@ _CLIENT_SIDE = {
 REMOTE_MAY_IMPORT = {
     "cluster.agent": _CLIENT_SIDE | {"cluster.agent", "cluster.providers"},
     "cluster.cli": _CLIENT_SIDE
-    | {"cluster.cli", "cluster.agent", "cluster.slurm", "cluster.proofs", "cluster.witness"},
+    | {"cluster.cli", "cluster.agent", "cluster.slurm", "cluster.drill", "cluster.proofs", "cluster.witness"},
     "cluster.slurm": _CLIENT_SIDE | {"cluster.slurm"},
+    "cluster.drill": _CLIENT_SIDE | {"cluster.drill"},
     "cluster.witness": frozenset(
         {"cluster.witness", "cluster.proofs", "cluster.security", "cluster.system", "cluster.eventloop"}
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -11,13 +11,14 @@ from cluster.cli.commands.options import JSON_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import session
 from cluster.cli.text import Cell, fields_table, moment, note, present, show, show_json, table
+from cluster.drill import NOT_DONE
 from cluster.schemas import operations as ops
 from replica.model import SCENARIOS
 from replica.values import MICROSECONDS_PER_SECOND, plain
 
 if TYPE_CHECKING:
     from cluster.cli.drills.coordinator import Coordinator
-    from cluster.cli.drills.preconditions import Plan
+    from cluster.cli.drills.preconditions import Plan, Wanted
     from cluster.client import Client
     from cluster.schemas.drills import DrillAnswer, DrillView
 
@@ -27,10 +28,22 @@ GOAL_MS: Final = 500
 ABORT_AFTER_S: Final = 5.0
 """After how long without an acknowledged write a drill is aborted, seconds, where nobody says otherwise."""
 
+HOLD_S: Final = 5
+"""`cluster.cli.drills.scenarios.HOLD_S`, written again for the help, which imports no scenario."""
+
+HOLD_S_MAX: Final = 100
+"""For how long a fault may be held, seconds: less than a helper allows."""
+
 drill_group = click.Group("drill", help="Exercise a take-over of the running cluster (operators).")
 
-_SCENARIO = click.argument("scenario", type=click.Choice(SCENARIOS[:1]))
-_TARGET = click.option("--target", metavar="REPLICA", help="Who is to lead.  [default: who is furthest]")
+_SCENARIO = click.argument("scenario", type=click.Choice([*SCENARIOS, *NOT_DONE]))
+_TARGET = click.option(
+    "--target", metavar="NAME", help="Replica or agent.  [default: who leads, follows best, or has the most jobs]"
+)
+_HOLD = click.option(
+    "--hold-s", type=click.IntRange(1, HOLD_S_MAX), help=f"How long a fault is held.  [default: {HOLD_S}]"
+)
+_SPARE = click.option("--spare-jobs", is_flag=True, help="Only while nothing is being staged out.")
 _FORCE = click.option(
     "--force", "forced", multiple=True, metavar="NAME", help="Go on although this precondition does not hold."
 )
@@ -40,18 +53,23 @@ _DRILL = click.argument("number", metavar="DRILL", type=click.IntRange(min=1))
 @drill_group.command("plan")
 @_SCENARIO
 @_TARGET
+@_HOLD
+@_SPARE
 @_FORCE
 @JSON_OPTION
-def plan(scenario: str, target: str | None, forced: tuple[str, ...], as_json: bool) -> None:
+def plan(as_json: bool, **asked: Any) -> None:
     """Show what a drill would do to whom, and whether everything holds that must; nothing is done.
 
-    switchover: another replica takes the leadership over.
+    switchover hands the leadership over. leader-kill, leader-hang, follower-stop, agent-kill and node-down signal a
+    replica or an agent, the partitions cut a replica off, disk-full fills its file system: a helper on its machine does
+    that, where that machine's configuration allows it.
     """
 
     async def ask(client: Client) -> Plan:
         from cluster.cli.drills.preconditions import plan_of
 
-        return plan_of(await _coordinator(client).look(), scenario, target, forced)
+        wanted = _wanted(asked)
+        return plan_of(await _coordinator(client).look(wanted), wanted)
 
     made = session().ask(ask, on_a_loop=True)
     if as_json:
@@ -59,12 +77,14 @@ def plan(scenario: str, target: str | None, forced: tuple[str, ...], as_json: bo
     else:
         _show_plan(made)
         if not made.refused:
-            note(f"carry it out: forebay drill run {scenario} --target {plain(made.target)} --confirm {made.id}")
+            note(f"carry it out: {_again(made, _wanted(asked))} --confirm {made.id}")
 
 
 @drill_group.command("run")
 @_SCENARIO
 @_TARGET
+@_HOLD
+@_SPARE
 @_FORCE
 @click.option("--confirm", metavar="PLAN", help="The id of the plan, as `drill plan` shows it.")
 @click.option(
@@ -75,15 +95,7 @@ def plan(scenario: str, target: str | None, forced: tuple[str, ...], as_json: bo
     help="Abort it when no write was acknowledged for so long.",
 )  # fmt: skip
 @JSON_OPTION
-def run(
-    scenario: str,
-    target: str | None,
-    forced: tuple[str, ...],
-    confirm: str | None,
-    goal_ms: int,
-    abort_after_s: float,
-    as_json: bool,
-) -> None:
+def run(confirm: str | None, goal_ms: int, abort_after_s: float, as_json: bool, **asked: Any) -> None:
     """Carry out a drill whose plan was confirmed, and say what it took. Exit code 7: it was failed or aborted.
 
     A client beside the cluster sends a write and a read every 10 ms, first without a fault. Ctrl-C aborts.
@@ -93,12 +105,12 @@ def run(
         from cluster.cli.drills.coordinator import Goals
         from cluster.cli.drills.preconditions import plan_of
 
-        coordinator = _coordinator(client)
-        made = plan_of(await coordinator.look(), scenario, target, forced)
+        coordinator, wanted = _coordinator(client), _wanted(asked)
+        made = plan_of(await coordinator.look(wanted), wanted)
         if not as_json:
             _show_plan(made)
         _refuse_unmet(made)
-        _confirmed(made, confirm)
+        _confirmed(made, wanted, confirm)
         goals = Goals(write_stop_us=goal_ms * 1000, abort_after_us=round(abort_after_s * MICROSECONDS_PER_SECOND))
         return await coordinator.run(made, goals)
 
@@ -112,12 +124,34 @@ def run(
         )
 
 
+def _wanted(asked: dict[str, Any]) -> Wanted:
+    from cluster.cli.drills.preconditions import Wanted
+
+    why = NOT_DONE.get(asked["scenario"])
+    if why is not None:
+        raise Failure(
+            ExitCode.REFUSED, f"{asked['scenario']} cannot be done: {why}", f"use one of: {', '.join(SCENARIOS)}"
+        )
+    return Wanted(**asked)
+
+
 def _coordinator(client: Client) -> Coordinator:
     from cluster.cli.drills.coordinator import Coordinator
+    from cluster.cli.drills.machines import Machines
 
     current = session()
-    replicas = {replica.name: replica.api for replica in current.config().replicas}
-    return Coordinator(client, current.clock, replicas, note)
+    config = current.config()
+    replicas = {replica.name: replica.api for replica in config.replicas}
+    machines = Machines(config, current.identity, current.clock)
+    return Coordinator(client, current.clock, replicas, machines, note, require_second=config.drill.require_second)
+
+
+def _again(made: Plan, wanted: Wanted) -> str:
+    """Return the command that carries a plan out."""
+    hold = f" --hold-s {wanted.hold_s}" if wanted.hold_s is not None else ""
+    spare = " --spare-jobs" if wanted.spare_jobs else ""
+    forced = "".join(f" --force {name}" for name in made.forced)
+    return f"forebay drill run {made.scenario} --target {plain(made.target)}{hold}{spare}{forced}"
 
 
 def _show_plan(made: Plan) -> None:
@@ -139,16 +173,15 @@ def _refuse_unmet(made: Plan) -> None:
     raise Failure(ExitCode.REFUSED, f"the precondition {first.name} does not hold: {first.figure}", remedy)
 
 
-def _confirmed(made: Plan, confirm: str | None) -> None:
-    again = f"forebay drill run {made.scenario} --target {made.target}"
-    forced = "".join(f" --force {name}" for name in made.forced)
+def _confirmed(made: Plan, wanted: Wanted, confirm: str | None) -> None:
+    again = f"{_again(made, wanted)} --confirm {made.id}"
     if confirm is None:
-        raise bad_input("a drill is confirmed by the id of its plan", f"{again}{forced} --confirm {made.id}")
+        raise bad_input("a drill is confirmed by the id of its plan", again)
     if confirm != made.id:
         raise Failure(
             ExitCode.REFUSED,
             f"plan {confirm[:16]!r} is not what would be done now, which is plan {made.id}",
-            f"the cluster has changed, or it was asked for otherwise; look, then: {again}{forced} --confirm {made.id}",
+            f"the cluster has changed, or it was asked for otherwise; look, then: {again}",
         )
 
 

@@ -1,7 +1,7 @@
 """One drill carried out: probes, the fault, stop conditions, what was measured, and its end in the ledger.
 
-The client is outside of the cluster, as its users are: what it measures is what they meet. It sends a write every few
-milliseconds without waiting for earlier ones, and reads beside them, first for a while without a fault (the control).
+The client is outside of the cluster, as its users are: what it measures is when the cluster answers. First it looks for
+a while without a fault (the control). A fault on a machine is done by its helper, under a lease that is renewed here.
 """
 
 from __future__ import annotations
@@ -15,23 +15,18 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from cluster.cli.drills.figures import Probe, latency_us, longest_gap_us, lost
-from cluster.cli.drills.preconditions import Found, Plan
+from cluster.cli.drills.machines import Machines
+from cluster.cli.drills.preconditions import Found, Plan, Wanted, target_of
+from cluster.cli.drills.probes import Probes
+from cluster.cli.drills.scenarios import SCENARIOS, Scenario
 from cluster.client import ApiError, Client
-from cluster.schemas import Command, StatusView
+from cluster.drill import RENEW_EVERY_S, Begin, Channel, End, HelperRefused, Renew
+from cluster.schemas import Command, DigestsAnswer, StatusView
 from cluster.schemas import operations as ops
 from cluster.schemas.drills import DrillAnswer, EndDrillRequest, StartDrillRequest
 from cluster.schemas.requests import TransferRequest
 from cluster.system import Address, Clock
 from replica.values import MESSAGE_CHARACTERS_MAX, MICROSECONDS_PER_SECOND, plain
-
-PROBE_EVERY_S: Final = 0.01
-"""Between two writes, and between two reads, seconds: the resolution of the figures."""
-
-PROBE_S: Final = 5.0
-"""Seconds after which a probe is given up."""
-
-UNDER_WAY_MAX: Final = 2_000
-"""Probes that wait for an answer, count: those of ten seconds without one."""
 
 CONTROL_S: Final = 2.0
 """Seconds without a fault, before it: what is normal here."""
@@ -42,14 +37,20 @@ SETTLE_S: Final = 2.0
 LOOK_S: Final = 0.1
 """Seconds between two looks at the stop conditions."""
 
-MEMBERS_EVERY: Final = 10
-"""Looks between two questions to all members."""
+MEMBERS_EVERY_S: Final = 1.0
+"""Seconds between two questions to all members."""
 
 STATUS_S: Final = 2.0
 """Seconds in which a member says how it stands."""
 
+BACK_S: Final = 60.0
+"""Seconds in which a target has to be back once its fault is undone: a replica replays its journal meanwhile."""
+
+SECOND_S: Final = 300
+"""Seconds in which another operator has to agree where a machine wants that."""
+
 LASTS_S: Final = 60
-"""Seconds after which the ledger takes a drill for over: several times what one takes."""
+"""Seconds, beside the hold of a fault and what waits for its end, after which the ledger takes a drill for over."""
 
 END_S: Final = 30.0
 """Seconds in which its end is to be in the ledger."""
@@ -62,6 +63,15 @@ AGAIN_AT_ONCE: Final = 32
 
 HISTORY_ROWS: Final = 10_000
 """What happened meanwhile, rows that are read of it."""
+
+SLOWER_MAX: Final = 10
+"""How often as long as before the fault writes may take afterwards, at their 99th percentile."""
+
+SLOW_US_LEAST: Final = 100_000
+"""What is never slow, µs: the leader's clock of a second may be out of step with a client's for that long."""
+
+CALM_S: Final = 1.0
+"""Seconds of writes that are judged so, and for how long they have to go on again before."""
 
 _AGAIN: Final = {
     "stage_retried": "stages_again",
@@ -87,54 +97,115 @@ class Aborted(Exception):
     """A drill that has to end before its time; why, in a sentence."""
 
 
+class Fault(msgspec.Struct):
+    """What was seen of a fault on a machine. Moments are seconds of the monotonic clock."""
+
+    done_s: float = 0.0
+    undone_s: float = 0.0
+    took_over: str = ""
+    """Who led while the target could not."""
+    was_down: bool = False
+    """Whether the target's node was DOWN."""
+    agents_back_us: int | None = None
+    """After how long the leader had heard of all other agents, µs."""
+    back_us: int | None = None
+    """How long the target needed to be there again once it was undone, µs."""
+
+
 class Coordinator:
     """Who carries out drills of a cluster."""
 
-    def __init__(self, client: Client, clock: Clock, replicas: dict[str, Address], tell: Callable[[str], None]) -> None:
-        """`replicas`: where each is asked about itself; `tell` is called with what is done, a sentence each."""
+    def __init__(
+        self,
+        client: Client,
+        clock: Clock,
+        replicas: dict[str, Address],
+        machines: Machines,
+        tell: Callable[[str], None],
+        *,
+        require_second: bool = False,
+        alarm: Callable[[], Awaitable[str]] | None = None,
+    ) -> None:
+        """`replicas`: where each is asked about itself; `tell` is called with what is done, a sentence each.
+
+        `alarm` is asked each second why a drill has to end, and says nothing while it has not.
+        """
         self._client = client
         self._clock = clock
         self._replicas = replicas
+        self._machines = machines
         self._tell = tell
-        self._writes: list[Probe] = []
-        self._reads: list[Probe] = []
+        self._require_second = require_second
+        self._alarm = alarm
         self._drill: DrillAnswer | None = None
         self._stop = ""
         """Why it has to end before its time."""
+        self._spared: frozenset[str] = frozenset()
+        """Who may be silent or lost: the target of a fault."""
+        self._up: frozenset[str] = frozenset()
+        """Nodes that were UP."""
 
-    async def look(self) -> Found:
-        """Ask the cluster what a plan needs; ApiError."""
-        members, drills, statuses, digests = await asyncio.gather(
+    async def look(self, wanted: Wanted) -> Found:
+        """Ask the cluster and the target's machine what a plan needs; ApiError."""
+        members, drills, nodes, moving = await asyncio.gather(
             self._client.call(ops.LIST_MEMBERS),
             self._client.call(ops.LIST_DRILLS),
-            self._statuses(),
-            self._of_each(lambda at: self._client.call(ops.LIST_DIGESTS, replica=at, deadline_s=STATUS_S)),
+            self._client.call(ops.LIST_NODES),
+            self._client.call(ops.LIST_TRANSFERS),
         )
-        return Found(members=members, statuses=statuses, digests=digests, drills=drills)
+        statuses, digests, certificates_s = await asyncio.gather(
+            self._statuses(), self._digests(), self._machines.certificates_s()
+        )
+        found = Found(
+            members=members,
+            statuses=statuses,
+            digests=digests,
+            drills=drills,
+            nodes=nodes.nodes,
+            stage_outs=tuple(one.job_id for one in moving.transfers if one.stage == "stage_out"),
+            certificates_s=certificates_s,
+            site=self._machines.site(),
+        )
+        if not SCENARIOS[wanted.scenario].needs:
+            return found
+        helper, off_s = await self._machines.look(wanted.scenario, target_of(found, wanted))
+        if not isinstance(helper, str):
+            until_us = helper.figures.get("certificate_until_us", 0)
+            left_s = (until_us - self._clock.now()) / MICROSECONDS_PER_SECOND
+            found = msgspec.structs.replace(found, certificates_s={**certificates_s, "its helper": left_s})
+        return msgspec.structs.replace(found, helper=helper, helper_clock_s=off_s)
 
     async def _statuses(self) -> dict[str, StatusView]:
         return await self._of_each(lambda at: self._client.call(ops.SHOW_STATUS, replica=at, deadline_s=STATUS_S))
 
+    async def _digests(self) -> dict[str, DigestsAnswer]:
+        return await self._of_each(lambda at: self._client.call(ops.LIST_DIGESTS, replica=at, deadline_s=STATUS_S))
+
     async def _of_each(self, ask: Callable[[Address], Awaitable[_T]]) -> dict[str, _T]:
+        """Return what each replica answers that does, but for the target of a fault."""
+
         async def one(at: Address) -> _T | None:
             try:
                 return await ask(at)
             except ApiError:
                 return None
 
-        answers = await asyncio.gather(*(one(at) for at in self._replicas.values()))
-        return {name: answer for name, answer in zip(self._replicas, answers, strict=True) if answer is not None}
+        asked = {name: at for name, at in self._replicas.items() if name not in self._spared}
+        answers = await asyncio.gather(*(one(at) for at in asked.values()))
+        return {name: answer for name, answer in zip(asked, answers, strict=True) if answer is not None}
 
     async def run(self, plan: Plan, goals: Goals) -> DrillAnswer:
         """Carry out a plan, and return the drill as it ended; ApiError where it could not begin or its end not be said.
 
         However this ends, but for the end of the process, the ledger hears of it; without that the drill is lost.
         """
+        waits_s = SECOND_S if self._require_second else 0
+        lasts_s = LASTS_S + plan.hold_s + (round(BACK_S) if plan.hold_s else 0) + waits_s
         request = StartDrillRequest(
             command_id=self._client.new_command_id(),
             scenario=plan.scenario,
             target=plan.target,
-            lasts_s=LASTS_S,
+            lasts_s=lasts_s,
             forced=plan.forced,
             plan=plan.id,
         )
@@ -142,10 +213,14 @@ class Coordinator:
         self._tell(f"drill {drill.drill} began: {plan.scenario} of {plan.target}")
         verdict, sentence, figures = "aborted", "ended from the keyboard", dict[str, int]()
         try:
-            async with asyncio.timeout(LASTS_S - END_S / 2):
+            async with asyncio.timeout(lasts_s - END_S / 2):
+                if self._require_second:
+                    await self._seconded(drill.drill)
                 verdict, sentence, figures = await self._carried_out(plan, goals)
         except Aborted as error:
             sentence = str(error)
+        except HelperRefused as error:
+            sentence = f"its helper: {error}"
         except TimeoutError:
             sentence = "it was not over in its time"
         except ApiError as error:
@@ -155,6 +230,20 @@ class Coordinator:
             # Also where the keyboard ended it: once more, and nobody waits.
             ended = await asyncio.shield(ending)
         return ended
+
+    async def _seconded(self, drill: int) -> None:
+        """Wait for another operator; Aborted."""
+        self._tell(f"another operator has to agree within {SECOND_S} s: forebay drill confirm {drill}")
+        until_s = self._clock.monotonic_s() + SECOND_S
+        while self._clock.monotonic_s() < until_s:
+            known = await self._client.call(ops.SHOW_DRILL, drill=drill)
+            if known.abort:
+                raise Aborted(known.abort)
+            if known.second:
+                self._tell(f"{known.second} agreed")
+                return
+            await asyncio.sleep(1.0)
+        raise Aborted(f"no other operator agreed within {SECOND_S} s")
 
     async def _end(self, drill: int, verdict: str, sentence: str, figures: dict[str, int]) -> DrillAnswer:
         # What somebody else has said may be as long as a sentence may be, with a name before it.
@@ -167,46 +256,122 @@ class Coordinator:
     # ---- what is done
 
     async def _carried_out(self, plan: Plan, goals: Goals) -> tuple[str, str, dict[str, int]]:
-        began_s = self._clock.monotonic_s()
-        async with self._probing(goals):
+        scenario, began_s = SCENARIOS[plan.scenario], self._clock.monotonic_s()
+        probes = Probes(self._client, self._clock, self._replicas, self._number())
+        nodes = (await self._client.call(ops.LIST_NODES)).nodes
+        self._up = frozenset(one.name for one in nodes if one.state == "UP")
+        async with self._watched(probes, goals):
             self._tell(f"for {CONTROL_S:g} s nothing is done, to see what is normal")
             await self._while_well(CONTROL_S)
             fault_s = self._clock.monotonic_s()
-            self._tell(f"{plan.target} is to take the leadership over from {plan.leader}")
-            led = await self._handed_over(plan.target)
-            done_s = self._clock.monotonic_s()
+            if scenario.needs:
+                seen = await self._on_its_machine(plan, scenario, fault_s)
+                faults, more = _faults_of(seen, plan, scenario), _figures_of(seen, fault_s)
+            else:
+                self._tell(f"{plan.target} is to take the leadership over from {plan.leader}")
+                led = await self._handed_over(plan.target)
+                more = {"handover_us": round((self._clock.monotonic_s() - fault_s) * MICROSECONDS_PER_SECOND)}
+                faults = [] if led == plan.target else [f"{led or 'nobody'} leads, not {plan.target}"]
             await self._while_well(SETTLE_S)
         over_s = self._clock.monotonic_s()
-        figures = {
-            "write_stop_us": longest_gap_us(self._writes, fault_s, over_s),
-            "read_stop_us": longest_gap_us(self._reads, fault_s, over_s),
-            "control_write_gap_us": longest_gap_us(self._writes, began_s + CONTROL_S / 4, fault_s),
-            "control_read_gap_us": longest_gap_us(self._reads, began_s + CONTROL_S / 4, fault_s),
-            "control_write_p50_us": latency_us(self._writes, began_s, fault_s, 0.5),
-            "write_p99_us": latency_us(self._writes, fault_s, over_s, 0.99),
-            "handover_us": round((done_s - fault_s) * MICROSECONDS_PER_SECOND),
-            "writes_acknowledged": sum(one.answered_s is not None for one in self._writes),
-            "writes_unanswered": sum(one.answered_s is None for one in self._writes),
-        }
+        figures = _measured(probes, began_s, fault_s, over_s) | more
         self._tell("every acknowledged write is asked for again, and all states are compared")
-        gone = lost(self._writes, await self._answered_again())
-        agrees = await self._states_agree()
-        figures |= {"writes_lost": len(gone), "states_agree": int(agrees), **await self._meanwhile()}
+        gone = lost(probes.writes, await self._answered_again(probes.writes))
+        agrees, meanwhile = await self._states_agree(), await self._meanwhile()
+        figures |= {"writes_lost": len(gone), "states_agree": int(agrees), **meanwhile}
         took_ms, goal_ms = figures["write_stop_us"] / 1000, goals.write_stop_us / 1000
+        twice, others = meanwhile["runs_again"], meanwhile["nodes_lost"] - (plan.scenario == "node-down")
         faults = [
             *([f"{len(gone)} acknowledged writes are gone"] if gone else ()),
             *([] if agrees else ["not all replicas hold the same state"]),
-            *([] if led == plan.target else [f"{led or 'nobody'} leads, not {plan.target}"]),
+            *faults,
+            *([f"{twice} jobs began to run again"] if twice and scenario.needs else ()),
+            *([f"{others} other nodes were lost"] if others > 0 and scenario.needs else ()),
             *([f"writes stopped for {took_ms:.1f} ms, and {goal_ms:g} ms is the goal"] if took_ms > goal_ms else ()),
         ]  # fmt: skip
         if faults:
             return "failed", "; ".join(faults), figures
+        what = f"{plan.target} is back" if scenario.needs else f"{plan.target} leads"
         return (
             "passed",
-            f"{plan.target} leads; writes stopped for {took_ms:.1f} ms, and none of "
+            f"{what}; writes stopped for {took_ms:.1f} ms, and none of "
             f"{figures['writes_acknowledged']} acknowledged ones is gone",
             figures,
         )
+
+    async def _on_its_machine(self, plan: Plan, scenario: Scenario, fault_s: float) -> Fault:
+        """Have the fault done, held and undone, and wait until its target is back; Aborted, HelperRefused, ApiError."""
+        channel = await self._machines.channel(plan.target)
+        seen, drill = Fault(), self._number()
+        self._spared = frozenset({plan.target})
+        tasks = list[asyncio.Task[None]]()
+        try:
+            # As long as it is to be held, and what a busy machine may take to say so.
+            begin = Begin(drill, plan.id, plan.scenario, plan.target, plan.hold_s + round(RENEW_EVERY_S))
+            await channel.ask(begin)
+            seen.done_s = self._clock.monotonic_s()
+            tasks.append(asyncio.create_task(self._renew(channel, drill)))
+            tasks.append(asyncio.create_task(self._observe(plan, seen)))
+            self._tell(f"{plan.target} {scenario.does} after {plan.hold_s} s")
+            await self._while_well(plan.hold_s)
+            await channel.ask(End(drill))
+            self._tell("the fault is undone")
+        finally:
+            for task in tasks:
+                task.cancel()
+            # Where it was not undone above: now, and if that does not go through, when the lease ends.
+            ending = asyncio.ensure_future(_undone(channel, drill))
+            await asyncio.shield(ending)
+        seen.undone_s = self._clock.monotonic_s()
+        await self._back(plan.target, scenario, seen)
+        self._spared = frozenset()
+        return seen
+
+    async def _renew(self, channel: Channel, drill: int) -> None:
+        try:
+            while True:
+                await asyncio.sleep(RENEW_EVERY_S)
+                await channel.ask(Renew(drill))
+        except HelperRefused as error:
+            self._stop = self._stop or f"the fault ended before its time: {error}"
+
+    async def _observe(self, plan: Plan, seen: Fault) -> None:
+        """Note what others see of a fault, for as long as it is held."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            leads = {one.leader for one in (await self._statuses()).values() if one.ready} - {plan.target, None}
+            seen.took_over = seen.took_over or next((one for one in leads if one), "")
+            with contextlib.suppress(ApiError):
+                nodes = (await self._client.call(ops.LIST_NODES, deadline_s=STATUS_S)).nodes
+                now_s, others = self._clock.monotonic_s(), self._up - self._spared
+                seen.was_down |= any((one.name, one.state) == (plan.target, "DOWN") for one in nodes)
+                heard_s = [
+                    now_s - one.last_contact_s - seen.done_s
+                    for one in nodes
+                    if one.name in others and one.last_contact_s is not None
+                ]
+                if seen.agents_back_us is None and others and len(heard_s) == len(others) and min(heard_s) > 0:
+                    seen.agents_back_us = round(max(heard_s) * MICROSECONDS_PER_SECOND)
+
+    async def _back(self, target: str, scenario: Scenario, seen: Fault) -> None:
+        """Wait until the target is there again; it may stay away. Aborted."""
+        while self._clock.monotonic_s() < seen.undone_s + BACK_S:
+            await self._while_well(LOOK_S)
+            with contextlib.suppress(ApiError):
+                if scenario.is_of_agent:
+                    nodes = (await self._client.call(ops.LIST_NODES, deadline_s=STATUS_S)).nodes
+                    mine = next((one for one in nodes if one.name == target), None)
+                    heard_s = None if mine is None else mine.last_contact_s
+                    since_s = self._clock.monotonic_s() - seen.undone_s
+                    is_back = mine is not None and mine.state == "UP" and heard_s is not None and heard_s < since_s
+                else:
+                    at = self._replicas[target]
+                    is_back = (await self._client.call(ops.SHOW_STATUS, replica=at, deadline_s=STATUS_S)).ready
+                if is_back:
+                    took_s = self._clock.monotonic_s() - seen.undone_s
+                    seen.back_us = round(took_s * MICROSECONDS_PER_SECOND)
+                    self._tell(f"{target} is back")
+                    return
 
     async def _handed_over(self, target: str) -> str | None:
         """Return who leads once that was done; what is asked for cannot be taken back, but nobody waits for it."""
@@ -221,7 +386,7 @@ class Coordinator:
         finally:
             handing.cancel()
 
-    async def _answered_again(self) -> dict[str, int]:
+    async def _answered_again(self, writes: list[Probe]) -> dict[str, int]:
         """Return the revision that each acknowledged write is answered with when it is sent again, by command id."""
         drill, found, room = self._number(), dict[str, int](), asyncio.Semaphore(AGAIN_AT_ONCE)
 
@@ -231,7 +396,7 @@ class Coordinator:
                     answer = await self._client.call(ops.PROBE_DRILL, Command(command_id=command_id), drill=drill)
                     found[command_id] = answer.revision
 
-        await asyncio.gather(*(again(one.command_id) for one in self._writes if one.answered_s is not None))
+        await asyncio.gather(*(again(one.command_id) for one in writes if one.answered_s is not None))
         return found
 
     async def _states_agree(self) -> bool:
@@ -251,87 +416,132 @@ class Coordinator:
         story = await self._client.call(ops.SHOW_HISTORY, kind=",".join(_AGAIN), limit=HISTORY_ROWS, **since)
         return dict.fromkeys(_AGAIN.values(), 0) | Counter(_AGAIN[row.event] for row in story.rows)
 
-    # ---- probes and stop conditions
+    # ---- stop conditions
 
     @contextlib.asynccontextmanager
-    async def _probing(self, goals: Goals) -> AsyncIterator[None]:
-        tasks = [
-            asyncio.create_task(self._probe_on(self._write)),
-            asyncio.create_task(self._probe_on(self._read)),
-            asyncio.create_task(self._watch(goals)),
-        ]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    async def _watched(self, probes: Probes, goals: Goals) -> AsyncIterator[None]:
+        async with probes.running():
+            tasks = [
+                asyncio.create_task(self._or_stop(watch))
+                for watch in (self._watch(probes, goals), self._watch_members())
+            ]
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _while_well(self, length_s: float) -> None:
         until_s = self._clock.monotonic_s() + length_s
-        while (left_s := until_s - self._clock.monotonic_s()) > 0:
-            if self._stop:
-                raise Aborted(self._stop)
+        while not self._stop and (left_s := until_s - self._clock.monotonic_s()) > 0:
             await asyncio.sleep(min(LOOK_S, left_s))
+        if self._stop:
+            raise Aborted(self._stop)
 
-    async def _probe_on(self, ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        under_way = set[asyncio.Task[None]]()
-        began_s, sent = self._clock.monotonic_s(), 0
+    async def _or_stop(self, watch: Coroutine[Any, Any, None]) -> None:
+        """Run a watch; without it there is no drill, whatever it met."""
         try:
-            while True:
-                if len(under_way) < UNDER_WAY_MAX:
-                    task = asyncio.create_task(ask())
-                    under_way.add(task)
-                    task.add_done_callback(under_way.discard)
-                sent += 1
-                # By the clock, not one interval after the last: what sending costs must not thin them out.
-                await asyncio.sleep(max(0.0, began_s + sent * PROBE_EVERY_S - self._clock.monotonic_s()))
-        finally:
-            for task in list(under_way):
-                task.cancel()
-            await asyncio.gather(*under_way, return_exceptions=True)
+            await watch
+        except Exception as error:
+            self._stop = self._stop or f"what would stop it cannot be looked at ({type(error).__name__}: {error})"
 
-    async def _write(self) -> None:
-        probe = Probe(self._clock.monotonic_s(), command_id=self._client.new_command_id())
-        self._writes.append(probe)
-        try:
-            answer = await self._client.call(
-                ops.PROBE_DRILL, Command(command_id=probe.command_id), drill=self._number(), deadline_s=PROBE_S
-            )
-        except ApiError as error:
-            if 400 <= error.status < 500 and error.outcome == "refused" and not self._stop:
-                self._stop = f"a write was refused: {error.sentence}"
-            return
-        probe.answered_s, probe.revision = self._clock.monotonic_s(), answer.revision
-
-    async def _read(self) -> None:
-        probe = Probe(self._clock.monotonic_s())
-        self._reads.append(probe)
-        with contextlib.suppress(ApiError):
-            drill = await self._client.call(ops.SHOW_DRILL, drill=self._number(), deadline_s=PROBE_S)
-            probe.answered_s, probe.revision = self._clock.monotonic_s(), drill.revision
-            if drill.abort and not self._stop:
-                self._stop = drill.abort
-
-    async def _watch(self, goals: Goals) -> None:
-        began_s, looks = self._clock.monotonic_s(), 0
+    async def _watch(self, probes: Probes, goals: Goals) -> None:
+        """Look ten times a second at what is known here, which asks nobody."""
+        began_s, normal_us = self._clock.monotonic_s(), 0
         while not self._stop:
             await asyncio.sleep(LOOK_S)
-            last_s = max((one.answered_s for one in self._writes if one.answered_s is not None), default=began_s)
-            if (self._clock.monotonic_s() - last_s) * MICROSECONDS_PER_SECOND > goals.abort_after_us:
-                self._stop = f"no write was acknowledged for {goals.abort_after_us / MICROSECONDS_PER_SECOND:g} s"
-            looks += 1
-            if looks % MEMBERS_EVERY == 0:
-                self._stop = self._stop or await self._unwell()
+            now_s = self._clock.monotonic_s()
+            if not normal_us and now_s >= began_s + CONTROL_S:
+                normal_us = latency_us(probes.writes, began_s, now_s, 0.99)
+            halt, after_s = self._machines.halted, goals.abort_after_us / MICROSECONDS_PER_SECOND
+            reasons = (
+                probes.abort,
+                f"a write was refused: {probes.refusal}" if probes.refusal else "",
+                f"no write was acknowledged for {after_s:g} s" if now_s - probes.answered_s > after_s else "",
+                f"{halt} is there" if halt else "",
+                _slow(probes, now_s, normal_us),
+            )
+            self._stop = self._stop or next(filter(None, reasons), "")
+
+    async def _watch_members(self) -> None:
+        while not self._stop:
+            await asyncio.sleep(MEMBERS_EVERY_S)
+            found = await self._unwell()
+            # Only now: somebody else may have said why meanwhile.
+            self._stop = self._stop or found
 
     async def _unwell(self) -> str:
         """Return what of the cluster says that a drill has to end, empty for nothing."""
         with contextlib.suppress(ApiError):
             for lock in (await self._client.call(ops.LIST_DRILLS, deadline_s=STATUS_S)).locks[:1]:
                 return f"{lock.by} wants no drills: {lock.reason}"
-        silent = sorted(set(self._replicas) - set(await self._statuses()))
-        return f"{', '.join(silent)} did not answer for {STATUS_S:g} s" if silent else ""
+        statuses = await self._statuses()
+        silent = sorted(set(self._replicas) - self._spared - set(statuses))
+        if silent:
+            return f"{', '.join(silent)} did not answer for {STATUS_S:g} s"
+        with contextlib.suppress(ApiError):
+            nodes = (await self._client.call(ops.LIST_NODES, deadline_s=STATUS_S)).nodes
+            down = sorted({one.name for one in nodes if one.state == "DOWN"} & self._up - self._spared)
+            if down:
+                return f"{', '.join(down)} is DOWN, and is not the target"
+        odd = sorted(name for name, one in (await self._digests()).items() if one.verdict in ("disputed", "odd"))
+        if odd:
+            return f"{', '.join(odd)} hold another state than the others"
+        return await self._alarm() if self._alarm is not None else ""
 
     def _number(self) -> int:
         assert self._drill is not None
         return self._drill.drill
+
+
+async def _undone(channel: Channel, drill: int) -> None:
+    """Have a fault undone that may be, and give the connection up."""
+    with contextlib.suppress(HelperRefused):
+        await channel.ask(End(drill))
+    await channel.close()
+
+
+def _slow(probes: Probes, now_s: float, normal_us: int) -> str:
+    """Return that writes take many times as long as before, once they go on again; empty: they do not."""
+    last = [one for one in probes.writes if one.sent_s >= now_s - 2 * CALM_S]
+    if not normal_us or longest_gap_us(last, now_s - 2 * CALM_S, now_s) > CALM_S / 4 * MICROSECONDS_PER_SECOND:
+        return ""
+    taken_us = latency_us(last, now_s - 2 * CALM_S, now_s - CALM_S, 0.99)
+    if taken_us <= max(SLOWER_MAX * normal_us, SLOW_US_LEAST):
+        return ""
+    return f"of 100 writes one takes {taken_us / 1000:.0f} ms, before it were {normal_us / 1000:.0f} ms"
+
+
+def _measured(probes: Probes, began_s: float, fault_s: float, over_s: float) -> dict[str, int]:
+    """Return what users meet, before the fault and from it on."""
+    writes, reads, stale, settled_s = probes.writes, probes.reads, probes.stale_reads, began_s + CONTROL_S / 4
+    return {
+        "write_stop_us": longest_gap_us(writes, fault_s, over_s),
+        "read_stop_us": longest_gap_us(reads, fault_s, over_s),
+        "stale_read_stop_us": longest_gap_us(stale, fault_s, over_s),
+        "control_write_gap_us": longest_gap_us(writes, settled_s, fault_s),
+        "control_read_gap_us": longest_gap_us(reads, settled_s, fault_s),
+        "control_write_p50_us": latency_us(writes, began_s, fault_s, 0.5),
+        "write_p99_us": latency_us(writes, fault_s, over_s, 0.99),
+        "writes_acknowledged": sum(one.answered_s is not None for one in writes),
+        "writes_unanswered": sum(one.answered_s is None for one in writes),
+    }
+
+
+def _figures_of(seen: Fault, fault_s: float) -> dict[str, int]:
+    """Return what was seen of a fault on a machine."""
+    held_us = round((seen.undone_s - seen.done_s) * MICROSECONDS_PER_SECOND)
+    figures = {"begun_us": round((seen.done_s - fault_s) * MICROSECONDS_PER_SECOND), "held_us": held_us}
+    more = {"agents_back_us": seen.agents_back_us, "target_back_us": seen.back_us}
+    return figures | {name: value for name, value in more.items() if value is not None}
+
+
+def _faults_of(seen: Fault, plan: Plan, scenario: Scenario) -> list[str]:
+    """Return what did not come as a fault on a machine should have it."""
+    led = scenario.takes_over and plan.target == plan.leader
+    return [
+        *([f"nobody else led while {plan.target} could not"] if led and not seen.took_over else ()),
+        *([f"{plan.target} was not DOWN"] if scenario.name == "node-down" and not seen.was_down else ()),
+        *([f"{plan.target} was not back within {BACK_S:g} s"] if seen.back_us is None else ()),
+    ]

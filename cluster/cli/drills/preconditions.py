@@ -9,7 +9,9 @@ from typing import Final
 import msgspec
 
 from cluster.cli.commands.member import by_point
-from cluster.schemas import DigestsAnswer, MembersAnswer, StatusView
+from cluster.cli.drills.scenarios import HOLD_S, NODE_DOWN_MORE_S, SCENARIOS, Scenario
+from cluster.drill import DURATION_S_MAX, Answer
+from cluster.schemas import DigestsAnswer, MembersAnswer, NodeView, StatusView
 from cluster.schemas.drills import DrillsAnswer, DrillView
 
 LAG_ENTRIES_MAX: Final = 100
@@ -21,8 +23,28 @@ MEMBERS_LEAST: Final = 3
 ID_DIGITS: Final = 8
 """Digits of a plan's id: typed by a person, and told from that of a moment ago."""
 
+CERTIFICATES_S_LEAST: Final = 7 * 86_400
+"""For how long each certificate that a drill meets has to be valid, seconds."""
+
+HELPER_CLOCK_S_MAX: Final = 5.0
+"""How far the clock of the helper's machine may be off from that of who plans a drill, seconds."""
+
+SNAPSHOT_PERIODS_MAX: Final = 2
+"""Periods of snapshots that a replica may have gone without one, count: one is made beside other work."""
+
 COMPARED: Final = 5
 """Earlier drills of the same kind that a plan and a report name, count."""
+
+
+class Site(msgspec.Struct, frozen=True, kw_only=True):
+    """What the configuration of who plans a drill says that matters for one."""
+
+    node_down_s: int = 30
+    snapshot_every_entries: int = 10_000
+    never: str = ""
+    """Hours without drills that it is now; empty: none."""
+    halt: str = ""
+    """The file that says that there shall be no drill; empty: it is not there."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +55,28 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """By replica; who did not answer is missing."""
     digests: dict[str, DigestsAnswer]
     drills: DrillsAnswer
+    nodes: tuple[NodeView, ...] = ()
+    stage_outs: tuple[int, ...] = ()
+    """Jobs whose results are being moved."""
+    certificates_s: dict[str, float] = {}
+    """For how long the certificates are valid that were shown, seconds, by whose they are."""
+    helper: Answer | str = ""
+    """What the target's helper said to a question; or why there is nothing from it, a sentence and a remedy."""
+    helper_clock_s: float = 0.0
+    """How far its clock is off."""
+    site: Site = Site()
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked for."""
+
+    scenario: str
+    target: str | None = None
+    hold_s: int | None = None
+    """For how long the fault is held, seconds; None: as the scenario is."""
+    spare_jobs: bool = False
+    """Whether nothing may be moved out of buffers meanwhile."""
+    forced: tuple[str, ...] = ()
 
 
 class Precondition(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +100,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     preconditions: tuple[Precondition, ...]
     forced: tuple[str, ...]
     will_happen: str
+    hold_s: int = 0
+    """For how long the fault is held, seconds; 0: it is none that lasts."""
     earlier_us: tuple[int, ...] = ()
     """How long writes stopped in the last drills of its kind, µs, the newest first."""
 
@@ -67,37 +113,79 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def plan_of(found: Found, scenario: str, target: str | None, forced: Iterable[str] = ()) -> Plan:
-    """Return the plan of a drill; without a target, of the member that is furthest and answers."""
+def plan_of(found: Found, wanted: Wanted) -> Plan:
+    """Return the plan of a drill of one of SCENARIOS, of the target that `target_of` returns."""
+    scenario, target = SCENARIOS[wanted.scenario], target_of(found, wanted)
+    hold_s = hold_of(found, wanted)
+    judged = tuple(_judged(found, wanted, scenario, target, hold_s))
+    unmet = tuple(sorted(one.name for one in judged if not one.holds))
+    overridden = tuple(sorted(set(wanted.forced) & set(unmet)))
     members = found.members
     leader = members.leader or ""
-    chosen = target or _furthest(found)
-    judged = (
-        _members(found),
-        _target(found, chosen),
-        *_of_members(found),
-        _agreement(found),
-        _other_drills(found.drills),
-    )
-    unmet = tuple(sorted(one.name for one in judged if not one.holds))
-    overridden = tuple(sorted(set(forced) & set(unmet)))
-    earlier = earlier_stops_us(found.drills.drills, scenario)
-    said = (scenario, chosen, leader, str(members.term), str(members.version), *unmet, "", *overridden)
+    earlier = earlier_stops_us(found.drills.drills, scenario.name)
+    asked = (scenario.name, target, str(hold_s), str(wanted.spare_jobs))
+    said = (*asked, leader, str(members.term), str(members.version), *unmet, "", *overridden)
     digest = hashlib.sha256("\0".join((_cluster(found), *said)).encode()).hexdigest()
     return Plan(
         id=digest[:ID_DIGITS],
-        scenario=scenario,
-        target=chosen,
+        scenario=scenario.name,
+        target=target,
         leader=leader,
         term=members.term,
         preconditions=judged,
         forced=overridden,
-        will_happen=(
-            f"{chosen or 'another replica'} takes the leadership over from {leader or 'nobody'}; writes stop "
-            f"{_expected(earlier)}. No process ends: scripts and transfers go on, agents report to who leads then."
-        ),
+        will_happen=_will_happen(found, scenario, target, hold_s, earlier),
+        hold_s=hold_s,
         earlier_us=earlier,
     )
+
+
+def target_of(found: Found, wanted: Wanted) -> str:
+    """Return to whom it is done where nobody says: the leader, who follows most closely, or who runs the most jobs."""
+    scenario = SCENARIOS[wanted.scenario]
+    if wanted.target is not None:
+        return wanted.target
+    if scenario.is_of_agent:
+        return min(((-len(one.jobs), one.name) for one in found.nodes if one.state == "UP"), default=(0, ""))[1]
+    return _furthest(found) if scenario.of == "follower" or not scenario.takes_over else found.members.leader or ""
+
+
+def hold_of(found: Found, wanted: Wanted) -> int:
+    """Return for how long a fault is held, seconds; 0 for one that nobody has to undo."""
+    if not SCENARIOS[wanted.scenario].needs:
+        return 0
+    if wanted.scenario == "node-down":
+        return found.site.node_down_s + NODE_DOWN_MORE_S
+    return wanted.hold_s or HOLD_S
+
+
+def _judged(found: Found, wanted: Wanted, scenario: Scenario, target: str, hold_s: int) -> Iterable[Precondition]:
+    yield _members(found)
+    yield _target(found, scenario, target)
+    yield from _of_members(found)
+    yield _agreement(found)
+    yield _other_drills(found.drills)
+    yield _site(found)
+    if scenario.needs:
+        yield _quorum(found, scenario, target)
+        yield _helper(found, target)
+        yield _duration(hold_s)
+    yield _certificates(found)
+    yield _snapshots(found)
+    yield _jobs(found, wanted.spare_jobs)
+
+
+def _will_happen(found: Found, scenario: Scenario, target: str, hold_s: int, earlier: tuple[int, ...]) -> str:
+    who, leader = target or "nobody", found.members.leader or "nobody"
+    kind = "agents" if scenario.is_of_agent else "replicas"
+    count = len(found.nodes) if scenario.is_of_agent else sum(one.votes for one in found.members.members)
+    if not hold_s:
+        return f"{who} {scenario.does} from {leader}; writes stop {_expected(earlier)}. N{scenario.means[1:]}."
+    stops = scenario.takes_over and target == found.members.leader
+    writes = f"writes stop {_expected(earlier, 'until another one leads')}" if stops else "writes go on"
+    jobs = next((one.jobs for one in found.nodes if one.name == target), ())
+    of_jobs = f"; {len(jobs)} jobs are on it" if scenario.is_of_agent else ""
+    return f"{who}, 1 of {count} {kind}, {scenario.does} after {hold_s} s{of_jobs}; {writes}; {scenario.means}."
 
 
 def earlier_stops_us(drills: Iterable[DrillView], scenario: str) -> tuple[int, ...]:
@@ -106,9 +194,9 @@ def earlier_stops_us(drills: Iterable[DrillView], scenario: str) -> tuple[int, .
     return tuple(stop_us for stop_us in stops if stop_us is not None)[:COMPARED]
 
 
-def _expected(earlier: tuple[int, ...]) -> str:
+def _expected(earlier: tuple[int, ...], unknown: str = "for some ten milliseconds") -> str:
     if not earlier:
-        return "for some ten milliseconds"
+        return unknown
     return f"for some {sorted(earlier)[len(earlier) // 2] / 1000:.0f} ms, as in the last {len(earlier)} of these drills"
 
 
@@ -138,21 +226,121 @@ def _members(found: Found) -> Precondition:
     )
 
 
-def _target(found: Found, target: str) -> Precondition:
-    row = next((one for one in found.members.members if one.name == target), None)
+def _target(found: Found, scenario: Scenario, target: str) -> Precondition:
+    if scenario.is_of_agent:
+        return _agent_target(found, target)
+    row, leader = next((one for one in found.members.members if one.name == target), None), found.members.leader
+    voters = [one.name for one in found.members.members if one.votes]
+    fit = {"leader": [leader or ""], "follower": [one for one in voters if one != leader]}.get(scenario.of, voters)
     if row is None:
-        figure = f"there is no member {target}" if target else "nobody could take over"
-    elif target == found.members.leader:
-        figure = f"{target} leads already"
+        figure = f"there is no member {target}" if target else "nobody could be it"
     elif not row.votes:
         figure = f"{target} does not vote yet"
+    elif target not in fit:
+        figure = f"{target} leads already" if target == leader else f"{target} does not lead, {leader or 'nobody'} does"
     else:
         figure = f"{target}, a {row.role}"
-    names = ", ".join(one.name for one in found.members.members if one.votes and one.name != found.members.leader)
-    holds = row is not None and row.votes and target != found.members.leader
+    remedy = f"name one of: {', '.join(fit) or 'none'}"
+    holds = row is not None and row.votes and target in fit
+    return Precondition(name="target", holds=holds, figure=figure, remedy=remedy, may_be_forced=False)
+
+
+def _agent_target(found: Found, target: str) -> Precondition:
+    row = next((one for one in found.nodes if one.name == target), None)
+    up = [one.name for one in found.nodes if one.state == "UP"]
+    if row is None:
+        figure = f"there is no node {target}" if target else "no node is UP"
+    else:
+        figure = f"{target}, {row.state}, with {len(row.jobs)} jobs"
+    remedy = f"name one of: {', '.join(up[:COMPARED]) or 'none'}"
+    return Precondition(name="target", holds=target in up, figure=figure, remedy=remedy, may_be_forced=False)
+
+
+def _quorum(found: Found, scenario: Scenario, target: str) -> Precondition:
+    voters = [one.name for one in found.members.members if one.votes]
+    left = [one for one in voters if one in found.statuses and (scenario.is_of_agent or one != target)]
+    least = len(voters) // 2 + 1
     return Precondition(
-        name="target", holds=holds, figure=figure, remedy=f"name one of: {names or 'none'}", may_be_forced=False
+        name="quorum",
+        holds=len(left) >= least,
+        figure=f"{len(left)} of {len(voters)} are left, and {least} have to be",
+        remedy="have all members up first: without a majority nothing is decided",
+        may_be_forced=False,
     )
+
+
+def _helper(found: Found, target: str) -> Precondition:
+    if isinstance(found.helper, str):
+        sentence, _, remedy = found.helper.rpartition("; ")
+        return Precondition(name="helper", holds=False, figure=sentence, remedy=remedy, may_be_forced=False)
+    off_s = abs(found.helper_clock_s)
+    starts = {"up": "forebay up", "command": "its [drill] start", "": "its service manager"}[found.helper.starts]
+    return Precondition(
+        name="helper",
+        holds=off_s <= HELPER_CLOCK_S_MAX,
+        figure=f"allows it; its clock is off by {off_s:.1f} s; {starts} starts {target} again",
+        remedy=f"set its clock right: at most {HELPER_CLOCK_S_MAX:g} s",
+    )
+
+
+def _duration(hold_s: int) -> Precondition:
+    most = DURATION_S_MAX - NODE_DOWN_MORE_S
+    return Precondition(
+        name="duration",
+        holds=hold_s <= most,
+        figure=f"{hold_s} s",
+        remedy=f"no fault is held for longer than {most} s: a node that is DOWN only after that cannot be drilled",
+        may_be_forced=False,
+    )
+
+
+def _certificates(found: Found) -> Precondition:
+    known = found.certificates_s
+    soon = {name: left_s for name, left_s in known.items() if left_s < CERTIFICATES_S_LEAST}
+    if soon:
+        figure = "valid: " + ", ".join(
+            f"{name} for {left_s / 86_400:.1f} days" for name, left_s in sorted(soon.items())
+        )
+    else:
+        figure = f"valid for {min(known.values()) / 86_400:.0f} days at least" if known else "none was shown"
+    return Precondition(
+        name="certificates",
+        holds=bool(known) and not soon,
+        figure=figure,
+        remedy="issue them again first: forebay certificate issue NAME --role ROLE --replace",
+    )
+
+
+def _snapshots(found: Found) -> Precondition:
+    since = {name: one.applied_index - (one.snapshot_index or 0) for name, one in found.statuses.items()}
+    most = SNAPSHOT_PERIODS_MAX * found.site.snapshot_every_entries
+    late = sorted(name for name, entries in since.items() if entries > most)
+    figure = (
+        f"{', '.join(late)}: more than {most} entries since the last one"
+        if late
+        else (f"at most {max(since.values(), default=0)} entries since the last one")
+    )
+    remedy = "have one made: forebay snapshot save; or see the log of the replica"
+    return Precondition(name="snapshots", holds=not late, figure=figure, remedy=remedy)
+
+
+def _jobs(found: Found, spare: bool) -> Precondition:
+    count = len(found.stage_outs)
+    return Precondition(
+        name="jobs",
+        holds=not (spare and count),
+        figure=f"{count} are being staged out",
+        remedy="wait until they are: forebay transfer list; or plan it without --spare-jobs",
+    )
+
+
+def _site(found: Found) -> Precondition:
+    site = found.site
+    figure = (
+        f"there are none {site.never}" if site.never else f"{site.halt} is there" if site.halt else "none against it"
+    )
+    remedy = "come again outside of these hours" if site.never else "take the file away"
+    return Precondition(name="site", holds=not (site.never or site.halt), figure=figure, remedy=remedy)
 
 
 def _of_members(found: Found) -> Iterable[Precondition]:

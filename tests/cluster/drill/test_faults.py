@@ -36,6 +36,7 @@ class World:
         self.files = set[str]()
         self.dies_at = NEVER
         self.steps = 0
+        self.waits_for_others = True
 
     def step(self) -> None:
         self.steps += 1

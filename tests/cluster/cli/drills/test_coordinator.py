@@ -10,10 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from cluster.cli.drills import coordinator as module
+from cluster.cli.drills import probes as probing
 from cluster.cli.drills.coordinator import Coordinator, Goals
-from cluster.cli.drills.preconditions import Found, Plan
+from cluster.cli.drills.machines import Machines
+from cluster.cli.drills.preconditions import Found, Plan, Site, Wanted
 from cluster.client import ApiError, Client
-from cluster.schemas import TransferAnswer
+from cluster.drill import Answer, Begin, End, HelperRefused, Renew
+from cluster.schemas import NodesAnswer, TransferAnswer, TransfersAnswer
 from cluster.schemas import operations as ops
 from cluster.schemas.drills import DrillAnswer, DrillLockView, DrillProbeAnswer, DrillsAnswer, EndDrillRequest
 from cluster.schemas.ledger import StoryAnswer, StoryRow
@@ -43,7 +46,9 @@ class ClusterDouble:
         self.silent = self.forgets = self.disagree = self.hangs = False
         self.dead: set[str] = set()
         self.refusal: ApiError | None = None
-        self.abort = ""
+        self.abort = self.second = ""
+        self.odd, self.not_ready = False, ""
+        self.nodes = {row.name: row.state for row in WELL.nodes}
         self.locks: tuple[DrillLockView, ...] = ()
         self.events: tuple[str, ...] = ()
         self.on_transfer: Callable[[], None] = lambda: None
@@ -62,7 +67,12 @@ class ClusterDouble:
         if operation is ops.PROBE_DRILL:
             return await self._probed(request.command_id)
         if operation is ops.SHOW_DRILL:
-            return replace(DRILL, abort=self.abort)
+            return replace(DRILL, abort=self.abort, second=self.second)
+        if operation is ops.LIST_NODES:
+            rows = tuple(replace(row, last_contact_s=0.0, state=self.nodes[row.name]) for row in WELL.nodes)
+            return NodesAnswer(revision=9, nodes=rows)
+        if operation is ops.LIST_DIGESTS:
+            return replace(WELL.digests["r1"], verdict="odd" if self.odd else "agrees")
         if operation is ops.LIST_DRILLS:
             return DrillsAnswer(revision=9, drills=(), locks=self.locks)
         if operation is ops.SHOW_STATUS:
@@ -70,7 +80,9 @@ class ClusterDouble:
             name = f"r{replica.port}"
             if name in self.dead:
                 raise ApiError(0, "unreachable", "it does not answer")
-            return replace(STATUS, state_digest=name if self.disagree else "same")
+            return replace(
+                STATUS, leader=self.leader, ready=name != self.not_ready, state_digest=name if self.disagree else "same"
+            )
         if operation is ops.SHOW_HISTORY:
             rows = [
                 StoryRow(revision=9, at="", actor="a", command="c", event=event, sentence="s") for event in self.events
@@ -82,6 +94,9 @@ class ClusterDouble:
         if self.hangs:
             await asyncio.sleep(30)
         return TransferAnswer(revision=9, leader=self.leader, term=8)
+
+    async def ask_once(self, operation: Any, request: Any, *, replica: Address, timeout_s: float, **more: Any) -> Any:
+        return await self.call(operation, request, **more)
 
     async def _probed(self, command_id: str) -> DrillProbeAnswer:
         if self.refusal is not None:
@@ -95,17 +110,65 @@ class ClusterDouble:
         return DrillProbeAnswer(revision=known, drill=3)
 
 
+class MachinesDouble:
+    """What `cluster.cli.drills.machines.Machines` is to the coordinator, and its one helper."""
+
+    def __init__(self, cluster: ClusterDouble) -> None:
+        self.cluster = cluster
+        self.halted = ""
+        self.asked: list[Any] = []
+        self.refuses: type[Any] | None = None
+        self.broken = False
+        self.on_begin: Callable[[], None] = lambda: None
+        self.on_end: Callable[[], None] = lambda: None
+
+    def site(self) -> Site:
+        return Site()
+
+    async def certificates_s(self) -> dict[str, float]:
+        return WELL.certificates_s
+
+    async def look(self, scenario: str, target: str) -> tuple[Answer | str, float]:
+        return f"{scenario} of {target}; so", 0.0
+
+    async def channel(self, target: str) -> MachinesDouble:
+        return self
+
+    async def ask(self, ask: Any) -> Answer:
+        await asyncio.sleep(0)
+        if self.refuses is not None and isinstance(ask, self.refuses):
+            raise HelperRefused("it does not", "so")
+        self.asked.append(ask)
+        if isinstance(ask, Begin):
+            self.broken = True
+            self.on_begin()
+        if isinstance(ask, End):
+            self.broken = False
+            self.on_end()
+        return Answer(done=True)
+
+    async def close(self) -> None:
+        pass
+
+
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> ClusterDouble:
-    short = {"CONTROL_S": 0.1, "SETTLE_S": 0.6, "LOOK_S": 0.02, "MEMBERS_EVERY": 2, "AGREE_S": 0.2}
+    short = {
+        "CONTROL_S": 0.1, "SETTLE_S": 0.6, "LOOK_S": 0.02, "MEMBERS_EVERY_S": 0.04, "AGREE_S": 0.2, "BACK_S": 0.2,
+        "RENEW_EVERY_S": 0.1,
+    }  # fmt: skip
     for name, value in short.items():
         monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(probing, "PROBE_S", 0.5)
     return ClusterDouble()
 
 
-def carried_out_by(cluster: ClusterDouble) -> Coordinator:
+def carried_out_by(cluster: ClusterDouble, machines: MachinesDouble | None = None, **more: Any) -> Coordinator:
     replicas = {f"r{port}": Address("127.0.0.1", port) for port in (1, 2, 3)}
-    return Coordinator(cast(Client, cluster), SystemClock(), replicas, lambda sentence: None)
+    machines = machines or MachinesDouble(cluster)
+    return Coordinator(
+        cast(Client, cluster), SystemClock(), replicas, cast(Machines, machines), lambda sentence: None, **more
+    )
 
 
 async def ended(cluster: ClusterDouble, goals: Goals = GOALS) -> EndDrillRequest:
@@ -169,11 +232,21 @@ STOPS: dict[str, tuple[Callable[[ClusterDouble], None], str]] = {
         "eve wants no drills: an audit",
     ),
     "member": (lambda cluster: cluster.dead.add("r3"), "r3 did not answer for 2 s"),
+    "agent": (lambda cluster: cluster.nodes.update(n2="DOWN"), "n2 is DOWN, and is not the target"),
+    "divergence": (lambda cluster: setattr(cluster, "odd", True), "r2, r3 hold another state than the others"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("stop", STOPS)
-@pytest.mark.parametrize("when", ["before the fault", "after it"])
+# A node that is DOWN before it all is no reason.
+WHENS = [
+    (stop, when)
+    for stop in STOPS
+    for when in ("before the fault", "after it")
+    if (stop, when[:6]) != ("agent", "before")
+]
+
+
+@pytest.mark.parametrize(("stop", "when"), WHENS)
 def test_each_stop_condition_ends_it_as_aborted(
     cluster: ClusterDouble, stop: str, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,7 +257,7 @@ def test_each_stop_condition_ends_it_as_aborted(
         monkeypatch.setattr(module, "CONTROL_S", 5.0)
         begin(cluster)
     found = asyncio.run(ended(cluster))
-    assert (found.verdict, found.sentence) == ("aborted", sentence)
+    assert found.verdict == "aborted" and found.sentence.endswith(sentence)
     assert cluster.leader == ("r2" if when == "after it" else "r1"), "before the fault it is not done"
 
 
@@ -223,11 +296,155 @@ async def test_who_looks_for_a_plan_asks_each_replica_itself(cluster: ClusterDou
     async def call(operation: Any, request: Any = None, *, replica: Address | None = None, **more: Any) -> Any:
         if operation is ops.LIST_MEMBERS:
             return WELL.members
-        if operation is ops.LIST_DIGESTS:
-            return WELL.digests["r1"]
+        if operation is ops.LIST_TRANSFERS:
+            return TransfersAnswer(revision=9, transfers=())
         return await ClusterDouble.call(cluster, operation, request, replica=replica, **more)
 
     cluster.call = call  # type: ignore[method-assign]
     cluster.dead.add("r3")
-    found: Found = await carried_out_by(cluster).look()
+    found: Found = await carried_out_by(cluster).look(Wanted(scenario="switchover"))
     assert set(found.statuses) == {"r1", "r2"} and set(found.digests) == {"r1", "r2", "r3"}
+
+
+# ---- with a helper
+
+
+HANG = replace(PLAN, scenario="leader-hang", target="r1", hold_s=1)
+
+
+async def held(cluster: ClusterDouble, machines: MachinesDouble, plan: Plan = HANG) -> EndDrillRequest:
+    await carried_out_by(cluster, machines).run(plan, GOALS)
+    assert cluster.ended is not None and not machines.broken, "nothing is left of it"
+    return cluster.ended
+
+
+@story
+async def test_a_fault_is_begun_renewed_and_undone_and_others_lead_meanwhile(cluster: ClusterDouble) -> None:
+    machines = MachinesDouble(cluster)
+    machines.on_begin = lambda: setattr(cluster, "leader", "r3")
+    found = await held(cluster, machines)
+    assert found.verdict == "passed", found.sentence
+    kinds = [type(ask) for ask in machines.asked]
+    assert kinds[0] is Begin and kinds.count(Renew) >= 3 and kinds[-1] is End
+    assert machines.asked[0] == Begin(3, "1", "leader-hang", "r1", 1)
+    assert found.figures["held_us"] >= 1_000_000 and found.figures["target_back_us"] >= 0
+
+
+FAILS: dict[str, tuple[Callable[[ClusterDouble], None], Plan, str]] = {
+    "nobody else led": (lambda cluster: None, HANG, "nobody else led while r1 could not"),
+    "its node was not down": (
+        lambda cluster: None,
+        replace(HANG, scenario="node-down", target="n1"),
+        "n1 was not DOWN",
+    ),
+    "a script ran again": (
+        lambda cluster: setattr(cluster, "events", ("run_requeued",)),
+        replace(HANG, scenario="agent-kill", target="n1"),
+        "1 jobs began to run again",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", FAILS)
+def test_what_does_not_come_as_it_should_fails_it(cluster: ClusterDouble, why: str) -> None:
+    begin, plan, sentence = FAILS[why]
+    machines = MachinesDouble(cluster)
+    machines.on_begin = lambda: begin(cluster)
+    found = asyncio.run(held(cluster, machines, plan))
+    assert found.verdict == "failed" and sentence in found.sentence
+
+
+HELPER_STOPS: dict[str, tuple[Callable[[ClusterDouble, MachinesDouble], None], str]] = {
+    **{name: (lambda cluster, machines, begin=begin: begin(cluster), said) for name, (begin, said) in STOPS.items()},  # type: ignore[misc]
+    "halt": (lambda cluster, machines: setattr(machines, "halted", "/etc/drill.halt"), "/etc/drill.halt is there"),
+    "lease": (
+        lambda cluster, machines: setattr(machines, "refuses", Renew),
+        "the fault ended before its time: it does not; so",
+    ),
+}
+
+
+@pytest.mark.parametrize("stop", HELPER_STOPS)
+def test_each_stop_condition_has_the_fault_undone_and_ends_the_drill_as_aborted(
+    cluster: ClusterDouble, stop: str
+) -> None:
+    begin, sentence = HELPER_STOPS[stop]
+    machines = MachinesDouble(cluster)
+    machines.on_begin = lambda: begin(cluster, machines)
+    found = asyncio.run(held(cluster, machines, replace(HANG, hold_s=20)))
+    assert (found.verdict, found.sentence) == ("aborted", sentence)
+
+
+@story
+async def test_who_ends_it_from_the_keyboard_has_the_fault_undone(cluster: ClusterDouble) -> None:
+    machines = MachinesDouble(cluster)
+    begun = asyncio.Event()
+    machines.on_begin = begun.set
+    running = asyncio.create_task(carried_out_by(cluster, machines).run(HANG, GOALS))
+    await begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not machines.broken and cluster.ended is not None and cluster.ended.verdict == "aborted"
+
+
+@story
+async def test_a_helper_that_refuses_ends_the_drill_and_says_why(cluster: ClusterDouble) -> None:
+    machines = MachinesDouble(cluster)
+    machines.refuses = Begin
+    found = await held(cluster, machines)
+    assert (found.verdict, found.sentence) == ("aborted", "its helper: it does not; so")
+
+
+@story
+async def test_the_target_of_a_fault_may_be_silent_and_no_other(cluster: ClusterDouble) -> None:
+    machines = MachinesDouble(cluster)
+
+    def gone() -> None:
+        cluster.leader = "r3"
+        cluster.dead.add("r1")
+
+    machines.on_begin = gone
+    machines.on_end = lambda: cluster.dead.discard("r1")
+    found = await held(cluster, machines)
+    assert found.verdict == "passed", found.sentence
+
+
+@story
+async def test_a_target_that_does_not_come_back_fails_it(
+    cluster: ClusterDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines = MachinesDouble(cluster)
+    machines.on_begin = lambda: setattr(cluster, "leader", "r3")
+    machines.on_end = lambda: setattr(cluster, "not_ready", "r1")
+    found = await held(cluster, machines)
+    assert found.verdict == "failed" and "r1 was not back within 0.2 s" in found.sentence
+
+
+@story
+async def test_where_two_have_to_agree_nothing_is_done_before_the_other_does(
+    cluster: ClusterDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines = MachinesDouble(cluster)
+    monkeypatch.setattr(module, "SECOND_S", 0)
+    await carried_out_by(cluster, machines, require_second=True).run(HANG, GOALS)
+    assert cluster.ended is not None and cluster.ended.sentence == "no other operator agreed within 0 s"
+    assert machines.asked == []
+    monkeypatch.setattr(module, "SECOND_S", 5)
+    cluster.second, machines.on_begin = "eve", lambda: setattr(cluster, "leader", "r3")
+    await carried_out_by(cluster, machines, require_second=True).run(HANG, GOALS)
+    assert cluster.ended.verdict == "passed"
+
+
+@story
+async def test_a_plan_has_what_the_helper_says_to_it(cluster: ClusterDouble) -> None:
+    async def call(operation: Any, request: Any = None, *, replica: Address | None = None, **more: Any) -> Any:
+        if operation is ops.LIST_MEMBERS:
+            return WELL.members
+        if operation is ops.LIST_TRANSFERS:
+            return TransfersAnswer(revision=9, transfers=())
+        return await ClusterDouble.call(cluster, operation, request, replica=replica, **more)
+
+    cluster.call = call  # type: ignore[method-assign]
+    found = await carried_out_by(cluster).look(Wanted(scenario="leader-hang"))
+    assert found.helper == "leader-hang of r1; so"

@@ -7,9 +7,12 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from cluster.cli.drills.preconditions import Found, Plan, plan_of
-from cluster.schemas import DigestsAnswer, MembersAnswer, MemberView, StatusView
+from cluster.cli.drills.preconditions import Found, Plan, Wanted, plan_of
+from cluster.cli.drills.scenarios import SCENARIOS
+from cluster.drill import NEEDS, Answer
+from cluster.schemas import DigestsAnswer, MembersAnswer, MemberView, NodeView, StatusView
 from cluster.schemas.drills import DrillLockView, DrillsAnswer, DrillView
+from replica.model import SCENARIOS as KNOWN
 
 NAMES = ("r1", "r2", "r3")
 STATUS = StatusView(
@@ -37,7 +40,16 @@ WELL = Found(
     statuses={name: replace(STATUS, replica=name) for name in NAMES},
     digests={name: DigestsAnswer(revision=8, replica=name, digests={5: "d"}, verdict="agrees") for name in NAMES},
     drills=DrillsAnswer(revision=8, drills=(), locks=()),
-)
+    nodes=tuple(
+        NodeView(
+            name=name, state="UP", reason="", cpus=2, cpus_in_use=1, instance="i", storage_id="s",
+            registered_time=None, jobs=jobs, revision=8,
+        )
+        for name, jobs in (("n1", (4,)), ("n2", (5, 6)), ("n3", ()))
+    ),
+    certificates_s={"root": 30 * 86_400.0, "r1": 30 * 86_400.0},
+    helper=Answer(done=True),
+)  # fmt: skip
 
 
 def of_members(**of: dict[str, object]) -> Found:
@@ -55,6 +67,18 @@ def without(name: str) -> Found:
 
 def digests(name: str, **more: object) -> Found:
     return replace(WELL, digests={**WELL.digests, name: replace(WELL.digests[name], **more)})
+
+
+def node(name: str, **more: object) -> Found:
+    return replace(WELL, nodes=tuple(replace(one, **more) if one.name == name else one for one in WELL.nodes))
+
+
+def site(**more: object) -> Found:
+    return replace(WELL, site=replace(WELL.site, **more))
+
+
+def plan(found: Found, target: str | None, *forced: str, scenario: str = "switchover", **more: object) -> Plan:
+    return plan_of(found, replace(Wanted(scenario=scenario, target=target, forced=forced), **more))
 
 
 UNMET: dict[str, tuple[Found, str | None, str]] = {
@@ -86,56 +110,121 @@ UNMET: dict[str, tuple[Found, str | None, str]] = {
         "r2",
         "drills: eve wants none: no",
     ),
+    "the site's hours": (site(never="Mon-Fri 08:00-18:00"), "r2", "site: there are none Mon-Fri 08:00-18:00"),
+    "a file against it": (site(halt="/etc/drill.halt"), "r2", "site: /etc/drill.halt is there"),
+    "a certificate ends": (
+        replace(WELL, certificates_s={"r1": 86_400.0, "r2": 8 * 86_400.0}),
+        "r2",
+        "certificates: valid: r1 for 1.0 days",
+    ),
+    "no certificate": (replace(WELL, certificates_s={}), "r2", "certificates: none was shown"),
+    "an old snapshot": (
+        status("r3", applied_index=30_000, snapshot_index=9_999),
+        "r2",
+        "snapshots: r3: more than 20000 entries since the last one",
+    ),
 }
-NEVER_FORCED = {"members", "target", "drills"}
+OF_MACHINES: dict[str, tuple[str, Found, str | None, str]] = {
+    "it follows": ("leader-hang", WELL, "r2", "target: r2 does not lead, r1 does"),
+    "it leads": ("follower-stop", WELL, "r1", "target: r1 leads already"),
+    "no agent": ("agent-kill", WELL, "n9", "target: there is no node n9"),
+    "a replica for an agent": ("agent-kill", WELL, "r1", "target: there is no node r1"),
+    "an agent for a replica": ("leader-kill", WELL, "n1", "target: there is no member n1"),
+    "its node is DOWN": ("node-down", node("n1", state="DOWN"), "n1", "target: n1, DOWN, with 1 jobs"),
+    "no node": ("agent-kill", replace(WELL, nodes=()), None, "target: no node is UP"),
+    "the last majority": ("leader-kill", without("r2"), "r1", "quorum: 1 of 3 are left, and 2 have to be"),
+    "no helper": ("leader-hang", replace(WELL, helper="h1 is away; start it"), "r1", "helper: h1 is away"),
+    "its clock": (
+        "leader-hang",
+        replace(WELL, helper_clock_s=-6.0),
+        "r1",
+        "helper: allows it; its clock is off by 6.0 s; its service manager starts r1 again",
+    ),
+    "too long": ("node-down", site(node_down_s=300), "n1", "duration: 305 s"),
+}
+ALL = {
+    **{name: ("switchover", *of) for name, of in UNMET.items()},
+    **{f"{of[0]}, {name}": of for name, of in OF_MACHINES.items()},
+}
+NEVER_FORCED = {"members", "target", "drills", "quorum", "duration"}
+"""And the helper, where it is not there: its machine does nothing then."""
 
 
 def test_a_well_cluster_has_a_plan_that_nothing_refuses() -> None:
-    made = plan_of(WELL, "switchover", None)
-    assert made.refused == () and made.target == "r2" and len(made.preconditions) == 9
+    made = plan(WELL, None)
+    assert made.refused == () and made.target == "r2" and len(made.preconditions) == 13
     assert all(one.holds and one.figure for one in made.preconditions)
     assert "r2 takes the leadership over from r1" in made.will_happen
 
 
-@pytest.mark.parametrize("name", UNMET)
+@pytest.mark.parametrize("name", ALL)
 def test_what_must_hold_and_does_not_refuses_the_drill_by_name_figure_and_remedy(name: str) -> None:
-    found, target, said = UNMET[name]
-    refused = plan_of(found, "switchover", target).refused
+    scenario, found, target, said = ALL[name]
+    refused = plan(found, target, scenario=scenario).refused
     assert said in [f"{one.name}: {one.figure}" for one in refused]
     assert all(one.remedy for one in refused)
 
 
-@pytest.mark.parametrize("name", UNMET)
+@pytest.mark.parametrize("name", ALL)
 def test_what_may_be_overridden_is_by_its_own_name_only(name: str) -> None:
-    found, target, said = UNMET[name]
+    scenario, found, target, said = ALL[name]
     unmet = said.partition(":")[0]
-    made = plan_of(found, "switchover", target, [unmet, "flood"])
-    assert (unmet in [one.name for one in made.refused]) == (unmet in NEVER_FORCED)
-    assert set(made.forced) == {unmet} or unmet in NEVER_FORCED
-    others = [one.name for one in plan_of(found, "switchover", target, ["flood"]).refused]
+    never = unmet in NEVER_FORCED or isinstance(found.helper, str)
+    made = plan(found, target, unmet, "flood", scenario=scenario)
+    assert (unmet in [one.name for one in made.refused]) == never
+    assert unmet in made.forced or never
+    others = [one.name for one in plan(found, target, "flood", scenario=scenario).refused]
     assert unmet in others, "another name overrides nothing"
 
 
 CHANGES: dict[str, Callable[[], Plan]] = {
-    "target": lambda: plan_of(WELL, "switchover", "r3"),
-    "leader": lambda: plan_of(replace(WELL, members=replace(WELL.members, leader="r3")), "switchover", "r2"),
-    "term": lambda: plan_of(replace(WELL, members=replace(WELL.members, term=8)), "switchover", "r2"),
-    "members": lambda: plan_of(replace(WELL, members=replace(WELL.members, version=2)), "switchover", "r2"),
-    "what does not hold": lambda: plan_of(of_members(r3={"lag_entries": 101}), "switchover", "r2"),
-    "what is overridden": lambda: plan_of(of_members(r3={"lag_entries": 101}), "switchover", "r2", ["lag"]),
-    "cluster": lambda: plan_of(status("r1", cluster_id="2f"), "switchover", "r2"),
+    "target": lambda: plan(WELL, "r3"),
+    "leader": lambda: plan(replace(WELL, members=replace(WELL.members, leader="r3")), "r2"),
+    "term": lambda: plan(replace(WELL, members=replace(WELL.members, term=8)), "r2"),
+    "members": lambda: plan(replace(WELL, members=replace(WELL.members, version=2)), "r2"),
+    "what does not hold": lambda: plan(of_members(r3={"lag_entries": 101}), "r2"),
+    "what is overridden": lambda: plan(of_members(r3={"lag_entries": 101}), "r2", "lag"),
+    "how long": lambda: plan(WELL, "r1", scenario="leader-hang", hold_s=7),
+    "scenario": lambda: plan(WELL, "r1", scenario="leader-hang"),
+    "another scenario": lambda: plan(WELL, "r1", scenario="leader-kill"),
+    "jobs": lambda: plan(WELL, "r2", spare_jobs=True),
+    "cluster": lambda: plan(status("r1", cluster_id="2f"), "r2"),
 }
 
 
 def test_a_plan_has_another_id_as_soon_as_it_would_be_another_drill() -> None:
-    ids = [plan_of(WELL, "switchover", "r2").id, *(make().id for make in CHANGES.values())]
+    ids = [plan(WELL, "r2").id, *(make().id for make in CHANGES.values())]
     assert len(set(ids)) == len(ids)
     later = of_members(r3={"lag_entries": 3})
-    assert plan_of(later, "switchover", "r2").id == ids[0], "what holds all the same is no change"
+    assert plan(later, "r2").id == ids[0], "what holds all the same is no change"
 
 
 def test_a_plan_says_what_earlier_ones_took() -> None:
     took = tuple(drill(number, figures={"write_stop_us": 1000 * number}) for number in range(9, 2, -1))
-    made = plan_of(replace(WELL, drills=replace(WELL.drills, drills=took)), "switchover", "r2")
+    made = plan(replace(WELL, drills=replace(WELL.drills, drills=took)), "r2")
     assert made.earlier_us == (9000, 8000, 7000, 6000, 5000)
     assert "for some 7 ms, as in the last 5 of these drills" in made.will_happen
+
+
+def test_every_scenario_that_the_cluster_knows_can_be_planned_and_says_what_it_does_to_whom() -> None:
+    assert set(SCENARIOS) == set(KNOWN) and {name for name, one in SCENARIOS.items() if one.needs} == set(NEEDS)
+    targets = {}
+    for name in SCENARIOS:
+        made = plan(WELL, None, scenario=name)
+        assert made.refused == (), name
+        assert made.will_happen.startswith(f"{made.target}") and (made.hold_s > 0) == bool(SCENARIOS[name].needs)
+        targets[name] = made.target
+    assert targets["leader-hang"] == "r1" and targets["follower-stop"] == "r2" and targets["disk-full"] == "r2"
+    assert targets["agent-kill"] == targets["node-down"] == "n2", "who has the most jobs shows most"
+
+
+def test_a_node_is_silent_for_longer_than_it_takes_to_be_down() -> None:
+    assert plan(site(node_down_s=40), "n1", scenario="node-down", hold_s=3).hold_s == 45
+
+
+def test_who_wants_to_spare_jobs_is_refused_while_one_is_staged_out() -> None:
+    moving = replace(WELL, stage_outs=(4, 5))
+    assert plan(moving, "r2").refused == ()
+    (refused,) = plan(moving, "r2", spare_jobs=True).refused
+    assert f"{refused.name}: {refused.figure}" == "jobs: 2 are being staged out"
+    assert plan(WELL, "r2", spare_jobs=True).refused == ()

@@ -1,0 +1,83 @@
+"""Machines of a cluster, as who carries a drill out meets them: helpers, certificates, the site's own word."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+from typing import Final
+
+from cluster.cli.drills.preconditions import Site
+from cluster.config import Config
+from cluster.drill import Answer, Channel, HelperRefused, Look
+from cluster.security import certificate_of, client_context, valid_until
+from cluster.system import Address, Clock
+from replica.values import MICROSECONDS_PER_SECOND
+
+HALT: Final = "drill.halt"
+"""Name of the file beside forebay.toml that keeps drills from beginning, and ends one that is under way."""
+
+SHAKE_S: Final = 2.0
+"""How long a replica may take to show its certificate, seconds."""
+
+
+class Machines:
+    """What one configuration says of them, asked with one identity."""
+
+    def __init__(self, config: Config, identity: str, clock: Clock) -> None:
+        self._config = config
+        self._identity = identity
+        self._clock = clock
+        self._tls = config.tls_files(identity)
+
+    @property
+    def halted(self) -> str:
+        """The file that says that there shall be no drill; empty: it is not there."""
+        file = self._config.file.parent / HALT
+        return str(file) if file.exists() else ""
+
+    def site(self) -> Site:
+        """Return what the configuration says that matters for a plan."""
+        here = datetime.datetime.fromtimestamp(self._clock.now() / MICROSECONDS_PER_SECOND)  # noqa: DTZ006  # the site's
+        return Site(
+            node_down_s=self._config.timing.node_down_s,
+            snapshot_every_entries=self._config.storage.snapshot_every_entries,
+            never=self._config.drill.forbids(here.weekday(), here.hour * 60 + here.minute),
+            halt=self.halted,
+        )
+
+    async def channel(self, target: str) -> Channel:
+        """Return a connection to the helper of a target's machine; HelperRefused."""
+        helper = self._config.helper_of(target)
+        if helper is None:
+            remedy = "add [[helper]] with it among its targets to forebay.toml, and run it on that machine"
+            raise HelperRefused(f"no helper is for {target}", remedy)
+        return await Channel.open(helper.name, helper.address, self._tls, self._config.cluster.id)
+
+    async def look(self, scenario: str, target: str) -> tuple[Answer | str, float]:
+        """Return what the helper says to a plan, or why there is nothing, and how far its clock is off, seconds."""
+        try:
+            channel = await self.channel(target)
+            try:
+                answer = await channel.ask(Look(scenario, target))
+            finally:
+                await channel.close()
+        except HelperRefused as error:
+            return str(error), 0.0
+        return answer, (answer.figures.get("now_us", 0) - self._clock.now()) / MICROSECONDS_PER_SECOND
+
+    async def certificates_s(self) -> dict[str, float]:
+        """Return for how long the certificates are valid that replicas show, and the own one, seconds, by whose."""
+        shown = {self._identity: certificate_of(self._config.tls.certificates, self._identity).valid_until}
+        context = client_context(self._tls)
+
+        async def one(name: str, at: Address) -> None:
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(SHAKE_S):
+                    _, writer = await asyncio.open_connection(at.host, at.port, ssl=context)
+                    shown[name] = valid_until(writer.get_extra_info("peercert") or {})
+                    writer.close()
+
+        await asyncio.gather(*(one(replica.name, replica.api) for replica in self._config.replicas))
+        now = self._clock.now()
+        return {name: (until - now) / MICROSECONDS_PER_SECOND for name, until in shown.items()}

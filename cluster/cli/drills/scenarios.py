@@ -1,0 +1,110 @@
+"""What can be drilled: to whom, how long a fault is held, and what it means to those who work there meanwhile."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from cluster.drill import NEEDS
+
+HOLD_S: Final = 5
+"""For how long a fault is held where nobody says otherwise, seconds: several elections long."""
+
+NODE_DOWN_MORE_S: Final = 5
+"""For how long an agent is silent beyond the time after which its node is DOWN, seconds."""
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of drill."""
+
+    name: str
+    of: str
+    """What its target must be: leader, follower, member or agent."""
+    does: str
+    """What is done, after the target's name."""
+    means: str
+    """What that is to everybody else."""
+    takes_over: bool = False
+    """Whether another replica has to lead meanwhile where the target led."""
+
+    @property
+    def needs(self) -> str:
+        """What the target's machine must allow; empty: no helper is needed."""
+        return NEEDS.get(self.name, "")
+
+    @property
+    def is_of_agent(self) -> bool:
+        """Whether its target is an agent."""
+        return self.of == "agent"
+
+
+_ELECTED: Final = "the others elect another leader; no script and no transfer ends"
+_NO_VOTE: Final = "the others go on without it; no script and no transfer ends"
+
+SCENARIOS: Final = {
+    one.name: one
+    for one in (
+        Scenario(
+            name="switchover",
+            of="follower",
+            does="takes the leadership over",
+            means="no process ends: scripts and transfers go on, agents report to who leads then",
+        ),
+        Scenario(
+            name="leader-kill",
+            of="leader",
+            does="is killed (SIGKILL), and started again",
+            means=_ELECTED,
+            takes_over=True,
+        ),
+        Scenario(
+            name="leader-hang",
+            of="leader",
+            does="stands still (SIGSTOP), and goes on",
+            means=_ELECTED,
+            takes_over=True,
+        ),
+        Scenario(name="follower-stop", of="follower", does="stands still (SIGSTOP), and goes on", means=_NO_VOTE),
+        Scenario(
+            name="agent-kill",
+            of="agent",
+            does="is killed (SIGKILL), and started again",
+            means="scripts go on and are found again; what it was moving begins again as a new attempt",
+        ),
+        Scenario(
+            name="node-down",
+            of="agent",
+            does="stands still (SIGSTOP) until its node is DOWN, and goes on",
+            means="scripts go on; the node gets nothing new while it is DOWN, and is UP again afterwards",
+        ),
+        Scenario(
+            name="partition",
+            of="member",
+            does="is reached by nobody and reaches nobody",
+            means="the others go on, with another leader where it led; agents that poll it poll another",
+            takes_over=True,
+        ),
+        Scenario(
+            name="partition-in",
+            of="member",
+            does="hears nothing of the others",
+            means="the others go on, with another leader where it led",
+            takes_over=True,
+        ),
+        Scenario(
+            name="partition-out",
+            of="member",
+            does="is not heard by the others",
+            means="the others go on, with another leader where it led",
+            takes_over=True,
+        ),
+        Scenario(
+            name="disk-full",
+            of="member",
+            does="has no room left on its own file system, and gets it back",
+            means="it stops at the first write that fails, and is started again; the others go on",
+        ),
+    )
+}
+"""Scenarios by name, as `replica.model.SCENARIOS` lists them."""
