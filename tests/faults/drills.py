@@ -1,0 +1,380 @@
+"""Drills of `forebay drill` on three hosts, as an operator types them. Run by scripts/drills.
+
+Hosts are network namespaces: each has a replica on a file system of its own, a helper, and two of them an agent. Jobs
+are under way all the time, and a probe that knows nothing of the drill's client sends writes to every replica. After
+each drill: it passed, no script ran twice, results are what they must be, nothing is stopped, cut off or full, and for
+how long writes stopped is what the probe saw.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from cluster.client import ApiError, Client
+from cluster.config.config import Config
+from cluster.drill.faults import ThisMachine
+from cluster.schemas import new_command_id
+from cluster.schemas import operations as ops
+from cluster.schemas.job_fields import SubmitRequest
+from cluster.security import Role, client_context, issue, load_authority
+from cluster.server.storage import allow_first_start
+from cluster.system import Address, SystemClock, fields_of
+from replica.model import SCENARIOS
+from tests.account import OWN
+from tests.faults import kernel, network, verify
+from tests.faults.ending import perform
+from tests.faults.local_cluster import AGENTS, FOREBAY, REPLICAS, USER, LocalCluster, RunFailed
+from tests.faults.network import Network
+from tests.faults.workload import EXAMPLES, Workload
+
+CLIENTS = "clients"
+HOSTS = {"r1": "r1", "r2": "r2", "r3": "r3", "n1": "r1", "n2": "r2", "h1": "r1", "h2": "r2", "h3": "r3"}
+"""Who runs on which host; a host is called as its replica."""
+
+HELPER_PORT = 7431
+ROOM = "256m"
+"""Size of a replica's own file system."""
+
+POOLS = {"fast": "40MiB/8MiB,default", "bulk": "80MB/10MB"}
+COPY_RATE = "2MiB"
+NUMBERS = 300_000
+JOBS = ("sum", "sort", "words", "digest")
+AGREES_MS = 20.0
+"""How far the figure of a drill may be off from what the independent probe saw, ms."""
+
+PROBE_EVERY_S = 0.01
+DRILL_S = 300.0
+OVER_S = 180.0
+NODE_DOWN_S = 6
+
+
+class Hosts(LocalCluster):
+    """Three replicas, two agents and three helpers on hosts of their own."""
+
+    def __init__(self, directory: Path, net: Network) -> None:
+        super().__init__(directory)
+        self.net = net
+
+    def found_on_hosts(self) -> None:
+        """Write configuration, certificates and file systems."""
+        self.work.mkdir(parents=True)
+        options = [f"--pool={name}={sizes}" for name, sizes in POOLS.items()]
+        options += [f"--source-root={self.work}/input", f"--destination-root={self.work}", f"--user={self.user}"]
+        options += [*([f"--accounts={OWN}"] if OWN else []), "--cpus=4", "--cluster-name=drills", "--base-port=7401"]
+        self.forebay("init", str(self.directory), *options, config=False)
+        text = self.file.read_text().replace("cpus = 4\n", f'cpus = 4\ncopy_rate = "{COPY_RATE}"\n')
+        text = text.replace('map_size = "16GiB"', 'map_size = "128MiB"')
+        text = text.replace("[timing]\n", f"[timing]\nnode_down_s = {NODE_DOWN_S}\n")
+        config = Config.load(self.file)
+        authority, tls = load_authority(self.directory / "tls"), self.directory / "tls"
+        at = SystemClock().now()
+        for replica in config.replicas:
+            host = self.net.addresses[replica.name]
+            for address in (replica.peer, replica.api):
+                text = text.replace(f'"{address}"', f'"{Address(host, address.port)}"')
+            issue(authority, tls, role=Role.REPLICA, name=replica.name, at=at, addresses=(host,), replace=True)
+        for number, name in enumerate(REPLICAS, 1):
+            place = self.net.addresses[name]
+            targets = ", ".join(f'"{one}"' for one in (*REPLICAS, *AGENTS) if HOSTS[one] == name)
+            text += f'[[helper]]\nname = "h{number}"\naddress = "{place}:{HELPER_PORT}"\ntargets = [{targets}]\n'
+            issue(authority, tls, role=Role.HELPER, name=f"h{number}", at=at, addresses=(place,))
+        start = json.dumps(["/bin/sh", str(self.directory / "start"), "{name}"])
+        text += f'[drill]\nallow = ["process", "network", "disk"]\nstart = {start}\n'
+        self.file.write_text(text)
+        self.config = config = Config.load(self.file)
+        (self.directory / "logs").mkdir()
+        forebay = f"{shlex.quote(str(FOREBAY))} --config {shlex.quote(str(self.file))}"
+        (self.directory / "start").write_text(
+            f"cd {shlex.quote(str(self.directory))} || exit\n"
+            f"case $1 in r*) verb=serve ;; *) verb=agent ;; esac\n"
+            f"exec setsid -f {forebay} $verb --name $1 </dev/null >>logs/$1.log 2>&1\n"
+        )
+        for name in REPLICAS:
+            home = self.directory / name
+            kernel.tool("mount", "-t", "tmpfs", "-o", f"size={ROOM},mode=0700", "forebay", str(home))
+            allow_first_start(config, name)
+
+    def start(self, name: str) -> None:
+        """Start one on its host."""
+        verb = ("serve",) if name in REPLICAS else ("agent",) if name in AGENTS else ("drill", "helper")
+        with (self.directory / "logs" / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [*Network.inside(HOSTS[name]), *self.command(*verb, "--name", name)],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def start_everybody(self) -> None:
+        """Start all, helpers too."""
+        for name in HOSTS:
+            self.start(name)
+
+    def workplace(self, name: str) -> Path:
+        """Return the directory whose lock tells who runs under a name."""
+        assert self.config is not None
+        return self.config.wal_directory(name) if name in REPLICAS else self.config.agent(name).directory
+
+    def pid(self, name: str) -> int | None:
+        """Return the process that runs under a name, whoever has started it."""
+        found = ThisMachine().holder(str(self.workplace(name)))
+        return None if found is None else found.pid
+
+    def left_over(self) -> list[str]:
+        """Return what is left of a fault."""
+        found = []
+        for name in (*REPLICAS, *AGENTS):
+            pid = self.pid(name)
+            fields = None if pid is None else fields_of(pid)
+            if fields is None or fields[0] == b"T":
+                found.append(f"{name} {'does not run' if fields is None else 'is stopped'}")
+        for name in REPLICAS:
+            rules = kernel.tool(*Network.inside(name), "nft", "list", "tables")
+            found += [f"{name} has {line}" for line in rules.splitlines() if "forebay_drill" in line]
+            found += [str(path) for path in (self.directory / name).glob("*.fill")]
+        found += [str(path) for path in (self.directory / "drill").glob("*/undo.json")]
+        return found
+
+    def stop_everybody(self) -> None:
+        """End every process, those that a drill has started too."""
+        for name in ("h1", "h2", "h3"):
+            process = self.processes.get(name)
+            if process is not None and process.poll() is None:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(30)
+        for name in (*AGENTS, *REPLICAS):
+            pid = self.pid(name) if self.config is not None else None
+            if pid is not None:
+                for number in (signal.SIGCONT, signal.SIGKILL):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
+        self.stop_all()
+        for name in REPLICAS:
+            with contextlib.suppress(OSError):
+                kernel.tool("umount", "-l", str(self.directory / name))
+
+
+class Witness:
+    """A probe that knows the addresses of three replicas, and when a write is acknowledged by one of them."""
+
+    def __init__(self, hosts: Hosts, job: int) -> None:
+        assert hosts.config is not None
+        self._bases = [replica.api.url for replica in hosts.config.replicas]
+        self._tls = client_context(hosts.config.tls_files(USER))
+        self._job = job
+        self._clock = SystemClock()
+        self.acknowledged_s: list[float] = []
+
+    @contextlib.asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Send a write to each replica every few milliseconds until the end of the block."""
+        timeout = aiohttp.ClientTimeout(total=4.0)
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=self._tls, limit=0), timeout=timeout
+        ) as session:
+            sending = [asyncio.create_task(self._send(session, base)) for base in self._bases]
+            try:
+                yield
+            finally:
+                for task in sending:
+                    task.cancel()
+                await asyncio.gather(*sending, return_exceptions=True)
+
+    async def _send(self, session: aiohttp.ClientSession, base: str) -> None:
+        under_way = set[asyncio.Task[None]]()
+        began_s, sent = time.perf_counter(), 0
+        while True:
+            if len(under_way) < 24:
+                task = asyncio.create_task(self._one(session, base))
+                under_way.add(task)
+                task.add_done_callback(under_way.discard)
+            sent += 1
+            await asyncio.sleep(max(0.0, began_s + sent * PROBE_EVERY_S - time.perf_counter()))
+
+    async def _one(self, session: aiohttp.ClientSession, base: str) -> None:
+        verb = "hold" if len(self.acknowledged_s) % 2 else "release"
+        body = json.dumps({"command_id": new_command_id(self._clock)})
+        headers = {"Content-Type": "application/json"}
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
+            async with session.post(
+                f"{base}/v1/jobs/{self._job}/{verb}", data=body, headers=headers, allow_redirects=False
+            ) as answer:
+                await answer.read()
+                # A refusal of what is so already is decided and durable, too.
+                if answer.status < 300 or answer.status == 409:
+                    self.acknowledged_s.append(time.perf_counter())
+
+    def longest_ms(self, since_s: float, until_s: float) -> float:
+        """Return the longest time without an acknowledgement between two moments."""
+        moments = sorted(one for one in self.acknowledged_s if since_s <= one <= until_s)
+        return max((b - a for a, b in zip(moments, moments[1:], strict=False)), default=0.0) * 1000
+
+
+class Drills:
+    """A cluster on hosts, and each drill of it."""
+
+    def __init__(self, directory: Path, net: Network, seed: int) -> None:
+        self.hosts = Hosts(directory, net)
+        self.seed = seed
+        self.stops_ms: dict[str, list[float]] = defaultdict(list)
+        self.off_ms: dict[str, list[float]] = defaultdict(list)
+        self.figures: dict[str, list[dict[str, int]]] = defaultdict(list)
+        self.acknowledged: dict[int, str] = {}
+
+    async def run(self, scenarios: list[str], rounds: int) -> None:
+        """Carry each out `rounds` times, then check everything."""
+        hosts = self.hosts
+        hosts.found_on_hosts()
+        self.workload = Workload(hosts.work, numbers=NUMBERS, seed=self.seed)
+        kernel.enter_network(CLIENTS)
+        hosts.start_everybody()
+        async with hosts.client(USER, deadline_s=60) as client:
+            await client.call(ops.LIST_MEMBERS, deadline_s=60)
+            held = await self.submit(client, "sum", hold=True)
+            for number in range(rounds):
+                for scenario in scenarios:
+                    await self.round(client, scenario, held, number)
+            _, status = await verify.same_digest(hosts, client)
+            print(await verify.ran_once(client, self.workload, self.acknowledged, all_complete=True))
+
+    async def submit(self, client: Client, name: str, *, hold: bool = False) -> int:
+        """Submit an example; one that is held is for the probe."""
+        script = (EXAMPLES / f"{name}.sh").read_text()
+        request = SubmitRequest(
+            command_id=client.new_command_id(),
+            script=script,
+            time_limit_s=300,
+            workdir=str(self.hosts.work),
+            name=name,
+            bb="capacity=40MB pool=bulk access=striped" if name == "digest" else None,
+            hold=hold,
+            begin_at="2040-01-01T00:00:00Z" if hold else None,
+        )
+        job = (await client.call(ops.SUBMIT_JOB, request)).job_id
+        if not hold:
+            self.acknowledged[job] = name
+        return job
+
+    async def round(self, client: Client, scenario: str, held: int, number: int) -> None:
+        """Carry one drill out with jobs under way, and look at what is left."""
+        jobs = [await self.submit(client, name) for name in JOBS]
+        witness = Witness(self.hosts, held)
+        async with witness.watching():
+            await asyncio.sleep(1.0)
+            since_s = time.perf_counter()
+            ended = await self.drill(scenario)
+            until_s = time.perf_counter()
+        figures: dict[str, int] = ended["figures"]
+        if ended["verdict"] != "passed" or figures["writes_lost"]:
+            raise RunFailed(f"{scenario}: {ended['verdict']}: {ended['sentence']}")
+        saw_ms, said_ms = witness.longest_ms(since_s, until_s), figures["write_stop_us"] / 1000
+        self.stops_ms[scenario].append(said_ms)
+        self.off_ms[scenario].append(round(said_ms - saw_ms, 1))
+        self.figures[scenario].append(figures)
+        views = await self.over(client, jobs)
+        wrong = {job: view.state for job, view in views.items() if view.state != "COMPLETED"}
+        if wrong:
+            raise RunFailed(f"{scenario}: jobs are not complete: {wrong}")
+        for job in jobs:
+            self.workload.check_result(self.acknowledged[job], job)
+        await verify.ran_once(client, self.workload, jobs, all_complete=True)
+        left = self.hosts.left_over()
+        if left:
+            raise RunFailed(f"{scenario}: left of it: {'; '.join(left)}")
+        print(
+            f"{number + 1:2} {scenario:<14} of {ended['target']}: writes stopped {said_ms:7.1f} ms, the probe saw "
+            f"{saw_ms:7.1f} ms; stages again {figures['stages_again']}, runs again {figures['runs_again']}",
+            flush=True,
+        )
+
+    async def drill(self, scenario: str) -> dict[str, Any]:
+        """Plan it, confirm it, carry it out, and return how it ended."""
+        forced = ("--force", "digests")
+        until_s = time.monotonic() + OVER_S
+        while True:
+            plan = json.loads(await self.typed("drill", "plan", scenario, *forced, "--json"))
+            unmet = [one for one in plan["preconditions"] if not one["holds"] and one["name"] not in plan["forced"]]
+            if not unmet:
+                break
+            if time.monotonic() > until_s:
+                raise RunFailed(f"{scenario} has no plan: {unmet}")
+            await asyncio.sleep(0.5)
+        words = ("--goal-ms", "5000", "--abort-after-s", "20", "--confirm", plan["id"], "--json")
+        found: dict[str, Any] = json.loads(
+            await self.typed("drill", "run", scenario, "--target", plan["target"], *forced, *words)
+        )
+        return found
+
+    async def typed(self, *words: str) -> str:
+        """Return what a command of the operator prints on standard output, whatever its exit code."""
+        process = await asyncio.create_subprocess_exec(
+            *self.hosts.command(*words), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        async with asyncio.timeout(DRILL_S):
+            out, err = await process.communicate()
+        if not out:
+            raise RunFailed(f"forebay {' '.join(words)}: {err.decode().strip()}")
+        return out.decode()
+
+    async def over(self, client: Client, jobs: list[int]) -> dict[int, Any]:
+        """Wait until jobs are over."""
+        until_s = time.monotonic() + OVER_S
+        while True:
+            with contextlib.suppress(ApiError):
+                views = {job.job_id: job for job in (await client.call(ops.LIST_JOBS, limit=10_000)).jobs}
+                if all(verify.over(views[job]) for job in jobs):
+                    return {job: views[job] for job in jobs}
+                if time.monotonic() > until_s:
+                    raise RunFailed(f"not over: {[(job, views[job].state, views[job].reason) for job in jobs]}")
+            await asyncio.sleep(0.2)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/drills", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=10, help="how often each scenario (default: 10)")
+    parser.add_argument("--scenario", action="append", choices=SCENARIOS, help="only this one; may be repeated")
+    parser.add_argument("--seed", type=int, default=None, help="of the jobs' input (default: drawn)")
+    options = parser.parse_args()
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
+    kernel.end_on_signals()
+    try:
+        kernel.require_root("make network namespaces")
+        kernel.require_tools(network.TOOLS)
+        kernel.enter_private_mounts()
+        kernel.enter_private_networks()
+        net = Network((*REPLICAS, CLIENTS))
+    except kernel.Unable as unable:
+        print(f"drills: unable: {unable}", file=sys.stderr)
+        return kernel.EXIT_UNABLE
+    directory = Path(tempfile.mkdtemp(prefix="forebay-drills-")).resolve()
+    drills = Drills(directory, net, seed)
+    work = drills.run(options.scenario or list(SCENARIOS), options.rounds)
+    ended = perform("drills", work, release=drills.hosts.stop_everybody, directory=directory, seed=seed)
+    return ended.report(
+        rounds=options.rounds,
+        jobs=len(drills.acknowledged),
+        write_stop_ms=dict(drills.stops_ms),
+        off_from_probe_ms=dict(drills.off_ms),
+        within_20_ms=all(abs(one) <= AGREES_MS for row in drills.off_ms.values() for one in row),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
