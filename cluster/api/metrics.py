@@ -16,10 +16,10 @@ from cluster.eventloop import RECORDS_PER_SLICE, Work, paced
 from cluster.server import Controller
 from cluster.server.tlog import Publisher
 from replica.messages import features
-from replica.model import TRANSFERS, BufferState, JobState
+from replica.model import TRANSFERS, BufferState, DrillVerdict, JobState
 from replica.operations import rules_in_force
 from replica.state import State
-from replica.values import MICROSECONDS_PER_SECOND
+from replica.values import MICROSECONDS_PER_SECOND, Instant
 from replica.views import pool_use
 
 SYNC_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -118,6 +118,7 @@ class _ReplicaCollector(Collector):
             *self._checkpoints(),
             *self._commands(),
             *_capacity(state),
+            *_drills(state, self._controller.agreed.now()),
             *self._work(state, by_state, by_buffer),
         ]
 
@@ -336,6 +337,26 @@ def _capacity(state: State) -> Iterator[Metric]:
     yield total
     yield free
     yield held
+
+
+def _drills(state: State, at: Instant) -> Iterator[Metric]:
+    """Yield when each kind of drill was last carried out to its end: what reminds of those that were not."""
+    ended: dict[str, int] = {}
+    under_way = 0
+    for number, drill in state.drills.items():
+        if drill.verdict in (DrillVerdict.PASSED, DrillVerdict.FAILED):
+            ended[drill.scenario] = max(ended.get(drill.scenario, 0), drill.ended_at)
+        if drill.is_under_way(at):
+            under_way = number
+    yield _gauge("forebay_drill_under_way", "Number of the drill under way; 0: none is.", under_way)
+    age = GaugeMetricFamily(
+        "forebay_drill_age_seconds",
+        "Time since a drill of this kind was passed or failed; absent for one that was never tried.",
+        labels=["scenario"],
+    )
+    for scenario in sorted(ended):
+        age.add_metric([scenario], max(0, at - ended[scenario]) / MICROSECONDS_PER_SECOND)
+    yield age
 
 
 def _transfers(controller: Controller, state: State) -> Iterator[Metric]:

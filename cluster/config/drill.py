@@ -85,11 +85,21 @@ class DrillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When no drill may begin here, such as `Mon-Fri 08:00-18:00`, in this machine's own time."""
     require_second: bool = False
     """Whether another operator has to agree before anything is done here."""
+    prometheus: Text = ""
+    """A Prometheus that is asked once a second whether a drill that is carried out from here has to end."""
+    stop_when: Text = ""
+    """What it is asked, as in a rule that alerts: where anything comes of it, the drill ends."""
 
     def __post_init__(self) -> None:
         """Refuse what is no program and no hours; InvalidValue."""
         if self.start and not self.start[0].startswith("/"):
             raise InvalidValue(f"found {self.start[0]!r:.60}", "write the absolute path of a program", "start", 0)
+        if self.prometheus and not re.fullmatch(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", self.prometheus):
+            remedy = 'write its address without a name, such as "http://10.0.0.9:9090"'
+            raise InvalidValue(f"found {self.prometheus!r:.60}", remedy, "prometheus")
+        if bool(self.prometheus) is not bool(self.stop_when):
+            missing = "stop_when" if self.prometheus else "prometheus"
+            raise InvalidValue(f"there is no {missing}", "write both, or neither", "stop_when")
         for place, text in enumerate(self.never):
             try:
                 Hours.parse(text)

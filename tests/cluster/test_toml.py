@@ -89,6 +89,8 @@ TABLES: dict[str, dict[str, str]] = {
         "start": '["/usr/bin/systemctl", "start", "forebay-{name}"]',
         "never": '["Mon-Fri 08:00-18:00"]',
         "require_second": "true",
+        "prometheus": '"http://10.0.0.9:9090"',
+        "stop_when": '"forebay_ready == 0"',
     },
 }
 """A configuration with every key but mail.smtp, which excludes mail.program."""

@@ -143,7 +143,20 @@ def _coordinator(client: Client) -> Coordinator:
     config = current.config()
     replicas = {replica.name: replica.api for replica in config.replicas}
     machines = Machines(config, current.identity, current.clock)
-    return Coordinator(client, current.clock, replicas, machines, note, require_second=config.drill.require_second)
+    alarm = None
+    if config.drill.prometheus:
+        from cluster.cli.drills.alarm import Alarm
+
+        alarm = Alarm(config.drill.prometheus, config.drill.stop_when).ask
+    return Coordinator(
+        client,
+        current.clock,
+        replicas,
+        machines,
+        note,
+        require_second=config.drill.require_second,
+        alarm=alarm,
+    )
 
 
 def _again(made: Plan, wanted: Wanted) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from cluster.cli.drills.figures import Probe, latency_us, longest_gap_us, lost
+from cluster.cli.drills.figures import Probe, gap_at_us, latency_us, longest_gap_us, lost
 from cluster.cli.drills.machines import Machines
 from cluster.cli.drills.preconditions import Found, Plan, Wanted, target_of
 from cluster.cli.drills.probes import Probes
@@ -138,6 +138,8 @@ class Coordinator:
         self._require_second = require_second
         self._alarm = alarm
         self._drill: DrillAnswer | None = None
+        self._began_s = clock.monotonic_s()
+        """When the ledger had its beginning."""
         self._stop = ""
         """Why it has to end before its time."""
         self._spared: frozenset[str] = frozenset()
@@ -210,6 +212,7 @@ class Coordinator:
             plan=plan.id,
         )
         drill = self._drill = await self._client.call(ops.START_DRILL, request)
+        self._began_s = self._clock.monotonic_s()
         self._tell(f"drill {drill.drill} began: {plan.scenario} of {plan.target}")
         verdict, sentence, figures = "aborted", "ended from the keyboard", dict[str, int]()
         try:
@@ -275,12 +278,14 @@ class Coordinator:
             await self._while_well(SETTLE_S)
         over_s = self._clock.monotonic_s()
         figures = _measured(probes, began_s, fault_s, over_s) | more
+        figures |= {"fault_at_us": round((fault_s - self._began_s) * MICROSECONDS_PER_SECOND)}
+        figures |= {"goal_us": goals.write_stop_us, "watched_us": round((over_s - fault_s) * MICROSECONDS_PER_SECOND)}
         self._tell("every acknowledged write is asked for again, and all states are compared")
         gone = lost(probes.writes, await self._answered_again(probes.writes))
-        agrees, meanwhile = await self._states_agree(), await self._meanwhile()
+        agrees, meanwhile = await self._states_agree(), await self._meanwhile(plan.target)
         figures |= {"writes_lost": len(gone), "states_agree": int(agrees), **meanwhile}
         took_ms, goal_ms = figures["write_stop_us"] / 1000, goals.write_stop_us / 1000
-        twice, others = meanwhile["runs_again"], meanwhile["nodes_lost"] - (plan.scenario == "node-down")
+        twice, others = meanwhile["runs_again"], meanwhile["nodes_lost"]
         faults = [
             *([f"{len(gone)} acknowledged writes are gone"] if gone else ()),
             *([] if agrees else ["not all replicas hold the same state"]),
@@ -409,12 +414,14 @@ class Coordinator:
             await asyncio.sleep(LOOK_S)
         return False
 
-    async def _meanwhile(self) -> dict[str, int]:
-        """Return how often things happened since the drill began that it should not lead to."""
+    async def _meanwhile(self, target: str) -> dict[str, int]:
+        """Return how often things happened since the drill began that it should not lead to; a target may be lost."""
         assert self._drill is not None
         since: dict[str, Any] = {"from": self._drill.revision}
         story = await self._client.call(ops.SHOW_HISTORY, kind=",".join(_AGAIN), limit=HISTORY_ROWS, **since)
-        return dict.fromkeys(_AGAIN.values(), 0) | Counter(_AGAIN[row.event] for row in story.rows)
+        return dict.fromkeys(_AGAIN.values(), 0) | Counter(
+            _AGAIN[row.event] for row in story.rows if row.detail.get("node") != target or row.event != "node_went_down"
+        )
 
     # ---- stop conditions
 
@@ -518,6 +525,7 @@ def _measured(probes: Probes, began_s: float, fault_s: float, over_s: float) -> 
     writes, reads, stale, settled_s = probes.writes, probes.reads, probes.stale_reads, began_s + CONTROL_S / 4
     return {
         "write_stop_us": longest_gap_us(writes, fault_s, over_s),
+        "write_stop_at_us": gap_at_us(writes, fault_s, over_s),
         "read_stop_us": longest_gap_us(reads, fault_s, over_s),
         "stale_read_stop_us": longest_gap_us(stale, fault_s, over_s),
         "control_write_gap_us": longest_gap_us(writes, settled_s, fault_s),

@@ -27,12 +27,21 @@ def longest_gap_us(probes: Iterable[Probe], from_s: float, until_s: float) -> in
     Answers before `from_s` and after `until_s` count as ends of it, so that one which no answer ended is as long as it
     was looked at.
     """
+    begin_s, end_s = _longest_gap(probes, from_s, until_s)
+    return round((end_s - begin_s) * MICROSECONDS_PER_SECOND)
+
+
+def gap_at_us(probes: Iterable[Probe], from_s: float, until_s: float) -> int:
+    """Return when that time begins, µs after `from_s`; less than 0 where it began before."""
+    return round((_longest_gap(probes, from_s, until_s)[0] - from_s) * MICROSECONDS_PER_SECOND)
+
+
+def _longest_gap(probes: Iterable[Probe], from_s: float, until_s: float) -> tuple[float, float]:
     answers = sorted(one.answered_s for one in probes if one.answered_s is not None)
     before = max((one for one in answers if one <= from_s), default=from_s)
     after = min((one for one in answers if one >= until_s), default=until_s)
     moments = [before, *(one for one in answers if from_s < one < until_s), after]
-    longest_s = max(later - earlier for earlier, later in zip(moments, moments[1:], strict=False))
-    return round(longest_s * MICROSECONDS_PER_SECOND)
+    return max(zip(moments, moments[1:], strict=False), key=lambda gap: gap[1] - gap[0])
 
 
 def latency_us(probes: Iterable[Probe], from_s: float, until_s: float, share: float) -> int:

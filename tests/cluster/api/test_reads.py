@@ -279,6 +279,34 @@ async def test_metrics_show_pools_jobs_queue_and_latency(config: Config) -> None
         assert 'forebay_api_problems_total{code="permission_denied"}' in text
 
 
+@story
+async def test_metrics_say_how_long_ago_each_drill_was_tried_and_which_is_under_way(config: Config) -> None:
+    async with Harness(config) as harness:
+
+        async def asked(what: str, **body: object) -> None:
+            answer = await harness.ask("POST", f"/v1/drills{what}", {"command_id": harness.new_id(), **body})
+            assert answer.status < 300, answer
+
+        async def shown() -> dict[str, float]:
+            text = (await harness.ask("GET", "/metrics")).body.decode()
+            rows = [row.split() for row in text.splitlines() if row.startswith("forebay_drill")]
+            return {name: float(value) for name, value in rows}
+
+        assert await shown() == {"forebay_drill_under_way": 0.0}, "what was never tried has no age"
+        for number, (scenario, verdict) in enumerate(
+            (("switchover", "passed"), ("leader-hang", "failed"), ("leader-kill", "aborted")), 1
+        ):
+            await asked("", scenario=scenario, target="r1", lasts_s=60)
+            assert (await shown())["forebay_drill_under_way"] == number
+            await asked(f"/{number}/end", verdict=verdict, sentence="so")
+        found = await shown()
+        assert found.pop("forebay_drill_under_way") == 0.0
+        assert set(found) == {
+            f'forebay_drill_age_seconds{{scenario="{name}"}}' for name in ("leader-hang", "switchover")
+        }
+        assert all(0 <= age_s < 60 for age_s in found.values())
+
+
 class PeerDouble:
     """A peer as consensus describes it."""
 

@@ -362,6 +362,9 @@ BAD_TABLES = {
     '[[helper]]\nname = "h1"\naddress = "127.0.0.1:7431"\ntargets = ["r1", "r1"]\n': "'r1' is taken by helper[1]",
     '[drill]\nallow = ["everything"]\n': "found 'everything'",
     '[drill]\nstart = ["systemctl"]\n': "write the absolute path of a program",
+    '[drill]\nprometheus = "http://a:b@10.0.0.9"\nstop_when = "up"\n': "write its address without a name",
+    '[drill]\nprometheus = "http://10.0.0.9"\n': "there is no stop_when",
+    '[drill]\nstop_when = "up == 0"\n': "there is no prometheus",
     "[drill]\nalow = []\n": "did you mean 'allow'",
 }
 

@@ -85,7 +85,8 @@ class ClusterDouble:
             )
         if operation is ops.SHOW_HISTORY:
             rows = [
-                StoryRow(revision=9, at="", actor="a", command="c", event=event, sentence="s") for event in self.events
+                StoryRow(revision=9, at="", actor="a", command="c", event=event, sentence="s", detail={"node": "n1"})
+                for event in self.events
             ]
             return StoryAnswer(revision=9, rows=tuple(rows), read=9, read_at=None, last=9)
         assert operation is ops.TRANSFER_LEADERSHIP
@@ -337,6 +338,11 @@ FAILS: dict[str, tuple[Callable[[ClusterDouble], None], Plan, str]] = {
         replace(HANG, scenario="node-down", target="n1"),
         "n1 was not DOWN",
     ),
+    "another node was lost": (
+        lambda cluster: setattr(cluster, "events", ("node_went_down",)),
+        replace(HANG, scenario="agent-kill", target="n2"),
+        "1 other nodes were lost",
+    ),
     "a script ran again": (
         lambda cluster: setattr(cluster, "events", ("run_requeued",)),
         replace(HANG, scenario="agent-kill", target="n1"),
@@ -376,6 +382,19 @@ def test_each_stop_condition_has_the_fault_undone_and_ends_the_drill_as_aborted(
 
 
 @story
+async def test_a_site_that_says_so_has_the_fault_undone_and_the_drill_ended(cluster: ClusterDouble) -> None:
+    machines, said = MachinesDouble(cluster), [""]
+
+    async def alarm() -> str:
+        return said[0]
+
+    machines.on_begin = lambda: said.insert(0, "Prometheus says that up == 0")
+    await carried_out_by(cluster, machines, alarm=alarm).run(replace(HANG, hold_s=20), GOALS)
+    assert cluster.ended is not None and not machines.broken
+    assert (cluster.ended.verdict, cluster.ended.sentence) == ("aborted", "Prometheus says that up == 0")
+
+
+@story
 async def test_who_ends_it_from_the_keyboard_has_the_fault_undone(cluster: ClusterDouble) -> None:
     machines = MachinesDouble(cluster)
     begun = asyncio.Event()
@@ -408,6 +427,13 @@ async def test_the_target_of_a_fault_may_be_silent_and_no_other(cluster: Cluster
     machines.on_end = lambda: cluster.dead.discard("r1")
     found = await held(cluster, machines)
     assert found.verdict == "passed", found.sentence
+
+
+@story
+async def test_the_node_of_an_agent_that_is_the_target_may_be_lost(cluster: ClusterDouble) -> None:
+    cluster.events = ("node_went_down",)
+    found = await held(cluster, MachinesDouble(cluster), replace(HANG, scenario="agent-kill", target="n1"))
+    assert found.verdict == "passed" and found.figures["nodes_lost"] == 0
 
 
 @story

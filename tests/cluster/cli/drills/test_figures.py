@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cli.drills.figures import Probe, latency_us, longest_gap_us, lost
+from cluster.cli.drills.figures import Probe, gap_at_us, latency_us, longest_gap_us, lost
 from replica.values.units import MICROSECONDS_PER_SECOND
 
 MOMENTS = st.lists(st.one_of(st.none(), st.integers(0, 1000)), max_size=40)
@@ -26,6 +26,9 @@ def test_the_longest_gap_is_the_longest_stretch_of_moments_without_an_answer(
         if at in moments:
             begun = at - first
     assert longest_gap_us(probes, from_s, until_s) == longest * MICROSECONDS_PER_SECOND
+    at_s = from_s + gap_at_us(probes, from_s, until_s) // MICROSECONDS_PER_SECOND
+    inside = [at for at in moments if at_s < at < at_s + longest]
+    assert inside == [] and (at_s in moments or at_s == from_s), "that is where it is"
 
 
 def test_a_stop_that_no_answer_ended_is_as_long_as_it_was_looked_at() -> None:

@@ -1,0 +1,50 @@
+"""A site's word that a drill has to end, asked of something that answers as Prometheus does."""
+
+from __future__ import annotations
+
+import pytest
+from aiohttp import web
+
+from cluster.cli.drills.alarm import Alarm
+from tests.cluster.harness import story
+from tests.ports import free_port
+
+ANSWERS = (
+    ('{"status":"success","data":{"resultType":"vector","result":[]}}', 200, ""),
+    ('{"status":"success","data":{"resultType":"vector","result":[{"metric":{},"value":[1,"1"]}]}}', 200, "says that"),
+    ('{"status":"error","errorType":"bad_data","error":"parse error"}', 400, "does not say whether"),
+    ('{"status":"success","data":{"resultType":"vector","result":[]}}', 503, "does not say whether"),
+    ('{"status":"success","data":[]}', 200, "does not say whether"),
+    ("[1]", 200, "does not say whether"),
+    ("it works", 200, "does not say whether"),
+)
+
+
+@pytest.mark.parametrize(("text", "status", "said"), ANSWERS)
+def test_a_drill_has_to_end_where_anything_comes_of_the_query_or_nobody_answers_it(
+    text: str, status: int, said: str
+) -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.query["query"])
+        return web.Response(text=text, status=status)
+
+    @story
+    async def run() -> None:
+        app = web.Application()
+        app.router.add_get("/prometheus/api/v1/query", answer)
+        runner, port = web.AppRunner(app), free_port()
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        found = await Alarm(f"http://127.0.0.1:{port}/prometheus/", 'up{job="a b"} == 0').ask()
+        await runner.cleanup()
+        assert found == (f'Prometheus {said} up{{job="a b"}} == 0' if said else "")
+
+    run()
+    assert asked == ['up{job="a b"} == 0']
+
+
+@story
+async def test_a_prometheus_that_is_away_has_not_said_that_all_is_well() -> None:
+    assert await Alarm(f"http://127.0.0.1:{free_port()}", "up == 0").ask() == "Prometheus does not say whether up == 0"
