@@ -39,10 +39,10 @@ class _Meta(NamedTuple):
 def check_meta_pages(directory: int, path: Path) -> None:
     """Check the meta pages of the data file in the directory with this descriptor; `path` is for the message only.
 
-    A file shorter than its last page is made longer with zeros, which LMDB reports as a broken page where it would
-    otherwise be killed by SIGBUS. Raises RecoveryRefused; OSError if the file cannot be read.
+    LMDB itself does not look whether the file ends before its last page: it would be killed by SIGBUS there, or never
+    miss what was cut off. Raises RecoveryRefused; OSError if the file cannot be read.
     """
-    file = os.open(path.name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    file = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         first = _read(file, 0)
         if first is None:
@@ -68,7 +68,7 @@ def check_meta_pages(directory: int, path: Path) -> None:
         if newest.last_page >= 1 << 48:
             raise RecoveryRefused(Condition.DATA_FILE_UNREADABLE, f"{path} (its last page would be {newest.last_page})")
         if os.fstat(file).st_size < size_bytes:
-            os.ftruncate(file, size_bytes)
+            raise RecoveryRefused(Condition.DATA_FILE_UNREADABLE, f"{path} (it ends before its last page)")
     finally:
         os.close(file)
 

@@ -122,6 +122,10 @@ MAP_SIZE_BYTES: Final = 16 << 30
 LMDB_ENGINE: Final = 0
 """LMDB's major version, pinned: the durability and damage figures in HAZARDS.md were measured on 0.9."""
 
+META_SCANS_MAX: Final = 20
+"""How often a reader scans the meta pages before it believes that they disagree, count: a scan takes microseconds, and
+a replica's checkpoints are milliseconds apart."""
+
 READERS_MAX: Final = 64
 """Read transactions open at once, over all processes: the replica itself has one or two, the rest are audits."""
 
@@ -258,6 +262,7 @@ class Environment:
                 )
             if environment.info()["last_txnid"] == 0:
                 raise RecoveryRefused(Condition.DIRECTORY_EMPTY, str(directory))
+            _check_meta_pages_beside(directory)
             environment.reader_check()
             tables = open_tables(directory, environment)
             identity = read_identity(directory, environment, tables)
@@ -447,6 +452,21 @@ def _open_lmdb(directory: Path, map_size_bytes: int, *, readonly: bool) -> lmdb.
         lock=True,
         lib_version=LMDB_ENGINE,
     )
+
+
+def _check_meta_pages_beside(directory: Path) -> None:
+    """Check the meta pages beside a replica that may be writing them: what is wrong each time is wrong."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for left in reversed(range(META_SCANS_MAX)):
+            try:
+                directories.check_meta_pages(descriptor, directory / DATA_FILE)
+                return
+            except RecoveryRefused:
+                if not left:
+                    raise
+    finally:
+        os.close(descriptor)
 
 
 def _close(environment: lmdb.Environment | None, lock: Lock | None) -> None:

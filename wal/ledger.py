@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import lmdb
 
 from wal import records
-from wal.codec import CodecError
+from wal.codec import CodecError, WrittenLater
 from wal.environment import Environment, log_mark
 from wal.failures import BrokenInvariant, Condition, RecoveryRefused
 from wal.records import ChainRow, Damaged, Entry, Gap, Marks, chained
@@ -324,6 +324,7 @@ class Ledger:
             raise LedgerBroken(following, f"it is missing; {marks.applied_index} is applied")
         if digest != marks.applied_digest:
             raise LedgerBroken(marks.applied_index, "its digest is not the one that was recorded as applied")
+        self._check_behind(scan)
         with self._env.read() as transaction:
             recorded = self._chain_row(view, transaction, marks.applied_index).revision
         if recorded != marks.applied_revision:
@@ -347,6 +348,7 @@ class Ledger:
             self._check_derived(scan, step, revision_after)
             return step[-1].index + 1, sum(len(entry.data) for entry in step)
         self._check_gaps(scan)
+        self._check_behind(scan)
         marks = scan.view.marks
         with self._env.read() as transaction:
             row = self._chain_row(scan.view, transaction, marks.applied_index)
@@ -434,8 +436,17 @@ class Ledger:
         for entry in step:
             if entry.revision < entry.base:
                 raise LedgerBroken(entry.index, f"revision {entry.revision} is recorded for it, after {entry.base}")
-            if revision_after is not None and (found := revision_after(entry.data, entry.base)) != entry.revision:
-                raise LedgerBroken(entry.index, f"it leads to revision {found}; {entry.revision} is recorded for it")
+            if revision_after is not None:
+                try:
+                    found = revision_after(entry.data, entry.base)
+                except WrittenLater:
+                    raise
+                except CodecError as error:
+                    raise LedgerBroken(entry.index, str(error)) from error
+                if found != entry.revision:
+                    raise LedgerBroken(
+                        entry.index, f"it leads to revision {found}; {entry.revision} is recorded for it"
+                    )
             if entry.index == marks.base_index and entry.term != marks.base_term:
                 raise LedgerBroken(
                     entry.index, f"it is of term {entry.term}; {marks.base_term} is recorded as its term"
@@ -471,6 +482,32 @@ class Ledger:
                     raise LedgerBroken(index, f"the row of revision {int.from_bytes(key)}: {error}") from error
                 more = cursor.next()
         return found
+
+    def _check_behind(self, scan: _Scan) -> None:
+        """Check that the marks are in order, and that nothing is stored behind what they speak of."""
+        with self._env.read() as transaction:
+            # As they are now: a replica that goes on writes rows and marks in one transaction.
+            marks = _marks(self._env, transaction)
+            revisions = transaction.cursor(self._env.table(records.REVISIONS))
+            entries = transaction.cursor(self._env.table(records.ENTRIES))
+            try:
+                settled = records.key_index(revisions.key()) if revisions.last() else 0
+                stored = records.key_index(entries.key()) if entries.last() else 0
+            except Damaged as error:
+                raise LedgerBroken(scan.view.marks.applied_index, str(error)) from error
+        applied, last = scan.view.marks.applied_index, marks.last_index
+        if not marks.base_index <= marks.applied_index <= marks.commit_index <= last:
+            raise LedgerBroken(
+                applied,
+                f"the marks are out of order: base {marks.base_index}, applied {marks.applied_index}, commit "
+                f"{marks.commit_index}, last {last}",
+            )
+        if stored > last or (stored < last and last > marks.base_index):
+            raise LedgerBroken(applied, f"entry {stored} is the last one that is stored, and {last} is marked as such")
+        if settled > marks.applied_revision:
+            raise LedgerBroken(
+                applied, f"revision {settled} is recorded as settled, and {marks.applied_revision} is the last one"
+            )
 
     def _check_gaps(self, scan: _Scan) -> None:
         """Check that each gap lies between what is held, and holds nothing itself."""

@@ -337,6 +337,10 @@ class SimCursor:
         self._at = 0
         return self._stands()
 
+    def last(self) -> bool:
+        self._at = max(0, len(self._table.keys) - 1)
+        return self._stands()
+
     def set_range(self, key: bytes) -> bool:
         self._at = bisect_left(self._table.keys, key)
         return self._stands()

@@ -8,7 +8,7 @@ import lmdb
 import pytest
 
 from tests.wal.support import apply, edit, entry, fill, open_env
-from wal import Environment, Journal, RecoveryRefused, records
+from wal import CodecError, Environment, Journal, RecoveryRefused, records
 from wal.ledger import Gap, Ledger, LedgerBroken, Verified, hand_over
 from wal.ledger import fill as fill_gap
 from wal.records import CHAIN, ENTRIES, GAPS, GENESIS, REVISIONS, STATE, ChainRow, Entry, chained
@@ -305,6 +305,50 @@ def test_the_revision_and_the_term_that_are_recorded_as_applied_are_those_of_the
         edit(directory, change)
         with Environment.open_readonly(directory) as env, pytest.raises(LedgerBroken, match="recorded"):
             Ledger(env).verify()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"last_index": 29}, "the marks are out of order"),
+        ({"last_index": 31}, "entry 30 is the last one that is stored, and 31 is marked"),
+        ({"commit_index": 29}, "the marks are out of order"),
+        ({}, "revision 61 is recorded as settled, and 60 is the last one"),
+    ],
+)
+def test_what_is_stored_behind_the_marks_is_named(tmp_path: Path, change: dict[str, int], said: str) -> None:
+    with open_env(tmp_path) as env:
+        fill(journal := Journal(env), 30, applied=30)
+        journal.flush_hints()
+
+    def alter(transaction, tables) -> None:  # type: ignore[no-untyped-def]
+        marks = records.unpack_marks(transaction.get(records.MARKS_KEY, db=tables[STATE]))
+        transaction.put(records.MARKS_KEY, records.pack_marks(marks._replace(**change)), db=tables[STATE])
+        if not change:
+            key = records.index_key(61)
+            transaction.put(key, records.pack_number(key, 30), db=tables[REVISIONS])
+
+    edit(tmp_path, alter)
+    with Environment.open_readonly(tmp_path) as env:
+        with pytest.raises(LedgerBroken, match=said):
+            Ledger(env).verify()
+        with pytest.raises(LedgerBroken, match=said):
+            Ledger(env).check_some(31, entries_max=1, bytes_max=1, revision_after=lambda data, before: before + 2)
+
+
+def test_an_entry_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
+    def revision_after(data: bytes, before: int) -> int:
+        if data == entry(7).data:
+            raise CodecError("it is nothing that is known")
+        return before + 2
+
+    _made(tmp_path, 30, 30)
+    with (
+        Environment.open_readonly(tmp_path) as env,
+        pytest.raises(LedgerBroken, match="nothing that is known") as broken,
+    ):
+        Ledger(env).verify(revision_after=revision_after)
+    assert broken.value.index == 7
 
 
 def test_a_damaged_row_of_a_revision_is_named(tmp_path: Path) -> None:

@@ -516,3 +516,30 @@ def test_an_older_copy_of_the_data_file_is_noticed_by_the_log_even_where_the_met
     older_data(tmp_path)
     with pytest.raises(RecoveryRefused, match="generation"), opened(tmp_path, create=False):
         pass
+
+
+def test_a_start_on_a_file_that_lost_its_end_is_refused_even_where_nothing_that_is_used_was_there(
+    tmp_path: Path,
+) -> None:
+    made(tmp_path)
+    path = tmp_path / DATA_FILE
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - PAGE_BYTES)
+    size_bytes = path.stat().st_size
+    for _ in range(2):
+        with pytest.raises(RecoveryRefused, match="it ends before its last page"):
+            open_env(tmp_path, create=False)
+        assert path.stat().st_size == size_bytes, "it is left as it was found"
+
+
+def test_an_audit_of_meta_pages_that_disagree_is_refused_like_a_start(tmp_path: Path) -> None:
+    made(tmp_path)
+    path = tmp_path / DATA_FILE
+    content = bytearray(path.read_bytes())
+    newest = max((0, PAGE_BYTES), key=lambda page: int.from_bytes(content[page + 144 : page + 152], "little"))
+    content[newest + 144] ^= 0x10
+    path.write_bytes(content)
+    for read in (Environment.open_readonly, lambda directory: open_env(directory, create=False)):
+        with pytest.raises(RecoveryRefused) as refused:
+            read(tmp_path)
+        assert refused.value.condition is Condition.META_PAGES_DISAGREE
