@@ -22,6 +22,7 @@ from cluster.server.applied_log import read_batch, read_configuration
 from replica.fold import apply_batch
 from replica.messages import ReleaseNeeded
 from replica.state import EMPTY, RecordedDigests, State, StateDiffers
+from replica.values import LedgerViolation
 from snapshots import Image, SnapshotStore
 from wal import (
     FIRST_INCARNATION,
@@ -150,6 +151,8 @@ def open_storage(config: Config, name: str, *, first_start: bool = False) -> Sto
             raise _refused(Condition.LEDGER_DAMAGED, f"{directory} ({error})", name) from error
         except StateDiffers as error:
             raise _refused(Condition.STATE_NOT_THE_RECORDED, f"{directory} ({error})", name) from error
+        except LedgerViolation as error:
+            raise _refused(Condition.STATE_CONTRADICTS, f"{directory} ({error})", name) from error
         _check(state, journal, config, directory, name)
         return Storage(environment, journal, ledger, store, state, journal.applied_index, replayed, identity, placed)
     except BaseException as error:
