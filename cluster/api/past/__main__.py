@@ -178,7 +178,7 @@ def main(arguments: Sequence[str], answer_then: AnswerThen) -> int:
             monotonic_s=SystemClock().monotonic_s,
             images=home / "index" / "states",
         )
-        tree = Tree(Ledger(environment), home / LOG_DIRECTORY)
+        tree = Tree(Ledger(environment), home / LOG_DIRECTORY, SystemClock().monotonic_s)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             Process(link, follower, tree, answer_then).run()
         # However it went: what was noted need not be noted again.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from cluster.api.past.follower import Follower
@@ -14,12 +15,22 @@ from wal import Gap, Ledger, LedgerBroken
 LOGGER = logging.getLogger(__name__)
 
 
+CHECK_PAUSE_S = 0.25
+"""Between two steps of holding the tiles against the ledger, seconds: a hundredth of a processor; a million entries of
+one command each in half an hour."""
+
+CHECK_ROUND_S = 600.0
+"""Between two rounds of it, seconds."""
+
+
 class Tree:
     """Derives the tree, or waits until that is possible."""
 
-    def __init__(self, ledger: Ledger, directory: Path) -> None:
+    def __init__(self, ledger: Ledger, directory: Path, monotonic_s: Callable[[], float]) -> None:
         self._ledger = ledger
         self._directory = directory
+        self._monotonic_s = monotonic_s
+        self._check_due_s = monotonic_s()
         self._tree: LedgerTree | None = None
         self._why_not = ""
         self._tried: tuple[int, tuple[Gap, ...]] | None = None
@@ -31,11 +42,16 @@ class Tree:
         return (0, 0) if self._tree is None else (self._tree.size, self._tree.made_again)
 
     def step(self) -> bool:
-        """Derive a little more; return whether some is left."""
+        """Derive a little more, or check a little of what there is; return whether some is left to be derived."""
         if self._tree is None and not self._begin():
             return False
         assert self._tree is not None
-        return self._tree.step()
+        if self._tree.step():
+            return True
+        now_s = self._monotonic_s()
+        if now_s >= self._check_due_s:
+            self._check_due_s = now_s + (CHECK_PAUSE_S if self._tree.check() else CHECK_ROUND_S)
+        return False
 
     def answer(
         self, asked: AskRoot | AskConsistency | AskTile | AskProof, follower: Follower

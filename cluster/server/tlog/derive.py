@@ -5,6 +5,9 @@ i - 1 is that of entry i (`cluster.proofs.leaves`). Full tiles and bundles are f
 the right edge, at most 255 hashes a level, is in memory, and is had again at the start from the full tiles below it. A
 file that is missing, cut or damaged is derived anew when it is read.
 
+Files that are whole may still be those of another history, where the ledger was rewritten beside them: so they are
+held against the ledger over and over, slowly (`check`), and what a replica signs is what its ledger comes to.
+
 Where entries are not held, because a snapshot came in their place, the tree ends before them until they are fetched.
 """
 
@@ -33,8 +36,8 @@ from cluster.proofs import (
     root_of,
 )
 from cluster.proofs.tiles import MAX_TILE_LEVEL, TILE_LEVELS, TILE_WIDTH
-from replica.messages import DisclosureKeyDrawn
-from wal import Ledger, LedgerBroken, LedgerEntry, commands_of, decode_batch
+from replica.messages import DisclosureKeyDrawn, ReleaseNeeded
+from wal import CodecError, Ledger, LedgerBroken, LedgerEntry, commands_of, decode_batch
 
 LOGGER = logging.getLogger(__name__)
 
@@ -100,6 +103,12 @@ class LedgerTree:
         """By tile level: the hashes of the tile that is not full yet."""
         self._leaves: list[bytes] = []
         """The leaves of the bundle that is not full yet."""
+        self._checked_tile = 0
+        """Number of the full tile that is held against the ledger next."""
+        self._checked: list[bytes] = []
+        """Its leaves, as far as they are derived."""
+        self.altered: list[int] = []
+        """First entries of tiles that were whole and not what the ledger comes to."""
         self.size = 0
         """Leaves in the tree: the last entry that it has."""
         self._begin()
@@ -109,28 +118,56 @@ class LedgerTree:
         """Files that were missing or damaged and were derived anew, count."""
         return self._made_again
 
+    @property
+    def verified(self) -> int:
+        """The last entry that was held against its tile in this round; the last one of the tree after it."""
+        return self._checked_tile * TILE_WIDTH or self.size
+
     def step(self) -> bool:
         """Derive the leaves of a few more entries; return whether some are left."""
         if self.size >= self._ledger.applied_index:
             self._ledger = self._look()
         following = self.size + 1
         try:
-            found = self._ledger.read_some(following, entries_max=STEP_ENTRIES, bytes_max=STEP_BYTES)
+            for entry in self._ledger.read_some(following, entries_max=STEP_ENTRIES, bytes_max=STEP_BYTES):
+                if entry.index != self.size + 1:
+                    break  # a gap, until it is filled in
+                self._append(self._leaf(entry).encoded())
         except LedgerBroken as error:
             if not self._is_stuck:
                 LOGGER.error("the tree of the ledger stands at entry %d until it is mended: %s", self.size, error)
             self._is_stuck = True
             self._ledger = self._look()
             return False
-        for entry in found:
-            if entry.index != self.size + 1:
-                break  # a gap, until it is filled in
-            self._append(self._leaf(entry).encoded())
         if self.size < following:
             self._ledger = self._look()
             return False
         self._is_stuck = False
         return self.size < self._ledger.applied_index
+
+    def check(self) -> bool:
+        """Hold a few leaves of the full tiles against the ledger; return whether some are left in this round.
+
+        A tile that is not what the ledger comes to is replaced by what is, and so are those above it.
+        """
+        if self._checked_tile >= self.size // TILE_WIDTH:
+            self._checked_tile = 0
+            self._checked.clear()
+            return False
+        first = self._checked_tile * TILE_WIDTH + 1 + len(self._checked)
+        left = TILE_WIDTH - len(self._checked)
+        try:
+            held = self._ledger.read_some(first, entries_max=min(left, STEP_ENTRIES), bytes_max=STEP_BYTES)
+            leaves = [self._leaf(one).encoded() for at, one in enumerate(held, start=first) if one.index == at]
+        except LedgerBroken:  # which the scrub mends, or names
+            leaves = []
+        self._checked += leaves
+        if len(self._checked) == TILE_WIDTH:
+            self._compare_tile(self._checked_tile, self._checked)
+        if not leaves or len(self._checked) == TILE_WIDTH:
+            self._checked_tile += 1
+            self._checked = []
+        return True
 
     def root(self, size: int) -> bytes:
         """Return the root over the first `size` leaves; NotInTree, LedgerBroken."""
@@ -197,7 +234,12 @@ class LedgerTree:
         return low
 
     def _leaf(self, entry: LedgerEntry) -> Leaf:
-        settled = commands_of(entry.data)
+        try:
+            settled = commands_of(entry.data)
+        except ReleaseNeeded:
+            raise
+        except CodecError as error:
+            raise LedgerBroken(entry.index, str(error)) from error
         is_void = settled is None or entry.revision == entry.base
         return leaf_of(
             self._key,
@@ -239,6 +281,42 @@ class LedgerTree:
         else:
             self._kept.move_to_end(tile)
         return kept
+
+    def _compare_tile(self, number: int, leaves: Sequence[bytes]) -> None:
+        """Hold the files of a full tile against its leaves, and put right what differs."""
+        whole = b"".join(map(leaf_hash, leaves))
+        for tile, body in ((Tile(None, number), bundle(leaves)), (Tile(0, number), whole)):
+            held = self._read(tile)
+            if held == body:
+                continue
+            self._made_again += 1
+            self._write(tile, body)
+            self._keep(tile, body)
+            if held is not None and number * TILE_WIDTH + 1 not in self.altered:
+                self.altered.append(number * TILE_WIDTH + 1)
+                LOGGER.error(
+                    "%s is whole and not what the ledger comes to from entry %d on: one of them was altered",
+                    self._path(tile),
+                    number * TILE_WIDTH + 1,
+                )
+        self._put_above(number, _root(whole))
+
+    def _put_above(self, number: int, node: bytes) -> None:
+        """Put the root of a full tile of the lowest level into its place in those above it."""
+        for level in range(1, MAX_TILE_LEVEL + 1):
+            at = number % TILE_WIDTH * HASH_BYTES
+            number //= TILE_WIDTH
+            if number >= self.size >> TILE_LEVELS * (level + 1):
+                self._edges[level][at : at + HASH_BYTES] = node
+                return
+            tile = Tile(level, number)
+            whole = bytearray(self._full(tile))
+            if whole[at : at + HASH_BYTES] == node:
+                return
+            whole[at : at + HASH_BYTES] = node
+            self._write(tile, bytes(whole))
+            self._keep(tile, bytes(whole))
+            node = _root(bytes(whole))
 
     def _derived(self, tile: Tile) -> bytes:
         LOGGER.info("%s is derived anew: its file is missing or damaged", self._path(tile))

@@ -245,3 +245,38 @@ def test_somebody_elses_reader_finds_every_tile_root_and_leaf_and_what_was_chang
     fork = Checkpoint("forebay/c1", old_size, bytes(32)).text()
     (tmp_path / "old").write_text(write_note(fork, [sign(fork, "forebay/c1", one) for one in private]))
     assert "proof" in read(tmp_path, 2)
+
+
+def test_files_of_another_history_are_found_and_replaced_up_to_the_top(
+    long: Made, derived: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    history = [(entry.term, entry.data) for entry in long.entries]
+    history[5 * 256 + 17] = (2, NO_OP + b"r9")
+    other = written(tmp_path / "other", history)
+    wanted = root(other, tmp_path / "fresh")
+    assert wanted != root(long, derived)
+    files = tmp_path / "files"
+    shutil.copytree(derived, files)
+    with opened(other, files) as tree:
+        assert tree.root(ENTRIES) != wanted, "the files are whole: nothing else shows that they are another's"
+        while tree.check():
+            pass
+        assert tree.root(ENTRIES) == wanted
+        assert tree.altered == [5 * 256 + 1] and "not what the ledger comes to" in caplog.text
+        assert tree.made_again == 2, "the tile and its bundle"
+    assert root(other, files) == wanted
+
+
+def test_checking_files_that_are_right_changes_nothing_and_gives_a_damaged_one_back(
+    long: Made, derived: Path, tmp_path: Path
+) -> None:
+    files = tmp_path / "files"
+    shutil.copytree(derived, files)
+    with opened(long, files) as tree:
+        rounds = sum(1 for _ in iter(tree.check, False))
+        assert (tree.made_again, tree.altered) == (0, [])
+        assert rounds == 2 * (ENTRIES // 256), "128 entries at a time"
+        (files / "tile/0/003").write_bytes(b"")
+        while tree.check():
+            pass
+        assert (tree.made_again, tree.altered) == (1, []) and (files / "tile/0/003").read_bytes()
