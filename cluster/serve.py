@@ -16,6 +16,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -23,7 +24,7 @@ from typing import Any, NoReturn, TypeVar
 import uvloop
 
 from cluster.api import ChannelServer, Doors, LocalCore, Server, Service
-from cluster.client import Client, WitnessAnswer, WitnessClient, WitnessUnreachable
+from cluster.client import ApiError, Client, WitnessAnswer, WitnessClient, WitnessUnreachable
 from cluster.config import Config, ConfigError
 from cluster.consensus import (
     Consensus,
@@ -284,7 +285,13 @@ class Replica:
             version=release(),
             fail=fail,
             peers=self.peers,
-            log_peers=LogPeers(self._signed_by, self._hand_checkpoint, self._log_key_of, self._ask_witness),
+            log_peers=LogPeers(
+                self._signed_by,
+                self._hand_checkpoint,
+                self._log_key_of,
+                note_of=self._checkpoint_of,
+                submit=self._ask_witness,
+            ),
         )
         try:
             self.publisher = self.service.publisher
@@ -384,6 +391,14 @@ class Replica:
             return await self._witnesses.add_checkpoint(witness, body)
         except WitnessUnreachable as error:
             raise NoAnswer(str(error)) from error
+
+    async def _checkpoint_of(self, peer: str) -> str:
+        try:
+            return await self._client.call(ops.READ_CHECKPOINT, replica=self._api_of(peer))
+        except ApiError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            return ""
 
     async def _status_of(self, peer: str) -> StatusView:
         return await self._client.call(ops.SHOW_STATUS, replica=self._api_of(peer))

@@ -306,8 +306,10 @@ class Service:
         """Who has checkpoints of the ledger signed, and keeps the last one; StorageRefused when first asked for."""
         controller, past = self.controller, self.past
         home = self.config.storage.directory / controller.name
+        signer = Signer(home / SIGNING_DIRECTORY, origin_of(self.config.cluster.id, controller.incarnation))
+        signer.check_held(controller.journal.last_index)
         return Publisher(
-            Signer(home / SIGNING_DIRECTORY, origin_of(self.config.cluster.id, controller.incarnation)),
+            signer,
             home / LOG_DIRECTORY,
             name=controller.name,
             leads=lambda: controller.leads,

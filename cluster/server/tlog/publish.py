@@ -6,6 +6,9 @@ signed, and has another root, stops. To forge the history is to alter a majority
 
 Witnesses are asked for a moment before a checkpoint is published, and those who are late after it. One that is not
 cosigned by as many as are needed is published all the same: what the cluster does waits for nobody outside.
+
+A replica that starts asks the others for what they have: where that has its own signature under more than it knows to
+have signed, its directory was set back, and it stops.
 """
 
 from __future__ import annotations
@@ -32,6 +35,9 @@ PERIOD_S: Final = 10.0
 POLL_S: Final = 1.0
 """How often it is asked whether one is due, seconds."""
 
+ASK_AGAIN_S: Final = 15.0
+"""After which a peer that did not answer is asked again for what it has published, seconds."""
+
 LAST_S: Final = 2.0
 """How long a leader that is about to hand over collects a last one, seconds: less than a service manager waits."""
 
@@ -57,6 +63,13 @@ Hand = Callable[[str, str], Awaitable[None]]
 KeyOf = Callable[[str], Awaitable[VerifierKey]]
 """Asks a peer for its key."""
 
+NoteOf = Callable[[str], Awaitable[str]]
+"""Asks a peer for its last checkpoint: a note, or nothing; raises what it likes where it does not answer."""
+
+
+async def _no_note(peer: str) -> str:
+    return ""
+
 
 async def _nobody(*asked: object) -> NoReturn:
     raise LookupError("there is nobody to be asked")
@@ -68,6 +81,7 @@ class LogPeers(NamedTuple):
     ask: Ask
     hand: Hand
     key_of: KeyOf
+    note_of: NoteOf = _no_note
     submit: Submit = _nobody
 
 
@@ -115,6 +129,8 @@ class Publisher(Background):
         """The witnesses."""
         self._clock = clock
         self._keys: dict[str, VerifierKey] = {}
+        self._heard: set[str] = set()
+        """Peers whose checkpoints were held against what was signed here, since the start."""
         self.note, self.published = self._read()
         """The last note, or nothing, and the checkpoint that it is."""
         self.published_s = clock.monotonic_s()
@@ -175,9 +191,12 @@ class Publisher(Background):
             await self._hand_on()
 
     async def _publish_when_due(self) -> None:
-        due_s = self._clock.monotonic_s() + PERIOD_S
+        due_s, ask_due_s = self._clock.monotonic_s() + PERIOD_S, self._clock.monotonic_s()
         while True:
             await asyncio.sleep(POLL_S)
+            if self._clock.monotonic_s() >= ask_due_s:
+                await self.check_signed()
+                ask_due_s = self._clock.monotonic_s() + ASK_AGAIN_S
             if self._clock.monotonic_s() < due_s or not self._leads() or self._applied_index() <= self.size:
                 continue
             try:
@@ -185,6 +204,33 @@ class Publisher(Background):
             except (LookupError, SignRefused, TimeoutError) as error:
                 self._missed(str(error))
             due_s = self._clock.monotonic_s() + PERIOD_S
+
+    async def check_signed(self) -> None:
+        """Hold the checkpoints of peers that were not asked since the start against what was signed here.
+
+        Does not return where one of them has this replica's signature under more than it knows to have signed.
+        """
+        peers = [peer for peer in self._peers() if peer not in self._heard]
+        notes = await asyncio.gather(*map(self._asked.note_of, peers), return_exceptions=True)
+        for peer, note in zip(peers, notes, strict=True):
+            if isinstance(note, str):
+                self._check_signed(note, peer)
+                self._heard.add(peer)
+
+    def _check_signed(self, note: str, peer: str) -> None:
+        try:
+            found = parse_checkpoint(verify_note(note.encode(), [self._signer.key])[0])
+        except NoteRefused:
+            return  # there is none, or this replica has not signed it
+        signed = 0 if self._signer.last is None else self._signer.last.size
+        if found.size > signed:
+            self._fail(
+                LedgerAltered(
+                    f"{self._name} has signed {found.size} entries, as the checkpoint of {peer} shows, and knows of "
+                    f"{signed} that it has signed: its directory was set back, and has forgotten what it "
+                    f"acknowledged; {INQUIRY}"
+                )
+            )
 
     async def conclude(self) -> None:
         """Publish a checkpoint of all that is applied, while this replica still leads and if LAST_S are enough.

@@ -83,6 +83,18 @@ class Signer:
         """What others verify its signatures with."""
         return verifier_of(self.origin, self._private)
 
+    def check_held(self, last_index: int) -> None:
+        """Refuse to go on where more was signed than `last_index`, the last entry held: StorageRefused.
+
+        A tree has only what the journal's last checkpoint has, so no crash and no power cut comes to that.
+        """
+        if self.last is not None and self.last.size > last_index:
+            raise StorageRefused(
+                f"{self._directory / SIGNED_NAME} says that this replica has signed {self.last.size} entries, and it "
+                f"holds {last_index}: its ledger was set back, and has forgotten what it acknowledged; keep its "
+                "directory for an inquiry, and bring it back with `forebay member replace`"
+            )
+
     async def sign(self, size: int, root: Callable[[int], Awaitable[bytes]]) -> tuple[Checkpoint, Signature]:
         """Return the checkpoint of `size` entries by this replica's own ledger, and its signature; durable before.
 

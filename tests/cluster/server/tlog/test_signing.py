@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import shutil
 from pathlib import Path
 from typing import NoReturn
 
@@ -140,6 +141,7 @@ class Cluster:
     def __init__(self, directory: Path, ledgers: dict[str, Ledger]) -> None:
         self.ledgers = ledgers
         self.away: set[str] = set()
+        self.asked_for_notes: list[str] = []
         self.stopped: dict[str, str] = {}
         self.publishers = {name: self._publisher(directory / name, name) for name in ledgers}
 
@@ -159,7 +161,7 @@ class Cluster:
             tree_size=lambda: 0,
             root=self.ledgers[name].root,
             peers=lambda: tuple(peer for peer in self.ledgers if peer != name),
-            asked=LogPeers(self._ask, self._hand, self._key_of),
+            asked=LogPeers(self._ask, self._hand, self._key_of, note_of=self._note_of),
             cosigning=Cosigning(
                 (),
                 0,
@@ -185,6 +187,10 @@ class Cluster:
 
     async def _key_of(self, peer: str) -> VerifierKey:
         return self.reached(peer).key
+
+    async def _note_of(self, peer: str) -> str:
+        self.asked_for_notes.append(peer)
+        return self.reached(peer).note
 
     async def publish(self) -> bool:
         return await self.publishers["r1"].publish()
@@ -324,3 +330,49 @@ async def test_a_new_incarnation_signs_under_an_origin_of_its_own_and_stays_boun
     for earlier in (origin_of("cluster"), origin_of("another", Incarnation(3, "c" * 16))):
         with pytest.raises(StorageRefused):
             of(earlier)
+
+
+async def test_a_replica_that_holds_less_than_it_has_signed_does_not_start(tmp_path: Path) -> None:
+    signer(tmp_path).check_held(0)
+    await signer(tmp_path).sign(5, Ledger(9).root)
+    signer(tmp_path).check_held(5)
+    with pytest.raises(StorageRefused, match="has signed 5 entries, and it holds 4: its ledger was set back"):
+        signer(tmp_path).check_held(4)
+
+
+@story
+async def test_a_replica_that_finds_its_signature_under_what_it_does_not_know_of_stops(tmp_path: Path) -> None:
+    them = three(tmp_path)
+    shutil.copytree(tmp_path / "r2/signing", tmp_path / "never/signing")
+    assert await them.publish()
+    shutil.copytree(tmp_path / "r2/signing", tmp_path / "earlier/signing")
+    for ledger in them.ledgers.values():
+        ledger.applied = 25
+    assert await them.publish()
+    for one in them.publishers.values():
+        await one.check_signed()
+    assert not them.stopped
+    for count, older in enumerate(("never", "earlier")):
+        shutil.rmtree(tmp_path / "r2/signing")
+        shutil.copytree(tmp_path / older / "signing", tmp_path / "r2/signing")
+        again = Cluster(tmp_path, them.ledgers)
+        again.away = {"r3"}
+        with pytest.raises(Stopped):
+            await again.publishers["r2"].check_signed()
+        sentence = f"r2 has signed 25 entries, as the checkpoint of r1 shows, and knows of {(0, 20)[count]}"
+        assert sentence in again.stopped["r2"]
+
+
+@story
+async def test_each_peer_is_asked_for_its_checkpoint_until_it_has_answered_once(tmp_path: Path) -> None:
+    them = three(tmp_path)
+    assert await them.publish()
+    asked = them.asked_for_notes
+    them.away = {"r1"}
+    for _ in range(2):
+        await them.publishers["r2"].check_signed()
+    assert asked == ["r1", "r3", "r1"]
+    them.away.clear()
+    for _ in range(2):
+        await them.publishers["r2"].check_signed()
+    assert asked == ["r1", "r3", "r1", "r1"]
