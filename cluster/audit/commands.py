@@ -13,7 +13,7 @@ import msgspec
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from cluster.api.render import entry_view, record_view
-from cluster.audit.deep import snapshots_in, verify_deep, verify_index
+from cluster.audit.deep import snapshots_in, verify_deep, verify_index, verify_tree
 from cluster.audit.proving import NotProven, proof_of
 from cluster.audit.recovering import recover_command
 from cluster.audit.redecide import Redecided
@@ -149,7 +149,7 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def verify(options: dict[str, Any]) -> None:
     """Recompute the chain, hold it against what is known from elsewhere, and say what is held."""
-    expected, compared, indexed = _expected(options["expect"]), None, None
+    expected, compared, indexed, signed = _expected(options["expect"]), None, None, None
     with _ledger(options) as running:
         # Listed first: none of them is of an entry that was applied later.
         snapshots = _snapshots(options) if options["deep"] else []
@@ -171,6 +171,8 @@ def verify(options: dict[str, Any]) -> None:
                 compared = verify_deep(ledger, verified.gaps, snapshots, progress)
             home = _directory(click.get_current_context(), options["data"], options["name"]).parent
             indexed = verify_index(running, home / "index", home / "snapshots")
+            with _progress("deriving") as progress:
+                signed = verify_tree(running, home, progress)
     if options["complete"] and verified.gaps:
         listed = ", ".join(f"{gap.first_index} to {gap.last_index}" for gap in verified.gaps)
         raise Failure(
@@ -197,6 +199,7 @@ def verify(options: dict[str, Any]) -> None:
             {"file": str(one.path), "index": one.entry, "state_digest": one.state_digest.hex(), "proven": one.proven}
             for one in compared.snapshots
         ]
+        found["signed_entries"] = signed
         found["job_index"] = None if indexed is None else {"index": indexed.index, "revision": indexed.revision}
     if options["as_json"]:
         show_json(found)
@@ -214,6 +217,7 @@ def verify(options: dict[str, Any]) -> None:
         rows += [("Snapshot", f"{one.path.name}: {_PROVEN if one.proven else _UNPROVEN}") for one in compared.snapshots]
         up_to = "there is none yet" if indexed is None else f"what the ledger comes to, up to entry {indexed.index}"
         rows.append(("JobIndex", up_to))
+        rows.append(("Signed", "nothing" if signed is None else f"what the ledger comes to, up to entry {signed}"))
     show(fields_table(rows))
 
 

@@ -9,10 +9,19 @@ from typing import NamedTuple
 
 from cluster.api.past import Follower
 from cluster.audit.replay import Progress, Replayed, ReplayFailed, finished, fold, from_image, from_nothing
+from cluster.proofs import Checkpoint, NoteRefused, parse_checkpoint, parse_note
+from cluster.server.tlog import (
+    CHECKPOINT_NAME,
+    LOG_DIRECTORY,
+    SIGNED_NAME,
+    SIGNING_DIRECTORY,
+    LedgerTree,
+    NoDisclosureKey,
+)
 from cluster.system import SystemClock
 from replica.state import state_digest
 from snapshots import SnapshotName, SnapshotRefused, load_snapshot
-from wal import Gap, JobIndex, JobIndexBroken, Ledger, Position
+from wal import Gap, JobIndex, JobIndexBroken, Ledger, LedgerBroken, Position
 
 MADE_ANEW = "remove that directory: the replica makes it anew"
 
@@ -121,6 +130,51 @@ def verify_index(ledger: Ledger, directory: Path, snapshots: Path) -> Position |
     finally:
         stored.close()
     return position
+
+
+def verify_tree(running: Ledger, home: Path, progress: Progress | None = None) -> int | None:
+    """Derive a replica's tree anew, and hold its tiles and what it has signed against it.
+
+    Return how many entries the last checkpoint covers that could be compared, None where there is none. LedgerBroken
+    where tiles are of another ledger, or what was signed is not in this one any more.
+    """
+    signed = _signed_in(home)  # first: whatever is signed from now on is of what is applied later
+    ledger = running.as_of_now()
+    try:
+        tree = LedgerTree(lambda: ledger, home / LOG_DIRECTORY, readonly=True)
+    except NoDisclosureKey:
+        return None
+    while tree.step() or tree.check():
+        if progress is not None:
+            progress(tree.verified, ledger.applied_index)
+    if tree.altered:
+        raise LedgerBroken(
+            tree.altered[0], f"the tile of {home / LOG_DIRECTORY} that begins there is whole, and of another ledger"
+        )
+    compared = None
+    for path, found in signed:
+        if found.size > ledger.applied_index:
+            raise LedgerBroken(
+                ledger.applied_index, f"it ends there, and {path} is of {found.size} entries: it was set back"
+            )
+        if found.size <= tree.size:
+            if tree.root(found.size) != found.root:
+                raise LedgerBroken(found.size, f"the entries up to here are not those of {path}")
+            compared = max(found.size, compared or 0)
+    return compared
+
+
+def _signed_in(home: Path) -> list[tuple[Path, Checkpoint]]:
+    """Return the checkpoints that a replica has signed last, and that a majority has."""
+    found = []
+    for path in (home / SIGNING_DIRECTORY / SIGNED_NAME, home / LOG_DIRECTORY / CHECKPOINT_NAME):
+        try:
+            found.append((path, parse_checkpoint(parse_note(path.read_bytes())[0])))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except NoteRefused as error:
+            raise LedgerBroken(0, f"{path} is no checkpoint: {error}") from error
+    return found
 
 
 def merged(first: Iterable[int], second: Iterable[int]) -> Iterator[int]:

@@ -54,7 +54,7 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
         help="Fail unless the ledger up to this entry has this digest, or begins so.",
     )
     @click.option("--complete", is_flag=True, help="Fail if an entry from the first one on is not held.")
-    @click.option("--deep", is_flag=True, help="Fold it, too: snapshots and the index by job must be what it comes to.")
+    @click.option("--deep", is_flag=True, help="Fold it, too: all that is derived must be what it comes to.")
     @_JSON
     def verify(**options: Any) -> None:
         """Recompute the hash chain of a replica's ledger.
@@ -66,7 +66,7 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
         With --deep all is folded once, each snapshot of the replica compared with the state at its entry, and each
         digest of a state that the ledger records with the state that it is of. Behind history that is not held here the
         next snapshot is taken as it is, and said to be. The index by job is made anew elsewhere, and compared with the
-        replica's up to where that has come.
+        replica's up to where that has come; so is the tree, with the replica's tiles, and with what it has signed.
         """
         perform(("ledger", "verify"), options)
 

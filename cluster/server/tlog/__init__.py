@@ -4,4 +4,4 @@ from cluster.server.tlog.cosigning import Cosigning, NoAnswer, Witness
 from cluster.server.tlog.derive import LOG_DIRECTORY, LedgerTree, NoDisclosureKey, NotInTree, disclosure_key_of
 from cluster.server.tlog.prove import proof_file, records_proven
 from cluster.server.tlog.publish import CHECKPOINT_NAME, NOBODY, LogPeers, NoteNotTaken, Publisher, Signed
-from cluster.server.tlog.signing import SIGNING_DIRECTORY, LedgerAltered, Signer, SignRefused, origin_of
+from cluster.server.tlog.signing import SIGNED_NAME, SIGNING_DIRECTORY, LedgerAltered, Signer, SignRefused, origin_of
