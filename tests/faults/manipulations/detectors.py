@@ -1,0 +1,390 @@
+"""Who looks at an altered replica, and what each says: commands, the start, peers, the scrub, signatures, an auditor.
+
+All of it is what the product does, on the directories of all three; what goes over TLS between replicas is called
+directly, and nobody waits for a period to pass. `live` has the same with replicas that run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import ExitStack, contextmanager, suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, NamedTuple, NoReturn
+
+from click.testing import CliRunner
+
+from cluster.audit.commands import audit
+from cluster.proofs import (
+    ProofRefused,
+    Tile,
+    VerifierKey,
+    consistency_proof,
+    nodes_in_tiles,
+    parse_checkpoint,
+    root_of,
+    verify_consistency,
+    verify_note,
+)
+from cluster.schemas.ledger import HandedView
+from cluster.server.divergence import Checkpoints, Digests
+from cluster.server.history_fetch import SCRUB_AGAIN_S, Backfill, Scrub, Scrubbed
+from cluster.server.storage import Storage, StorageRefused, open_storage
+from cluster.server.tlog import (
+    LOG_DIRECTORY,
+    SIGNING_DIRECTORY,
+    LedgerTree,
+    LogPeers,
+    Publisher,
+    Signed,
+    Signer,
+    origin_of,
+)
+from cluster.system.clock import SystemClock
+from replica.state.digest import state_digest
+from snapshots import SnapshotFailed
+from tests.faults.manipulations.site import NAMES, Case
+from wal import BrokenInvariant, LedgerBroken, RecoveryRefused, StorageFailed, fill, mend, revision_after
+from wal.codec import NO_OP
+from wal.journal import Entry
+from wal.ledger import hand_over
+
+BACKFILL_STEPS: Final = 4
+"""Steps after which a gap of this ledger is filled, count."""
+
+
+class Finder(StrEnum):
+    """Who finds a manipulation."""
+
+    VERIFY = "verify"
+    DEEP = "deep"
+    START = "start"
+    STATES = "states"
+    LEDGERS = "ledgers"
+    BACKFILL = "backfill"
+    SCRUB = "scrub"
+    TILES = "tiles"
+    SIGNING = "signing"
+    LEADER = "leader"
+    NOTE = "note"
+
+
+class Then(StrEnum):
+    """What becomes of the altered replica."""
+
+    REFUSED = "does not start"
+    STOPS = "stops itself"
+    MENDED = "is mended while it runs"
+    NAMED = "goes on; the damage is named and counted"
+    HARMLESS = "goes on, rightly"
+    GOES_ON = "goes on"
+    OTHERS_STOP = "goes on; an honest one stops"
+
+
+class Outcome(NamedTuple):
+    """Who found it, each with the sentence that was said, and what became of it."""
+
+    found: dict[Finder, str]
+    then: Then
+
+
+class _Stopped(Exception):
+    """A replica has stopped itself."""
+
+
+class Member:
+    """One replica of the three, opened."""
+
+    def __init__(self, case: Case, name: str, storage: Storage) -> None:
+        self.case, self.name, self.storage = case, name, storage
+        self.home = case.directory / name
+        self.clock = SystemClock()
+        self.error: BaseException | None = None
+        self.scrubbed = Scrubbed()
+        self.others: dict[str, Member] = {}
+        self.signer = Signer(self.home / SIGNING_DIRECTORY, origin_of(case.config.cluster.id))
+        self.signer.check_held(storage.journal.last_index)
+        self._tree: LedgerTree | None = None
+
+    def fail(self, error: BaseException) -> NoReturn:
+        self.error = self.error or error
+        raise _Stopped from error
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        return tuple(self.others)
+
+    # Comparison of states and ledgers
+
+    def digests(self, index: int) -> Digests:
+        at = min(index, self.storage.journal.applied_index)
+        digest = self.storage.journal.digest_at(at)
+        states = {self.storage.index: state_digest(self.storage.state).hex()}
+        return Digests(states, {} if digest is None else {at: digest.hex()})
+
+    async def compare(self, *, states: bool) -> None:
+        """Compare states with the others, or ledgers: a replica does both, and stops with the first that differs."""
+
+        async def ask(peer: str, index: int) -> Digests:
+            return self.others[peer].digests(index)
+
+        index = self.storage.journal.applied_index
+        checkpoints = Checkpoints(self.name, lambda: self.peers, ask, self.fail, chain=self.storage.journal)
+        checkpoints._digests.update(self.digests(index).states)
+        answers = await checkpoints._answers(self.peers, index)
+        if states:
+            checkpoints._compare_states(self.peers, {peer: one.states for peer, one in answers.items()})
+        else:
+            theirs = {peer: one.ledgers for peer, one in answers.items()}
+            await checkpoints._compare_ledgers(self.peers, index, theirs)
+
+    # History that is missing or damaged
+
+    async def handed(self, peer: str, last: int) -> Iterable[HandedView]:
+        found = hand_over(self.others[peer].storage.ledger, last)
+        return [
+            HandedView(
+                index=one.entry.index,
+                term=one.entry.term,
+                data=one.entry.data,
+                digest_before=one.digest_before.hex(),
+                revision_before=one.revision_before,
+            )
+            for one in found
+        ]
+
+    async def backfill(self) -> bool:
+        filling = Backfill(
+            self.storage.ledger,
+            fill=lambda gap, handed: fill(self.storage.environment, gap, handed),
+            journal_fill=lambda: 0.0,
+            peers=lambda: self.peers,
+            ask=self.handed,
+            fail=self.fail,
+        )
+        filled = False
+        for _ in range(BACKFILL_STEPS):
+            filled |= await filling.step()
+        return filled
+
+    async def scrub(self) -> None:
+        scrub = Scrub(
+            self.storage.ledger,
+            found=self.scrubbed,
+            mend=lambda stretch, handed: mend(self.storage.environment, stretch, handed),
+            peers=lambda: self.peers,
+            ask=self.handed,
+            clock=self.clock,
+            fail=self.fail,
+        )
+        try:
+            while await scrub.step() < SCRUB_AGAIN_S:
+                pass
+        finally:
+            await scrub.stop()
+
+    def catch_up(self, ahead: list[Entry]) -> None:
+        """Take what the leader has and this one does not, and apply it."""
+        journal = self.storage.journal
+        following = [entry for entry in ahead if entry.index > journal.last_index]
+        journal.set_term(max(journal.term, ahead[-1].term), journal.voted_for)
+        journal.append(following)
+        journal.sync()
+        journal.set_commit(ahead[-1].index)
+        for entry in following:
+            journal.record_applied(entry, revision_after(entry.data, journal.applied_revision))
+        journal.flush_hints()
+
+    # Signatures
+
+    @property
+    def tree(self) -> LedgerTree:
+        if self._tree is None:
+            self._tree = LedgerTree(self.storage.ledger.as_of_now, self.home / LOG_DIRECTORY)
+        while self._tree.step():
+            pass
+        return self._tree
+
+    def check_tiles(self) -> list[int]:
+        """Have the tiles held against the ledger; return the first entries of those that are another's."""
+        while self.tree.check():
+            pass
+        return self.tree.altered
+
+    async def root(self, size: int) -> bytes:
+        return self.tree.root(size)
+
+    def publisher(self) -> Publisher:
+        async def ask(peer: str, size: int, root: bytes) -> Signed:
+            return await self.others[peer].publishing.sign(size, root.hex())
+
+        async def hand(peer: str, note: str) -> None:
+            await self.others[peer].publishing.take(note)
+
+        async def key_of(peer: str) -> VerifierKey:
+            return self.others[peer].publishing.key
+
+        async def note_of(peer: str) -> str:
+            return self.others[peer].publishing.note
+
+        return Publisher(
+            self.signer,
+            self.home / LOG_DIRECTORY,
+            name=self.name,
+            leads=lambda: True,
+            applied_index=lambda: self.storage.journal.applied_index,
+            tree_size=lambda: self.tree.size,
+            root=self.root,
+            peers=lambda: self.peers,
+            asked=LogPeers(ask, hand, key_of, note_of),
+            clock=self.clock,
+            fail=self.fail,
+        )
+
+    @property
+    def publishing(self) -> Publisher:
+        if "_publisher" not in self.__dict__:
+            self._publisher = self.publisher()
+        return self._publisher
+
+
+def look(case: Case) -> Outcome:
+    """Have everybody look at the replicas of a case, of which some were altered."""
+    found: dict[Finder, str] = {}
+    for home in case.homes:
+        for finder, words in ((Finder.VERIFY, ()), (Finder.DEEP, ("--deep",))):
+            if said := _verified(case, home, *words):
+                found.setdefault(finder, said)
+                found.setdefault(Finder.DEEP, said)  # it begins with the same
+                break
+    return asyncio.run(_live(case, found))
+
+
+def _verified(case: Case, home: Path, *words: str) -> str:
+    """Return what `forebay ledger verify` says that is wrong; nothing where all is right."""
+    told = ("ledger", "verify", "--data", str(home), "--cluster", case.config.cluster.id, "--complete", *words)
+    result = CliRunner().invoke(audit, told)
+    return (" ".join(result.stderr.split()) or repr(result.exception)) if result.exit_code else ""
+
+
+async def _live(case: Case, found: dict[Finder, str]) -> Outcome:
+    with ExitStack() as open_now:
+        members: dict[str, Member] = {}
+        for name in NAMES:
+            try:
+                members[name] = open_now.enter_context(_opened(case, name))
+            except (RecoveryRefused, StorageRefused, StorageFailed, SnapshotFailed, BrokenInvariant) as error:
+                found[Finder.START] = str(error)
+        if Finder.START in found:
+            return Outcome(found, Then.REFUSED)
+        for name, member in members.items():
+            member.others = {other: one for other, one in members.items() if other != name}
+        stopped: set[str] = set()
+        await _compare(members, found, stopped)
+        await _mend(case, members, found, stopped)
+        with suppress(LedgerBroken):
+            await _sign(case, members, found, stopped)
+    if stopped & set(case.altered):
+        return Outcome(found, Then.STOPS)
+    if stopped:
+        return Outcome(found, Then.OTHERS_STOP)
+    if any(member.scrubbed.damaged for member in members.values()):
+        return Outcome(found, Then.NAMED)
+    is_mended = Finder.SCRUB in found or Finder.BACKFILL in found
+    return Outcome(found, Then.MENDED if is_mended else Then.GOES_ON)
+
+
+@contextmanager
+def _opened(case: Case, name: str):  # type: ignore[no-untyped-def]
+    storage = open_storage(case.config, name)
+    try:
+        yield Member(case, name, storage)
+    finally:
+        storage.close()
+
+
+async def _compare(members: dict[str, Member], found: dict[Finder, str], stopped: set[str]) -> None:
+    for finder in (Finder.STATES, Finder.LEDGERS):
+        for member in members.values():
+            with suppress(_Stopped):
+                await member.compare(states=finder is Finder.STATES)
+            if member.error is not None:
+                stopped.add(member.name)
+                found[finder] = str(member.error)
+                member.error = None
+
+
+async def _mend(case: Case, members: dict[str, Member], found: dict[Finder, str], stopped: set[str]) -> None:
+    for name in case.altered:
+        member = members[name]
+        try:
+            if await member.backfill():
+                found[Finder.BACKFILL] = "entries that are missing are fetched"
+        except (BrokenInvariant, LedgerBroken, StorageFailed) as error:
+            found[Finder.BACKFILL] = str(error)
+            stopped.add(name)
+        try:
+            await member.scrub()
+        except (BrokenInvariant, StorageFailed) as error:
+            found[Finder.SCRUB] = str(error)
+            stopped.add(name)
+        if member.scrubbed.damaged:
+            found[Finder.SCRUB] = f"entries {member.scrubbed.damaged} are damaged, and nobody has others"
+        elif member.scrubbed.mended:
+            found[Finder.SCRUB] = f"{member.scrubbed.mended} entries are whole again"
+
+
+async def _sign(case: Case, members: dict[str, Member], found: dict[Finder, str], stopped: set[str]) -> None:
+    """Have one more entry committed and signed; then let an auditor look at what each replica shows."""
+    longest = max(members.values(), key=lambda member: member.storage.journal.last_index)
+    ledger = longest.storage.ledger
+    first = min(member.storage.journal.last_index for member in members.values()) + 1
+    ahead = [Entry(one.index, one.term, one.data) for one in ledger.read(first, limit=1000)]
+    term = max(member.storage.journal.term for member in members.values()) + 1
+    ahead.append(Entry(longest.storage.journal.last_index + 1, term, NO_OP))
+    for member in members.values():
+        member.catch_up(ahead)
+    for name in case.altered:
+        if altered := members[name].check_tiles():
+            found[Finder.TILES] = f"tiles from entry {altered[0]} on are not what the ledger comes to"
+    published = False
+    for member in members.values():
+        with suppress(_Stopped):
+            await member.publishing.check_signed()
+    for member in members.values():
+        if not published and member.error is None:
+            with suppress(_Stopped, LookupError):
+                published = await member.publishing.publish(whole=True)
+    for member in members.values():
+        if member.error is not None:
+            found[Finder.SIGNING] = str(member.error)
+            stopped.add(member.name)
+    for member in members.values():
+        for kept in case.site.notes[: case.notes] if published and member.error is None else ():
+            if (refusal := audited(case, member, kept)) is not None:
+                found[Finder.NOTE] = refusal
+
+
+def audited(case: Case, member: Member, kept: str) -> str | None:
+    """Return what an auditor says who kept a note and reads this replica's checkpoint and tiles; None: it agrees."""
+    before = parse_checkpoint(verify_note(kept.encode(), case.site.keys)[0])
+    text, verified = verify_note(member.publishing.note.encode(), case.site.keys)
+    after = parse_checkpoint(text)
+    read = nodes_in_tiles(after.size, lambda tile: _served(member, tile))
+    try:
+        if after.size < before.size:
+            raise ProofRefused(f"{before.size} entries were signed once, and the cluster has signed {after.size}")
+        if len(verified) < len(NAMES) // 2 + 1:
+            raise ProofRefused(f"{len(verified)} of the keys that were kept have signed it")
+        if root_of(after.size, read) != after.root:
+            raise ProofRefused("the tiles of the cluster are not those of its checkpoint")
+        proof = consistency_proof(before.size, after.size, read)
+        verify_consistency(before.size, after.size, before.root, after.root, proof)
+    except ProofRefused as error:
+        return str(error)
+    return None
+
+
+def _served(member: Member, tile: Tile) -> bytes:
+    return member.tree.tile(tile)

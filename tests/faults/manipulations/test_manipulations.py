@@ -1,0 +1,105 @@
+"""Whatever is done to the directories of stopped replicas is found by those who are said to find it, or is harmless."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+import uvloop
+
+from tests.faults.manipulations.detectors import Finder, Then, look
+from tests.faults.manipulations.expected import EXPECTED, FINDERS
+from tests.faults.manipulations.live import live, live_under_a_leader, short_periods
+from tests.faults.manipulations.site import Case, Site, found_site
+from tests.faults.manipulations.table import KINDS, ROWS, Manipulation
+
+COUNTS: Final = {"A": 16, "B": 11, "C": 20, "D": 7, "E": 8, "F": 3, "G": 17, "H": 5, "I": 4, "J": 3}
+"""Of each kind there were so many when it was first looked at what an insider can do: 94, and 27 left no trace."""
+
+NOT_FOUND_BY_REPLICAS: Final = {"E7", "E11", "I4", "I5", "I7", "I8", "I9", "I13", "J1"}
+"""What replicas that all were stopped cannot find, and what is no damage is not among it: docs/auditors.md says so."""
+
+LIVE: Final = ("A1", "B1", "C8", "D6", "E1", "E4", "E12", "E13", "F1", "G1", "G18", "H1", "I2", "I14", "J2", "J3")
+"""What is shown to replicas that run: at least one of each kind. The others: `python -m tests.faults.manipulations`."""
+
+_MEMORY: Final = Path("/dev/shm")
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    """Make the stopped cluster once; in memory, where there is some: a hundred copies are looked at."""
+    directory = Path(tempfile.mkdtemp(prefix="forebay-test-", dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None))
+    try:
+        yield found_site(directory)
+    finally:
+        shutil.rmtree(directory)
+
+
+@pytest.fixture
+def case(site: Site, request: pytest.FixtureRequest) -> Iterator[Case]:
+    """Copy the site for the manipulation that the test is given."""
+    row: Manipulation = request.getfixturevalue("row")
+    directory = site.directory / "case"
+    try:
+        yield Case(site, directory, row.on, row.notes)
+    finally:
+        shutil.rmtree(directory)
+
+
+def named(row: Manipulation) -> str:
+    """Return how a test is called: what pytest shows of it."""
+    return f"{row.id} {row.what}"
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if not row.leads], ids=named)
+def test_a_manipulation_is_found_by_those_who_are_said_to_find_it(row: Manipulation, case: Case) -> None:
+    row.do(case)
+    outcome, expected = look(case), EXPECTED[row.id]
+    then = Then.GOES_ON if expected.then is Then.HARMLESS else expected.then
+    assert ({str(finder) for finder in outcome.found}, outcome.then) == (set(expected.finders), then), outcome.found
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.id in LIVE], ids=named)
+def test_replicas_that_run_find_it(row: Manipulation, case: Case) -> None:
+    with short_periods():
+        if row.leads:
+            seen = uvloop.run(live_under_a_leader(case, row.do))
+        else:
+            row.do(case)
+            seen = uvloop.run(live(case))
+    assert seen is not None and seen.finder in EXPECTED[row.id].finders, seen
+    assert seen.then is (Then.REFUSED if seen.finder is Finder.START else EXPECTED[row.id].then), seen
+
+
+def test_nothing_is_found_where_nothing_was_altered(site: Site) -> None:
+    directory = site.directory / "case"
+    try:
+        assert look(Case(site, directory)) == ({}, Then.GOES_ON)
+    finally:
+        shutil.rmtree(directory)
+
+
+def test_the_table_has_each_kind_of_manipulation_and_says_of_each_what_it_leads_to() -> None:
+    assert [row.id for row in ROWS] == list(EXPECTED)
+    counts = Counter(row.kind for row in ROWS)
+    assert set(counts) == set(KINDS) == {row_id[0] for row_id in LIVE}
+    assert all(counts[kind] >= count for kind, count in COUNTS.items())
+    assert counts.total() >= sum(COUNTS.values()) == 94
+    assert {len(row.on) for row in ROWS} == {1, 2, 3} and {row.notes for row in ROWS} == {0, 1, 2}
+
+
+def test_what_no_replica_finds_is_harmless_or_said_to_be_unseen() -> None:
+    unseen = set()
+    for row in ROWS:
+        expected = EXPECTED[row.id]
+        assert set(expected.found_by.split()) <= {str(finder) for finder in FINDERS}
+        assert bool(expected.why) is not expected.is_seen, row.id
+        if not expected.is_seen and expected.then is not Then.HARMLESS:
+            unseen.add(row.id)
+    assert unseen == NOT_FOUND_BY_REPLICAS
