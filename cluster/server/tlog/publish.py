@@ -131,6 +131,8 @@ class Publisher(Background):
         self._keys: dict[str, VerifierKey] = {}
         self._heard: set[str] = set()
         """Peers whose checkpoints were held against what was signed here, since the start."""
+        self.doubt = ""
+        """Why the key of this replica may not be the one that it had, as its log says."""
         self.note, self.published = self._read()
         """The last note, or nothing, and the checkpoint that it is."""
         self.published_s = clock.monotonic_s()
@@ -221,7 +223,8 @@ class Publisher(Background):
         try:
             found = parse_checkpoint(verify_note(note.encode(), [self._signer.key])[0])
         except NoteRefused:
-            return  # there is none, or this replica has not signed it
+            self._doubt_key(note, peer)
+            return
         signed = 0 if self._signer.last is None else self._signer.last.size
         if found.size > signed:
             self._fail(
@@ -231,6 +234,23 @@ class Publisher(Background):
                     f"acknowledged; {INQUIRY}"
                 )
             )
+
+    def _doubt_key(self, note: str, peer: str) -> None:
+        """Say so where as many have signed a checkpoint as there are members, but not this replica, which has a key.
+
+        Not stopped for: for some seconds after a member left, one that was away meanwhile finds such a checkpoint.
+        """
+        try:
+            _, signatures = parse_note(note.encode())
+        except NoteRefused:
+            return  # there is none yet
+        count = sum(one.name == self._signer.origin for one in signatures)
+        if self._signer.last is not None and count > len(self._peers()):
+            self.doubt = (
+                f"{count} replicas have signed the checkpoint of {peer}, and none with the key of {self._name}, which "
+                "has signed others: unless a member has just left, its key was replaced, and its directory with it"
+            )
+            LOGGER.error("%s; compare with `forebay ledger keys` as it was; %s", self.doubt, INQUIRY)
 
     async def conclude(self) -> None:
         """Publish a checkpoint of all that is applied, while this replica still leads and if LAST_S are enough.
@@ -404,10 +424,17 @@ class Publisher(Background):
         try:
             note = self._path.read_text(encoding="utf-8")
             found = parse_checkpoint(parse_note(note.encode())[0])
-            # One of the incarnation before says nothing of this one.
-            return (note, found) if found.origin == self._signer.origin else ("", None)
         except (OSError, ValueError):
             return "", None
+        if found.origin != self._signer.origin:
+            # One of the incarnation before says nothing of this one.
+            return "", None
+        applied = self._applied_index()
+        if found.size > applied:
+            # No majority signs more than is committed: it would be in the way of all that is published.
+            LOGGER.error("%s is of %d entries, and %d are here: it is not believed", self._path, found.size, applied)
+            return "", None
+        return note, found
 
 
 def _majority(members: int) -> int:

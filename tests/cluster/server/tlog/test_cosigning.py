@@ -80,7 +80,7 @@ class Site:
             tree_size=lambda: 0,
             root=self._root,
             peers=lambda: tuple(peer for peer in self.signers if peer != name),
-            asked=LogPeers(self._ask, self._hand, self._key_of, self._submit),
+            asked=LogPeers(self._ask, self._hand, self._key_of, submit=self._submit),
             cosigning=Cosigning(
                 (Witness(one, self.keys[one]) for one in WITNESSES),
                 self.needed,

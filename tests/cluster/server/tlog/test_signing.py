@@ -376,3 +376,35 @@ async def test_each_peer_is_asked_for_its_checkpoint_until_it_has_answered_once(
     for _ in range(2):
         await them.publishers["r2"].check_signed()
     assert asked == ["r1", "r3", "r1", "r1"]
+
+
+@story
+async def test_a_replica_whose_key_is_another_one_than_its_peers_know_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    them = three(tmp_path)
+    assert await them.publish()
+    shutil.rmtree(tmp_path / "r2/signing")
+    fresh = Cluster(tmp_path, them.ledgers)
+    await fresh.publishers["r2"].check_signed()
+    assert not fresh.publishers["r2"].doubt, "one that has signed nothing may be new"
+    await signer(tmp_path / "r2").sign(10, Ledger(20).root)
+    again = Cluster(tmp_path, them.ledgers)
+    for one in again.publishers.values():
+        await one.check_signed()
+    assert {name for name, one in again.publishers.items() if one.doubt} == {"r2"} and not again.stopped
+    assert "none with the key of r2, which has signed others" in caplog.text
+
+
+@story
+async def test_a_checkpoint_on_the_disk_that_is_of_more_than_is_here_is_in_nobodys_way(tmp_path: Path) -> None:
+    them = three(tmp_path)
+    assert await them.publish()
+    path = tmp_path / "r1/tlog/checkpoint"
+    path.write_text(path.read_text().replace("\n20\n", "\n1000000\n"))
+    for ledger in them.ledgers.values():
+        ledger.applied = 25
+    again = Cluster(tmp_path, them.ledgers)
+    assert again.sizes() == {"r1": 0, "r2": 20, "r3": 20}
+    assert await again.publish()
+    assert again.sizes() == {"r1": 25, "r2": 25, "r3": 25}
