@@ -77,6 +77,7 @@ class Then(StrEnum):
     STOPS = "stops itself"
     MENDED = "is mended while it runs"
     NAMED = "goes on; the damage is named and counted"
+    LOGGED = "goes on, and says so in its log"
     HARMLESS = "goes on, rightly"
     GOES_ON = "goes on"
     OTHERS_STOP = "goes on; an honest one stops"
@@ -271,13 +272,13 @@ def _verified(case: Case, home: Path, *words: str) -> str:
 async def _live(case: Case, found: dict[Finder, str]) -> Outcome:
     with ExitStack() as open_now:
         members: dict[str, Member] = {}
-        for name in NAMES:
+        # Who is altered first: where one does not start, nothing more is to be seen.
+        for name in sorted(NAMES, key=lambda name: name not in case.altered):
             try:
                 members[name] = open_now.enter_context(_opened(case, name))
             except (RecoveryRefused, StorageRefused, StorageFailed, SnapshotFailed, BrokenInvariant) as error:
-                found[Finder.START] = str(error)
-        if Finder.START in found:
-            return Outcome(found, Then.REFUSED)
+                return Outcome(found | {Finder.START: str(error)}, Then.REFUSED)
+        members = {name: members[name] for name in NAMES}
         for name, member in members.items():
             member.others = {other: one for other, one in members.items() if other != name}
         stopped: set[str] = set()
@@ -289,6 +290,8 @@ async def _live(case: Case, found: dict[Finder, str]) -> Outcome:
         return Outcome(found, Then.STOPS)
     if stopped:
         return Outcome(found, Then.OTHERS_STOP)
+    if any(member.publishing.doubt for member in members.values()):
+        return Outcome(found, Then.LOGGED)
     if any(member.scrubbed.damaged for member in members.values()):
         return Outcome(found, Then.NAMED)
     is_mended = Finder.SCRUB in found or Finder.BACKFILL in found
@@ -360,6 +363,8 @@ async def _sign(case: Case, members: dict[str, Member], found: dict[Finder, str]
         if member.error is not None:
             found[Finder.SIGNING] = str(member.error)
             stopped.add(member.name)
+        elif member.publishing.doubt:
+            found[Finder.SIGNING] = member.publishing.doubt
     for member in members.values():
         for kept in case.site.notes[: case.notes] if published and member.error is None else ():
             if (refusal := audited(case, member, kept)) is not None:

@@ -95,8 +95,12 @@ class Running:
             return _finder_of(error), str(error)
         for name in self.case.altered:
             replica = self.replicas.get(name)
+            if replica is not None and replica.publisher.doubt:
+                return Finder.SIGNING, replica.publisher.doubt
             if replica is not None and replica.controller.scrubbed.mended:
                 return Finder.SCRUB, f"{replica.controller.scrubbed.mended} entries are whole again"
+            if replica is not None and replica.controller.scrubbed.damaged:
+                return Finder.SCRUB, f"entries {replica.controller.scrubbed.damaged} are damaged"
         return None
 
 
@@ -197,7 +201,10 @@ async def _awaited(them: Running, began_s: float, patience_s: float, gaps: dict[
     if found is None:
         return None
     stopped = tuple(sorted(them.stopped))
-    then = Then.MENDED
+    replicas = them.replicas.values()
+    then = Then.NAMED if any(one.controller.scrubbed.damaged for one in replicas) else Then.MENDED
+    if any(one.publisher.doubt for one in replicas):
+        then = Then.LOGGED
     if stopped:
         then = Then.STOPS if set(stopped) <= set(them.case.altered) else Then.OTHERS_STOP
     return Seen(*found, time.monotonic() - began_s, then, stopped)

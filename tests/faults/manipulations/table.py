@@ -278,6 +278,12 @@ def set_back_and_signed(case: Case) -> None:
     sign_anew(case)
 
 
+def larger(path: Path) -> None:
+    """Write another size into a checkpoint."""
+    origin, _, *rest = path.read_text().split("\n")
+    path.write_text("\n".join((origin, "1000000", *rest)))
+
+
 def sign_anew(case: Case) -> None:
     """Have those that were altered sign, with their own keys, what their ledgers come to now."""
     for home in case.homes:
@@ -591,6 +597,7 @@ ROWS: tuple[Manipulation, ...] = (
     Manipulation("C23", "the generation of the log raised", rows(lambda opened: log_mark(opened, 1))),
     Manipulation("C24", "the generation of the log lowered, its records there",
                  killed(rows(lambda opened: log_mark(opened, -1)))),
+    Manipulation("C25", "the size of the checkpoint that a majority has signed", file("tlog/checkpoint", larger)),
     Manipulation("D1", "an old entry deleted", deleted(OLD)),
     Manipulation("D2", "a new entry deleted", deleted(NEW)),
     Manipulation("D3", "the last entry deleted", deleted(LAST)),
@@ -615,6 +622,8 @@ ROWS: tuple[Manipulation, ...] = (
     Manipulation("E12", "the tail cut by 2 entries, while the leader that it acknowledged to leads on",
                  lambda case: forge.cut_tail(case.home, 2), leads=True),
     Manipulation("E13", "the whole directory older, while the leader leads on", earlier(""), leads=True),
+    Manipulation("E14", "the whole directory older, and signed with a new key",
+                 in_turn(earlier(""), file("signing/key", Path.unlink), sign_anew)),
     Manipulation("F1", "another replica's directory", of_another),
     Manipulation("F2", "another replica's directory, its identity relabelled", in_turn(of_another, rows(relabelled))),
     Manipulation("F3", "another cluster's ledger", of_another_cluster),
