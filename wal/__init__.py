@@ -1,5 +1,6 @@
 """What a replica remembers: the journal of consensus, which is the ledger, in one LMDB environment."""
 
+from wal.archived import ArchivedLedger
 from wal.codec import (
     CodecError,
     Kind,
@@ -47,18 +48,25 @@ from wal.ledger import (
     LedgerBroken,
     LedgerEntry,
     NotThisHistory,
+    SegmentName,
     Verified,
     fill,
     hand_over,
     mend,
 )
+from wal.pruning import authorise, plant, prunable_below, prune_some
 from wal.records import (
     ENTRY_MAX_BYTES,
     FIRST_INCARNATION,
+    KEPT_ENTRIES,
+    ChainRow,
     Entry,
     Gap,
     Incarnation,
+    Pruned,
+    PrunedSegment,
     lineage_of,
     parse_lineage,
 )
 from wal.recovery import may_have_run
+from wal.segments import Archive, Manifest, Segment, SegmentBroken, archive_from

@@ -130,6 +130,18 @@ READERS_MAX: Final = 64
 """Read transactions open at once, over all processes: the replica itself has one or two, the rest are audits."""
 
 
+META_PAGES: Final = 2
+"""Pages that no table lies in, count."""
+
+FREE_PAGES_SHARE: Final = 0.9
+"""What of the pages that are free counts as room. LMDB looks for as many in a row as an entry needs, and takes new ones
+at the end of the map where it finds none: entries leave rows of pages behind as long as they were themselves, so most
+are found."""
+
+FREE_PAGES_KEPT: Final = 1 / 16
+"""Share of the map that free pages may take before any count as room: each transaction leaves some to the next one."""
+
+
 class Environment:
     """The storage of one replica: five tables in one file, written by one transaction at a time, each one durable; and
     the sync log, which holds what LMDB will be given with the next transaction.
@@ -158,6 +170,8 @@ class Environment:
         """The seam where syncs are timed, and a test makes one fail: called with each transaction and record."""
         self._environment: lmdb.Environment | None = environment
         self._tables: Final = tables
+        self._counted: tuple[int, int] | None = None
+        """The pages that were in use after a transaction, and which."""
         self._lock: Lock | None = None
         self._files: Files | None = None
         """What was opened, where it is the replica's own and on a real disk."""
@@ -386,17 +400,38 @@ class Environment:
             raise
 
     @property
+    def map_size_bytes(self) -> int:
+        """Bound of the data file."""
+        self.check()
+        assert self._environment is not None
+        return int(self._environment.info()["map_size"])
+
+    @property
     def fill(self) -> float:
-        """How much of the map is used, from 0 to 1. The journal only grows, so this only grows."""
+        """How much of the map is used, from 0 to 1."""
         return self.fill_with(0)
 
     def fill_with(self, size_bytes: int) -> float:
         """How much of the map would be used if so many bytes were added."""
         self.check()
         assert self._environment is not None
-        info = self._environment.info()
-        used_bytes = (info["last_pgno"] + 1) * self._environment.stat()["psize"]
-        return float((used_bytes + size_bytes) / info["map_size"])
+        info, page_bytes = self._environment.info(), self._environment.stat()["psize"]
+        pages = info["last_pgno"] + 1
+        # Pages that pruning has left free are used again; but not each one for each entry, which need some in a row.
+        free_bytes = (pages - self._used_pages()) * page_bytes
+        room_bytes = FREE_PAGES_SHARE * max(0, free_bytes - FREE_PAGES_KEPT * info["map_size"])
+        return float((pages * page_bytes - room_bytes + size_bytes) / info["map_size"])
+
+    def _used_pages(self) -> int:
+        """The pages that tables lie in, and the two that say where those are; of the last transaction."""
+        assert self._environment is not None
+        transaction_id = self._environment.info()["last_txnid"]
+        if self._counted is None or self._counted[0] != transaction_id:
+            with self.read() as transaction:
+                stats = [self._environment.stat(), *(transaction.stat(table) for table in self._tables.values())]
+            pages = sum(one["branch_pages"] + one["leaf_pages"] + one["overflow_pages"] for one in stats)
+            self._counted = transaction_id, META_PAGES + pages
+        return self._counted[1]
 
     def check_files(self) -> None:
         """Stop if the files are not those that were opened any more; let go of the pages of readers that were killed.

@@ -10,6 +10,7 @@ it comes, the gap becomes shorter with each transaction, and what a crash interr
 entry of the gap must follow on what is held before it.
 """
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -20,7 +21,7 @@ from wal import records
 from wal.codec import CodecError, WrittenLater
 from wal.environment import Environment, log_mark
 from wal.failures import BrokenInvariant, Condition, RecoveryRefused
-from wal.records import ChainRow, Damaged, Entry, Gap, Marks, chained
+from wal.records import ChainRow, Damaged, Entry, Gap, Marks, Pruned, PrunedSegment, chained
 from wal.replay import Contradiction, replay
 from wal.rows import read_chain_row
 from wal.sync_log import SyncLog
@@ -115,6 +116,25 @@ DAMAGED_MAX: Final = 512
 """The longest stretch of damaged entries that is mended, count: more than a page of the file has."""
 
 
+class SegmentName(NamedTuple):
+    """The entries that a segment of an archive has, first and last, both included."""
+
+    first_index: int
+    last_index: int
+
+    def __str__(self) -> str:
+        return f"segment-{self.first_index:020d}-{self.last_index:020d}.fbl"
+
+    @classmethod
+    def parse(cls, name: str) -> "SegmentName | None":
+        """What the name says, or None if it is not the name of a segment."""
+        found = _SEGMENT_NAME.fullmatch(name)
+        return None if found is None else cls(int(found[1]), int(found[2]))
+
+
+_SEGMENT_NAME = re.compile(r"segment-([0-9]{20})-([0-9]{20})\.fbl")
+
+
 class LedgerEntry(NamedTuple):
     """A committed entry, with the digest of the ledger up to and with it, and the revisions before and after it."""
 
@@ -148,6 +168,10 @@ class _Scan(NamedTuple):
             if gap.first_index <= index <= gap.last_index:
                 index = gap.last_index + 1
         return index
+
+    def with_gaps(self, gaps: tuple[Gap, ...]) -> "_Scan":
+        """The same with these gaps as well."""
+        return self if gaps == self.gaps else self._replace(gaps=tuple(sorted({*self.gaps, *gaps})))
 
 
 class LedgerBroken(Exception):
@@ -248,6 +272,55 @@ class Ledger:
         with self._env.read() as transaction:
             return self._gaps(transaction)
 
+    def pruned(self) -> Pruned | None:
+        """What this replica is not to hold any more, and where it is; None where nothing was pruned. LedgerBroken."""
+        with self._env.read() as transaction:
+            value = transaction.get(records.PRUNED_KEY, db=self._env.table(records.STATE))
+        try:
+            return None if value is None else records.unpack_pruned(value)
+        except Damaged as error:
+            raise LedgerBroken(0, f"what is recorded as pruned: {error}") from error
+
+    def missing(self) -> tuple[Gap, ...]:
+        """What this replica does not hold and is to hold: gaps, without what was pruned. LedgerBroken."""
+        pruned, gaps = self.pruned(), self.gaps()
+        below = 0 if pruned is None else pruned.below
+        return tuple(
+            gap if gap.first_index >= below else gap._replace(first_index=below)
+            for gap in gaps
+            if gap.last_index >= below
+        )
+
+    @property
+    def whole_from(self) -> int:
+        """The first entry from which on this replica holds all of the ledger."""
+        return max((gap.last_index for gap in self.gaps()), default=0) + 1
+
+    def where(self, revision: int) -> str:
+        """Where a revision is that is not held here, in words: a segment of the archive, or nowhere that is known."""
+        pruned = self.pruned()
+        for segment in () if pruned is None else pruned.segments:
+            if revision <= segment.revision_after:
+                return _in_archive(segment)
+        return "a snapshot came in its place"
+
+    def where_at(self, at: int) -> str:
+        """Where a moment is that was pruned, by the replicated clock, in words; empty where it was not."""
+        found = self.pruned_part()
+        if found is None:
+            return ""
+        pruned, gap = found
+        segments = (one for one in pruned.segments if at <= one.last_at and one.first_index <= gap.last_index)
+        return next(map(_in_archive, segments), "")
+
+    def pruned_part(self) -> tuple[Pruned, Gap] | None:
+        """What is not to be held any more, and the gap that is there instead by now; None where there is none yet."""
+        pruned = self.pruned()
+        with self._env.read() as transaction:
+            gaps = self._gaps(transaction)
+        gap = None if pruned is None else next((gap for gap in gaps if gap.first_index < pruned.below), None)
+        return None if pruned is None or gap is None else (pruned, gap)
+
     def read_some(self, first: int, *, entries_max: int, bytes_max: int) -> list[LedgerEntry]:
         """Entries from `first` on, in order, until one of the bounds is reached, but at least one if there is one.
 
@@ -275,13 +348,17 @@ class Ledger:
             raise LookupError(f"no revision {revision}: the ledger holds {_held(scan)}")
         for gap in scan.gaps:
             if gap.revision_before < revision <= gap.revision_after:
-                raise LookupError(f"revision {revision} is not held here: the ledger holds {_held(scan)}")
+                raise LookupError(
+                    f"revision {revision} is not held here, {self.where(revision)}; the ledger holds {_held(scan)}"
+                )
         if revision > view.stored_revision:
             return view.revisions[bisect_left(view.revisions, (revision, 0))][1]
         with self._env.read() as transaction:
             cursor = transaction.cursor(self._env.table(records.REVISIONS))
             if not cursor.set_range(records.index_key(revision)):
                 raise LedgerBroken(marks.applied_index, f"no entry is recorded for revision {revision}")
+            if any(gap.revision_before < revision <= gap.revision_after for gap in self._gaps(transaction)):
+                raise LookupError(f"revision {revision} is not held here any more, {self.where(revision)}")
             key, value = cursor.item()
             try:
                 return records.unpack_number(key, value)
@@ -456,7 +533,7 @@ class Ledger:
         # Between two entries of a step there may be a gap, in which others may be filling in history now.
         for after, last, rows in _runs(step, expected):
             stored = self._revision_rows(after, min(last, scan.view.stored_revision), step[-1].index)
-            if stored != rows:
+            if stored != rows and not self._is_pruned(step[0].index):
                 odd = min(set(stored) ^ set(rows))
                 raise LedgerBroken(
                     step[-1].index,
@@ -537,6 +614,11 @@ class Ledger:
                     if index <= held.last_index:
                         raise LedgerBroken(index, "it is held, and recorded as missing")
 
+    def _is_pruned(self, index: int) -> bool:
+        """Whether an entry that was read is not held any more."""
+        pruned = self.pruned()
+        return pruned is not None and records.KEPT_ENTRIES < index < pruned.below
+
     def rows_before(self, first: int, last: int) -> list[ChainRow]:
         """Digest and revision before each of the held entries `first` to `last`. LedgerBroken if one is missing."""
         view = self._view()
@@ -557,9 +639,12 @@ class Ledger:
 
     def _step(self, scan: _Scan, first: int, limit: int, bytes_max: int = STEP_MAX_BYTES) -> list[LedgerEntry]:
         found: list[LedgerEntry] = []
-        view, gaps = scan.view, {gap.first_index: gap for gap in scan.gaps}
-        size_bytes, following = 0, scan.after_gaps(max(first, 1))
+        view, size_bytes = scan.view, 0
         with self._env.read() as transaction:
+            # What is pruned meanwhile is a gap by now, whatever it was when the scan was made.
+            scan = scan.with_gaps(self._gaps(transaction))
+            gaps = {gap.first_index: gap for gap in scan.gaps}
+            following = scan.after_gaps(max(first, 1))
             applied_index = view.marks.applied_index
             before = (
                 self._chain_row(view, transaction, following - 1) if following <= applied_index else ChainRow(b"", 0)
@@ -568,7 +653,7 @@ class Ledger:
             more = cursor.set_range(records.index_key(following))
             while following <= applied_index and len(found) < limit and size_bytes < bytes_max:
                 if following in gaps:
-                    following = gaps[following].last_index + 1
+                    following = scan.after_gaps(following)
                     before = self._chain_row(view, transaction, following - 1)
                     continue
                 entry = view.entries.get(following)
@@ -676,7 +761,7 @@ def hand_over(
     behind = max((gap.last_index for gap in ledger.gaps() if gap.first_index <= last), default=0)
     count = min(entries_max, last - max(behind, ledger.first_index - 1))
     if count < 1 or last > ledger.applied_index:
-        raise LookupError(f"entry {last} is not held here")
+        raise LookupError(f"entry {last} is not held here{_where_entry(ledger.pruned(), last)}")
     try:
         held = list(ledger.read(last - count + 1, limit=count))
     except LedgerBroken as error:
@@ -693,6 +778,16 @@ def hand_over(
             break
         found.append(Handed(Entry(one.index, one.term, one.data), row.digest, row.revision))
     return found
+
+
+def _in_archive(segment: PrunedSegment) -> str:
+    return f"it was pruned, and is in the archive: {SegmentName(segment.first_index, segment.last_index)}"
+
+
+def _where_entry(pruned: Pruned | None, index: int) -> str:
+    segments = () if pruned is None else pruned.segments
+    found = next((one for one in segments if index <= one.last_index), None)
+    return "" if found is None else f": it was pruned, and is in the archive, {SegmentName(*found[:2])}"
 
 
 def fill(env: Environment, gap: Gap, handed: Sequence[Handed]) -> Gap | None:

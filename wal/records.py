@@ -35,6 +35,7 @@ MARKS_KEY: Final = b"marks"
 LOG_KEY: Final = b"log"
 INCARNATION_KEY: Final = b"incarnation"
 """Which incarnation of the cluster a storage is of; where it is not there, of the first."""
+PRUNED_KEY: Final = b"pruned"
 
 DIGEST_BYTES: Final = 32
 GENESIS: Final = bytes(DIGEST_BYTES)
@@ -53,6 +54,7 @@ _CHAIN = struct.Struct(f">{DIGEST_BYTES}sQ")
 _MARKS = struct.Struct(f">QQQQQQ{DIGEST_BYTES}s")
 _GAP = struct.Struct(">QQQ")
 _LOG = struct.Struct(">QQ")
+_PRUNED_SEGMENT = struct.Struct(">QQQQ")
 _LENGTH = struct.Struct(">B")
 _ENTRY_HEAD_BYTES = 4 + 8
 
@@ -154,6 +156,34 @@ class Gap(NamedTuple):
     revision_after: int
 
 
+class PrunedSegment(NamedTuple):
+    """A segment of the archive, as it was called when what it has was pruned; the revision after its last entry, and
+    the clock of its last batch, 0 where it has none.
+    """
+
+    first_index: int
+    last_index: int
+    revision_after: int
+    last_at: int
+
+
+class Pruned(NamedTuple):
+    """What this replica is not to hold any more: what lies before the entry `below`, but for the first KEPT_ENTRIES.
+
+    `segments`: where it is, oldest first.
+    """
+
+    below: int
+    segments: tuple[PrunedSegment, ...]
+
+
+KEPT_ENTRIES: Final = 64
+"""The first entries, which are never pruned, count: what the cluster was founded with; proofs need the key in it."""
+
+PRUNED_SEGMENTS_MAX: Final = 100_000
+"""Segments that are remembered, count: those of the largest archive that is read."""
+
+
 def index_key(number: int) -> bytes:
     """The key of an index or revision: unsigned, 8 bytes, big-endian: LMDB's byte order is the numbers' order."""
     return _U64.pack(number)
@@ -226,6 +256,23 @@ def unpack_gap(key: bytes, value: bytes) -> Gap:
     """The gap that `pack_gap` packed. Damaged if checksum or length do not hold."""
     last_index, before, after = _unpack(_GAP, unpack_checked(key, value))
     return Gap(key_index(key), last_index, before, after)
+
+
+def pack_pruned(pruned: Pruned) -> bytes:
+    """The stored value of what was pruned."""
+    return pack_checked(
+        PRUNED_KEY, _U64.pack(pruned.below) + b"".join(_PRUNED_SEGMENT.pack(*segment) for segment in pruned.segments)
+    )
+
+
+def unpack_pruned(value: bytes) -> Pruned:
+    """What `pack_pruned` packed. Damaged if checksum or length do not hold."""
+    body = unpack_checked(PRUNED_KEY, value)
+    if len(body) < _U64.size or (len(body) - _U64.size) % _PRUNED_SEGMENT.size:
+        raise Damaged(f"the value has {len(body)} bytes, which are no number of segments")
+    (below,) = _U64.unpack_from(body)
+    rows = _PRUNED_SEGMENT.iter_unpack(body[_U64.size :])
+    return Pruned(below, tuple(PrunedSegment._make(row) for row in rows))
 
 
 def pack_format(version: int) -> bytes:

@@ -218,7 +218,7 @@ class SimLmdb:
         return {"last_txnid": self.disk.transactions, "map_size": self.map_size, "last_pgno": pages}
 
     def stat(self) -> dict[str, int]:
-        return {"psize": PAGE_BYTES}
+        return {"psize": PAGE_BYTES, **pages_of(0)}
 
     def open_db(self, name: bytes, txn: SimTransaction | None = None, create: bool = True) -> Table:
         tables = self.disk.tables
@@ -240,6 +240,10 @@ class SimLmdb:
 
     def close(self) -> None:
         pass
+
+
+def pages_of(size_bytes: int) -> dict[str, int]:
+    return {"branch_pages": 0, "leaf_pages": -(-size_bytes // PAGE_BYTES), "overflow_pages": 0}
 
 
 class SimTransaction:
@@ -278,6 +282,9 @@ class SimTransaction:
             return False
         self._undo.append((table, key, table.put(key, value)))
         return True
+
+    def stat(self, db: Table) -> dict[str, int]:
+        return pages_of(db.size_bytes)
 
     def cursor(self, db: Table) -> SimCursor:
         return SimCursor(db, self._undo if self._write else None)

@@ -1,0 +1,558 @@
+"""Segments of an archive: stretches of the ledger in files of their own, written whole or not at all, read in blocks.
+
+A file is MAGIC, blocks, a manifest as JSON, the manifest's length, and the SHA-256 of everything before. A block is a
+zlib stream of the raw entries, each after its term, the revision after it and its length. The manifest says what the
+segment is of and between which digests of the chain it lies, so it is verified without any ledger; and it has the
+checkpoint that was published when it was written, for who holds the replicas' keys.
+
+Segments of one directory follow on each other without a hole and begin with the first entry: their names say so.
+"""
+
+import fcntl
+import os
+import struct
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from replica.values import Instant
+from wal.codec import CodecError, instant_of
+from wal.ledger import LedgerEntry, SegmentName
+from wal.records import DIGEST_BYTES, ENTRY_MAX_BYTES, GENESIS, PRUNED_SEGMENTS_MAX, ChainRow, Entry, chained
+
+SEGMENT_FORMAT: Final = "forebay-segment/1"
+MAGIC: Final = SEGMENT_FORMAT.encode() + b"\n"
+
+SEGMENT_ENTRIES: Final = 65_536
+SEGMENT_BYTES: Final = 256 << 20
+"""What one segment has at most, entries and bytes of their data: what is lost of the work when it is interrupted, and
+some seconds of verification."""
+
+BLOCK_ENTRIES: Final = 1024
+BLOCK_BYTES: Final = 512 * 1024
+"""What one block has, entries and bytes before the last one: what is unpacked to read one entry, some milliseconds."""
+
+COMPRESSION_LEVEL: Final = 6
+"""zlib's own balance: another one takes twice the time for a twentieth of the room."""
+
+MANIFEST_BYTES_MAX: Final = 4 << 20
+"""Bound of a manifest: a row of 160 bytes for each block, and a note of 64 KiB."""
+
+READ_BYTES: Final = 1 << 20
+"""What of a file is read at a time while its SHA-256 is computed."""
+
+_HEAD = struct.Struct(">QQI")
+_LENGTH = struct.Struct(">I")
+_TAIL_BYTES: Final = _LENGTH.size + DIGEST_BYTES
+_UNPACKED_MAX: Final = BLOCK_BYTES + ENTRY_MAX_BYTES + BLOCK_ENTRIES * _HEAD.size
+_PART: Final = ".segment.part"
+
+
+class SegmentBroken(Exception):
+    """A segment, or an archive, that is not what it says; `path` is the file or directory, `sentence` how it shows."""
+
+    def __init__(self, path: Path, sentence: str) -> None:
+        super().__init__(f"{path}: {sentence}")
+        self.path = path
+        self.sentence = sentence
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where a block lies, and the ledger before its first entry."""
+
+    first_index: int
+    offset: int
+    size_bytes: int
+    revision_before: int
+    digest_before: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a segment is of. Digests are hexadecimal, those of the chain before and after its entries."""
+
+    format: str
+    cluster_id: str
+    first_index: int
+    last_index: int
+    first_term: int
+    last_term: int
+    revision_before: int
+    revision_after: int
+    digest_before: str
+    digest_after: str
+    first_at: Instant | None
+    last_at: Instant | None
+    """The clock of its first and last batch; None where it has none."""
+    data_bytes: int
+    """Bytes of its entries as they are in the ledger."""
+    checkpoint: str
+    """The note that was published when it was written, of all of its entries and maybe more."""
+    blocks: tuple[Block, ...]
+
+    @property
+    def name(self) -> SegmentName:
+        """What its file is called."""
+        return SegmentName(self.first_index, self.last_index)
+
+    @property
+    def before(self) -> ChainRow:
+        """Digest and revision before its first entry."""
+        return ChainRow(bytes.fromhex(self.digest_before), self.revision_before)
+
+    @property
+    def after(self) -> ChainRow:
+        """Digest and revision after its last entry."""
+        return ChainRow(bytes.fromhex(self.digest_after), self.revision_after)
+
+
+class SegmentDisk:
+    """The calls that change a disk, in one place, so that tests can make each of them fail. Raises OSError."""
+
+    def create(self, directory: int, name: str) -> int:
+        """Create a file anew, readable by its owner only."""
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=directory)
+        return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
+
+    def write(self, file: int, data: bytes) -> None:
+        """Write all of it."""
+        left = memoryview(data)
+        while left:
+            left = left[os.write(file, left) :]
+
+    def sync(self, file: int) -> None:
+        """Make content, or names, durable."""
+        os.fsync(file)
+
+    def rename(self, directory: int, old: str, new: str) -> None:
+        """Give a file its name."""
+        os.rename(old, new, src_dir_fd=directory, dst_dir_fd=directory)
+
+
+DISK: Final = SegmentDisk()
+
+
+def _write_segment(
+    directory: Path,
+    folder: int,
+    following: int,
+    entries: Iterable[LedgerEntry],
+    before: ChainRow,
+    *,
+    cluster_id: str,
+    checkpoint: str,
+    disk: SegmentDisk = DISK,
+) -> Manifest:
+    """Write entries, as many as one segment has at most, and return its manifest, once it would survive a power cut.
+
+    They begin with entry `following`; `before`: digest and revision before it; `folder`: the directory's descriptor.
+    What a crash leaves is begun anew. OSError; SegmentBroken for entries that do not follow on each other.
+    """
+    file = disk.create(folder, _PART)
+    try:
+        manifest = _fill(directory, file, following, entries, before, cluster_id, checkpoint, disk)
+        disk.sync(file)
+    finally:
+        os.close(file)
+    disk.rename(folder, _PART, str(manifest.name))
+    disk.sync(folder)
+    return manifest
+
+
+def _fill(
+    directory: Path,
+    file: int,
+    following: int,
+    entries: Iterable[LedgerEntry],
+    before: ChainRow,
+    cluster_id: str,
+    checkpoint: str,
+    disk: SegmentDisk,
+) -> Manifest:
+    digest = sha256(MAGIC)
+    disk.write(file, MAGIC)
+    offset, data_bytes, row = len(MAGIC), 0, before
+    blocks: list[Block] = []
+    first = last = None
+    first_at: Instant | None = None
+    last_at: Instant | None = None
+    for block in _in_blocks(entries):
+        start, packed = row, bytearray()
+        for entry in block:
+            if entry.index != following:
+                raise SegmentBroken(directory, f"it goes on with entry {following}, which this ledger does not hold")
+            after = chained(row.digest, Entry(entry.index, entry.term, entry.data))
+            if after != entry.digest or entry.base != row.revision:
+                raise SegmentBroken(
+                    directory, f"entry {entry.index} of the ledger does not follow on what it ends with"
+                )
+            following += 1
+            packed += _HEAD.pack(entry.term, entry.revision, len(entry.data)) + entry.data
+            data_bytes += len(entry.data)
+            row, last, first = ChainRow(after, entry.revision), entry, first or entry
+            at = _instant(entry.data)
+            first_at, last_at = (at if first_at is None else first_at), (last_at if at is None else at)
+        body = zlib.compress(packed, COMPRESSION_LEVEL)
+        blocks.append(Block(block[0].index, offset, len(body), start.revision, start.digest.hex()))
+        digest.update(body)
+        disk.write(file, body)
+        offset += len(body)
+        if last is not None and first is not None and _is_full(first.index, last.index, data_bytes):
+            break
+    if first is None or last is None:
+        raise SegmentBroken(directory, "there is nothing to be written")
+    manifest = Manifest(
+        format=SEGMENT_FORMAT,
+        cluster_id=cluster_id,
+        first_index=first.index,
+        last_index=last.index,
+        first_term=first.term,
+        last_term=last.term,
+        revision_before=before.revision,
+        revision_after=row.revision,
+        digest_before=before.digest.hex(),
+        digest_after=row.digest.hex(),
+        first_at=first_at,
+        last_at=last_at,
+        data_bytes=data_bytes,
+        checkpoint=checkpoint,
+        blocks=tuple(blocks),
+    )
+    tail = msgspec.json.encode(manifest)
+    tail += _LENGTH.pack(len(tail))
+    digest.update(tail)
+    disk.write(file, tail + digest.digest())
+    return manifest
+
+
+def _is_full(first: int, last: int, data_bytes: int) -> bool:
+    return last - first + 1 > SEGMENT_ENTRIES - BLOCK_ENTRIES or data_bytes >= SEGMENT_BYTES
+
+
+def _in_blocks(entries: Iterable[LedgerEntry]) -> Iterator[list[LedgerEntry]]:
+    block: list[LedgerEntry] = []
+    size_bytes = 0
+    for entry in entries:
+        block.append(entry)
+        size_bytes += len(entry.data)
+        if len(block) == BLOCK_ENTRIES or size_bytes >= BLOCK_BYTES:
+            yield block
+            block, size_bytes = [], 0
+    if block:
+        yield block
+
+
+def _instant(data: bytes) -> Instant | None:
+    try:
+        return instant_of(data)
+    except CodecError:
+        return None
+
+
+class Segment:
+    """One segment that was written. Its manifest is read, and nothing else is believed before it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the manifest. SegmentBroken, also where the file cannot be read."""
+        self.path = path
+        name = SegmentName.parse(path.name)
+        with _refusing(path), path.open("rb") as file:
+            self.size_bytes = os.fstat(file.fileno()).st_size
+            if self.size_bytes < len(MAGIC) + _TAIL_BYTES or file.read(len(MAGIC)) != MAGIC:
+                raise SegmentBroken(path, "it does not begin as a segment does, or is cut")
+            file.seek(self.size_bytes - _TAIL_BYTES)
+            tail = file.read(_TAIL_BYTES)
+            (length,) = _LENGTH.unpack(tail[: _LENGTH.size])
+            self.body_end = self.size_bytes - _TAIL_BYTES - length
+            if length > MANIFEST_BYTES_MAX or self.body_end < len(MAGIC):
+                raise SegmentBroken(path, f"a manifest of {length} bytes does not fit into it")
+            file.seek(self.body_end)
+            body = file.read(length)
+        self.sha256: Final = tail[_LENGTH.size :]
+        """The SHA-256 of all that is before it in the file, as the file has it."""
+        try:
+            self.manifest: Final = _decoder.decode(body)
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            raise SegmentBroken(path, f"its manifest cannot be read: {error}") from error
+        self._check_manifest(name)
+
+    def _check_manifest(self, name: SegmentName | None) -> None:
+        manifest, path = self.manifest, self.path
+        if manifest.format != SEGMENT_FORMAT:
+            raise SegmentBroken(
+                path, f"it is of the format {manifest.format[:40]!r}; this release reads {SEGMENT_FORMAT!r}"
+            )
+        if manifest.name != name or not 0 < manifest.first_index <= manifest.last_index:
+            raise SegmentBroken(
+                path, f"it has the entries {manifest.first_index} to {manifest.last_index}, by its manifest"
+            )
+        firsts = [block.first_index for block in manifest.blocks]
+        places = [(block.offset, block.offset + block.size_bytes) for block in manifest.blocks]
+        ends = [len(MAGIC), *(end for _, end in places)]
+        digests = [manifest.digest_before, manifest.digest_after, *(block.digest_before for block in manifest.blocks)]
+        if (
+            firsts[:1] != [manifest.first_index]
+            or any(
+                one >= following for one, following in zip(firsts, [*firsts[1:], manifest.last_index + 1], strict=True)
+            )
+            or [begin for begin, _ in places] != ends[:-1]
+            or ends[-1] != self.body_end
+            or not all(_is_digest(one) for one in digests)
+            or manifest.blocks[0].digest_before != manifest.digest_before
+            or manifest.blocks[0].revision_before != manifest.revision_before
+        ):
+            raise SegmentBroken(path, "its manifest does not say where its blocks lie, or of what they are")
+
+    def check_bytes(self) -> None:
+        """Compute the SHA-256 of the file. SegmentBroken where it is another one than the file's own."""
+        digest, left = sha256(), self.size_bytes - DIGEST_BYTES
+        with _refusing(self.path), self.path.open("rb") as file:
+            while left and (data := file.read(min(left, READ_BYTES))):
+                digest.update(data)
+                left -= len(data)
+        if left or digest.digest() != self.sha256:
+            raise SegmentBroken(self.path, f"its bytes have the SHA-256 {digest.hexdigest()}, not {self.sha256.hex()}")
+
+    def block(self, number: int) -> list[LedgerEntry]:
+        """The entries of a block, which lead from the digest before it to the next one's. SegmentBroken."""
+        blocks, path = self.manifest.blocks, self.path
+        row, end = blocks[number], self.manifest.after
+        last = self.manifest.last_index
+        if number + 1 < len(blocks):
+            following = blocks[number + 1]
+            end, last = (
+                ChainRow(bytes.fromhex(following.digest_before), following.revision_before),
+                following.first_index - 1,
+            )
+        with _refusing(path), path.open("rb") as file:
+            file.seek(row.offset)
+            body = file.read(row.size_bytes)
+        place = f"its entries {row.first_index} to {last}"
+        try:
+            unpacking = zlib.decompressobj()
+            held = unpacking.decompress(body, _UNPACKED_MAX)
+        except zlib.error as error:
+            raise SegmentBroken(path, f"{place} cannot be unpacked: {error}") from error
+        if unpacking.unconsumed_tail or not unpacking.eof or unpacking.unused_data:
+            raise SegmentBroken(path, f"{place} unpack to something else than a block")
+        found = list(self._unpacked(held, row))
+        after = ChainRow(found[-1].digest, found[-1].revision) if found else None
+        if after != end or found[-1].index != last:
+            raise SegmentBroken(path, f"{place} are not those that the digest behind them speaks of")
+        return found
+
+    def _unpacked(self, held: bytes, row: Block) -> Iterator[LedgerEntry]:
+        before, at = ChainRow(bytes.fromhex(row.digest_before), row.revision_before), 0
+        for index in range(row.first_index, row.first_index + BLOCK_ENTRIES):
+            if at == len(held):
+                return
+            body = at + _HEAD.size
+            if body > len(held):
+                break
+            term, revision, size_bytes = _HEAD.unpack_from(held, at)
+            at = body + size_bytes
+            if at > len(held) or revision < before.revision:
+                break
+            data = held[body:at]
+            after = ChainRow(chained(before.digest, Entry(index, term, data)), revision)
+            yield LedgerEntry(index, term, data, after.digest, before.revision, revision)
+            before = after
+        if at != len(held):
+            raise SegmentBroken(self.path, f"its block of entry {row.first_index} is not made of whole entries")
+
+    def number_of(self, index: int) -> int:
+        """The block that has an entry."""
+        return bisect_right(self.manifest.blocks, index, key=_first_of_block) - 1
+
+
+def _first_of_block(block: Block) -> int:
+    return block.first_index
+
+
+def _is_digest(text: str) -> bool:
+    try:
+        return len(bytes.fromhex(text)) == DIGEST_BYTES and len(text) == 2 * DIGEST_BYTES
+    except ValueError:
+        return False
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Have what the system refuses said by the path."""
+    try:
+        yield
+    except OSError as error:
+        raise SegmentBroken(path, f"it cannot be read ({error.strerror or error})") from error
+
+
+_decoder: Final = msgspec.json.Decoder(Manifest)
+
+BLOCKS_KEPT: Final = 8
+"""Blocks that stay unpacked, count: some megabytes; what is asked for next often lies in the same one."""
+
+
+class Archive:
+    """The segments of a directory, read in the order of their entries. Nothing is written."""
+
+    def __init__(self, directory: Path) -> None:
+        """Read their manifests. SegmentBroken for one that is broken or missing, or of another cluster."""
+        self.directory = directory
+        names = _names_in(directory)
+        if len(names) > PRUNED_SEGMENTS_MAX:
+            raise SegmentBroken(
+                directory, f"it has {len(names)} segments; {PRUNED_SEGMENTS_MAX} are the most that are read"
+            )
+        self.segments: Final = tuple(Segment(directory / str(name)) for name in names)
+        self._check_order()
+        self._firsts = [segment.manifest.first_index for segment in self.segments]
+        self._revisions = [segment.manifest.revision_before for segment in self.segments]
+        self._block = lru_cache(BLOCKS_KEPT)(self._read_block)
+
+    def _check_order(self) -> None:
+        before, following = ChainRow(GENESIS, 0), 1
+        term, cluster = 0, ""
+        for segment in self.segments:
+            manifest = segment.manifest
+            if cluster and manifest.cluster_id != cluster:
+                raise SegmentBroken(
+                    segment.path, f"it is of the cluster {manifest.cluster_id}, those before of {cluster}"
+                )
+            if manifest.first_index != following:
+                least = SegmentName(following, manifest.first_index - 1)
+                raise SegmentBroken(
+                    self.directory,
+                    f"the segments of the entries {least.first_index} to {least.last_index} are missing"
+                    if manifest.first_index > following
+                    else f"{segment.path.name} has entries that another segment has as well",
+                )
+            if manifest.before != before or manifest.first_term < term:
+                raise SegmentBroken(
+                    segment.path, "it does not follow on the digest, revision and term of the one before"
+                )
+            before, following = manifest.after, manifest.last_index + 1
+            term, cluster = manifest.last_term, manifest.cluster_id
+
+    @property
+    def cluster_id(self) -> str:
+        """The cluster whose history it is; empty where there is no segment."""
+        return self.segments[0].manifest.cluster_id if self.segments else ""
+
+    @property
+    def last_index(self) -> int:
+        """The last entry that it has; 0 where there is none."""
+        return self.segments[-1].manifest.last_index if self.segments else 0
+
+    @property
+    def end(self) -> ChainRow:
+        """Digest and revision after its last entry."""
+        return self.segments[-1].manifest.after if self.segments else ChainRow(GENESIS, 0)
+
+    def read_some(self, first: int, *, entries_max: int, bytes_max: int) -> list[LedgerEntry]:
+        """Entries from `first` on, in order, until one of the bounds is reached, but at least one if there is one.
+
+        SegmentBroken.
+        """
+        found: list[LedgerEntry] = []
+        size_bytes = 0
+        while len(found) < entries_max and size_bytes < bytes_max and first + len(found) <= self.last_index:
+            for entry in self._of(first + len(found)):
+                found.append(entry)
+                size_bytes += len(entry.data)
+                if len(found) == entries_max or size_bytes >= bytes_max:
+                    break
+        return found
+
+    def row_at(self, index: int) -> ChainRow:
+        """Digest and revision after an entry that it has, or before the first one. SegmentBroken."""
+        if index == 0:
+            return ChainRow(GENESIS, 0)
+        entry = self._of(index)[0]
+        return ChainRow(entry.digest, entry.revision)
+
+    def index_of_revision(self, revision: int) -> int:
+        """The entry that settled a revision. LookupError where it is not in the archive; SegmentBroken."""
+        if not 0 < revision <= self.end.revision:
+            raise LookupError(f"revision {revision} is not in {self.directory}, which ends with {self.end.revision}")
+        # What settles nothing has the revision before it: the last segment and block that begin before it.
+        number = _last_before(self._revisions, revision)
+        blocks = self.segments[number].manifest.blocks
+        block = _last_before([one.revision_before for one in blocks], revision)
+        for entry in self._block(number, block):
+            if entry.base < revision <= entry.revision:
+                return entry.index
+        raise SegmentBroken(self.segments[number].path, f"no entry of it settled revision {revision}")
+
+    def entries(self, first: int = 1) -> Iterator[LedgerEntry]:
+        """All entries from one on, block by block. SegmentBroken."""
+        while first <= self.last_index:
+            block = self._of(first)
+            yield from block
+            first = block[-1].index + 1
+
+    def _of(self, index: int) -> Sequence[LedgerEntry]:
+        """Entries from `index` on to the end of its block."""
+        number = bisect_right(self._firsts, index) - 1
+        segment = self.segments[number]
+        block = segment.number_of(index)
+        return self._block(number, block)[index - segment.manifest.blocks[block].first_index :]
+
+    def _read_block(self, number: int, block: int) -> list[LedgerEntry]:
+        return self.segments[number].block(block)
+
+
+def _last_before(revisions: Sequence[int], revision: int) -> int:
+    return bisect_right(revisions, revision - 1) - 1
+
+
+def _names_in(directory: Path) -> list[SegmentName]:
+    try:
+        found = sorted(name for one in os.scandir(directory) if (name := SegmentName.parse(one.name)) is not None)
+    except FileNotFoundError as error:
+        raise SegmentBroken(directory, "there is no such directory") from error
+    except OSError as error:
+        raise SegmentBroken(directory, f"it cannot be read ({error.strerror})") from error
+    return found
+
+
+def archive_from(
+    directory: Path,
+    read: Callable[[int, int], Iterable[LedgerEntry]],
+    *,
+    cluster_id: str,
+    last_index: int,
+    checkpoint: str,
+    progress: Callable[[int, int], None],
+    disk: SegmentDisk = DISK,
+) -> list[Manifest]:
+    """Write the segments that an archive lacks up to an entry; return their manifests.
+
+    `read(first, last)` yields entries of the ledger, both included. It goes on where the last whole segment ends.
+    SegmentBroken where what is there is broken or of another ledger; OSError: BlockingIOError where another process
+    writes there.
+    """
+    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        archive = Archive(directory)
+        if archive.segments and archive.cluster_id != cluster_id:
+            raise SegmentBroken(directory, f"it is of the cluster {archive.cluster_id}, and the ledger of {cluster_id}")
+        row, following = archive.end, archive.last_index + 1
+        written: list[Manifest] = []
+        while following <= last_index:
+            entries = read(following, last_index)
+            manifest = _write_segment(
+                directory, folder, following, entries, row, cluster_id=cluster_id, checkpoint=checkpoint, disk=disk
+            )
+            written.append(manifest)
+            row, following = manifest.after, manifest.last_index + 1
+            progress(manifest.last_index, last_index)
+        return written
+    finally:
+        os.close(folder)
