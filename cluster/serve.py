@@ -50,6 +50,7 @@ from cluster.server import (
     Controller,
     Digests,
     JoiningRefused,
+    Pruner,
     Scrub,
     StorageRefused,
     is_joining,
@@ -279,6 +280,12 @@ class Replica:
             clock=clock,
             fail=fail,
         )
+        self.pruner = Pruner(
+            config.storage.directory / name,
+            authorise=self.controller.authorise_pruning,
+            prune_some=self.controller.prune_some,
+            fail=fail,
+        )
         self.controller.register(mailer_of(self.controller, config))
         self.service = Service(
             self.controller,
@@ -337,6 +344,7 @@ class Replica:
             self.service.past.start()
             self.backfill.start()
             self.scrub.start()
+            self.pruner.start()
             self.publisher.start()
         except OSError as error:
             await self.stop()
@@ -355,6 +363,7 @@ class Replica:
         self.peers.stop()
         await self.backfill.stop()
         await self.scrub.stop()
+        await self.pruner.stop()
         self.service.wake()
         for front in reversed(self.fronts):
             await front.stop()

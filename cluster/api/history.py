@@ -36,6 +36,7 @@ from cluster.api.service import Call, Reply, encoded, handles
 from cluster.api.web import Problem, bad, denied, too_busy, too_many, unknown_job
 from cluster.eventloop import Work, paced
 from cluster.schemas import (
+    ArchivedView,
     DiffAnswer,
     ErrorView,
     HistoryAnswer,
@@ -45,6 +46,7 @@ from cluster.schemas import (
     StoryAnswer,
     StoryRow,
     WhyView,
+    made_of,
 )
 from cluster.schemas import operations as ops
 from cluster.security import Role
@@ -79,6 +81,7 @@ async def show_job_history(call: Call[None]) -> Reply[HistoryAnswer]:
         if len(rows) >= ROWS_MAX:
             break
     recorded.check()
+    archived = None if found.archived is None else made_of(found.archived, ArchivedView, commands=found.archived.count)
     complete = found.whole and bool(rows) and rows[0].event in _BEGINNINGS and len(rows) < ROWS_MAX
     answer = HistoryAnswer(
         revision=state.revision,
@@ -86,6 +89,7 @@ async def show_job_history(call: Call[None]) -> Reply[HistoryAnswer]:
         task=task_words(state, recorded.job_id),
         rows=tuple([encoded(row) async for row in paced(rows[:ROWS_MAX], work)]),
         complete=complete,
+        archived=archived,
     )
     return Reply(state.revision, answer)
 

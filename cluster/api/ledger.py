@@ -35,7 +35,7 @@ from cluster.schemas import (
     WitnessKeyView,
 )
 from cluster.schemas import operations as ops
-from cluster.server import Applied, NotLeading, Unavailable, Verdict, settled_at, snapshot_view
+from cluster.server import PRUNED, Applied, NotLeading, Unavailable, Verdict, settled_at, snapshot_view
 from cluster.server.tlog import NoteNotTaken, SignRefused, proof_file
 from cluster.system import format_instant, parse_instant
 from replica.fold import answer_to
@@ -100,17 +100,20 @@ async def _records(applied: Applied, work: Work) -> AsyncIterator[msgspec.Raw]:
 @handles(ops.READ_STORED_ENTRIES)
 async def read_stored_entries(call: Call[None]) -> Reply[HandedAnswer]:
     service = call.service
+    controller = service.controller
     if "last" not in call.query:
         raise bad("last is missing", "write the index of the last entry that is wanted", "query last")
     last = call.integer("last", 0, least=1, most=INDEX_MAX)
     try:
-        controller = service.controller
         if controller.ledger.applied_index < last <= controller.applied_index:
             controller.journal.flush_hints()
         # In a thread, and one at a time: it reads up to a megabyte, and nobody waits for it.
         async with service.digests:
             handed = await asyncio.to_thread(hand_over, controller.ledger, last)
     except LookupError as error:
+        pruned = controller.ledger.pruned()
+        if pruned is not None and last < pruned.below:
+            raise Problem(410, PRUNED, str(error), "read it from the archive", "last") from error
         raise Problem(404, "not_held", str(error), "ask another replica", "last") from error
     revision = service.controller.state.revision
     return Reply(

@@ -186,7 +186,18 @@ class _ReplicaCollector(Collector):
         yield _gauge(
             "forebay_ledger_missing_entries",
             "Entries of the ledger that this replica does not hold: a snapshot came instead, and they are fetched.",
-            sum(gap.last_index - gap.first_index + 1 for gap in controller.ledger.gaps()),
+            sum(gap.last_index - gap.first_index + 1 for gap in controller.ledger.missing()),
+        )
+        pruned = controller.ledger.pruned()
+        yield _gauge(
+            "forebay_ledger_oldest_entry",
+            "First entry from which on this replica holds all of the ledger.",
+            controller.ledger.whole_from,
+        )
+        yield _gauge(
+            "forebay_ledger_pruned_below",
+            "Entry below which this replica holds nothing on purpose: it is in the archive. 0: nothing was pruned.",
+            0 if pruned is None else pruned.below,
         )
         scrubbed = controller.scrubbed
         yield _gauge(

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     )
     from cluster.schemas.jobs import (
         AdmittedAnswer,
+        ArchivedView,
         BuffersAnswer,
         BufferView,
         BulkAnswer,
@@ -160,7 +161,7 @@ else:
         job_fields: JOB_FIELDS NO_DETAILS JobDetailsView JobField Reads SubmitRequest UpdateRequest
         jobs: AdmittedAnswer BuffersAnswer BufferView BulkAnswer CommandResult DigestsAnswer ErrorAnswer ErrorView
         jobs: HistoryAnswer HistoryRow JobsAnswer JobView MembersAnswer MemberView NodesAnswer NodeView PollAnswer
-        jobs: PlacesAnswer PlaceView
+        jobs: ArchivedView PlacesAnswer PlaceView
         jobs: PoolsAnswer PoolView RegisterAnswer ReportResult ReportsAnswer StatusView TransferAnswer WhyView
         ledger: ChangeView CheckpointAnswer CheckpointRequest ClockAnswer DiffAnswer EventView FeatureLevelAnswer
         ledger: HandedAnswer HandedView LeadersAnswer LeaderTermView LedgerAnswer LedgerEntryView LogKeysAnswer

@@ -128,10 +128,19 @@ class HistoryRow(View, frozen=True, kw_only=True):
     detail: Json = {}
 
 
+class ArchivedView(View, frozen=True, kw_only=True):
+    """What of a job's history this replica has pruned: how many commands, and which segments have them."""
+
+    commands: int
+    first_revision: int
+    last_revision: int
+    segments: tuple[str, ...]
+
+
 class HistoryAnswer(Answer, frozen=True, kw_only=True):
     """Answer of GET /v1/jobs/{id}/history, oldest first.
 
-    `complete` is false where this replica does not hold the beginning.
+    `complete` is false where this replica does not hold the beginning; `archived` says where what was pruned is.
     """
 
     job_id: int
@@ -139,6 +148,7 @@ class HistoryAnswer(Answer, frozen=True, kw_only=True):
     """What people call the job if it is a task of an array, such as `10_3`."""
     rows: tuple[HistoryRow, ...]
     complete: bool = True
+    archived: ArchivedView | None = None
 
 
 class WhyView(View, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from cluster.server.controller import Controller, Unavailable
 from cluster.server.divergence import Checkpoints, Digests, Verdict
 from cluster.server.feature_levels import UNHEARD, MemberLevel
 from cluster.server.garbage_collection import Collector
-from cluster.server.history_fetch import Backfill, Scrub
+from cluster.server.history_fetch import PRUNED, Backfill, Scrub
 from cluster.server.joining import JoiningRefused, is_joining, join
 from cluster.server.liveness import POLLS_MAX, SPREAD_S_MAX, SPREAD_S_PER_POLL, Liveness, Said, Transfer
 from cluster.server.membership import members
@@ -22,5 +22,6 @@ from cluster.server.pending import (
     TooManyAnswers,
 )
 from cluster.server.planner import Planner
+from cluster.server.pruning import PruneNote, Pruner, answer_to_note, leave_note
 from cluster.server.snapshots import snapshot_view
 from cluster.server.storage import StorageRefused, note_forgotten, note_superseded, open_storage

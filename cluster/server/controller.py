@@ -53,6 +53,7 @@ from cluster.server.pending import (
     steps_of_events,
 )
 from cluster.server.proposer import Proposer
+from cluster.server.pruning import PruneNote
 from cluster.server.snapshots import SnapshotInstall, call_soon
 from cluster.server.storage import Storage
 from cluster.system import Clock
@@ -61,7 +62,19 @@ from replica.messages import Batch, FoundCluster, Request
 from replica.state import State
 from replica.values import InSteps
 from snapshots import Image, SnapshotStore
-from wal import BrokenInvariant, Entry, Gap, Handed, Incarnation, Placed, StorageFailed, fill, mend
+from wal import (
+    BrokenInvariant,
+    Entry,
+    Gap,
+    Handed,
+    Incarnation,
+    Placed,
+    StorageFailed,
+    authorise,
+    fill,
+    mend,
+    prune_some,
+)
 
 LOGGER = logging.getLogger(__name__)
 
@@ -316,6 +329,22 @@ class Controller:
     def mend_history(self, stretch: Gap, handed: Sequence[Handed]) -> Gap | None:
         """Put entries in the place of damaged ones; return what is left of the stretch (`wal.mend`)."""
         return mend(self._storage.environment, stretch, handed)
+
+    def authorise_pruning(self, note: PruneNote) -> None:
+        """Record which entries are not to be held any more (`wal.authorise`), and where they are; durable on return.
+
+        BrokenInvariant where they are of another history, or a restart or a peer would need them.
+        """
+        last = note.below - 1
+        if note.cluster_id != self.config.cluster.id or self.journal.digest_at(last) != bytes.fromhex(note.digest):
+            raise BrokenInvariant(f"entry {last} of this ledger is not the one that the note speaks of")
+        if self._snapshot_index < last:
+            raise BrokenInvariant(f"the newest snapshot is of entry {self._snapshot_index}, and {last} is to go")
+        authorise(self._storage.environment, note.pruned)
+
+    def prune_some(self) -> bool:
+        """Remove some of what is not to be held any more; return whether some is left (`wal.prune_some`)."""
+        return prune_some(self._storage.environment)
 
     # What consensus calls
 

@@ -15,8 +15,9 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NoReturn
+from typing import Final, NoReturn
 
+from cluster.client import ApiError
 from cluster.eventloop import Background
 from cluster.schemas import HandedView
 from cluster.system import Clock
@@ -42,6 +43,12 @@ POLL_PERIOD_S = 15.0
 
 PAUSE_S = 0.05
 """Between two steps, seconds: at 1 MiB a step, 20 MB a second at most, and the disk is free most of the time."""
+
+PRUNED: Final = "pruned"
+"""The code of a peer's answer that it has pruned what it is asked for."""
+
+PRUNED_AGAIN_S = 600.0
+"""How long nobody is asked again for what all have pruned, seconds: it does not come back by itself."""
 
 JOURNAL_FILL_MAX = 0.5
 """Share of the journal's room beyond which no history is fetched: the other half is for what is still to come."""
@@ -115,6 +122,8 @@ class Backfill(Background):
         self._ask = ask
         self._began = 0
         """The last entry of the gap that is being filled; 0: none is."""
+        self._hopeless: tuple[Gap, tuple[str, ...], float] | None = None
+        """What all peers have pruned, who they were, and when they said so."""
 
     async def _run(self) -> None:
         while True:
@@ -125,19 +134,26 @@ class Backfill(Background):
 
         BrokenInvariant where this replica's own history turns out not to be the cluster's.
         """
-        gaps = self._ledger.gaps()
-        if not gaps or self._journal_fill() > JOURNAL_FILL_MAX:
+        missing, peers = self._ledger.missing(), self._peers()
+        if not missing or self._journal_fill() > JOURNAL_FILL_MAX or self._is_hopeless(missing[-1], peers):
             return False
-        gap = gaps[-1]
-        for peer in self._peers():
+        # What was pruned here is not fetched again, though it is a part of the gap.
+        gap = next(gap for gap in self._ledger.gaps() if gap.last_index == missing[-1].last_index)
+        pruned_by: list[str] = []
+        for peer in peers:
             try:
                 entries = await self._ask(peer, gap.last_index)
-                handed = _checked(gap, entries, gap.revision_after)
+                handed = _checked(missing[-1], entries, gap.revision_after)
                 if not handed:
                     continue
                 left = self._fill(gap, handed)
             except (BrokenInvariant, StorageFailed, LedgerBroken):
                 raise
+            except ApiError as error:
+                if error.code == PRUNED:
+                    pruned_by.append(peer)
+                LOGGER.debug("%s does not hand entry %d over: %s", peer, gap.last_index, error)
+                continue
             except NotThisHistory as error:
                 LOGGER.error("what %s says of entry %d and before is not the history: %s", peer, gap.last_index, error)
                 continue
@@ -146,7 +162,25 @@ class Backfill(Background):
                 continue
             self._log(gap, left, peer)
             return True
+        if pruned_by and len(pruned_by) == len(peers):
+            self._given_up(missing[-1], peers)
         return False
+
+    def _is_hopeless(self, gap: Gap, peers: tuple[str, ...]) -> bool:
+        """Whether these peers have said that they have pruned what is missing, and not long ago."""
+        hopeless = self._hopeless
+        if hopeless is None or hopeless[:2] != (gap, peers):
+            return False
+        return asyncio.get_running_loop().time() - hopeless[2] < PRUNED_AGAIN_S
+
+    def _given_up(self, gap: Gap, peers: tuple[str, ...]) -> None:
+        if self._hopeless is None or self._hopeless[:2] != (gap, peers):
+            LOGGER.warning(
+                "entries %d to %d were pruned by all that this replica could ask; they are in the archive: `forebay "
+                "ledger restore` brings what proofs need of them",
+                *gap[:2],
+            )
+        self._hopeless = gap, peers, asyncio.get_running_loop().time()
 
     def _log(self, gap: Gap, left: Gap | None, peer: str) -> None:
         if not self._began:

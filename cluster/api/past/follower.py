@@ -288,10 +288,12 @@ class Follower:
         if not found:
             raise LedgerBroken(self._reached.index + 1, "it is not held, and no snapshot is there in its place")
         point = found[-1]
-        hole = Hole(self._reached.index + 1, point.index)
-        LOGGER.warning("nothing is noted of the entries %d to %d, which are not held", *hole)
-        digest = self.ledger.row_at(point.index).digest
-        self._position = Position(point.index, int(point.state.revision), digest, (*self._position.holes, hole))
+        noted = max(self._reached.index, self._position.index)
+        if point.index > noted:
+            hole = Hole(noted + 1, point.index)
+            LOGGER.warning("nothing is noted of the entries %d to %d, which are not held", *hole)
+            digest = self.ledger.row_at(point.index).digest
+            self._position = Position(point.index, int(point.state.revision), digest, (*self._position.holes, hole))
         self._reached, self._index = point, None
         self._unread.clear()
         self.keep(point)

@@ -70,11 +70,23 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     reason: str
 
 
+class Archived(msgspec.Struct, frozen=True, array_like=True):
+    """Records of a job that are held no more: how many, the revisions of the first and of the last, and in which
+    segments of the archive they are.
+    """
+
+    count: int
+    first_revision: int
+    last_revision: int
+    segments: tuple[str, ...]
+
+
 class Records(_Frame, frozen=True, tag=3):
-    """Answer of AskRecords. `whole`: nothing is missing after the first of them."""
+    """Answer of AskRecords. `whole`: nothing is missing after the first of them; `archived`: what was pruned."""
 
     records: tuple[Record, ...]
     whole: bool
+    archived: Archived | None = None
 
 
 class Explained(_Frame, frozen=True, tag=4):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
@@ -25,6 +26,7 @@ from cluster.api.past.frames import (
     NO_JOB,
     NOT_HELD,
     TURNED,
+    Archived,
     AskChanges,
     AskRecords,
     AskStory,
@@ -45,7 +47,20 @@ from replica.model import BufferState, JobState
 from replica.scheduler import SchedulingIndex, verdicts_of
 from replica.state import EMPTY, State
 from replica.values import NEVER, Instant, Verdict
-from wal import LedgerEntry, batch_of_encoded, decode_batch, encode_entry, instant_of, one_of_batch
+from wal import (
+    JobRow,
+    LedgerBroken,
+    LedgerEntry,
+    SegmentName,
+    batch_of_encoded,
+    decode_batch,
+    encode_entry,
+    instant_of,
+    one_of_batch,
+)
+
+RECORDS_READ_MAX = 3
+"""How often a job's records are read while what they are read from is pruned, count."""
 
 ENTRIES_KEPT = 8
 """Entries kept while an answer is made, count: a job's records often lie in the same few."""
@@ -84,11 +99,20 @@ class Questions:
 
     def records(self, asked: AskRecords) -> Records:
         """Return what concerned a job. LedgerBroken, JobIndexBroken."""
+        why = ""
+        for _ in range(RECORDS_READ_MAX):
+            try:
+                return self._records(asked)
+            except LookupError as error:
+                why = str(error)  # it was pruned just now
+        raise LedgerBroken(0, f"what concerned job {asked.job} is noted, and cannot be read: {why}")
+
+    def _records(self, asked: AskRecords) -> Records:
         follower = self._follower
         read = lru_cache(ENTRIES_KEPT)(self._entry)
         found: list[Record] = []
         first = 0
-        rows = follower.rows(asked.job)
+        rows, archived = self._held_rows(follower.rows(asked.job))
         if asked.newest and len(rows) > asked.limit:
             rows[1 : 1 - asked.limit] = []
         for row in rows[: asked.limit]:
@@ -98,8 +122,23 @@ class Questions:
             state = JobState(note.state).name if note.state else ""
             word = BufferState(note.buffer).word if note.buffer else None
             found.append(Record(row.revision, batch, state, word, note.attempt, note.reason or ""))
-        whole = not any(hole.first_index > first for hole in follower.holes)
-        return Records(asked.number, tuple(found), whole)
+        whole = not archived and not any(hole.first_index > first for hole in follower.holes)
+        return Records(asked.number, tuple(found), whole, archived)
+
+    def _held_rows(self, rows: list[JobRow]) -> tuple[list[JobRow], Archived | None]:
+        """Return those rows whose entries are held, and where the others are that were pruned. LedgerBroken."""
+        found = self._follower.ledger.pruned_part()
+        if found is None:
+            return rows, None
+        pruned, gap = found
+        gone = [row.revision for row in rows if gap.revision_before < row.revision <= gap.revision_after]
+        if not gone:
+            return rows, None
+        ends = [segment.revision_after for segment in pruned.segments]
+        numbers = {bisect_left(ends, revision) for revision in gone}
+        names = (SegmentName(*pruned.segments[number][:2]) for number in sorted(numbers) if number < len(ends))
+        archived = Archived(len(gone), gone[0], gone[-1], tuple(map(str, names)))
+        return [row for row in rows if not gap.revision_before < row.revision <= gap.revision_after], archived
 
     def why(self, asked: AskWhy) -> Explained | Unanswered:
         """Return why a job waited at a moment. LedgerBroken."""
@@ -158,7 +197,8 @@ class Questions:
             revision = revision or self._revision_at(at)
             return self.state_at(revision)
         except LookupError as error:
-            return Unanswered(number, NOT_HELD, revision, str(error))
+            where = self._follower.ledger.where_at(at) if at != NEVER else ""
+            return Unanswered(number, NOT_HELD, revision, where or str(error))
 
     def state_at(self, revision: int) -> State:
         """Return the state after a revision; NotHeld, LookupError."""

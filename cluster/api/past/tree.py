@@ -9,7 +9,7 @@ from pathlib import Path
 from cluster.api.past.follower import Follower
 from cluster.api.past.frames import NO_JOB, NOT_HELD, AskConsistency, AskProof, AskRoot, AskTile, Found, Unanswered
 from cluster.proofs import TileRefused, parse_path
-from cluster.server.tlog import LedgerTree, NoDisclosureKey, NotInTree, records_proven
+from cluster.server.tlog import LedgerTree, NoDisclosureKey, records_proven
 from wal import Gap, Ledger, LedgerBroken
 
 LOGGER = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Tree:
                 return None
             revisions = [row.revision for row in follower.rows(asked.job)]
             found = records_proven(follower.ledger, tree, revisions, asked.size)
-        except (TileRefused, NotInTree, LedgerBroken) as error:
+        except (TileRefused, LookupError, LedgerBroken) as error:
             return Unanswered(asked.number, NOT_HELD, 0, str(error))
         if not found:
             sentence = f"nothing of a job {asked.job} is in the first {asked.size} entries"

@@ -207,6 +207,18 @@ def _is_over(row: HistoryRow) -> bool:
     return row.state in _ENDED_WORDS and row.burst_buffer_state in (None, "complete")
 
 
+def _archived(history: HistoryAnswer) -> str:
+    """Say where what was pruned is, and how it is read."""
+    archived = history.archived
+    assert archived is not None
+    commands = "1 command" if archived.commands == 1 else f"{archived.commands} commands"
+    return (
+        f"{commands}, of revisions {archived.first_revision} to {archived.last_revision}, were pruned, and are in the "
+        f"archive: {', '.join(map(plain, archived.segments))}. See `forebay ledger dump --job {history.job_id} "
+        "--archive DIR`."
+    )
+
+
 def timeline(history: HistoryAnswer, now: Instant) -> RenderableType:
     """Return the job's history as a timeline: each event with time, revision and actor, then where the time went."""
     from rich.console import Group
@@ -215,7 +227,8 @@ def timeline(history: HistoryAnswer, now: Instant) -> RenderableType:
     rows, called = history.rows, plain(history.task or str(history.job_id))
     parts: list[RenderableType] = []
     if not rows:
-        return Text(f"Job {called}: this replica holds nothing of its history")
+        gone = "" if history.archived is None else f" any more. {_archived(history)}"
+        return Text(f"Job {called}: this replica holds nothing of its history{gone}")
     first, last = parse_instant(rows[0].at), parse_instant(rows[-1].at)
     events = "1 event" if len(rows) == 1 else f"{len(rows)} events"
     parts.append(
@@ -224,7 +237,9 @@ def timeline(history: HistoryAnswer, now: Instant) -> RenderableType:
             style="bold",
         )
     )
-    if not history.complete:
+    if history.archived is not None:
+        parts.append(Text(_archived(history), style="yellow"))
+    elif not history.complete:
         parts.append(
             Text(
                 "The beginning is missing: this replica was caught up by a snapshot. Ask another replica for it.",

@@ -1,7 +1,15 @@
 """The ledger as a transparency log: its tree, derived beside the commit, signed checkpoints, proofs of its content."""
 
 from cluster.server.tlog.cosigning import Cosigning, NoAnswer, Witness
-from cluster.server.tlog.derive import LOG_DIRECTORY, LedgerTree, NoDisclosureKey, NotInTree, disclosure_key_of
+from cluster.server.tlog.derive import (
+    LOG_DIRECTORY,
+    LedgerTree,
+    NoDisclosureKey,
+    NotInTree,
+    disclosure_key_in,
+    disclosure_key_of,
+    leaf_of_entry,
+)
 from cluster.server.tlog.prove import proof_file, records_proven
 from cluster.server.tlog.publish import CHECKPOINT_NAME, NOBODY, LogPeers, NoteNotTaken, Publisher, Signed
 from cluster.server.tlog.signing import SIGNED_NAME, SIGNING_DIRECTORY, LedgerAltered, Signer, SignRefused, origin_of

@@ -17,7 +17,7 @@ import logging
 import os
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from cluster.proofs import (
@@ -67,18 +67,42 @@ class NotInTree(LookupError):
 
 def disclosure_key_of(ledger: Ledger) -> bytes:
     """Return the key that a ledger's leaves are salted with. NoDisclosureKey; LedgerBroken."""
-    for entry in ledger.read(1, limit=FOUNDED_WITHIN):
+    found = disclosure_key_in(ledger.read(1, limit=FOUNDED_WITHIN))
+    if found is None:
+        raise NoDisclosureKey(
+            "the ledger's first command is not held here"
+            if ledger.first_index > 1
+            else "no key to salt proofs with was drawn when the cluster was founded"
+        )
+    return found
+
+
+def disclosure_key_in(entries: Iterable[LedgerEntry]) -> bytes | None:
+    """Return the key that the first command among a ledger's first entries drew, or None."""
+    for entry in entries:
         if entry.revision == entry.base:
             continue
         for command in decode_batch(entry.data).entries:
             for event in command.events:
                 if isinstance(event, DisclosureKeyDrawn):
                     return event.disclosure_key
-        break
-    raise NoDisclosureKey(
-        "the ledger's first command is not held here"
-        if ledger.first_index > 1
-        else "no key to salt proofs with was drawn when the cluster was founded"
+        return None
+    return None
+
+
+def leaf_of_entry(disclosure_key: bytes, entry: LedgerEntry) -> Leaf:
+    """Return the leaf of an entry; one that was void, or of consensus itself, settled no commands. CodecError."""
+    settled = commands_of(entry.data)
+    is_void = settled is None or entry.revision == entry.base
+    return leaf_of(
+        disclosure_key,
+        index=entry.index,
+        term=entry.term,
+        data=entry.data,
+        base=entry.base,
+        revision=entry.revision,
+        at=0 if settled is None else settled.at,
+        commands=() if settled is None or is_void else settled.encoded,
     )
 
 
@@ -235,22 +259,11 @@ class LedgerTree:
 
     def _leaf(self, entry: LedgerEntry) -> Leaf:
         try:
-            settled = commands_of(entry.data)
+            return leaf_of_entry(self._key, entry)
         except ReleaseNeeded:
             raise
         except CodecError as error:
             raise LedgerBroken(entry.index, str(error)) from error
-        is_void = settled is None or entry.revision == entry.base
-        return leaf_of(
-            self._key,
-            index=entry.index,
-            term=entry.term,
-            data=entry.data,
-            base=entry.base,
-            revision=entry.revision,
-            at=0 if settled is None else settled.at,
-            commands=() if settled is None or is_void else settled.encoded,
-        )
 
     def _append(self, leaf: bytes) -> None:
         self._leaves.append(leaf)
@@ -323,12 +336,15 @@ class LedgerTree:
         if tile.level:
             below = (Tile(tile.level - 1, tile.index * TILE_WIDTH + position) for position in range(TILE_WIDTH))
             return b"".join(_root(self._full(one)) for one in below)
+        kept = None if tile.level is None else self._read(Tile(None, tile.index))
+        if kept is not None:  # the entries may be pruned, their leaves never are
+            return b"".join(map(leaf_hash, leaves_in(kept)))
         first = tile.index * TILE_WIDTH + 1
         leaves: list[bytes] = []
         for entry in self._ledger.read(first, limit=TILE_WIDTH):
             if entry.index != first + len(leaves):
                 break
-            leaves.append(self._leaf(entry).encoded())
+            leaves.append(leaf_of_entry(self._key, entry).encoded())
         if len(leaves) < TILE_WIDTH:
             raise LedgerBroken(first + len(leaves), "it is not held, and the tile that it is in is damaged")
         return bundle(leaves) if tile.level is None else b"".join(map(leaf_hash, leaves))

@@ -12,15 +12,16 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
+from cluster.client import ApiError
 from cluster.config.config import Config
 from cluster.schemas.ledger import HandedAnswer, HandedView
-from cluster.server.history_fetch import JOURNAL_FILL_MAX, Backfill
+from cluster.server.history_fetch import JOURNAL_FILL_MAX, PRUNED, Backfill
 from cluster.server.storage import Storage, open_storage
 from tests.cluster.harness import Harness, placed, story, until
-from wal import BrokenInvariant
+from wal import BrokenInvariant, authorise
 from wal import ledger as ledgers
 from wal.ledger import Handed
-from wal.records import Gap
+from wal.records import Gap, Pruned
 
 BEFORE, MISSED, AFTER = 3, 40, 2
 """Jobs that the replica knew of, that came while it was away, and that came after the snapshot."""
@@ -162,6 +163,63 @@ async def test_history_waits_for_room_in_the_journal(config: Config, tmp_path: P
         assert not await case.backfill("r1").step() and case.asked == []
         case.fill = JOURNAL_FILL_MAX
         assert await case.backfill("r1").step()
+
+
+@story
+async def test_what_all_peers_have_pruned_is_not_asked_for_over_and_over(
+    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with away(config, tmp_path) as case:
+        asked: list[str] = []
+        peers = ["r2", "r3"]
+        answers = {"r2": ApiError(410, PRUNED, "it was pruned"), "r3": ApiError(404, "not_held", "not held")}
+
+        async def ask(peer: str, last: int) -> Iterable[HandedView]:
+            asked.append(peer)
+            raise answers[peer]
+
+        backfill = Backfill(
+            case.storage.ledger,
+            fill=lambda gap, handed: None,
+            journal_fill=lambda: 0.0,
+            peers=lambda: tuple(peers),
+            ask=ask,
+            fail=case.fail,
+        )
+        # One of them may get it yet.
+        for _ in range(2):
+            assert not await backfill.step()
+        assert asked == ["r2", "r3"] * 2 and "were pruned by all" not in caplog.text
+        answers["r3"] = answers["r2"]
+        for _ in range(3):
+            assert not await backfill.step()
+        assert asked == ["r2", "r3"] * 3
+        (gap,) = case.storage.ledger.gaps()
+        said = f"entries {gap.first_index} to {gap.last_index} were pruned by all that this replica could ask"
+        assert caplog.text.count(said) == 1 and "`forebay ledger restore`" in caplog.text
+        # Somebody else may hold it.
+        peers.append("r4")
+        answers["r4"] = ApiError(404, "not_held", "not held")
+        assert not await backfill.step()
+        assert asked[-1] == "r4"
+
+
+@story
+async def test_what_a_replica_has_pruned_itself_is_not_fetched_again(config: Config, tmp_path: Path) -> None:
+    async with away(config, tmp_path) as case:
+        ledger, environment = case.storage.ledger, case.storage.environment
+        (gap,) = ledger.gaps()
+        below = gap.first_index + 10
+        case.storage.journal.flush_hints()
+        authorise(environment, Pruned(below, ()))
+        backfill = case.backfill("r1")
+        while await backfill.step():
+            pass
+        assert [(one.first_index, one.last_index) for one in ledger.gaps()] == [(gap.first_index, below - 1)]
+        assert ledger.missing() == () and ledger.whole_from == below
+        assert ledger.verify().digest == ledger.applied_digest
+        asked = len(case.asked)
+        assert not await backfill.step() and len(case.asked) == asked
 
 
 @story
