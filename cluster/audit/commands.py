@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,10 +9,26 @@ from typing import Any, Final
 
 import click
 import msgspec
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from cluster.api.render import entry_view, record_view
+from cluster.audit.archive import VerifiedArchive
+from cluster.audit.archive.commands import (
+    archive,
+    archive_fields,
+    archive_rows,
+    prune_ledger,
+    restore_ledger,
+    retain,
+    verified_archive,
+    verify_alone,
+)
 from cluster.audit.deep import snapshots_in, verify_deep, verify_index, verify_tree
+from cluster.audit.opening import OTHER_REPLICA, age_of, end_of
+from cluster.audit.opening import directory_of as _directory
+from cluster.audit.opening import environment_of as _environment
+from cluster.audit.opening import ledger_of as _ledger
+from cluster.audit.opening import progress_of as _progress
+from cluster.audit.opening import sentences as _sentences
 from cluster.audit.proving import NotProven, proof_of
 from cluster.audit.recovering import recover_command
 from cluster.audit.redecide import Redecided
@@ -21,9 +36,6 @@ from cluster.audit.redecide_text import first_words, show_redecided
 from cluster.audit.release import BadTree, Release, ReleaseFailed
 from cluster.audit.release_fold import fold_with
 from cluster.audit.replay import (
-    READ_ENTRIES,
-    ReplayFailed,
-    ReplayRefused,
     finished,
     fold,
     from_image,
@@ -34,7 +46,6 @@ from cluster.audit.report import Source, page_of, read_jobs, read_window
 from cluster.cli.audit_commands import SINCE_FORMS, audit_commands, write_proof
 from cluster.cli.exits import ExitCode, Failure, bad_input, converted
 from cluster.cli.group import SETTINGS, ForebayGroup
-from cluster.cli.session import Session
 from cluster.cli.text import (
     fields_table,
     format_elapsed,
@@ -44,113 +55,39 @@ from cluster.cli.text import (
     show_json,
     size,
     snapshot_fields,
-    stderr_console,
     table,
 )
 from cluster.schemas import LedgerEntryView, made_of
 from cluster.server import Applied, snapshot_view
 from cluster.system import SystemClock, format_instant, parse_instant
-from replica.messages import Batch, ReleaseNeeded
+from replica.messages import Batch, jobs_of
 from replica.model import JobState
-from replica.state import StateDiffers
-from replica.values import NEVER, Instant, Revision, seconds
-from snapshots import Image, SnapshotRefused, load_snapshot
+from replica.values import Instant, Revision, seconds
+from snapshots import Image, load_snapshot
 from snapshots import inspect as inspect_snapshot
 from wal import (
-    CodecError,
-    Condition,
-    Environment,
     Kind,
     Ledger,
-    LedgerBroken,
     LedgerEntry,
-    RecoveryRefused,
-    StorageFailed,
+    Pruned,
+    SegmentName,
     Verified,
     decode_batch,
     decode_configuration,
-    instant_of,
     kind_of,
     revision_after,
 )
 
-OTHER_REPLICA = "do not start this replica on it; compare with the other replicas, and replace what is broken from them"
-
-
-@contextlib.contextmanager
-def _sentences() -> Iterator[None]:
-    """Turn what wal and snapshots raise into failures with an exit code and a remedy."""
-    try:
-        yield
-    except (LedgerBroken, ReplayFailed, StateDiffers) as error:
-        raise Failure(ExitCode.VERIFICATION_FAILED, str(error), OTHER_REPLICA) from error
-    except ReleaseNeeded as error:
-        raise Failure(ExitCode.VERIFICATION_FAILED, str(error), "read it with that release") from error
-    except CodecError as error:
-        raise Failure(ExitCode.VERIFICATION_FAILED, str(error), "read it with the release that wrote it") from error
-    except ReplayRefused as error:
-        raise Failure(ExitCode.NOT_FOUND, str(error), "see `forebay ledger verify` for what is held here") from error
-    except SnapshotRefused as error:
-        if not error.path.exists():
-            raise Failure(ExitCode.NOT_FOUND, f"{error.path} does not exist", "name a snapshot file") from error
-        remedy = "delete it and use another one; `forebay snapshot save` writes a new one"
-        raise Failure(ExitCode.VERIFICATION_FAILED, error.sentence, remedy, place=str(error.path)) from error
-    except RecoveryRefused as error:
-        if error.condition is Condition.DIRECTORY_EMPTY:
-            remedy = "name the directory of a replica that has run, with --data or --name"
-            raise Failure(ExitCode.NOT_FOUND, f"there is no ledger in {error.place}", remedy) from error
-        if isinstance(error.__cause__, PermissionError):
-            remedy = "run it as the user that the replica runs as"
-            raise Failure(ExitCode.PERMISSION_DENIED, f"{error.place}: permission denied", remedy) from error
-        if error.condition is Condition.SYNC_LOG_RESTLESS:
-            # Nothing was found to be wrong; a script must be able to tell that from what is damaged.
-            raise Failure(ExitCode.UNREACHABLE, str(error)) from error
-        raise Failure(ExitCode.VERIFICATION_FAILED, str(error)) from error
-    except StorageFailed as error:
-        raise Failure(ExitCode.VERIFICATION_FAILED, str(error), OTHER_REPLICA) from error
-    except PermissionError as error:
-        remedy = "run it as the user that the replica runs as"
-        raise Failure(ExitCode.PERMISSION_DENIED, f"{error.filename} may not be read", remedy) from error
-
-
-def _directory(context: click.Context, data: Path | None, name: str | None) -> Path:
-    if (data is None) == (name is None):
-        raise bad_input("which ledger is not said", "give either --data DIRECTORY or --name REPLICA")
-    if data is not None:
-        return data / "wal" if (data / "wal").is_dir() else data
-    config = Session(config_path=context.find_root().params.get("config")).config()
-    assert name is not None  # one of the two was given
-    try:
-        config.replica(name)
-    except Exception as error:
-        raise bad_input(str(error), "name a replica of the configuration") from error
-    return config.wal_directory(name)
-
-
-@contextlib.contextmanager
-def _ledger(options: dict[str, Any]) -> Iterator[Ledger]:
-    directory = _directory(click.get_current_context(), options["data"], options["name"])
-    with _sentences(), Environment.open_readonly(directory) as environment:
-        yield Ledger(environment)
-
-
-@contextlib.contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    console = stderr_console()
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=None)
-
-        def update(done: int, last: int) -> None:
-            progress.update(task, completed=done, total=last)
-
-        yield update
-
 
 def verify(options: dict[str, Any]) -> None:
     """Recompute the chain, hold it against what is known from elsewhere, and say what is held."""
+    if options["archive"] is not None and options["data"] is None and options["name"] is None:
+        verify_alone(options)
+        return
     expected, compared, indexed, signed = _expected(options["expect"]), None, None, None
-    with _ledger(options) as running:
+    archived: VerifiedArchive | None = None
+    with _environment(options) as environment:
+        running = Ledger(environment)
         # Listed first: none of them is of an entry that was applied later.
         snapshots = _snapshots(options) if options["deep"] else []
         ledger = running.as_of_now()
@@ -163,22 +100,30 @@ def verify(options: dict[str, Any]) -> None:
             )
         with _progress("verifying") as progress:
             verified = ledger.verify(revision_after=revision_after, progress=progress)
-        revision = ledger.applied_revision
+        revision, gaps, pruned = ledger.applied_revision, verified.gaps, running.pruned()
+        if options["archive"] is not None:
+            archived, both = verified_archive(options, environment)
+            assert both is not None
+            running, gaps = both, both.gaps()
+            ledger = running.as_of_now()
         if expected is not None:
             _check_expected(ledger, *expected)
         if options["deep"]:
             with _progress("folding") as progress:
-                compared = verify_deep(ledger, verified.gaps, snapshots, progress)
+                compared = verify_deep(ledger, gaps, snapshots, progress)
             home = _directory(click.get_current_context(), options["data"], options["name"]).parent
             indexed = verify_index(running, home / "index", home / "snapshots")
             with _progress("deriving") as progress:
                 signed = verify_tree(running, home, progress)
-    if options["complete"] and verified.gaps:
-        listed = ", ".join(f"{gap.first_index} to {gap.last_index}" for gap in verified.gaps)
+    if options["complete"] and gaps:
+        listed = ", ".join(f"{gap.first_index} to {gap.last_index}" for gap in gaps)
+        remedy = "a replica that runs fetches them from the others; verify one that holds them"
+        if pruned is not None and gaps[0].first_index < pruned.below:
+            remedy = f"those before {pruned.below} were pruned: name their archive with --archive"
         raise Failure(
             ExitCode.VERIFICATION_FAILED,
             f"what is held is sound, and not complete: entries {listed} are missing",
-            "a replica that runs fetches them from the others; verify one that holds them",
+            remedy,
         )
     found = {
         "verified": True,
@@ -189,9 +134,12 @@ def verify(options: dict[str, Any]) -> None:
         "ledger_digest": verified.digest.hex(),
         "missing": [
             {"first_index": gap.first_index, "last_index": gap.last_index, "revision_after": gap.revision_after}
-            for gap in verified.gaps
+            for gap in gaps
         ],
+        "pruned": None if pruned is None else _pruned_view(pruned),
     }
+    if archived is not None:
+        found["archive"] = archive_fields(archived)
     if compared is not None:
         found["state_digest"] = compared.state_digest.hex()
         found["digests_recorded"], found["digests_compared"] = compared.digests_recorded, compared.digests_compared
@@ -204,13 +152,17 @@ def verify(options: dict[str, Any]) -> None:
     if options["as_json"]:
         show_json(found)
         return
-    missing = ", ".join(f"{gap.first_index} to {gap.last_index}" for gap in verified.gaps) or "nothing"
+    missing = ", ".join(f"{gap.first_index} to {gap.last_index}" for gap in gaps) or "nothing"
     rows: list[tuple[str, str | int | None]] = [
         ("Verified", verified_words(verified)),
         ("Revision", revision),
         ("LedgerDigest", verified.digest.hex()),
         ("NotHeldHere", missing),
     ]
+    if pruned is not None:
+        rows.append(("Pruned", f"before entry {pruned.below}, in {len(pruned.segments)} segments of the archive"))
+    if archived is not None:
+        rows += archive_rows(archived)
     if compared is not None:
         rows.append(("StateDigest", compared.state_digest.hex()))
         rows.append(("StateDigests", _digests_words(compared.digests_recorded, compared.digests_compared)))
@@ -224,6 +176,10 @@ def verify(options: dict[str, Any]) -> None:
 def _digests_words(recorded: int, compared: int) -> str:
     """Return how many states were held against what the ledger records of them."""
     return f"{compared} of {recorded} that the ledger records compared" if recorded else "the ledger records none"
+
+
+def _pruned_view(pruned: Pruned) -> dict[str, Any]:
+    return {"below": pruned.below, "segments": [str(SegmentName(*segment[:2])) for segment in pruned.segments]}
 
 
 _PROVEN: Final = "what the ledger folds to"
@@ -354,10 +310,6 @@ def redecide(options: dict[str, Any]) -> None:
         raise Failure(ExitCode.VERIFICATION_FAILED, first_words(grave), "look at each before you upgrade")
 
 
-_AGO: Final = re.compile(r"([1-9][0-9]{0,5})([mhd])", re.ASCII)
-_UNIT_S: Final = {"m": 60, "h": 3_600, "d": 86_400}
-
-
 def _since(ledger: Ledger, text: str | None) -> Callable[[Batch], bool]:
     """Return what says of a batch whether it is of the time that `--since` means."""
     if text is None:
@@ -365,24 +317,12 @@ def _since(ledger: Ledger, text: str | None) -> Callable[[Batch], bool]:
     if text.isdecimal() and len(text) < 20:
         revision = int(text)
         return lambda batch: batch.base + len(batch.entries) >= revision
-    ago = _AGO.fullmatch(text)
+    age_s = age_of(text)
     try:
-        at = parse_instant(text) if ago is None else Instant(_end_of(ledger) - seconds(int(ago[1]) * _UNIT_S[ago[2]]))
+        at = parse_instant(text) if age_s is None else Instant(end_of(ledger) - seconds(age_s))
     except ValueError as error:
         raise bad_input(f"{text[:40]!r} is no moment", f"write {SINCE_FORMS}", place="--since") from error
     return lambda batch: batch.at >= at
-
-
-def _end_of(ledger: Ledger) -> Instant:
-    """Return the clock of the last batch that is held."""
-    first, index = ledger.first_index, ledger.applied_index
-    while index >= first:
-        for entry in reversed(list(ledger.read(max(first, index - READ_ENTRIES + 1), limit=READ_ENTRIES))):
-            at = instant_of(entry.data)
-            if at is not None:
-                return at
-        index -= READ_ENTRIES
-    return NEVER
 
 
 @contextlib.contextmanager
@@ -444,8 +384,21 @@ def dump(options: dict[str, Any]) -> None:
         limit = options["limit"]
         last_index = ledger.applied_index
         most = max(0, last_index - options["first"] + 1)
-        for entry in ledger.read(options["first"], limit=most if limit is None else min(limit, most)):
+        most = most if limit is None else min(limit, most)
+        for entry in ledger.read(options["first"], limit=most if options["job"] is None else last_index):
+            if options["job"] is not None and not _concerns(entry, options["job"]):
+                continue
+            if most == 0:
+                break
             click.echo(msgspec.json.encode(_view(entry, ledger)))
+            most -= 1
+
+
+def _concerns(entry: LedgerEntry, job: int) -> bool:
+    """Whether a command that an entry settled is about a job."""
+    if kind_of(entry.data) is not Kind.BATCH or entry.revision == entry.base:
+        return False
+    return any(job in jobs_of(event) for one in decode_batch(entry.data).entries for event in one.events)
 
 
 def inspect(options: dict[str, Any]) -> None:
@@ -561,8 +514,9 @@ def _made_by(options: dict[str, Any], source: Source) -> str:
     directory = _directory(click.get_current_context(), options["data"], options["name"])
     window = [f"--from={format_instant(Instant(source.from_us))}", f"--to={format_instant(Instant(source.to_us))}"]
     jobs = [f"--job={job}" for job in options["jobs"]]
+    archive = [] if options["archive"] is None else [f"--archive={options['archive']}"]
     return shlex.join(
-        ("forebay", "report", "html", f"--data={directory}", *window, *jobs, "-o", str(options["output"]))
+        ("forebay", "report", "html", f"--data={directory}", *archive, *window, *jobs, "-o", str(options["output"]))
     )
 
 
@@ -573,6 +527,10 @@ _PERFORMERS: dict[tuple[str, ...], Callable[[dict[str, Any]], None]] = {
     ("ledger", "redecide"): redecide,
     ("ledger", "dump"): dump,
     ("ledger", "prove"): prove,
+    ("ledger", "archive"): archive,
+    ("ledger", "prune"): prune_ledger,
+    ("ledger", "retain"): retain,
+    ("ledger", "restore"): restore_ledger,
     ("report", "html"): report_html,
     ("report", "jobs"): report_jobs,
     ("snapshot", "inspect"): inspect,

@@ -116,9 +116,20 @@ def verify_index(ledger: Ledger, directory: Path, snapshots: Path) -> Position |
             following.write()
             if position.index > following.index or following.ledger.row_at(position.index).digest != position.digest:
                 raise ReplayFailed(position.index, f"{directory} is of another ledger; {MADE_ANEW}")
+            # What was pruned is in the index that was made before that, and in no other.
+            unknown = [
+                (ledger.row_at(hole.first_index - 1).revision, ledger.row_at(hole.last_index).revision)
+                for hole in following.holes
+            ]
             for job in merged(stored.jobs(), made.jobs()):
                 says, should = (
-                    [row for row in index.rows(job) if row.revision <= position.revision] for index in (stored, made)
+                    [
+                        row
+                        for row in index.rows(job)
+                        if row.revision <= position.revision
+                        and not any(after < row.revision <= last for after, last in unknown)
+                    ]
+                    for index in (stored, made)
                 )
                 if says != should and not position.holes:
                     raise ReplayFailed(

@@ -41,7 +41,10 @@ def proof_of(ledger: Ledger, home: Path, job: int, *, progress: Callable[[int, i
         )
     if tree.root(checkpoint.size) != checkpoint.root:
         raise LedgerBroken(checkpoint.size, "the entries up to here are not those that a majority has signed")
-    records = records_proven(seen, tree, _revisions(seen, home, job, checkpoint.size), checkpoint.size)
+    try:
+        records = records_proven(seen, tree, _revisions(seen, home, job, checkpoint.size), checkpoint.size)
+    except LookupError as error:
+        raise NotProven(str(error), "name the archive with --archive") from error
     if not records:
         raise NotProven(
             f"nothing of a job {job} is in the first {checkpoint.size} entries", "see `forebay report jobs`"

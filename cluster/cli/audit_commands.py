@@ -41,6 +41,13 @@ SINCE_FORMS: Final = "a revision, a time (2026-01-31T16:00:00Z), or so long befo
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
 
 
+_DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
+_ARCHIVE = click.option(
+    "--archive", type=_DIRECTORY, metavar="DIR", help="Read what is not held here from the segments in this directory."
+)
+_KEYS: Final = "The keys that replicas sign checkpoints with, as `forebay ledger keys` prints them."
+
+
 def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
     """Return the commands by the group that they are in; all of them call `perform`."""
 
@@ -55,6 +62,10 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
     )
     @click.option("--complete", is_flag=True, help="Fail if an entry from the first one on is not held.")
     @click.option("--deep", is_flag=True, help="Fold it, too: all that is derived must be what it comes to.")
+    @click.option(
+        "--archive", type=_DIRECTORY, metavar="DIR", help="Verify this archive: alone, or with --data before it."
+    )
+    @click.option("--keys", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help=_KEYS)
     @_JSON
     def verify(**options: Any) -> None:
         """Recompute the hash chain of a replica's ledger.
@@ -67,6 +78,10 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
         digest of a state that the ledger records with the state that it is of. Behind history that is not held here the
         next snapshot is taken as it is, and said to be. The index by job is made anew elsewhere, and compared with the
         replica's up to where that has come; so is the tree, with the replica's tiles, and with what it has signed.
+
+        With --archive every byte of the segments is read: their SHA-256, the chain, revisions, and the root of each
+        checkpoint that they carry; with --keys its signatures, too. With a ledger behind it, the archive must lead to
+        the digests that the ledger has, and what it holds is not missing.
         """
         perform(("ledger", "verify"), options)
 
@@ -76,6 +91,7 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
     @click.option("--at", type=click.IntRange(0, REVISION_MAX), metavar="REVISION", help="Stop at this revision.")
     @click.option("--from-snapshot", type=click.Path(path_type=Path), help="Begin with a snapshot instead of nothing.")
     @click.option("--expect", metavar="DIGEST", help="Fail unless the state digest begins with these hex digits.")
+    @_ARCHIVE
     @_RELEASE
     @_JSON
     def replay(**options: Any) -> None:
@@ -99,6 +115,7 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
     @_RELEASE
     @click.option("--since", metavar="WHEN", help=f"Look at what was decided from then on only: {SINCE_FORMS}.")
     @click.option("--from-snapshot", type=click.Path(path_type=Path), help="Begin with a snapshot instead of nothing.")
+    @_ARCHIVE
     @_JSON
     def redecide(**options: Any) -> None:
         """Decide again what the ledger records, and say what comes out otherwise.
@@ -117,6 +134,8 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
     @_NAME
     @click.option("--from", "first", type=click.IntRange(1, REVISION_MAX), default=1, help="First entry.  [default: 1]")
     @click.option("--limit", type=click.IntRange(1, REVISION_MAX), help="How many entries, at most.")
+    @click.option("--job", type=click.IntRange(1, REVISION_MAX), metavar="N", help="Only those that this job is in.")
+    @_ARCHIVE
     def dump(**options: Any) -> None:
         """Print the entries of a ledger as JSON, one line each."""
         perform(("ledger", "dump"), options)
@@ -130,6 +149,7 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
     @click.option(
         "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Write it to this file."
     )
+    @_ARCHIVE
     def prove(**options: Any) -> None:
         """Write a proof of what the ledger has of a job, under the last checkpoint.
 
@@ -138,6 +158,82 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
         jobs that it was about. The cluster is asked, or a replica's directory is read.
         """
         perform(("ledger", "prove"), options)
+
+    @click.command("archive")
+    @click.argument("directory", metavar="DIR", type=_DIRECTORY)
+    @_DATA
+    @_NAME
+    @click.option("--list", "listed", is_flag=True, help="List the segments that are there, and write nothing.")
+    @_JSON
+    def archive(**options: Any) -> None:
+        """Write the ledger into segments, up to the last checkpoint.
+
+        DIR may be on another file system; each segment is written whole or not at all, and repeating the command goes
+        on where it ended. The replica may be running. What is written says what it is of, has the checkpoint that
+        covers it, and is verified without the replica (`forebay ledger verify --archive`). With --list the segments of
+        DIR are listed, with --json all that they say of themselves.
+        """
+        perform(("ledger", "archive"), options)
+
+    @click.command("prune")
+    @_DATA
+    @_NAME
+    @click.option(
+        "--below", type=click.IntRange(1, REVISION_MAX), metavar="INDEX", help="Remove entries before this one."
+    )
+    @click.option(
+        "--older-than", metavar="AGE", help="Remove what is older than so long before the end: 90m, 12h, 90d."
+    )
+    @click.option(
+        "--archive",
+        "archives",
+        type=_DIRECTORY,
+        multiple=True,
+        required=True,
+        metavar="DIR",
+        help="An archive that has it; at least two, and each is read.",
+    )
+    @click.option("--keys", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE", help=_KEYS)
+    @click.option("--dry-run", is_flag=True, help="Check everything, say what would go, and remove nothing.")
+    @_JSON
+    def prune(**options: Any) -> None:
+        """Remove old entries from a replica's ledger, once they are safe elsewhere.
+
+        Never without: a checkpoint beyond them that a majority of the keys has signed and that is what the ledger's
+        tree comes to; a snapshot beyond them that a state digest in the ledger binds to it; two archives that have
+        them, read and verified now. What is missing is said, with what would be right. Whole tiles of 256 entries go;
+        the first 64 entries, leaves, digests at both ends and the index by job stay, so proofs and consistency go on.
+
+        A replica that runs removes them itself, a little at a time; one that is stopped is opened here. What is begun
+        is finished whenever it is interrupted. The room in the data file is used again.
+        """
+        perform(("ledger", "prune"), options)
+
+    @click.command("retain")
+    @click.option("--name", required=True, help="Replica of the configuration whose directory it is.")
+    @_JSON
+    def retain(**options: Any) -> None:
+        """Archive and prune as [retention] of the configuration says.
+
+        For a timer, once a day: archives to each directory, then removes what is older than keep_days, or more than
+        keep, as far as `forebay ledger prune` may. Where nothing is to go, nothing does.
+        """
+        perform(("ledger", "retain"), options)
+
+    @click.command("restore")
+    @_DATA
+    @_NAME
+    @click.option(
+        "--archive", type=_DIRECTORY, required=True, metavar="DIR", help="An archive of what the replica lacks."
+    )
+    @_JSON
+    def restore(**options: Any) -> None:
+        """Bring a stopped replica's tree of what all replicas have pruned, from the archive.
+
+        For a replica that has joined since, or lost its tree: without the leaves of old entries it can prove nothing
+        and sign no checkpoint. The entries themselves stay in the archive.
+        """
+        perform(("ledger", "restore"), options)
 
     @click.command("inspect")
     @click.argument("file", type=click.Path(path_type=Path))
@@ -155,6 +251,7 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
     @click.option("-u", "--user", help="Only jobs of this user.")
     @click.option("-A", "--account", help="Only jobs of this account.")
     @click.option("-s", "--state", metavar="STATE", help="Only jobs that were in this state at the end of the window.")
+    @_ARCHIVE
     @_JSON
     def jobs(**options: Any) -> None:
         """List the jobs that were there in a window of the ledger.
@@ -177,6 +274,7 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
     @click.option(
         "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the page to this file."
     )
+    @_ARCHIVE
     @_JSON
     def html(**options: Any) -> None:
         """Draw a window of the ledger as one page.
@@ -214,12 +312,8 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
         """
         perform(("recover",), options)
 
-    return {
-        "": (recover,),
-        "ledger": (verify, replay, redecide, dump, prove),
-        "report": (html, jobs),
-        "snapshot": (inspect,),
-    }
+    ledger = (verify, replay, redecide, dump, prove, archive, prune, retain, restore)
+    return {"": (recover,), "ledger": ledger, "report": (html, jobs), "snapshot": (inspect,)}
 
 
 def write_proof(output: Path, held: bytes) -> None:

@@ -6,7 +6,7 @@ from replica.faces import shown
 
 if TYPE_CHECKING:
     from cluster.config.access import OPERATOR_NAME, Access, ReplicaConfig
-    from cluster.config.config import AgentConfig, Config
+    from cluster.config.config import AgentConfig, Config, RetentionConfig
     from cluster.config.drill import DrillConfig, HelperConfig
     from cluster.config.limits import DEFAULT_LIMITS, LimitsConfig
     from cluster.config.mail import MailConfig
@@ -19,7 +19,7 @@ else:
         __name__,
         """
         access: OPERATOR_NAME Access ReplicaConfig
-        config: AgentConfig Config
+        config: AgentConfig Config RetentionConfig
         drill: DrillConfig HelperConfig
         limits: DEFAULT_LIMITS LimitsConfig
         mail: MailConfig

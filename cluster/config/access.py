@@ -151,10 +151,15 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checkpoints: Any = None
     helper: Any = None
     drill: Any = None
+    retention: Any = None
 
 
 def absolute(table: _Table, base: Path) -> _Table:
     """Return the table with its paths absolute; in the file they are relative to `base`."""
-    values = msgspec.structs.asdict(table)
-    paths = {key: Path(os.path.normpath(base / value)) for key, value in values.items() if isinstance(value, Path)}
+    paths: dict[str, Path | tuple[Path, ...]] = {}
+    for key, value in msgspec.structs.asdict(table).items():
+        if isinstance(value, Path):
+            paths[key] = Path(os.path.normpath(base / value))
+        elif isinstance(value, tuple) and value and all(isinstance(one, Path) for one in value):
+            paths[key] = tuple(Path(os.path.normpath(base / one)) for one in value)
     return msgspec.structs.replace(table, **paths)

@@ -78,6 +78,16 @@ HEARTBEATS_PER_ELECTION: Final = 3
 """Heartbeats that must fit into the shortest election timeout, with time to spare: one lost packet must not cost an
 election. Consensus refuses less (cluster.consensus.interface.Timing)."""
 
+ARCHIVES_MIN: Final = 2
+ARCHIVES_MAX: Final = 8
+"""Copies of the archive: nothing goes that is not in two; more than eight are somebody else's backup."""
+
+KEEP_DAYS_MAX: Final = 36_500
+"""A century."""
+
+KEEP_BYTES_MIN: Final = 1 << 20
+"""Least of the ledger that is kept by size: below it nearly nothing is."""
+
 ROOT_USER_ID: Final = 0
 
 _T = TypeVar("_T", str, Address, Path)
@@ -135,6 +145,29 @@ class StorageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not MAP_SIZE_BYTES_MIN <= self.map_size_bytes <= MAP_SIZE_BYTES_MAX:
             sentence = f"found {self.map_size_bytes} bytes"
             raise InvalidValue(sentence, "write a size from 16MiB to 16TiB", "map_size")
+
+
+class RetentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much of its ledger this machine's replica keeps, and where the rest goes; what replicas agree on it is not.
+
+    Nothing reads it but `forebay ledger retain`. With neither `keep_days` nor `keep` that archives, and prunes nothing.
+    """
+
+    archives: Annotated[tuple[Path, ...], Meta(min_length=ARCHIVES_MIN, max_length=ARCHIVES_MAX)]
+    """Directories, each of which gets all of the ledger: on file systems that do not fail together."""
+    keys: Path
+    """The keys that replicas sign checkpoints with, as `forebay ledger keys` prints them."""
+    keep_days: Annotated[int, Meta(ge=0, le=KEEP_DAYS_MAX)] = 0
+    """What is older goes, days of the replicated clock; 0: however old."""
+    keep_bytes: Bytes = field(default=Size(0), name="keep")
+    """What goes beyond the newest entries of so many bytes; 0, which cannot be written: however much."""
+
+    def __post_init__(self) -> None:
+        """Refuse one directory for two copies, and to keep next to nothing; InvalidValue."""
+        if len(set(self.archives)) < len(self.archives):
+            raise InvalidValue("one directory is named twice", "name a directory for each copy", "archives")
+        if 0 < self.keep_bytes < KEEP_BYTES_MIN:
+            raise InvalidValue(f"found {self.keep_bytes} bytes", "write at least 1MiB", "keep")
 
 
 class TimingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -201,6 +234,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checkpoints: CheckpointsConfig = CheckpointsConfig()
     helper: Annotated[tuple[HelperConfig, ...], Meta(max_length=HELPERS_MAX)] = ()
     drill: DrillConfig = NO_DRILLS
+    retention: RetentionConfig | None = None
 
 
 class Config(Access, frozen=True, kw_only=True):
@@ -225,6 +259,8 @@ class Config(Access, frozen=True, kw_only=True):
     """Who does to each machine what a drill asks for."""
     drill: DrillConfig = NO_DRILLS
     """What drills may do to this machine."""
+    retention: RetentionConfig | None = None
+    """How much of the ledger replicas keep; None: all of it."""
 
     @property
     def witnesses_needed(self) -> int:
@@ -343,6 +379,7 @@ def _read(file: Path, document: Document) -> Config:
         checkpoints=tables.checkpoints,
         helpers=tables.helper,
         drill=absolute(tables.drill, base),
+        retention=None if tables.retention is None else absolute(tables.retention, base),
     )
     _refuse_shared(document, config)
     found = find_unsafe_keys(config.tls.certificates)

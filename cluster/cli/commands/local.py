@@ -256,7 +256,7 @@ def _perform_audit(words: tuple[str, ...], options: dict[str, Any]) -> None:
     """Become `python -m cluster.audit` with these words, but for what the cluster is asked; the global options travel
     along.
     """
-    if words == ("ledger", "prove") and options["data"] is None and options["name"] is None:
+    if words == ("ledger", "prove") and not any(options[one] for one in ("data", "name", "archive")):
         prove_online(options["job"], options["output"])
         return
     command, current = click.get_current_context().command, session()

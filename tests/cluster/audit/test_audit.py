@@ -128,6 +128,7 @@ def test_verifying_recomputes_the_chain(made: Made) -> None:
         "revision": made.state.revision,
         "ledger_digest": made.applied_digest,
         "missing": [],
+        "pruned": None,
     }
 
 

@@ -1,0 +1,294 @@
+"""What may go from a replica's ledger, checked before anything goes; and the removal, here or by the running replica.
+
+Nothing is believed that can be computed: both archives are read to the last byte and lead to the digest that the ledger
+has at the place; the last checkpoint has a majority's signatures and is what the tree comes to; a snapshot beyond the
+place is what a digest that the ledger records speaks of; leaves and index, which outlive the entries, have come so far.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from cluster.audit.archive.verifying import Keys, Progress, signers_of, verify_stretch
+from cluster.audit.archive.writing import NotArchived, checkpoint_in
+from cluster.audit.replay import ReplayFailed, ReplayRefused, fold, from_image
+from cluster.proofs import NoteRefused, Tile, leaves_in
+from cluster.proofs.tiles import TILE_WIDTH
+from cluster.server.tlog import LOG_DIRECTORY, LedgerTree, NoDisclosureKey, NotInTree, leaf_of_entry
+from replica.state import StateDiffers
+from snapshots import SnapshotName, SnapshotRefused, load_snapshot
+from wal import (
+    KEPT_ENTRIES,
+    Archive,
+    Environment,
+    JobIndex,
+    JobIndexBroken,
+    Ledger,
+    LedgerBroken,
+    Pruned,
+    PrunedSegment,
+    SegmentBroken,
+    authorise,
+    prunable_below,
+    prune_some,
+)
+
+COPIES_MIN = 2
+"""Archives that must have what goes, count: one alone is a disk away from being none."""
+
+
+class PruneRefused(Exception):
+    """Nothing may be pruned as asked; the sentence says why, and `remedy` what would be right."""
+
+    def __init__(self, sentence: str, remedy: str) -> None:
+        super().__init__(sentence)
+        self.remedy = remedy
+
+
+class PrunePlan(NamedTuple):
+    """What may go: the entries `first_index` to `pruned.below` - 1, whose last digest is `digest`; None are left to go
+    where the first is not before that.
+    """
+
+    pruned: Pruned
+    first_index: int
+    digest: bytes
+    checkpoint_size: int
+    signers: int
+    snapshot_index: int
+
+    @property
+    def entries(self) -> int:
+        """How many entries go."""
+        return max(0, self.pruned.below - self.first_index)
+
+
+def prune_plan(
+    env: Environment,
+    home: Path,
+    below: int,
+    archives: Sequence[Path],
+    keys: Keys,
+    *,
+    progress: Progress,
+) -> PrunePlan:
+    """Return what may go of the entries before `below`, in whole tiles; PruneRefused where something is not there.
+
+    `home` is the replica's directory, which is only read. SegmentBroken and LedgerBroken for what is damaged.
+    """
+    ledger = Ledger(env).as_of_now()
+    asked, below = below, (below - 1) // TILE_WIDTH * TILE_WIDTH + 1
+    last = below - 1
+    front = next((gap for gap in ledger.gaps() if gap.first_index <= KEPT_ENTRIES + 1 <= gap.last_index), None)
+    first = KEPT_ENTRIES + 1 if front is None else front.last_index + 1
+    if last < TILE_WIDTH:
+        raise PruneRefused(
+            f"whole tiles of {TILE_WIDTH} entries are pruned, and there is none before entry {asked}",
+            f"name a later entry, --below {TILE_WIDTH + 1} at least",
+        )
+    if asked > ledger.applied_index + 1:
+        raise PruneRefused(
+            f"there is no entry {asked - 1}: the ledger ends with {ledger.applied_index}",
+            f"use --below {ledger.applied_index + 1} at most",
+        )
+    _check_consensus(env, below)
+    size, signers = _check_checkpoint(ledger, home, last, keys)
+    opened = _opened(archives, ledger, below)
+    digest = ledger.row_at(last).digest
+    _check_index(ledger, home, last)
+    snapshot = _check_snapshot(ledger, home, last, progress)
+    for archive in opened:
+        if archive.row_at(last).digest != digest:
+            raise SegmentBroken(archive.directory, f"its entry {last} is not the one that the ledger has")
+        verify_stretch(archive, first, last, progress)
+    _check_tree(ledger, home, size, first, last, opened[0])
+    segments = tuple(
+        PrunedSegment(one.first_index, one.last_index, one.revision_after, one.last_at or 0)
+        for one in (segment.manifest for segment in opened[0].segments)
+        if one.first_index <= last
+    )
+    return PrunePlan(Pruned(below, segments), first, digest, size, signers, snapshot)
+
+
+def _check_consensus(env: Environment, below: int) -> None:
+    most = prunable_below(env)
+    if below > most:
+        raise PruneRefused(
+            f"consensus still sees entry {most} and later ones: nothing behind its last compaction is pruned",
+            f"use --below {most}; `forebay snapshot save` lets it forget more",
+        )
+
+
+def _check_checkpoint(ledger: Ledger, home: Path, last: int, keys: Keys) -> tuple[int, int]:
+    """Return how many entries the last checkpoint has, and how many of the keys have signed it."""
+    try:
+        note, found = checkpoint_in(home, ledger.cluster_id)
+    except NotArchived as error:
+        raise PruneRefused(str(error), error.remedy) from error
+    if found.size < last:
+        raise PruneRefused(
+            f"the last checkpoint is of {found.size} entries, and entry {last} is to go",
+            f"use --below {found.size + 1}, or wait for the next one",
+        )
+    if found.size > ledger.applied_index:
+        raise PruneRefused(
+            f"the checkpoint is of {found.size} entries, and {ledger.applied_index} are stored here",
+            "try again in a moment",
+        )
+    try:
+        signers = signers_of(note, keys)
+    except NoteRefused as error:
+        raise PruneRefused(f"the last checkpoint is not believed: {error}", f"see {keys.place}") from error
+    if signers < keys.majority:
+        raise PruneRefused(
+            f"{signers} of the {len(keys.known)} replicas whose keys {keys.place} has have signed the last checkpoint, "
+            f"and {keys.majority} are a majority",
+            "wait for one that more have signed; where one was replaced, write the keys anew (`forebay ledger keys`)",
+        )
+    return found.size, signers
+
+
+def _opened(archives: Sequence[Path], ledger: Ledger, below: int) -> list[Archive]:
+    """Return the archives, which are of this ledger, are copies of their own, and have what is to go."""
+    places = {os.path.realpath(directory) for directory in archives}
+    if len(places) < COPIES_MIN:
+        raise PruneRefused(
+            f"{len(places)} archive is named, and what goes must be in {COPIES_MIN}",
+            "name two directories with --archive, on file systems that do not fail together",
+        )
+    opened = [Archive(directory) for directory in archives]
+    files: dict[tuple[int, int], Path] = {}
+    for archive in opened:
+        for segment in archive.segments:
+            status = segment.path.stat()
+            other = files.setdefault((status.st_dev, status.st_ino), segment.path)
+            if other != segment.path:
+                raise PruneRefused(f"{segment.path} and {other} are one file", "make a copy of its own")
+        if archive.segments and archive.cluster_id != ledger.cluster_id:
+            raise SegmentBroken(
+                archive.directory, f"it is of the cluster {archive.cluster_id}, and the ledger of {ledger.cluster_id}"
+            )
+        if archive.last_index < below - 1:
+            raise PruneRefused(
+                f"{archive.directory} has the entries up to {archive.last_index}, and {below - 1} is to go",
+                f"use --below {archive.last_index + 1}, or run `forebay ledger archive` for it first",
+            )
+    return opened
+
+
+def _check_index(ledger: Ledger, home: Path, last: int) -> None:
+    """Check that the index by job, which keeps what jobs went through when the entries are gone, has come so far."""
+    directory = home / "index"
+    try:
+        stored = JobIndex(directory, readonly=True)
+        try:
+            position = stored.position
+        finally:
+            stored.close()
+    except (JobIndexBroken, OSError) as error:
+        raise PruneRefused(f"the index by job cannot be read ({error})", "start the replica: it makes it") from error
+    if position.index < last:
+        raise PruneRefused(
+            f"the index by job has come to entry {position.index}, and {last} is to go",
+            f"use --below {position.index + 1}, or let the replica run until it has come further",
+        )
+    try:
+        known = ledger.row_at(position.index).digest
+    except LedgerBroken as error:
+        raise PruneRefused(
+            f"the index by job cannot be compared: {error}", "start the replica: it makes it anew"
+        ) from error
+    if known != position.digest:
+        raise PruneRefused("the index by job is of another ledger", "start the replica: it makes it anew")
+
+
+def _check_snapshot(ledger: Ledger, home: Path, last: int, progress: Progress) -> int:
+    """Return the entry of a snapshot from which the ledger folds to a digest that it records, at or beyond `last`."""
+    directory = home / "snapshots"
+    names = directory.iterdir() if directory.is_dir() else ()
+    found = sorted(
+        ((name.index, path) for path in names if (name := SnapshotName.parse(path.name)) is not None), reverse=True
+    )
+    beyond = [(index, path) for index, path in found if last <= index <= ledger.applied_index]
+    if not beyond:
+        newest = found[0][0] if found else 0
+        raise PruneRefused(
+            f"the newest snapshot is of entry {newest}, and {last} is to go" if newest else "there is no snapshot",
+            f"run `forebay snapshot save` first{f', or use --below {newest + 1}' if newest else ''}",
+        )
+    why: Exception | None = None
+    for index, path in beyond:
+        try:
+            replayed = from_image(ledger, load_snapshot(path), every_digest=True)
+            while replayed.last_index < ledger.applied_index and not replayed.digests.compared:
+                fold(ledger, replayed, min(replayed.last_index + TILE_WIDTH, ledger.applied_index), progress)
+        except (StateDiffers, ReplayFailed) as error:
+            raise LedgerBroken(index, f"the snapshot {path.name} is not what the ledger records: {error}") from error
+        except (SnapshotRefused, ReplayRefused) as error:
+            why = error
+            continue
+        if replayed.digests.compared:
+            return index
+    raise PruneRefused(
+        str(why)
+        if why is not None
+        else f"the snapshot of entry {beyond[-1][0]} is not bound to the ledger yet: no "
+        "digest of a state is recorded behind it",
+        "wait: the leader records one about once a minute of change",
+    )
+
+
+def _check_tree(ledger: Ledger, home: Path, size: int, first: int, last: int, archive: Archive) -> None:
+    """Hold the leaves that stay against the entries that go, and all of the tree against the checkpoint; sync them."""
+    directory = home / LOG_DIRECTORY
+    try:
+        _, found = checkpoint_in(home, ledger.cluster_id)
+        tree = LedgerTree(lambda: ledger, directory, readonly=True)
+        if tree.size < last:
+            raise PruneRefused(
+                f"the tree of the ledger has come to entry {tree.size}, and {last} is to go",
+                f"use --below {tree.size + 1}, or let the replica run until it has come further",
+            )
+        while tree.size < size and tree.step():
+            pass
+        if tree.root(size) != found.root:
+            raise LedgerBroken(size, "the entries up to here are not those that a majority has signed")
+        for number in range((first - 1) // TILE_WIDTH, last // TILE_WIDTH):
+            leaves = leaves_in(tree.tile(Tile(None, number)))
+            begin = max(first, number * TILE_WIDTH + 1)
+            entries = archive.read_some(begin, entries_max=(number + 1) * TILE_WIDTH - begin + 1, bytes_max=2**40)
+            derived = [leaf_of_entry(tree.disclosure_key, entry).encoded() for entry in entries]
+            if leaves[-len(derived) :] != derived:
+                raise LedgerBroken(begin, "its leaf in the tree is not the one of the entry in the archive")
+            # A bundle is not waited for when it is written; from now on it cannot be derived again here.
+            for level in (None, 0):
+                _sync(directory / Tile(level, number).path)
+    except (NoDisclosureKey, NotInTree, OSError) as error:
+        raise PruneRefused(
+            f"the tree of the ledger, which stays, is not whole: {error}", "let the replica run until it has made it"
+        ) from error
+    if tree.made_again:
+        raise PruneRefused(
+            f"{tree.made_again} files of the tree of the ledger are missing or damaged",
+            "let the replica run and ask it for a proof: it makes them again",
+        )
+
+
+def _sync(path: Path) -> None:
+    for one, kind in ((path, 0), (path.parent, os.O_DIRECTORY)):
+        descriptor = os.open(one, os.O_RDONLY | os.O_CLOEXEC | kind)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def prune(env: Environment, plan: PrunePlan, progress: Callable[[int, int], None]) -> None:
+    """Remove what may go, from a storage that is open for writing; durable on return."""
+    authorise(env, plan.pruned)
+    while prune_some(env):
+        gap = next(one for one in Ledger(env).gaps() if one.last_index < plan.pruned.below)
+        progress(gap.last_index, plan.pruned.below - 1)

@@ -1,0 +1,85 @@
+"""What a replica lacks because all have pruned it, brought from an archive: its tree, and what its proofs need.
+
+A replica that joins gets the newest history from its peers. What they have pruned nobody can hand over; without its
+leaves there is no tree, and the replica could sign no checkpoint. They are derived from the archive, once that leads to
+the digest that the replica has behind its gap. The entries themselves stay in the archive.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from cluster.audit.archive.verifying import Progress, verify_stretch
+from cluster.audit.archive.writing import NotArchived
+from cluster.proofs.tiles import TILE_WIDTH
+from cluster.server.tlog import LOG_DIRECTORY, LedgerTree, NoDisclosureKey
+from wal import (
+    KEPT_ENTRIES,
+    Archive,
+    ArchivedLedger,
+    Entry,
+    Environment,
+    Gap,
+    Ledger,
+    Pruned,
+    PrunedSegment,
+    authorise,
+    plant,
+)
+
+
+class Restored(NamedTuple):
+    """What was brought: the tree up to `tree_size` entries; the entries before `below` stay in the archive."""
+
+    tree_size: int
+    below: int
+
+
+def restore(env: Environment, home: Path, archive: Archive, *, progress: Progress) -> Restored:
+    """Give a stopped replica's directory the first entries and the tree of what lies in an archive; durable on return.
+
+    NotArchived where nothing is missing, or the archive ends too early. SegmentBroken, LedgerBroken, StorageFailed;
+    OSError.
+    """
+    gap = _gap(Ledger(env), archive)
+    verify_stretch(archive, 1, gap.last_index, progress)
+    ledger = ArchivedLedger(env, archive)
+    if gap.first_index <= KEPT_ENTRIES:
+        first = archive.read_some(1, entries_max=KEPT_ENTRIES, bytes_max=2**40)
+        held = [one for one in first if one.index >= gap.first_index]
+        plant(env, gap, [(Entry(one.index, one.term, one.data), one.digest, one.revision) for one in held])
+    try:
+        tree = LedgerTree(ledger.as_stored, home / LOG_DIRECTORY)
+    except NoDisclosureKey as error:
+        raise NotArchived(f"there is no tree to be derived: {error}", "nothing has to be brought") from error
+    while tree.size < gap.last_index and tree.step():
+        progress(tree.size, gap.last_index)
+    # What is in no file yet is derived again from the entries behind the gap, which must be of whole tiles then.
+    below = gap.last_index + 1
+    manifests = (segment.manifest for segment in archive.segments)
+    segments = tuple(
+        PrunedSegment(one.first_index, one.last_index, one.revision_after, one.last_at or 0)
+        for one in manifests
+        if one.first_index <= gap.last_index
+    )
+    authorise(env, Pruned(below, segments))
+    return Restored(tree.size, below)
+
+
+def _gap(ledger: Ledger, archive: Archive) -> Gap:
+    gaps = ledger.gaps()
+    if not gaps:
+        raise NotArchived("the replica holds all of its ledger", "nothing has to be brought")
+    gap = gaps[0]
+    if len(gaps) > 1 or gap.last_index % TILE_WIDTH:
+        raise NotArchived(
+            f"the replica still lacks entries that others hold: {gap.first_index} to {gap.last_index} are missing",
+            "let it run until its log says that they were pruned by all, then stop it",
+        )
+    if archive.last_index < gap.last_index:
+        raise NotArchived(
+            f"the archive ends with entry {archive.last_index}, and {gap.last_index} is the last one that is missing",
+            "name an archive that has it",
+        )
+    return gap

@@ -1,0 +1,74 @@
+"""Below which entry a ledger is pruned: by age or size, and no further than all that must outlive it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster.audit.archive.writing import NotArchived, checkpoint_in
+from cluster.proofs.tiles import TILE_WIDTH
+from replica.values import Instant
+from snapshots import SnapshotName
+from wal import Archive, CodecError, Environment, JobIndex, JobIndexBroken, Ledger, instant_of, prunable_below
+
+
+def below_of_age(ledger: Ledger, before: Instant) -> int:
+    """Return the entry below which all that is held was settled before an instant; LedgerBroken.
+
+    By bisection: the replicated clock never goes back, unless an operator has set it so, and then more is kept.
+    """
+    gaps = ledger.gaps()
+    low = max((gap.revision_after for gap in gaps), default=0)
+    first, high = low, ledger.applied_revision
+    while low < high:
+        middle = (low + high + 1) // 2
+        index = ledger.index_of_revision(middle)
+        entry = next(iter(ledger.read(index, limit=1)))
+        at = _instant(entry.data)
+        if at is not None and at < before:
+            low = middle
+        else:
+            high = middle - 1
+    return ledger.index_of_revision(low) + 1 if low > first else ledger.whole_from
+
+
+def below_of_size(ledger: Ledger, keep_bytes: int) -> int:
+    """Return the entry from which on the ledger has `keep_bytes` bytes of entries, or a little more. LedgerBroken."""
+    sizes: list[int] = []
+    first = ledger.whole_from
+    for entry in ledger.read(first, limit=ledger.applied_index - first + 1):
+        if (entry.index - first) % TILE_WIDTH == 0:
+            sizes.append(0)
+        sizes[-1] += len(entry.data)
+    kept, number = 0, len(sizes)
+    while number and kept < keep_bytes:
+        number -= 1
+        kept += sizes[number]
+    return first + number * TILE_WIDTH
+
+
+def within(env: Environment, home: Path, archives: Sequence[Archive], below: int) -> int:
+    """Return `below`, or less where checkpoint, snapshot, index, archive or consensus have not come so far yet."""
+    ledger = Ledger(env).as_of_now()
+    bounds = [below, prunable_below(env), *(archive.last_index + 1 for archive in archives)]
+    try:
+        bounds.append(checkpoint_in(home, ledger.cluster_id)[1].size + 1)
+    except NotArchived:
+        bounds.append(1)
+    directory = home / "snapshots"
+    names = [name.index for one in directory.iterdir() if (name := SnapshotName.parse(one.name))]
+    bounds.append(max((index for index in names if index <= ledger.applied_index), default=0) + 1)
+    try:
+        index = JobIndex(home / "index", readonly=True)
+        bounds.append(index.position.index + 1)
+        index.close()
+    except (JobIndexBroken, OSError):
+        bounds.append(1)
+    return min(bounds)
+
+
+def _instant(data: bytes) -> Instant | None:
+    try:
+        return instant_of(data)
+    except CodecError:
+        return None

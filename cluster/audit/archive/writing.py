@@ -1,0 +1,68 @@
+"""An archive written from a replica's directory, which is only read: up to the last checkpoint, segment by segment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from cluster.proofs import Checkpoint, NoteRefused, parse_checkpoint, parse_note
+from cluster.server.tlog import CHECKPOINT_NAME, LOG_DIRECTORY, origin_of
+from wal import Archive, Ledger, LedgerEntry, Manifest, SegmentBroken, archive_from
+from wal import directory as directories
+
+ARCHIVE_MODE = 0o700
+"""Who may read an archive: its owner. It has everything that the ledger has."""
+
+
+class NotArchived(Exception):
+    """Nothing can be archived now; the sentence says why, and `remedy` what to do."""
+
+    def __init__(self, sentence: str, remedy: str) -> None:
+        super().__init__(sentence)
+        self.remedy = remedy
+
+
+def checkpoint_in(home: Path, cluster_id: str) -> tuple[str, Checkpoint]:
+    """Return the last checkpoint that a replica has, as a note and as what it says. NotArchived."""
+    path = home / LOG_DIRECTORY / CHECKPOINT_NAME
+    try:
+        note = path.read_text(encoding="utf-8")
+        found = parse_checkpoint(parse_note(note.encode())[0])
+    except (OSError, NoteRefused, UnicodeDecodeError) as error:
+        remedy = "let the cluster publish one: it does so some seconds after a change, once a majority signs"
+        raise NotArchived(f"{path} has no checkpoint ({error})", remedy) from error
+    if found.origin != origin_of(cluster_id):
+        raise NotArchived(f"{path} is of {found.origin}, the ledger of {cluster_id}", "name another directory")
+    return note, found
+
+
+def archive_ledger(
+    ledger: Ledger, home: Path, directory: Path, *, progress: Callable[[int, int], None]
+) -> tuple[list[Manifest], Archive]:
+    """Write what an archive lacks up to the last checkpoint; return what was written, and the archive.
+
+    The directory is made where it is not there, but not the one that it is in. NotArchived, SegmentBroken,
+    LedgerBroken; OSError.
+    """
+    seen = ledger.as_of_now()
+    note, found = checkpoint_in(home, seen.cluster_id)
+    if found.size > seen.applied_index:
+        raise NotArchived(
+            f"the checkpoint is of {found.size} entries, and {seen.applied_index} are stored here",
+            "try again in a moment; a replica that is behind catches up",
+        )
+    if not directory.exists():
+        directory.mkdir(mode=ARCHIVE_MODE)
+        directories.sync(directory.parent)
+
+    def read(first: int, last: int) -> Iterable[LedgerEntry]:
+        return seen.read(first, limit=last - first + 1)
+
+    written = archive_from(
+        directory, read, cluster_id=seen.cluster_id, last_index=found.size, checkpoint=note, progress=progress
+    )
+    archive = Archive(directory)
+    known = seen.row_at(archive.last_index) if archive.last_index <= seen.applied_index else None
+    if known is not None and known != archive.end:
+        raise SegmentBroken(directory, f"it ends with entry {archive.last_index} of another history than the ledger's")
+    return written, archive
