@@ -30,7 +30,7 @@ from cluster.security.tls import client_context
 from cluster.serve import Replica
 from cluster.server.storage import allow_first_start
 from cluster.system.address import Address
-from cluster.system.clock import SystemClock
+from cluster.system.clock import Clock, SystemClock
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
 from replica.model.jobs import JobState
@@ -65,6 +65,9 @@ NODE_DOWN_S = 86_400
 
 PACE_S = 0.001
 """How often the watch of the loop wants to run, seconds."""
+
+TIME_LIMIT_S = 3_600
+"""Longer than a job runs by any clock, seconds."""
 
 SCRIPT = "#!/bin/sh\n#SBATCH --job-name=bench\ntrue\n"
 USER = c.Actor(c.ActorRole.USER, "bench")
@@ -130,10 +133,11 @@ class Asker:
 class Maker:
     """Users and agents who make a ledger."""
 
-    def __init__(self, replica: Replica, at_once: int) -> None:
+    def __init__(self, replica: Replica, at_once: int, clock: Clock | None = None) -> None:
+        """`clock`: what the replica goes by, where that is not the machine's."""
         self._replica = replica
         self._at_once = at_once
-        clock = SystemClock()
+        clock = clock or SystemClock()
 
         async def open_session() -> int:
             single = bytes.fromhex(new_command_id(clock))
@@ -146,7 +150,7 @@ class Maker:
             user=USER.name,
             script=SCRIPT,
             workdir=str(replica.controller.config.file.parent / "results"),
-            time_limit_s=60,
+            time_limit_s=TIME_LIMIT_S,
             buffer=parse_request(SCRIPT, "pool=fast capacity=1MiB"),
         )
 
@@ -193,16 +197,22 @@ class Maker:
             raise VerificationFailed(settled.refusal.sentence)
 
 
+async def founded(config: Config, clock: Clock) -> Replica:
+    """Start a replica that is alone, and return it when it leads."""
+    replica = Replica(config, "r1", clock=clock)
+    await replica.start()
+    await replica.controller.wait_applied(1)
+    while not replica.controller.leads or not replica.controller.state.revision:
+        await asyncio.sleep(0.01)
+    return replica
+
+
 async def measure(directory: Path, at_once: int, events_max: int, say: Say) -> Figures:
     """Make a ledger of so many events and ask about it."""
-    config = _cluster(directory)
-    replica = Replica(config, "r1", clock=SystemClock())
-    await replica.start()
+    config = cluster_in(directory)
+    replica = await founded(config, SystemClock())
     controller = replica.controller
     try:
-        await replica.controller.wait_applied(1)
-        while not controller.leads or not controller.state.revision:
-            await asyncio.sleep(0.01)
         events = _counted(replica)
         began_s = time.perf_counter()
         await Maker(replica, at_once).make(lambda: events[0] >= events_max)
@@ -216,7 +226,8 @@ async def measure(directory: Path, at_once: int, events_max: int, say: Say) -> F
         await replica.stop()
 
 
-def _cluster(directory: Path) -> Config:
+def cluster_in(directory: Path) -> Config:
+    """Found a cluster of one replica, which agents that the caller plays report to."""
     results = directory / "results"
     founding = Founding(
         name="bench",
