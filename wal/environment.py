@@ -495,7 +495,7 @@ def _check_meta_pages_beside(directory: Path) -> None:
     try:
         for left in reversed(range(META_SCANS_MAX)):
             try:
-                directories.check_meta_pages(descriptor, directory / DATA_FILE)
+                directories.check_meta_pages(descriptor, directory / DATA_FILE, readonly=True)
                 return
             except RecoveryRefused:
                 if not left:

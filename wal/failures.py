@@ -118,7 +118,7 @@ class Condition(Enum):
     )
     DATA_FILE_UNREADABLE = Row(
         Action.REFUSE,
-        "LMDB refuses the data file or finds a broken page in it, or the file ends before its last page",
+        "LMDB refuses the data file or finds a broken page in it",
         "what cannot be read cannot be trusted",
         REPLACE,
     )

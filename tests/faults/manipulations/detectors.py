@@ -33,7 +33,9 @@ from cluster.server.history_fetch import SCRUB_AGAIN_S, Backfill, Scrub, Scrubbe
 from cluster.server.storage import Storage, StorageRefused, open_storage
 from cluster.server.tlog import (
     LOG_DIRECTORY,
+    NOBODY,
     SIGNING_DIRECTORY,
+    Cosigning,
     LedgerTree,
     LogPeers,
     Publisher,
@@ -238,7 +240,15 @@ class Member:
             tree_size=lambda: self.tree.size,
             root=self.root,
             peers=lambda: self.peers,
-            asked=LogPeers(ask, hand, key_of, note_of),
+            asked=LogPeers(ask, hand, key_of, note_of=note_of),
+            cosigning=Cosigning(
+                (),
+                0,
+                submit=NOBODY.submit,
+                consistency=NOBODY.submit,
+                applied_index=lambda: self.storage.journal.applied_index,
+                clock=self.clock,
+            ),
             clock=self.clock,
             fail=self.fail,
         )
