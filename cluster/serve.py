@@ -60,7 +60,7 @@ from cluster.server import (
     open_storage,
 )
 from cluster.server.recovery import refuse_beside_history, refuse_incarnation_over
-from cluster.server.tlog import LogPeers, NoAnswer, Signed
+from cluster.server.tlog import Counted, LogPeers, NoAnswer, Signed
 from cluster.system import Address, Clock, SystemClock, leave_when_terminated
 from replica.messages import ReleaseNeeded
 from snapshots import SnapshotFailed
@@ -298,6 +298,7 @@ class Replica:
                 self._log_key_of,
                 note_of=self._checkpoint_of,
                 submit=self._ask_witness,
+                count_of=self._counted_by,
             ),
         )
         try:
@@ -387,6 +388,11 @@ class Replica:
         request = SignRequest(size=size, root=root.hex())
         answer = await self._client.call(ops.SIGN_CHECKPOINT, request, replica=self._api_of(peer))
         return Signed(parse_key(answer.key), bytes.fromhex(answer.root), answer.note)
+
+    async def _counted_by(self, peer: str, size: int, root: bytes) -> Counted | None:
+        request = SignRequest(size=size, root=root.hex(), histories=True)
+        found = (await self._client.call(ops.SIGN_CHECKPOINT, request, replica=self._api_of(peer))).histories
+        return None if found is None else Counted(found.jobs, bytes.fromhex(found.root))
 
     async def _hand_checkpoint(self, peer: str, note: str) -> None:
         await self._client.call(ops.TAKE_CHECKPOINT, CheckpointRequest(note=note), replica=self._api_of(peer))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from cluster.schemas import (
     DigestsAnswer,
     HandedAnswer,
     HandedView,
+    HistoriesView,
     LedgerAnswer,
     LedgerEntryView,
     LogKeysAnswer,
@@ -222,6 +224,11 @@ async def sign_checkpoint(call: Call[SignRequest]) -> Reply[SignedAnswer]:
         raise Problem(409, "not_signed", str(error), "ask for a later one", "size") from error
     except (NotProven, HistorianLate) as error:
         raise too_busy(str(error)) from error
+    histories = None
+    if call.body.histories and signed.note is not None:
+        with contextlib.suppress(NotProven, HistorianLate):
+            counted = await call.service.past.counts(call.body.size)
+            histories = HistoriesView(jobs=counted.jobs, root=counted.root.hex())
     revision = controller.state.revision
     view = SignedAnswer(
         revision=revision,
@@ -229,6 +236,7 @@ async def sign_checkpoint(call: Call[SignRequest]) -> Reply[SignedAnswer]:
         key=str(signed.key),
         root=signed.root.hex(),
         note=signed.note,
+        histories=histories,
     )
     return Reply(revision, view)
 
@@ -254,13 +262,13 @@ async def prove_job(call: Call[None]) -> Reply[bytes]:
         raise Problem(404, "no_checkpoint", "no checkpoint has been signed yet", "try again in some seconds")
     note, size = publisher.note, publisher.size
     try:
-        records = await call.service.past.proof(job, size, call.identity)
+        records, history = await call.service.past.proof(job, size, call.identity)
     except NotProven as error:
         remedy = f"ask again when what happened to it has a checkpoint: the last one is of {size} entries"
         raise Problem(404, "not_proven", str(error), remedy, "job id") from error
     except (HistorianBusy, HistorianLate) as error:
         raise busy(error) from error
-    content = await asyncio.to_thread(proof_file, note, job, records)
+    content = await asyncio.to_thread(proof_file, note, job, records, history)
     return Reply(state.revision, content=content, content_type=ops.BYTES)
 
 

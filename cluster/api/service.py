@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -57,6 +58,8 @@ from cluster.server.tlog import (
     NOBODY,
     SIGNING_DIRECTORY,
     Cosigning,
+    Counted,
+    Counting,
     LogPeers,
     Publisher,
     Signer,
@@ -66,7 +69,7 @@ from cluster.server.tlog import (
 from cluster.system import Address
 from replica.decide import job_of_task
 from replica.fold import answer_to, is_forgotten, may_keep_answer
-from replica.messages import Command, Request, SubmitJob
+from replica.messages import CONTROLLER, Command, RecordHistories, Request, SubmitJob
 from replica.model import Tasks
 from replica.state import State
 from replica.values import MICROSECONDS_PER_SECOND, Instant, is_in_session
@@ -326,9 +329,20 @@ class Service:
                 applied_index=lambda: controller.applied_index,
                 clock=controller.clock,
             ),
+            counting=Counting(self._count, self._record),
             clock=controller.clock,
             fail=self.fail,
         )
+
+    async def _count(self, size: int) -> tuple[Counted, bytes]:
+        found = await self.past.counts(size)
+        return Counted(found.jobs, found.root), found.recorded
+
+    def _record(self, command: RecordHistories) -> None:
+        with contextlib.suppress(QueueFull, NotLeading):
+            answer = self.controller.submit(Request(b"", CONTROLLER, command))
+            # Whoever leads then counts again.
+            answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
 
     @property
     def event_streams(self) -> int:

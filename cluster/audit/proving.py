@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.proofs import NoteRefused, parse_checkpoint, parse_note
-from cluster.server.tlog import CHECKPOINT_NAME, LOG_DIRECTORY, LedgerTree, NoDisclosureKey, proof_file, records_proven
+from cluster.proofs import HistoryCounts, NoteRefused, ProofRefused, parse_checkpoint, parse_note
+from cluster.server.tlog import (
+    CHECKPOINT_NAME,
+    LOG_DIRECTORY,
+    LedgerTree,
+    NoDisclosureKey,
+    history_proven,
+    proof_file,
+    records_between,
+    records_proven,
+)
 from replica.messages import jobs_of
 from wal import JobIndex, JobIndexBroken, Kind, Ledger, LedgerBroken, decode_batch, kind_of
 
@@ -41,15 +50,27 @@ def proof_of(ledger: Ledger, home: Path, job: int, *, progress: Callable[[int, i
         )
     if tree.root(checkpoint.size) != checkpoint.root:
         raise LedgerBroken(checkpoint.size, "the entries up to here are not those that a majority has signed")
+    size = checkpoint.size
     try:
-        records = records_proven(seen, tree, _revisions(seen, home, job, checkpoint.size), checkpoint.size)
+        records = records_proven(seen, tree, _revisions(seen, home, job, size), size)
     except LookupError as error:
         raise NotProven(str(error), "name the archive with --archive") from error
     if not records:
         raise NotProven(
             f"nothing of a job {job} is in the first {checkpoint.size} entries", "see `forebay report jobs`"
         )
-    return proof_file(note, job, records)
+
+    def leaf(job: int, through: int) -> tuple[int, list[bytes]]:
+        counts = HistoryCounts(tree.disclosure_key)
+        for one, count in records_between(seen, 0, through, bounded=False).items():
+            counts.add(one, count)
+        return counts.count(job), counts.path(job)
+
+    try:
+        history = history_proven(seen, tree, job, size, leaf)
+    except ProofRefused as error:
+        raise LedgerBroken(size, f"the counts of records that it has are not those of its records ({error})") from error
+    return proof_file(note, job, records, history)
 
 
 def _revisions(ledger: Ledger, home: Path, job: int, size: int) -> list[int]:

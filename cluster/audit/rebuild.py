@@ -492,6 +492,7 @@ REBUILDERS: Final[Mapping[type[Command], Rebuilder]] = {
     c.OpenSession: Rebuilder(lambda led: (c.OpenSession(),)),
     c.CloseSession: Rebuilder(lambda led: (c.CloseSession(one.sessions[0]) for one in led.of(e.SessionsEnded))),
     c.ExpireAnswers: Rebuilder(lambda led: (c.ExpireAnswers(),)),
+    c.RecordHistories: Rebuilder(_as_event(c.RecordHistories, e.HistoriesCounted)),
     c.RecordStateDigest: Rebuilder(_as_event(c.RecordStateDigest, e.StateDigested)),
     c.RunSchedulingPass: Rebuilder(lambda led: (c.RunSchedulingPass(),)),
     c.RegisterScheduler: Rebuilder(_register_scheduler),

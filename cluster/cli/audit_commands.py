@@ -155,7 +155,8 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
 
         For somebody who trusts no replica: verify_proof.py checks it, alone, with the keys that `forebay ledger
         keys` prints. It holds the commands that concern the job whole: a pass of the scheduler also names the other
-        jobs that it was about. The cluster is asked, or a replica's directory is read.
+        jobs that it was about. It shows that there are no others up to the last count that the checkpoint covers, a
+        minute or two ago. The cluster is asked, or a replica's directory is read.
         """
         perform(("ledger", "prove"), options)
 

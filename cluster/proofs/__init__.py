@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from replica.faces import shown
 
 if TYPE_CHECKING:
+    from cluster.proofs.histories import HISTORY_HEAD, HistoryCounts, history_leaf, history_salt
     from cluster.proofs.leaves import (
         LEAF_BYTES,
         SALT_BYTES,
@@ -75,6 +76,7 @@ else:
     __getattr__ = shown(
         __name__,
         """
+        histories: HISTORY_HEAD HistoryCounts history_leaf history_salt
         leaves: LEAF_BYTES SALT_BYTES Leaf LeafRefused command_leaf command_path command_salt entry_salt leaf_of
         leaves: parse_leaf
         notes: COSIGNATURE_KEY MAX_NOTE_BYTES NOTE_KEY Checkpoint NoteRefused Signature Verified VerifierKey cosign

@@ -10,7 +10,10 @@ cluster from outside, are among them; `--witnesses K` refuses what fewer of them
 in the proof must be of one of these keys, or with `--others` counts for nothing. Exit codes: 0 proven, 1 refused, 2
 wrong usage.
 
-What it does not show: that these are all records of the job, and what nobody has put into the ledger.
+About once a minute of change the ledger records, as a majority of the replicas counted it, how many records there are
+of each job. Where a proof has that count, records that were left out are seen: `--all` refuses a proof without it.
+
+What it does not show: what came after that, and what nobody has put into the ledger.
 """
 
 import argparse
@@ -29,6 +32,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 FORMAT = "forebay-proof/1"
 LEAF_HEAD = b"forebay-leaf/1\n"
 LEAF = struct.Struct(">QQQQQQ32s32s")  # index, term, revision, time in microseconds, bytes, commands, digest, root
+HISTORY_HEAD = b"forebay-history/1\n"
+COUNTED = 182  # the event that records counts: entries that were counted, up to which job, and the root over the counts
 ROLES = {1: "", 2: "operator", 3: "user", 4: "agent", 5: "scheduler"}
 SUBMITTED, SUBMITTED_ARRAY = 46, 6
 
@@ -53,7 +58,7 @@ EVENTS = """
     123:SchedulerReleased:0 124:GuestRunBegan:1 125:GuestRunEnded:1 126:GuestMissed:0 130:SessionOpened:0
     131:SessionsEnded:0 132:ReceiptsDropped:0 140:DrillStarted:0 141:DrillAbortAsked:0 142:DrillEnded:0
     143:DrillsLocked:0 144:DrillsUnlocked:0 145:DrillConfirmed:0 170:ClockSet:0
-    180:StateDigested:0 181:DisclosureKeyDrawn:0
+    180:StateDigested:0 181:DisclosureKeyDrawn:0 182:HistoriesCounted:0
 """
 KINDS = {int(tag): (name, int(field)) for tag, name, field in (row.split(":") for row in EVENTS.split())}
 
@@ -197,8 +202,10 @@ def names_job(event: Any, job: int) -> bool:
     return bool(field and event[field] == job)
 
 
-def check_record(record: Any, job: int, size: int, root: bytes) -> int:
-    """Print a record; return its revision."""
+def command_of(record: Any, size: int, root: bytes) -> tuple[int, int, int, Any]:
+    """The command that a record proves: index of its entry, its revision, its time in microseconds, what it says."""
+    fields = ["leaf", "path", "position", "command_path", "salt", "command"]
+    check([*record] == fields, "a record is not what it must be")
     held = decoded(record["leaf"])
     check(held.startswith(LEAF_HEAD) and len(held) == len(LEAF_HEAD) + LEAF.size, "a leaf is not of this format")
     index, _term, last, at, _bytes, commands, _digest, inner = LEAF.unpack(held[len(LEAF_HEAD) :])
@@ -210,20 +217,51 @@ def check_record(record: Any, job: int, size: int, root: bytes) -> int:
     check_inclusion(position, commands, leaf, [*map(decoded, record["command_path"])], inner, f"{what}, a command")
     value, end = unpacked(command, 0)
     check(end == len(command), f"{what}: the record goes on behind its end")
+    return index, last - commands + 1 + position, at, value
+
+
+def check_record(record: Any, job: int, size: int, root: bytes) -> tuple[int, int]:
+    """Print a record; return its revision, and the index of its entry."""
+    index, revision, at, value = command_of(record, size, root)
+    what = f"entry {index}"
     _id, actor, name, events, refusal, *_ = value
     mine = [KINDS.get(event[0], (f"event {event[0]}",))[0] for event in events if names_job(event, job)]
     check(mine, f"{what}: the record {name} does not name job {job}")
-    revision = last - commands + 1 + position
     who = " ".join(filter(None, (ROLES.get(actor[0], "?"), actor[1])))
     when = datetime.fromtimestamp(at // 1_000_000, UTC)
     others = len(events) - len(mine)
     more = f" (and {others} of other jobs)" if others else ""
     print(f"{when:%Y-%m-%dT%H:%M:%SZ}  revision {revision}  {name} by {who}: {', '.join(mine)}{more}")
-    return int(revision)
+    return int(revision), int(index)
+
+
+def check_history(history: Any, job: int, size: int, root: bytes, entries: list[int]) -> str:
+    """Check that no record is missing up to where records were counted; return what that shows."""
+    check([*history] == ["record", "count", "salt", "path"], "the count is not what it must be")
+    index, _revision, at, (_id, actor, _name, events, _refusal, *_) = command_of(history["record"], size, root)
+    check(actor[0] == 1, f"entry {index}: what it says of histories does not come from the cluster itself")
+    counted = [event for event in events if event[0] == COUNTED]
+    check(len(counted) == 1, f"entry {index} does not record how many records of each job there are")
+    (_tag, through, jobs, counts_root), count, salt = counted[0], history["count"], decoded(history["salt"])
+    check(type(count) is int and 0 < count < 2**64 and len(salt) == 16, "the count is no number, or its salt too short")
+    check(through < index, f"entry {index} counts records behind itself")
+    leaf = hashed(b"\x00", HISTORY_HEAD, salt, struct.pack(">QQ", job, count))
+    check_inclusion(job - 1, jobs, leaf, [*map(decoded, history["path"])], counts_root, "the count of the job")
+    shown = sum(entry <= through for entry in entries)
+    check(shown == count, f"{count} records of job {job} are in the first {through} entries, and {shown} are shown")
+    when = datetime.fromtimestamp(at // 1_000_000, UTC)
+    later = len(entries) - shown
+    more = f"; whether there are others than {later} after it is not shown" if later else ""
+    return f"all {count} records of job {job} in the first {through} entries, as of {when:%Y-%m-%dT%H:%M:%SZ}{more}"
 
 
 def verify(
-    held: bytes, keys: dict[tuple[str, bytes], tuple[int, bytes]], least: int, witnesses: int = 0, others: bool = False
+    held: bytes,
+    keys: dict[tuple[str, bytes], tuple[int, bytes]],
+    least: int,
+    witnesses: int = 0,
+    others: bool = False,
+    whole: bool = False,
 ) -> None:
     """Print what the proof shows, or raise Refused."""
     proof = json.loads(held.decode())
@@ -231,15 +269,20 @@ def verify(
     check(
         (json.dumps(proof, ensure_ascii=False, indent=1) + "\n").encode() == held, "the file is not as it was written"
     )
-    check([*proof] == ["format", "job", "checkpoint", "records"] and proof["format"] == FORMAT, f"it is no {FORMAT}")
-    job, records = proof["job"], proof["records"]
-    check(type(job) is int, "a job is a number")
+    fields = ["format", "job", "checkpoint", "records", "history"]
+    check([*proof] == fields and proof["format"] == FORMAT, f"it is no {FORMAT}")
+    job, records, history = proof["job"], proof["records"], proof["history"]
+    check(type(job) is int and job > 0, "a job is a number")
     size, root = check_checkpoint(proof["checkpoint"], keys, least, witnesses, others)
-    fields = ["leaf", "path", "position", "command_path", "salt", "command"]
-    check(records and all([*record] == fields for record in records), "the records are not what they must be")
-    revisions = [check_record(record, job, size, root) for record in records]
+    check(isinstance(records, list) and records, "there are no records")
+    shown = [check_record(record, job, size, root) for record in records]
+    revisions = [revision for revision, _ in shown]
     check(revisions == sorted(set(revisions)), "the records are not in order")
-    print(f"proven: {len(records)} records of job {job}; that there are no others is not")
+    if history is None:
+        check(not whole, "it does not show that these are all records, and that is wanted")
+        print(f"proven: {len(records)} records of job {job}; that there are no others is not")
+        return
+    print(f"proven: {check_history(history, job, size, root, [index for _, index in shown])}")
 
 
 def main() -> int:
@@ -249,13 +292,14 @@ def main() -> int:
     parser.add_argument("--least", type=int, help="how many replicas must have signed; if left out, a majority of keys")
     parser.add_argument("--witnesses", type=int, default=0, metavar="K", help="how many witnesses must have cosigned")
     parser.add_argument("--others", action="store_true", help="pass over signatures by keys that are not given")
+    parser.add_argument("--all", action="store_true", help="refuse a proof that does not show all records of the job")
     options = parser.parse_args()
     try:
         lines = options.keys.read_text(encoding="utf-8").splitlines()
         keys = dict(key_of(line.strip()) for line in lines if line.strip() and not line.startswith("#"))
         replicas = sum(kind == 1 for kind, _ in keys.values())
         least = options.least or replicas // 2 + 1
-        verify(options.proof.read_bytes(), keys, least, options.witnesses, options.others)
+        verify(options.proof.read_bytes(), keys, least, options.witnesses, options.others, options.all)
     except OSError as error:
         print(f"{error.filename}: {error.strerror}", file=sys.stderr)
         return 2

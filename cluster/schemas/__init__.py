@@ -92,6 +92,7 @@ if TYPE_CHECKING:
         FeatureLevelAnswer,
         HandedAnswer,
         HandedView,
+        HistoriesView,
         LeadersAnswer,
         LeaderTermView,
         LedgerAnswer,
@@ -164,8 +165,8 @@ else:
         jobs: ArchivedView PlacesAnswer PlaceView
         jobs: PoolsAnswer PoolView RegisterAnswer ReportResult ReportsAnswer StatusView TransferAnswer WhyView
         ledger: ChangeView CheckpointAnswer CheckpointRequest ClockAnswer DiffAnswer EventView FeatureLevelAnswer
-        ledger: HandedAnswer HandedView LeadersAnswer LeaderTermView LedgerAnswer LedgerEntryView LogKeysAnswer
-        ledger: LogKeyView MemberLevelView MomentView SignedAnswer SignRequest StoryAnswer StoryRow
+        ledger: HandedAnswer HandedView HistoriesView LeadersAnswer LeaderTermView LedgerAnswer LedgerEntryView
+        ledger: LogKeysAnswer LogKeyView MemberLevelView MomentView SignedAnswer SignRequest StoryAnswer StoryRow
         ledger: SnapshotPoolView SnapshotView WitnessKeyView
         operations: OPERATIONS PEOPLE Operation Parameter
         requests: BULK_COMMANDS_MAX FEATURE_LEVEL_MAX PROGRESS_ROWS_MAX BulkCommand BulkRequest CancelCommand

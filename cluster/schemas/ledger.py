@@ -228,6 +228,16 @@ class SignRequest(Request, frozen=True, kw_only=True):
 
     size: Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
     root: Annotated[str, msgspec.Meta(min_length=64, max_length=64)]
+    histories: bool = False
+    """Whether the records of jobs are to be counted in it, too."""
+
+
+class HistoriesView(View, frozen=True, kw_only=True):
+    """How many records of each job there are in so many entries: up to which job, and the root over the counts."""
+
+    jobs: int
+    root: str
+    """Hexadecimal."""
 
 
 class SignedAnswer(Answer, frozen=True, kw_only=True):
@@ -240,6 +250,8 @@ class SignedAnswer(Answer, frozen=True, kw_only=True):
     """Of its own tree at that size, hexadecimal."""
     note: str | None
     """The checkpoint with its signature; none where its root is another one."""
+    histories: HistoriesView | None = None
+    """What was counted, if that was asked for and could be."""
 
 
 class CheckpointRequest(Request, frozen=True, kw_only=True):

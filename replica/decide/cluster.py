@@ -406,6 +406,13 @@ def _recover_cluster(state: Facts, actor: c.Actor, command: c.RecoverCluster, at
     return Accepted((e.ClusterRecovered(recovery, forgotten),))
 
 
+def _record_histories(state: Facts, actor: c.Actor, command: c.RecordHistories, at: Instant) -> Decision:
+    if not 0 < command.jobs < state.next_job:
+        sentence = f"there is no job {command.jobs}; the last one is {state.next_job - 1}"
+        return Refusal(RefusalCode.INVALID_FIELD, sentence, "count jobs that there are", "jobs")
+    return Accepted((e.HistoriesCounted(command.index, command.jobs, command.root),))
+
+
 CLUSTER_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = {
     c.FoundCluster: _found_cluster,
     c.RecoverCluster: _recover_cluster,
@@ -423,6 +430,7 @@ CLUSTER_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] =
     c.RevokeCertificate: _revoke_certificate,
     c.UnrevokeCertificate: _unrevoke_certificate,
     c.RecordStateDigest: _record_state_digest,
+    c.RecordHistories: _record_histories,
     **dict.fromkeys(CHANGES, _change_accounting),
     **dict.fromkeys(PARTITION_CHANGES, _change_partitions),
 }

@@ -208,6 +208,7 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
     c.CloseSession: _PEOPLE,
     c.ExpireAnswers: _CONTROLLER,
     c.RecordStateDigest: _CONTROLLER,
+    c.RecordHistories: _CONTROLLER,
     **dict.fromkeys(GUESTS_BY_KEY, _SCHEDULER),
     **dict.fromkeys(PERSISTENT_BY_KEY, _SCHEDULER),
     c.ReleaseScheduler: _OPERATOR,

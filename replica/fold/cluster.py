@@ -160,6 +160,10 @@ def _state_digested(builder: StateBuilder, event: e.StateDigested) -> None:
     """Change nothing: a digest kept in the state would be part of what the next one digests."""
 
 
+def _histories_counted(builder: StateBuilder, event: e.HistoriesCounted) -> None:
+    """Change nothing: it says what the ledger has."""
+
+
 def _disclosure_key_drawn(builder: StateBuilder, event: e.DisclosureKeyDrawn) -> None:
     """Change nothing: who needs the key reads the beginning of the ledger, and no picture of the state shows it."""
 
@@ -183,6 +187,7 @@ CLUSTER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.CertificatesUnrevoked: _certificates_unrevoked,
     e.ClockSet: _clock_set,
     e.StateDigested: _state_digested,
+    e.HistoriesCounted: _histories_counted,
     e.DisclosureKeyDrawn: _disclosure_key_drawn,
 }
 """What each event does; `replica.fold.fold` has them all."""

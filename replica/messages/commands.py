@@ -497,6 +497,14 @@ class RecordStateDigest(msgspec.Struct, frozen=True):
     state: bytes
 
 
+class RecordHistories(msgspec.Struct, frozen=True):
+    """Record how many records of each job there are in the first entries, as most members counted them (leader)."""
+
+    index: int
+    jobs: int
+    root: bytes
+
+
 # ---- what another scheduler asks for its guests: whose they are, its own name says. `cluster` is what its instances
 # have in common, `job` its number there; `epoch` 0: whichever is the last one
 
@@ -711,6 +719,7 @@ Command = (
     | CloseSession
     | ExpireAnswers
     | RecordStateDigest
+    | RecordHistories
     | RegisterScheduler
     | ReleaseScheduler
     | StartDrill

@@ -878,6 +878,19 @@ class StateDigested(EventRecord, frozen=True, tag=180):
     state: bytes
 
 
+class HistoriesCounted(EventRecord, frozen=True, tag=182):
+    """In the first `index` entries there are records of jobs up to number `jobs`, and `root` is that of the tree over
+    how many there are of each (`cluster.proofs.HistoryCounts`), 32 bytes.
+
+    A majority of the members counted the same. It changes nothing: who is shown the records of a job, and its count
+    under this root, knows that they are all of them.
+    """
+
+    index: int
+    jobs: int
+    root: bytes
+
+
 class DisclosureKeyDrawn(EventRecord, frozen=True, tag=181):
     """What is proven of this ledger is salted with what follows from a secret: whoever is shown one record cannot guess
     another one and see from the tree that he is right. The replicas have the secret from here; nobody is shown it.
@@ -913,7 +926,16 @@ def jobs_of(event: Event) -> Sequence[int]:
 
 
 _ROUTINE = frozenset(
-    {StateDigested, DisclosureKeyDrawn, SessionOpened, SessionsEnded, ReceiptsDropped, MailSent, MailDropped}
+    {
+        StateDigested,
+        HistoriesCounted,
+        DisclosureKeyDrawn,
+        SessionOpened,
+        SessionsEnded,
+        ReceiptsDropped,
+        MailSent,
+        MailDropped,
+    }
 )
 """What happens by itself all along, and changes nothing that anybody set."""
 

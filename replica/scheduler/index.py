@@ -113,6 +113,7 @@ TOUCHES: dict[type[e.Event], Touches] = {
     e.SessionsEnded: Touches.NOTHING,
     e.ReceiptsDropped: Touches.NOTHING,
     e.StateDigested: Touches.NOTHING,
+    e.HistoriesCounted: Touches.NOTHING,
     e.DisclosureKeyDrawn: Touches.NOTHING,
 }
 """What each kind of event touches; a kind that is not here touches its job, as nearly every event of a busy cluster."""

@@ -22,14 +22,11 @@ from cluster.api.past.follower import Follower
 from cluster.api.past.frames import (
     Ask,
     AskChanges,
-    AskConsistency,
-    AskProof,
     AskRecords,
-    AskRoot,
     AskStory,
     AskTerms,
     AskThen,
-    AskTile,
+    AskTree,
     Progress,
     Said,
     Terms,
@@ -38,6 +35,7 @@ from cluster.api.past.frames import (
     decode_ask,
     encode,
 )
+from cluster.api.past.histories import Histories
 from cluster.api.past.questions import Questions
 from cluster.api.past.terms import terms_of
 from cluster.api.past.tree import Tree
@@ -71,9 +69,12 @@ AnswerThen = Callable[[AskThen, State], Then]
 class Process:
     """Follows the ledger, and answers in between."""
 
-    def __init__(self, link: socket.socket, follower: Follower, tree: Tree, answer_then: AnswerThen) -> None:
+    def __init__(
+        self, link: socket.socket, follower: Follower, histories: Histories, tree: Tree, answer_then: AnswerThen
+    ) -> None:
         self._link = link
         self._follower = follower
+        self._histories = histories
         self._tree = tree
         self._answer_then = answer_then
         self._clock = SystemClock()
@@ -92,6 +93,7 @@ class Process:
                 break
             try:
                 is_behind = self._follower.step()
+                is_behind |= self._histories.step()
                 is_behind |= self._tree.step()
                 self._answer()
             except JobIndexBroken as error:
@@ -116,7 +118,7 @@ class Process:
         """Answer what has waited for no more than what is followed now."""
         for _ in range(len(self._waiting)):
             asked = self._waiting.popleft()
-            if isinstance(asked, AskRoot | AskConsistency | AskTile | AskProof):
+            if isinstance(asked, AskTree):
                 said = self._tree.answer(asked, self._follower)
                 if said is None:
                     self._waiting.append(asked)
@@ -178,9 +180,10 @@ def main(arguments: Sequence[str], answer_then: AnswerThen) -> int:
             monotonic_s=SystemClock().monotonic_s,
             images=home / "index" / "states",
         )
-        tree = Tree(Ledger(environment), home / LOG_DIRECTORY, SystemClock().monotonic_s)
+        histories = Histories(follower)
+        tree = Tree(Ledger(environment), home / LOG_DIRECTORY, histories, SystemClock().monotonic_s)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            Process(link, follower, tree, answer_then).run()
+            Process(link, follower, histories, tree, answer_then).run()
         # However it went: what was noted need not be noted again.
         follower.write()
     index.close()

@@ -19,8 +19,9 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from cluster.server.tlog import recorded_in
 from replica.fold import SpeculativeState, apply_batch
-from replica.messages import EVENTS, Batch, Event, concerns_cluster, jobs_of
+from replica.messages import EVENTS, Batch, Event, HistoriesCounted, concerns_cluster, jobs_of
 from replica.model import BufferState, JobState
 from replica.scheduler import SchedulingIndex, later_reason, verdicts_of
 from replica.state import EMPTY, Facts, State
@@ -125,6 +126,12 @@ class Follower:
         self._stride = POINT_REVISIONS
         self._images = images
         self._imaged = IMAGE_REVISIONS
+        self.on_record: Callable[[int], None] = _ignored
+        """Called with each job that a command concerns whose row is noted."""
+        self.on_counted: Callable[[int, HistoriesCounted], None] = _ignored
+        """Called with each record of counts in what is noted, and the entry that it is in."""
+        self.begun = 0
+        """How often the index was begun, or opened, count."""
         self._begin()
 
     @property
@@ -136,6 +143,16 @@ class Follower:
     def revision(self) -> int:
         """The revision after it."""
         return int(self._reached.state.revision)
+
+    @property
+    def noted_index(self) -> int:
+        """The last entry whose rows are noted, also where that is still read over."""
+        return self._position.index
+
+    @property
+    def jobs_known(self) -> int:
+        """The highest number of a job, as far as the ledger was followed."""
+        return self._reached.state.next_job - 1
 
     @property
     def points(self) -> list[Point]:
@@ -251,6 +268,7 @@ class Follower:
         """Stand where the index ends, or on a state before that; make it anew where there is none."""
         self._rows.clear()
         self._noted = 0
+        self.begun += 1
         self.ledger = self._live.as_stored()
         self._position, self._points, self._stride = self.jobs.position, [], POINT_REVISIONS
         self._index: SchedulingIndex | None = None
@@ -307,6 +325,8 @@ class Follower:
                 pass  # it was decided on another revision: void
             elif notes:
                 state = self._settle(state, batch)
+                for _, event in recorded_in(batch):
+                    self.on_counted(entry.index, event)
             else:
                 state = apply_batch(state, batch) or state
         self._reached = Point(entry.index, state)
@@ -339,6 +359,8 @@ class Follower:
                 else:
                     self._rows[job_id].append(JobRow(revision, _encoder.encode(note)))
             self._noted += len(concerned)
+            for job_id in concerned:
+                self.on_record(job_id)
             if entry.refusal is not None or not _OF_CLUSTER.isdisjoint(map(type, entry.events)):
                 self._rows[CLUSTER].append(JobRow(revision, b""))
                 self._noted += 1
@@ -361,6 +383,10 @@ class Follower:
             revision, note = waiting.pop(job_id)
             explained = replace(note, reason=str(verdicts[job_id].reason))
             self._rows[job_id].append(JobRow(revision, _encoder.encode(explained)))
+
+
+def _ignored(*noted: object) -> None:
+    """Take what nobody counts."""
 
 
 def _note(facts: Facts, job_id: int) -> Note:

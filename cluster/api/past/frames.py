@@ -265,10 +265,26 @@ class AskProof(_Frame, frozen=True, tag=9):
     job: int
 
 
+class AskCounts(_Frame, frozen=True, tag=12):
+    """How many records of each job there are in the first `size` entries."""
+
+    size: int
+
+
 class Found(_Frame, frozen=True, tag=10):
     """Answer of AskRoot, AskConsistency, AskTile and AskProof; hashes one behind the other."""
 
     data: bytes
+    more: bytes = b""
+    """Of AskProof: what shows that these are all records of the job, if that is to be had."""
+
+
+class Counts(_Frame, frozen=True, tag=13):
+    """Answer of AskCounts: up to which job, the root over the counts, and the one that the ledger recorded last."""
+
+    jobs: int
+    root: bytes
+    recorded: bytes
 
 
 NO_JOB = "no_job"
@@ -276,8 +292,11 @@ NOT_HELD = "not_held"
 TURNED = "turned"
 """Of AskChanges: the first moment is the later one."""
 
-Ask = AskRecords | AskWhy | AskThen | AskStory | AskChanges | AskTerms | AskRoot | AskConsistency | AskTile | AskProof
-Said = Records | Explained | Then | Story | Changes | Terms | Unanswered | Progress | Found
+AskTree = AskRoot | AskConsistency | AskTile | AskProof | AskCounts
+"""What is asked of the tree over the ledger, and of what goes with it."""
+
+Ask = AskRecords | AskWhy | AskThen | AskStory | AskChanges | AskTerms | AskTree
+Said = Records | Explained | Then | Story | Changes | Terms | Unanswered | Progress | Found | Counts
 
 _ask_decoder: msgspec.msgpack.Decoder[Ask] = msgspec.msgpack.Decoder(Ask)
 _said_decoder: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)

@@ -23,6 +23,7 @@ from cluster.api.past.frames import (
     Ask,
     AskChanges,
     AskConsistency,
+    AskCounts,
     AskProof,
     AskRecords,
     AskRoot,
@@ -32,6 +33,7 @@ from cluster.api.past.frames import (
     AskTile,
     AskWhy,
     Changes,
+    Counts,
     Explained,
     Found,
     Progress,
@@ -250,17 +252,34 @@ class Historian:
         async with self._turn(who):
             return await self._found(AskTile(self._number(), path), 0)
 
-    async def proof(self, job: int, size: int, who: Hashable) -> bytes:
-        """Return the records of a job in the first `size` entries, proven; NotProven, HistorianBusy, HistorianLate."""
+    async def proof(self, job: int, size: int, who: Hashable) -> tuple[bytes, bytes]:
+        """Return the records of a job in the first `size` entries, proven, and what shows that they are all, if that is
+        to be had. NotProven, HistorianBusy, HistorianLate.
+        """
         async with self._turn(who):
-            return await self._found(AskProof(self._number(), size, job), size)
+            found = await self._answered(AskProof(self._number(), size, job), size)
+        assert isinstance(found, Found)
+        return found.data, found.more
+
+    async def counts(self, size: int) -> Counts:
+        """Return how many records of each job there are in the first `size` entries; NotProven, HistorianLate.
+
+        As for `root` nobody waits for his turn.
+        """
+        found = await self._answered(AskCounts(self._number(), size), size)
+        assert isinstance(found, Counts)
+        return found
 
     async def _found(self, asked: Ask, through: int) -> bytes:
+        found = await self._answered(asked, through)
+        assert isinstance(found, Found)
+        return found.data
+
+    async def _answered(self, asked: Ask, through: int) -> Said:
         found = await self._ask(asked, through)
         if isinstance(found, Unanswered):
             raise NotProven(found.sentence)
-        assert isinstance(found, Found)
-        return found.data
+        return found
 
     async def _ask(self, asked: Ask, through: int) -> Said:
         """Return the answer of a question that needs what is applied up to entry `through`."""

@@ -7,9 +7,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cluster.api.past.follower import Follower
-from cluster.api.past.frames import NO_JOB, NOT_HELD, AskConsistency, AskProof, AskRoot, AskTile, Found, Unanswered
-from cluster.proofs import TileRefused, parse_path
-from cluster.server.tlog import LedgerTree, NoDisclosureKey, records_proven
+from cluster.api.past.frames import (
+    NO_JOB,
+    NOT_HELD,
+    AskConsistency,
+    AskCounts,
+    AskProof,
+    AskRoot,
+    AskTile,
+    AskTree,
+    Counts,
+    Found,
+    Unanswered,
+)
+from cluster.api.past.histories import Histories, NotCounted
+from cluster.proofs import ProofRefused, TileRefused, parse_path
+from cluster.server.tlog import LedgerTree, NoDisclosureKey, NotInTree, history_proven, records_proven
 from wal import Gap, Ledger, LedgerBroken
 
 LOGGER = logging.getLogger(__name__)
@@ -26,8 +39,11 @@ CHECK_ROUND_S = 600.0
 class Tree:
     """Derives the tree, or waits until that is possible."""
 
-    def __init__(self, ledger: Ledger, directory: Path, monotonic_s: Callable[[], float]) -> None:
+    def __init__(
+        self, ledger: Ledger, directory: Path, histories: Histories, monotonic_s: Callable[[], float]
+    ) -> None:
         self._ledger = ledger
+        self._histories = histories
         self._directory = directory
         self._monotonic_s = monotonic_s
         self._check_due_s = monotonic_s()
@@ -53,9 +69,7 @@ class Tree:
             self._check_due_s = now_s + (CHECK_PAUSE_S if self._tree.check() else CHECK_ROUND_S)
         return False
 
-    def answer(
-        self, asked: AskRoot | AskConsistency | AskTile | AskProof, follower: Follower
-    ) -> Found | Unanswered | None:
+    def answer(self, asked: AskTree, follower: Follower) -> Found | Counts | Unanswered | None:
         """Return the answer; None where it has to wait until more is derived, or noted of jobs."""
         tree = self._tree
         if tree is None:
@@ -66,19 +80,44 @@ class Tree:
             if tree.size < asked.size:
                 return None
             if isinstance(asked, AskRoot):
-                return Found(asked.number, tree.root(asked.size))
+                return self._root(tree, asked)
             if isinstance(asked, AskConsistency):
                 return Found(asked.number, b"".join(tree.consistency(asked.old_size, asked.size)))
             if follower.index < asked.size:
                 return None
+            if isinstance(asked, AskCounts):
+                counted = self._histories.counted(asked.size)
+                return Counts(asked.number, counted.jobs, counted.root, self._histories.recorded(asked.size))
             revisions = [row.revision for row in follower.rows(asked.job)]
             found = records_proven(follower.ledger, tree, revisions, asked.size)
-        except (TileRefused, LookupError, LedgerBroken) as error:
+        except (TileRefused, NotCounted, LookupError, LedgerBroken) as error:
             return Unanswered(asked.number, NOT_HELD, 0, str(error))
         if not found:
             sentence = f"nothing of a job {asked.job} is in the first {asked.size} entries"
             return Unanswered(asked.number, NO_JOB, 0, sentence)
-        return Found(asked.number, found)
+        return Found(asked.number, found, self._history(tree, asked, follower))
+
+    def _root(self, tree: LedgerTree, asked: AskRoot) -> Found | Unanswered | None:
+        """Return a root, unless what the ledger records of histories was not counted here, or comes to something else.
+
+        A replica signs what it has a root of.
+        """
+        before = self._histories.ends_before
+        if before is not None and before <= asked.size:
+            sentence = f"entry {before} records other counts of the jobs' histories than this replica's"
+            return Unanswered(asked.number, NOT_HELD, 0, sentence)
+        unchecked = self._histories.unchecked
+        if unchecked is not None and unchecked <= asked.size:
+            return None
+        return Found(asked.number, tree.root(asked.size))
+
+    def _history(self, tree: LedgerTree, asked: AskProof, follower: Follower) -> bytes:
+        """Return what shows that these are all records of a job; nothing where that is not to be had now."""
+        try:
+            return history_proven(follower.ledger, tree, asked.job, asked.size, self._histories.leaf)
+        except (NotInTree, NotCounted, LedgerBroken, ProofRefused) as error:
+            LOGGER.info("a proof of job %d does not show that there is nothing else of it: %s", asked.job, error)
+            return b""
 
     def _begin(self) -> bool:
         stored = self._ledger.as_stored()

@@ -349,6 +349,9 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.SessionsEnded: lambda event: f"{len(event.sessions)} sessions {event.reason}, the first {event.sessions[0]}",
     e.ReceiptsDropped: lambda event: f"the answers to single commands up to revision {event.through} are forgotten",
     e.DisclosureKeyDrawn: lambda event: "the key was drawn with which proofs of the ledger are salted",
+    e.HistoriesCounted: lambda event: (
+        f"the records of {event.jobs} jobs up to entry {event.index} were counted: root {event.root.hex()[:16]}"
+    ),
     e.StateDigested: lambda event: f"the state after revision {event.revision} has the digest {event.state.hex()[:16]}",
     e.CertificatesUnrevoked: lambda event: f"{', '.join(event.certificates[:20])} is revoked no more",
     e.ReservationSet: lambda event: f"reservation {event.reservation.name} was set",

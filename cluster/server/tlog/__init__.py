@@ -1,6 +1,7 @@
 """The ledger as a transparency log: its tree, derived beside the commit, signed checkpoints, proofs of its content."""
 
 from cluster.server.tlog.cosigning import Cosigning, NoAnswer, Witness
+from cluster.server.tlog.counting import TooFar, concerned, last_recorded, recorded_in, records_between
 from cluster.server.tlog.derive import (
     LOG_DIRECTORY,
     LedgerTree,
@@ -10,6 +11,15 @@ from cluster.server.tlog.derive import (
     disclosure_key_of,
     leaf_of_entry,
 )
-from cluster.server.tlog.prove import proof_file, records_proven
-from cluster.server.tlog.publish import CHECKPOINT_NAME, NOBODY, LogPeers, NoteNotTaken, Publisher, Signed
+from cluster.server.tlog.prove import history_proven, proof_file, records_proven
+from cluster.server.tlog.publish import (
+    CHECKPOINT_NAME,
+    NOBODY,
+    Counted,
+    Counting,
+    LogPeers,
+    NoteNotTaken,
+    Publisher,
+    Signed,
+)
 from cluster.server.tlog.signing import SIGNED_NAME, SIGNING_DIRECTORY, LedgerAltered, Signer, SignRefused, origin_of

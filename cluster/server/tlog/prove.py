@@ -8,10 +8,19 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from cluster.proofs import Leaf, command_path, command_salt, leaf_hash, verify_inclusion
+from cluster.proofs import (
+    Leaf,
+    command_path,
+    command_salt,
+    history_leaf,
+    history_salt,
+    leaf_hash,
+    verify_inclusion,
+)
+from cluster.server.tlog.counting import last_recorded
 from cluster.server.tlog.derive import LedgerTree
 from wal import Ledger, LedgerBroken, LedgerEntry, commands_of
 
@@ -39,9 +48,36 @@ def records_proven(ledger: Ledger, tree: LedgerTree, revisions: Sequence[int], s
     return json.dumps(found).encode() if found else b""
 
 
-def proof_file(note: str, job: int, records: bytes) -> bytes:
-    """Return the file of a proof: the checkpoint's note, and what `records_proven` gave for its size."""
-    proof = {"format": PROOF_FORMAT, "job": job, "checkpoint": note, "records": json.loads(records)}
+def history_proven(
+    ledger: Ledger, tree: LedgerTree, job: int, size: int, leaf: Callable[[int, int], tuple[int, list[bytes]]]
+) -> bytes:
+    """Return what shows how many records of a job there are, by the last count in the first `size` entries.
+
+    `leaf` gives the count of a job in so many entries, and the path of its leaf. JSON, for `proof_file`; empty where
+    nothing was counted, or nothing of this job. LedgerBroken; NotInTree; what `leaf` raises.
+    """
+    found = last_recorded(ledger, size)
+    if found is None or job > found.event.jobs:
+        return b""
+    count, path = leaf(job, found.event.index)
+    salt, root = history_salt(tree.disclosure_key, job), found.event.root
+    verify_inclusion(job - 1, found.event.jobs, history_leaf(salt, job, count), path, root)
+    (record,) = json.loads(records_proven(ledger, tree, [found.revision], size))
+    proof = {"record": record, "count": count, "salt": _text(salt), "path": [*map(_text, path)]}
+    return json.dumps(proof).encode()
+
+
+def proof_file(note: str, job: int, records: bytes, history: bytes = b"") -> bytes:
+    """Return the file of a proof: the checkpoint's note, what `records_proven` gave for its size, and that they are all
+    of them, where `history_proven` gave something.
+    """
+    proof = {
+        "format": PROOF_FORMAT,
+        "job": job,
+        "checkpoint": note,
+        "records": json.loads(records),
+        "history": json.loads(history) if history else None,
+    }
     return (json.dumps(proof, ensure_ascii=False, indent=1) + "\n").encode()
 
 

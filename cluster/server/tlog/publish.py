@@ -26,6 +26,7 @@ from cluster.server.divergence import Verdict, judge
 from cluster.server.tlog.cosigning import BEFORE_PUBLICATION_S, Cosigning, Submit
 from cluster.server.tlog.signing import LedgerAltered, Signer, SignRefused
 from cluster.system import Clock
+from replica.messages import RecordHistories
 
 LOGGER = logging.getLogger(__name__)
 
@@ -41,6 +42,9 @@ ASK_AGAIN_S: Final = 15.0
 LAST_S: Final = 2.0
 """How long a leader that is about to hand over collects a last one, seconds: less than a service manager waits."""
 
+COUNTED_S: Final = 60.0
+"""Between two records of how many records of each job there are, seconds: what a proof of all of them waits for."""
+
 CHECKPOINT_NAME: Final = "checkpoint"
 
 INQUIRY: Final = "keep its directory for an inquiry, and bring the replica back with `forebay member replace`"
@@ -54,11 +58,31 @@ class Signed(NamedTuple):
     note: str | None
 
 
+class Counted(NamedTuple):
+    """How many records of each job are in so many entries: up to which job, and the root over the counts."""
+
+    jobs: int
+    root: bytes
+
+
+class Counting(NamedTuple):
+    """What a publisher has the histories of jobs counted with, and recorded."""
+
+    counted: Callable[[int], Awaitable[tuple[Counted, bytes]]]
+    """Counts what is in the first so many entries, and gives the root that the ledger recorded last of them; raises
+    LookupError or TimeoutError."""
+    record: Callable[[RecordHistories], None]
+    """Has the cluster record it."""
+
+
 Ask = Callable[[str, int, bytes], Awaitable[Signed]]
 """Has a peer sign the checkpoint of a size, if it has this root; raises what it likes where it does not answer."""
 
 Hand = Callable[[str, str], Awaitable[None]]
 """Hands a note to a peer."""
+
+CountOf = Callable[[str, int, bytes], Awaitable[Counted | None]]
+"""Has a peer count what is in the first entries, whose root it is given; None where it cannot."""
 
 KeyOf = Callable[[str], Awaitable[VerifierKey]]
 """Asks a peer for its key."""
@@ -83,6 +107,7 @@ class LogPeers(NamedTuple):
     key_of: KeyOf
     note_of: NoteOf = _no_note
     submit: Submit = _nobody
+    count_of: CountOf = _nobody
 
 
 NOBODY: Final = LogPeers(_nobody, _nobody, _nobody)
@@ -109,6 +134,7 @@ class Publisher(Background):
         peers: Callable[[], tuple[str, ...]],
         asked: LogPeers,
         cosigning: Cosigning,
+        counting: Counting | None = None,
         clock: Clock,
         fail: Callable[[BaseException], NoReturn],
     ) -> None:
@@ -127,6 +153,7 @@ class Publisher(Background):
         self._asked = asked
         self.cosigning: Final = cosigning
         """The witnesses."""
+        self._counting = counting
         self._clock = clock
         self._keys: dict[str, VerifierKey] = {}
         self._heard: set[str] = set()
@@ -193,7 +220,10 @@ class Publisher(Background):
             await self._hand_on()
 
     async def _publish_when_due(self) -> None:
-        due_s, ask_due_s = self._clock.monotonic_s() + PERIOD_S, self._clock.monotonic_s()
+        due_s = counted_s = self._clock.monotonic_s()
+        due_s += PERIOD_S
+        counted_s += COUNTED_S
+        ask_due_s = self._clock.monotonic_s()
         while True:
             await asyncio.sleep(POLL_S)
             if self._clock.monotonic_s() >= ask_due_s:
@@ -202,7 +232,9 @@ class Publisher(Background):
             if self._clock.monotonic_s() < due_s or not self._leads() or self._applied_index() <= self.size:
                 continue
             try:
-                await self.publish()
+                if await self.publish() and self._clock.monotonic_s() >= counted_s:
+                    await self.record_histories()
+                    counted_s = self._clock.monotonic_s() + COUNTED_S
             except (LookupError, SignRefused, TimeoutError) as error:
                 self._missed(str(error))
             due_s = self._clock.monotonic_s() + PERIOD_S
@@ -251,6 +283,38 @@ class Publisher(Background):
                 "has signed others: unless a member has just left, its key was replaced, and its directory with it"
             )
             LOGGER.error("%s; compare with `forebay ledger keys` as it was; %s", self.doubt, INQUIRY)
+
+    async def record_histories(self) -> bool:
+        """Have it recorded how many records of each job there are in what is published, if a majority counts the same
+        and the ledger does not say so already; return whether it is being recorded.
+        """
+        found, counting = self.published, self._counting
+        if found is None or counting is None:
+            return False
+        try:
+            mine, recorded = await counting.counted(found.size)
+        except (LookupError, TimeoutError) as error:
+            LOGGER.info("the histories of jobs are not recorded now: %s", error)
+            return False
+        if mine.root == recorded or not mine.jobs:
+            return False
+        peers = self._peers()
+        theirs = await asyncio.gather(
+            *(self._asked.count_of(peer, found.size, found.root) for peer in peers), return_exceptions=True
+        )
+        same = 1 + sum(one == mine for one in theirs)
+        if same < _majority(len(peers) + 1):
+            others = {peer: one for peer, one in zip(peers, theirs, strict=True) if one != mine}
+            LOGGER.warning(
+                "%d of %d replicas count the same records of jobs in %d entries: %s",
+                same,
+                len(peers) + 1,
+                found.size,
+                others,
+            )
+            return False
+        counting.record(RecordHistories(found.size, mine.jobs, mine.root))
+        return True
 
     async def conclude(self) -> None:
         """Publish a checkpoint of all that is applied, while this replica still leads and if LAST_S are enough.

@@ -17,13 +17,14 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec.structs import replace
 
 from cluster.proofs import cosign, parse_note, verifier_of, write_note
 from cluster.proofs.notes import COSIGNATURE_KEY
 from cluster.server.tlog import SIGNING_DIRECTORY, Signer, origin_of
 from replica.messages.events import EVENTS, JobSubmitted, SubmittedTasks
 from tests.cluster.audit.ledgers import real, typed
-from tests.cluster.harness import PLAIN, SCRIPT, Harness, make_cluster, placed, story
+from tests.cluster.harness import PATIENCE_S, PLAIN, SCRIPT, Harness, make_cluster, placed, story
 from tests.repo.tree import ROOT
 
 VERIFIER = ROOT / "cluster" / "proofs" / "verify_proof.py"
@@ -59,6 +60,12 @@ class Site:
     def job(self) -> int:
         return self.jobs[0]
 
+    async def proof(self, harness: Harness, job: int) -> bytes:
+        answer = await harness.ask("GET", f"/v1/jobs/{job}/proof")
+        assert answer.status == 200, answer
+        held: bytes = answer.body
+        return held
+
     async def run(self) -> None:
         """Have jobs submitted, one by one, many in one request, and as an array."""
         self.config = placed(make_cluster(self.directory / "cluster"), self.directory)
@@ -73,13 +80,30 @@ class Site:
                 for verb in ("release", "hold", "cancel"):
                     await harness.ask("POST", f"/v1/jobs/{job}/{verb}", {"command_id": harness.new_id()}, who="alice")
             assert await harness.service.publisher.publish()
+            self.uncounted = await self.proof(harness, self.job)
+            await counted(harness)
+            assert not await harness.service.publisher.record_histories(), "there is nothing new to be counted"
             for job in (*self.jobs, self.array, self.array + 2):
-                answer = await harness.ask("GET", f"/v1/jobs/{job}/proof")
-                assert answer.status == 200, answer
-                self.proofs[job] = answer.body
+                self.proofs[job] = await self.proof(harness, job)
+            # What comes after the count, and is in the next checkpoint.
+            await harness.submit(script=PLAIN, who="bob")
+            await harness.ask("POST", f"/v1/jobs/{self.array}/hold", {"command_id": harness.new_id()}, who="alice")
+            assert await harness.service.publisher.publish()
+            self.later = await self.proof(harness, self.array)
+            self.proofs = {job: await self.proof(harness, job) for job in self.proofs}
             listed = (await harness.ask("GET", "/v1/tlog/keys", who="auditor")).body
             self.keys.write_text("".join(f"# {one['replica']}\n{one['key']}\n" for one in listed["keys"]))
             harness.controller.journal.flush_hints()
+
+
+async def counted(harness: Harness) -> None:
+    """Have the records of all jobs counted, and a checkpoint with that."""
+    revision = harness.controller.state.revision
+    assert await harness.service.publisher.record_histories()
+    async with asyncio.timeout(PATIENCE_S):
+        while harness.controller.state.revision == revision:
+            await asyncio.sleep(0.01)
+    assert await harness.service.publisher.publish()
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +113,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     return made
 
 
-def verdict(held: bytes, keys: Path, least: int = 1) -> str:
+def verdict(held: bytes, keys: Path, least: int = 1, *, whole: bool = False) -> str:
     """What the verifier prints, or that it refuses, in this process."""
     lines = [line for line in keys.read_text().splitlines() if not line.startswith("#")]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         try:
-            VERIFY.verify(held, dict(map(VERIFY.key_of, lines)), least)
+            VERIFY.verify(held, dict(map(VERIFY.key_of, lines)), least, whole=whole)
         except (VERIFY.Refused, ValueError, TypeError, KeyError, IndexError, RecursionError, OverflowError) as error:
             return f"REFUSED: {error}"
     return printed.getvalue()
@@ -128,7 +152,8 @@ def test_a_proof_is_verified_alone_and_tells_the_story_of_its_job(site: Site, tm
     proof.write_bytes(site.proofs[site.job])
     result = ran(proof, site.keys)
     assert result.returncode == 0, result.stderr
-    for words in ("submit_job by user alice: JobSubmitted", "cancel_job by user alice", "proven: ", f"job {site.job};"):
+    count = len(json.loads(site.proofs[site.job])["records"])
+    for words in ("submit_job by user alice: JobSubmitted", "cancel_job by user alice", f"proven: all {count} records"):
         assert words in result.stdout
     proof.write_bytes(site.proofs[site.job].replace(f'"job": {site.job},'.encode(), b'"job": 999,'))
     result = ran(proof, site.keys)
@@ -137,7 +162,9 @@ def test_a_proof_is_verified_alone_and_tells_the_story_of_its_job(site: Site, tm
 
 def test_every_job_and_task_is_proven(site: Site) -> None:
     for job, held in site.proofs.items():
-        assert f"records of job {job};" in verdict(held, site.keys)
+        count = len(json.loads(held)["records"])
+        if job < site.array:
+            assert f"proven: all {count} records of job {job} in the first" in verdict(held, site.keys, whole=True)
     assert site.array + 2 in site.proofs
 
 
@@ -171,6 +198,75 @@ def test_what_is_made_up_or_left_out_of_a_record_is_refused(site: Site) -> None:
         lambda proof: proof.update(more=1),
     ):
         assert verdict(altered(held, change), site.keys).startswith("REFUSED")
+
+
+def test_a_record_that_is_left_out_is_missed_whichever_it_is(site: Site) -> None:
+    for job, held in site.proofs.items():
+        records = json.loads(held)["records"]
+        assert len(records) > 1
+        later = job >= site.array  # its last record came after the count
+        for number in range(len(records) - later):
+            said = verdict(altered(held, lambda proof, at=number: proof["records"].pop(at)), site.keys)
+            assert f"and {len(records) - 1 - later} are shown" in said, (job, number, said)
+
+
+def test_what_came_after_the_count_is_shown_and_not_said_to_be_all(site: Site) -> None:
+    count = len(json.loads(site.later)["records"])
+    said = verdict(site.later, site.keys, whole=True)
+    assert f"proven: all {count - 1} records of job {site.array} in the first" in said
+    assert "whether there are others than 1 after it is not shown" in said
+
+
+def test_a_proof_without_a_count_is_one_of_some_records_and_refused_where_all_are_wanted(site: Site) -> None:
+    for held in (site.uncounted, altered(site.proofs[site.job], lambda proof: proof.update(history=None))):
+        assert "that there are no others is not" in verdict(held, site.keys)
+        assert "REFUSED: it does not show that these are all records" in verdict(held, site.keys, whole=True)
+
+
+def test_a_count_that_is_another_jobs_another_number_or_made_up_is_refused(site: Site) -> None:
+    held, other = site.proofs[site.job], json.loads(site.proofs[site.jobs[1]])["history"]
+    assert json.loads(held)["history"]["record"] == other["record"]
+    for change in (
+        lambda history: history.update(count=history["count"] - 1),
+        lambda history: history.update(count=history["count"] + 1),
+        lambda history: history.update(count=True),
+        lambda history: history.update(other),
+        lambda history: history.update(path=other["path"]),
+        lambda history: history.update(salt=other["salt"]),
+        lambda history: history["path"].pop(),
+        lambda history: history["record"].update(json.loads(held)["records"][0]),
+        lambda history: history.clear(),
+        lambda history: history.update(more=1),
+    ):
+        said = verdict(altered(held, lambda proof, change=change: change(proof["history"])), site.keys)
+        assert said.startswith("REFUSED"), said
+
+
+@story
+async def test_of_a_purged_job_it_is_shown_that_these_are_all_records_too(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    config = placed(make_cluster(tmp_path / "cluster"), tmp_path)
+    site.config = replace(config, policy=replace(config.policy, finished_jobs_kept=1))
+    async with Harness(site.config) as harness:
+        for _ in range(3):
+            job = (await harness.submit(script=PLAIN, hold=True)).body["job_id"]
+            site.jobs.append(job)
+            await harness.ask("POST", f"/v1/jobs/{job}/cancel", {"command_id": harness.new_id()}, who="alice")
+        async with asyncio.timeout(PATIENCE_S):
+            while site.job in harness.controller.state.jobs:
+                await asyncio.sleep(0.01)
+        assert await harness.service.publisher.publish()
+        await counted(harness)
+        listed = (await harness.ask("GET", "/v1/tlog/keys", who="auditor")).body
+        site.keys.write_text("".join(f"{one['key']}\n" for one in listed["keys"]))
+        harness.controller.journal.flush_hints()
+    output = tmp_path / "offline.proof"
+    result = await asyncio.to_thread(real, "ledger", "prove", "--data", site.home, "--job", site.job, "-o", output)
+    assert result.returncode == 0, result.stderr
+    said = verdict(output.read_bytes(), site.keys, whole=True)
+    assert "JobPurged" in said and "proven: all 3 records of job" in said, said
+    missing = altered(output.read_bytes(), lambda proof: proof["records"].pop())
+    assert "and 2 are shown" in verdict(missing, site.keys)
 
 
 def test_who_has_not_signed_and_whose_key_is_not_given_count_for_nothing(site: Site, tmp_path: Path) -> None:

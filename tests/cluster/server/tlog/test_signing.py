@@ -18,6 +18,8 @@ from cluster.server.storage import StorageRefused
 from cluster.server.tlog import (
     NOBODY,
     Cosigning,
+    Counted,
+    Counting,
     LedgerAltered,
     LogPeers,
     NoteNotTaken,
@@ -28,6 +30,7 @@ from cluster.server.tlog import (
     origin_of,
 )
 from cluster.system import SystemClock
+from replica.messages import RecordHistories
 from tests.cluster.harness import story
 from wal import Incarnation
 
@@ -143,6 +146,9 @@ class Cluster:
         self.away: set[str] = set()
         self.asked_for_notes: list[str] = []
         self.stopped: dict[str, str] = {}
+        self.recorded: list[RecordHistories] = []
+        self.in_ledger = b""
+        self.counts = dict.fromkeys(ledgers, 5)
         self.publishers = {name: self._publisher(directory / name, name) for name in ledgers}
 
     def _publisher(self, home: Path, name: str) -> Publisher:
@@ -161,7 +167,8 @@ class Cluster:
             tree_size=lambda: 0,
             root=self.ledgers[name].root,
             peers=lambda: tuple(peer for peer in self.ledgers if peer != name),
-            asked=LogPeers(self._ask, self._hand, self._key_of, note_of=self._note_of),
+            asked=LogPeers(self._ask, self._hand, self._key_of, note_of=self._note_of, count_of=self._count_of),
+            counting=Counting(lambda size: self._counted(name, size), self.recorded.append),
             cosigning=Cosigning(
                 (),
                 0,
@@ -191,6 +198,15 @@ class Cluster:
     async def _note_of(self, peer: str) -> str:
         self.asked_for_notes.append(peer)
         return self.reached(peer).note
+
+    async def _counted(self, name: str, size: int) -> tuple[Counted, bytes]:
+        if not self.counts[name]:
+            raise LookupError("history is missing here")
+        return Counted(self.counts[name], bytes([self.counts[name]]) * 32), self.in_ledger
+
+    async def _count_of(self, peer: str, size: int, root: bytes) -> Counted | None:
+        await self.reached(peer).sign(size, root.hex())
+        return (await self._counted(peer, size))[0]
 
     async def publish(self) -> bool:
         return await self.publishers["r1"].publish()
@@ -408,3 +424,30 @@ async def test_a_checkpoint_on_the_disk_that_is_of_more_than_is_here_is_in_nobod
     assert again.sizes() == {"r1": 0, "r2": 20, "r3": 20}
     assert await again.publish()
     assert again.sizes() == {"r1": 25, "r2": 25, "r3": 25}
+
+
+@pytest.mark.parametrize(
+    ("counts", "away", "is_recorded"),
+    [
+        ((5, 5, 5), "", True),
+        ((5, 5, 6), "", True),
+        ((5, 6, 6), "", False),
+        ((5, 6, 7), "", False),
+        ((5, 5, 6), "r2", False),
+        ((5, 5, 0), "", True),
+        ((5, 0, 0), "", False),
+        ((0, 5, 5), "", False),
+    ],
+)
+async def test_only_what_a_majority_has_counted_is_recorded(
+    tmp_path: Path, counts: tuple[int, int, int], away: str, is_recorded: bool
+) -> None:
+    them = three(tmp_path)
+    assert await them.publish()
+    them.counts = dict(zip(("r1", "r2", "r3"), counts, strict=True))
+    them.away = {away}
+    assert await them.publishers["r1"].record_histories() is is_recorded
+    assert them.recorded == ([RecordHistories(20, 5, bytes([5]) * 32)] if is_recorded else [])
+    them.in_ledger = bytes([5]) * 32
+    assert not await them.publishers["r1"].record_histories(), "the ledger says so already"
+    assert not them.stopped

@@ -103,6 +103,19 @@ class Watching(NamedTuple):
     status: str
 
 
+async def counted_by_all(them: Three) -> None:
+    """Wait until the ledger records how many records there are of each job, as a majority has counted them."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            leader = them.leader()
+            assert leader is not None
+            with contextlib.suppress(LookupError):
+                counted = await leader.service.past.counts(leader.publisher.size)
+                if counted.jobs and counted.recorded == counted.root:
+                    return
+            await asyncio.sleep(0.05)
+
+
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Watching:
     directory = tmp_path_factory.mktemp("seen")
@@ -127,6 +140,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Watching:
             shutil.copy(keys, log / "keys")
             async with Client.from_config(config, "alice") as client:
                 job = (await client.call(ops.SUBMIT_JOB, request(client, directory / "site"))).job_id
+            await counted_by_all(them)
             await signed_by_all(them)
             checkpoint = await typed(config, "ledger", "checkpoint")
             consistent = ("ledger", "consistency", "--from", log / "old")
@@ -143,6 +157,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Watching:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(publish, "PERIOD_S", 0.3)
         patch.setattr(publish, "POLL_S", 0.05)
+        patch.setattr(publish, "COUNTED_S", 0.0)
         lived()
     return found[0]
 
@@ -163,6 +178,7 @@ def test_whoever_verifies_a_proof_can_want_so_many_witnesses(seen: Watching) -> 
     for given, options, code, said in (
         (keys, ("--witnesses", "1"), 0, "signed by w1.example"),
         (keys, (), 0, ", a witness, at 20"),
+        (keys, ("--all",), 0, "proven: all 1 records of job 1 in the first"),
         (keys, ("--witnesses", "2"), 1, "1 witnesses have cosigned it, and 2 are wanted"),
         (old_keys, (), 1, "see --others"),
         (old_keys, ("--others",), 0, "whose key is not given: that counts for nothing"),

@@ -1,0 +1,139 @@
+"""How many records there are of each job, in the historian: counted while the ledger is followed, read out at a start.
+
+A replica confirms no count that it has not made itself: what the ledger records is counted again when it is followed,
+and where it is something else this replica's tree ends before it, so that it signs nothing that has it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, NamedTuple
+
+from cluster.api.past.follower import Follower
+from cluster.proofs import HistoryCounts
+from cluster.server.tlog import NoDisclosureKey, TooFar, disclosure_key_of, last_recorded, records_between
+from replica.messages import HistoriesCounted
+from wal import LedgerBroken
+
+LOGGER = logging.getLogger(__name__)
+
+JOBS_PER_STEP: Final = 256
+"""Jobs whose records are counted in one step at a start, count: some five milliseconds."""
+
+
+class Counted(NamedTuple):
+    """What is counted in the first entries of the ledger: up to which job, and the root over that."""
+
+    jobs: int
+    root: bytes
+
+
+class NotCounted(LookupError):
+    """Nothing can be said of how many records there are; the sentence says why."""
+
+
+class Histories:
+    """The counts of one replica."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        self._read_through, self._is_read = 0, False
+        """Up to which job the records that were noted before are counted, and whether all are."""
+        follower.on_record = self._add
+        follower.on_counted = self._unchecked_too
+        self._begin()
+
+    @property
+    def ends_before(self) -> int | None:
+        """The first entry that records other counts than this replica's, if there is one."""
+        return self._disputed
+
+    @property
+    def unchecked(self) -> int | None:
+        """The first entry whose counts were not counted again yet."""
+        return self._unchecked[0][0] if self._unchecked else None
+
+    def step(self) -> bool:
+        """Count a little more, or what the ledger records again; return whether something is left."""
+        if self._begun != self._follower.begun:
+            self._begin()
+        if self._counts is None:
+            return self._open()
+        last = self._follower.jobs_known
+        if not self._is_read:
+            for job in range(self._read_through + 1, min(self._read_through + JOBS_PER_STEP, last) + 1):
+                records = len(self._follower.rows(job))
+                if records:
+                    self._counts.add(job, records)
+                self._read_through = job
+            self._is_read = self._read_through >= last
+            return True
+        if self._unchecked:
+            self._check(*self._unchecked.pop(0))
+        return bool(self._unchecked)
+
+    def counted(self, size: int) -> Counted:
+        """Return what there is in the first `size` entries; NotCounted, LedgerBroken."""
+        counts, less = self._at(size)
+        return Counted(counts.jobs(less), counts.root(less))
+
+    def leaf(self, job: int, size: int) -> tuple[int, list[bytes]]:
+        """Return the count of a job in the first `size` entries, and the path of its leaf; NotCounted, LedgerBroken."""
+        counts, less = self._at(size)
+        if job > counts.jobs(less):
+            raise NotCounted(f"there is nothing of job {job} in the first {size} entries")
+        return counts.count(job, less), counts.path(job, less)
+
+    def recorded(self, size: int) -> bytes:
+        """Return the root that the ledger recorded last in its first `size` entries, or nothing. LedgerBroken."""
+        found = last_recorded(self._follower.ledger, size)
+        return b"" if found is None else found.event.root
+
+    def _at(self, size: int) -> tuple[HistoryCounts, dict[int, int]]:
+        if self._follower.holes:
+            raise NotCounted("history is missing here")
+        if self._counts is None or not self._is_read:
+            raise NotCounted("the records of jobs are not counted yet")
+        if size > self._follower.noted_index:
+            raise NotCounted(f"records are counted up to entry {self._follower.noted_index}")
+        try:
+            return self._counts, dict(records_between(self._follower.ledger, size, self._follower.noted_index))
+        except TooFar as error:
+            raise NotCounted(str(error)) from error
+
+    def _begin(self) -> None:
+        self._begun = self._follower.begun
+        self._counts: HistoryCounts | None = None
+        self._read_through, self._is_read = 0, False
+        self._unchecked: list[tuple[int, HistoriesCounted]] = []
+        self._disputed: int | None = None
+
+    def _open(self) -> bool:
+        try:
+            self._counts = HistoryCounts(disclosure_key_of(self._follower.ledger))
+        except (NoDisclosureKey, LedgerBroken):
+            return False
+        return True
+
+    def _add(self, job: int) -> None:
+        if self._counts is not None and (self._is_read or job <= self._read_through):
+            self._counts.add(job)
+
+    def _unchecked_too(self, index: int, event: HistoriesCounted) -> None:
+        self._unchecked.append((index, event))
+
+    def _check(self, index: int, event: HistoriesCounted) -> None:
+        try:
+            mine = self.counted(event.index)
+        except (NotCounted, LedgerBroken) as error:
+            LOGGER.warning("what entry %d records of the jobs' histories is not counted again: %s", index, error)
+            return
+        if mine != (event.jobs, event.root) and self._disputed is None:
+            self._disputed = index
+            LOGGER.critical(
+                "entry %d records other counts of the jobs' histories than there are (root %s, and here %s): this "
+                "replica signs nothing that has it",
+                index,
+                event.root.hex()[:16],
+                mine.root.hex()[:16],
+            )

@@ -1,0 +1,87 @@
+"""Which jobs each command concerns, and where the ledger says how many records of each job there are.
+
+`RecordHistories` is what the leader has written about once a minute of change, after a majority counted the same. A
+proof of a job's records rests on the last one that a checkpoint covers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from replica.messages import Batch, HistoriesCounted, jobs_of
+from wal import Kind, Ledger, LedgerEntry, decode_batch, kind_of
+
+RECORDING: Final = "record_histories"
+"""The command that records counts, as it is named in an entry."""
+
+SOUGHT_ENTRIES_MAX: Final = 16_384
+"""Entries in which the last record is looked for, count: it comes once a minute of change, and a minute has hardly more
+entries, each with up to 512 commands."""
+
+UNDONE_COMMANDS_MAX: Final = 65_536
+"""Commands that are counted back, count: some two seconds. What has gone on by more is proven a minute later."""
+
+STEP_ENTRIES: Final = 256
+STEP_BYTES: Final = 1 << 20
+
+
+class Recorded(NamedTuple):
+    """What the ledger records, and the revision of the command that does."""
+
+    revision: int
+    event: HistoriesCounted
+
+
+class TooFar(LookupError):
+    """What is asked for lies too many commands back."""
+
+
+def concerned(batch: Batch) -> Iterator[tuple[int, ...]]:
+    """Yield for each command of a batch the jobs that it concerns: each of them has one record more by it."""
+    for command in batch.entries:
+        yield tuple(dict.fromkeys(job for event in command.events for job in jobs_of(event)))
+
+
+def recorded_in(batch: Batch) -> Iterator[tuple[int, HistoriesCounted]]:
+    """Yield the records of counts that a batch makes, each with its revision."""
+    for revision, command in enumerate(batch.entries, start=batch.base + 1):
+        if command.command == RECORDING:
+            yield from ((revision, event) for event in command.events if type(event) is HistoriesCounted)
+
+
+def settled(entry: LedgerEntry) -> Batch | None:
+    """Return what an entry settled, if anything."""
+    is_settled = kind_of(entry.data) is Kind.BATCH and entry.revision != entry.base
+    return decode_batch(entry.data) if is_settled else None
+
+
+def last_recorded(ledger: Ledger, size: int) -> Recorded | None:
+    """Return the last record of counts in the first `size` entries; None where none is near. LedgerBroken."""
+    word, last = RECORDING.encode(), size
+    while last > max(0, size - SOUGHT_ENTRIES_MAX):
+        first = max(1, last - STEP_ENTRIES + 1)
+        for entry in reversed([*ledger.read(first, limit=last - first + 1)]):
+            if word in entry.data and (batch := settled(entry)) is not None:
+                for revision, event in reversed([*recorded_in(batch)]):
+                    return Recorded(revision, event)
+        last = first - 1
+    return None
+
+
+def records_between(ledger: Ledger, after: int, last: int, *, bounded: bool = True) -> Counter[int]:
+    """Return how many records of each job the entries behind `after` up to `last` have. LedgerBroken.
+
+    `bounded`: TooFar where that would be more than UNDONE_COMMANDS_MAX commands.
+    """
+    found: Counter[int] = Counter()
+    if last <= after:
+        return found
+    if bounded and ledger.row_at(last).revision - ledger.row_at(after).revision > UNDONE_COMMANDS_MAX:
+        raise TooFar(f"the ledger has gone on by more than {UNDONE_COMMANDS_MAX} commands since entry {after}")
+    for entry in ledger.read(after + 1, limit=last - after):
+        if (batch := settled(entry)) is not None:
+            for jobs in concerned(batch):
+                found.update(jobs)
+    return found

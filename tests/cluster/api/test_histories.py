@@ -1,0 +1,113 @@
+"""What the historian counts of each job: at any size, killed or begun anew, and against what is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections import Counter
+
+import pytest
+
+from cluster.api.past import HistorianLate, NotProven
+from cluster.config.config import Config
+from cluster.proofs import HistoryCounts
+from cluster.server.tlog import counting, disclosure_key_of
+from cluster.server.tlog.publish import Counted
+from replica.messages import CONTROLLER, RecordHistories, Request, jobs_of
+from tests.cluster.harness import PLAIN, Harness, story, until
+from wal import Kind, decode_batch, kind_of
+
+
+def expected(harness: Harness, size: int) -> Counted:
+    """What is counted in the first entries, by reading them."""
+    harness.controller.journal.flush_hints()
+    ledger = harness.controller.ledger.as_stored()
+    counts, found = HistoryCounts(disclosure_key_of(ledger)), Counter[int]()
+    for entry in ledger.read(1, limit=size):
+        if kind_of(entry.data) is Kind.BATCH and entry.revision > entry.base:
+            for command in decode_batch(entry.data).entries:
+                found.update({job for event in command.events for job in jobs_of(event)})
+    for job, count in found.items():
+        counts.add(job, count)
+    return Counted(counts.jobs(), counts.root())
+
+
+async def busy(harness: Harness) -> None:
+    await asyncio.gather(*(harness.submit(script=PLAIN) for _ in range(6)))
+    array = (await harness.submit(script=PLAIN, array="0-3")).body["job_id"]
+    await harness.ask("POST", f"/v1/jobs/{array}/hold", {"command_id": harness.new_id()}, who="alice")
+
+
+async def counted(harness: Harness, size: int) -> Counted:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                found = await harness.service.past.counts(size)
+                return Counted(found.jobs, found.root)
+            except (NotProven, HistorianLate) as error:
+                assert "not counted yet" in str(error) or isinstance(error, HistorianLate)
+                await asyncio.sleep(0.02)
+
+
+@story
+async def test_the_records_of_jobs_are_counted_at_every_size_and_again_by_a_historian_that_was_killed(
+    config: Config,
+) -> None:
+    async with Harness(config) as harness:
+        await busy(harness)
+        for index in (None, "gone"):
+            sizes = range(2, harness.controller.applied_index + 1)
+            assert [await counted(harness, size) for size in sizes] == [expected(harness, size) for size in sizes]
+            pid = harness.service.past.pid
+            assert pid is not None
+            if index is not None:
+                shutil.rmtree(config.storage.directory / "r1" / "index")
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda pid=pid: harness.service.past.pid not in {None, pid})
+            await busy(harness)
+        size = harness.controller.applied_index
+        assert await counted(harness, size) == expected(harness, size)
+
+
+@story
+async def test_a_replica_signs_nothing_behind_a_record_of_other_counts_than_its_own(config: Config) -> None:
+    async with Harness(config) as harness:
+        await busy(harness)
+        publisher = harness.service.publisher
+        assert await publisher.publish()
+        size, true = publisher.size, expected(harness, publisher.size)
+        for jobs, root, is_false in ((*true, False), (true.jobs, bytes(32), True)):
+            command = RecordHistories(size, jobs, root)
+            assert (await harness.controller.submit(Request(b"", CONTROLLER, command))).refusal is None
+            await busy(harness)
+            if is_false:
+                with pytest.raises(NotProven, match="records other counts of the jobs' histories"):
+                    await publisher.publish()
+            else:
+                assert await publisher.publish()
+        # What came before it is signed on.
+        assert (await harness.service.past.root(size)) is not None
+
+
+@story
+async def test_nothing_is_counted_back_without_a_bound(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "UNDONE_COMMANDS_MAX", 5)
+    async with Harness(config) as harness:
+        await busy(harness)
+        harness.controller.journal.flush_hints()
+        ledger, last = harness.controller.ledger.as_stored(), harness.controller.applied_index
+        with pytest.raises(counting.TooFar, match="gone on by more than 5 commands"):
+            counting.records_between(ledger, 2, last)
+        assert counting.records_between(ledger, 2, last, bounded=False)
+        assert not counting.records_between(ledger, last, last)
+
+
+@story
+async def test_jobs_that_there_are_not_cannot_be_counted(config: Config) -> None:
+    async with Harness(config) as harness:
+        await busy(harness)
+        for jobs in (0, harness.controller.state.next_job):
+            refused = await harness.controller.submit(Request(b"", CONTROLLER, RecordHistories(3, jobs, bytes(32))))
+            assert refused.refusal is not None and "there is no job" in refused.refusal.sentence
