@@ -39,9 +39,7 @@ CHECK_ROUND_S = 600.0
 class Tree:
     """Derives the tree, or waits until that is possible."""
 
-    def __init__(
-        self, ledger: Ledger, directory: Path, histories: Histories, monotonic_s: Callable[[], float]
-    ) -> None:
+    def __init__(self, ledger: Ledger, directory: Path, histories: Histories, monotonic_s: Callable[[], float]) -> None:
         self._ledger = ledger
         self._histories = histories
         self._directory = directory
