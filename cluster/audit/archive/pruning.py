@@ -263,9 +263,7 @@ def _check_tree(ledger: Ledger, home: Path, size: int, first: int, last: int, ar
             derived = [leaf_of_entry(tree.disclosure_key, entry).encoded() for entry in entries]
             if leaves[-len(derived) :] != derived:
                 raise LedgerBroken(begin, "its leaf in the tree is not the one of the entry in the archive")
-            # A bundle is not waited for when it is written; from now on it cannot be derived again here.
-            for level in (None, 0):
-                _sync(directory / Tile(level, number).path)
+        sync_leaves(directory, first, last)
     except (NoDisclosureKey, NotInTree, OSError) as error:
         raise PruneRefused(
             f"the tree of the ledger, which stays, is not whole: {error}", "let the replica run until it has made it"
@@ -277,13 +275,27 @@ def _check_tree(ledger: Ledger, home: Path, size: int, first: int, last: int, ar
         )
 
 
-def _sync(path: Path) -> None:
-    for one, kind in ((path, 0), (path.parent, os.O_DIRECTORY)):
-        descriptor = os.open(one, os.O_RDONLY | os.O_CLOEXEC | kind)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def sync_leaves(directory: Path, first: int, last: int) -> None:
+    """Make the leaves of the entries `first` to `last`, the end of a tile, durable with their names; OSError.
+
+    A bundle is not waited for when it is written: it could be derived again, until its entries go.
+    """
+    folders = {directory}
+    for number in range((first - 1) // TILE_WIDTH, last // TILE_WIDTH):
+        for level in (None, 0):
+            path = directory / Tile(level, number).path
+            _sync(path, 0)
+            folders.update(folder for folder in path.parents if directory in folder.parents)
+    for folder in folders:
+        _sync(folder, os.O_DIRECTORY)
+
+
+def _sync(path: Path, kind: int) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | kind)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def prune(env: Environment, plan: PrunePlan, progress: Callable[[int, int], None]) -> None:

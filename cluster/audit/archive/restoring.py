@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from cluster.audit.archive.pruning import sync_leaves
 from cluster.audit.archive.verifying import Progress, verify_stretch
 from cluster.audit.archive.writing import NotArchived
 from cluster.proofs.tiles import TILE_WIDTH
@@ -55,7 +56,7 @@ def restore(env: Environment, home: Path, archive: Archive, *, progress: Progres
         raise NotArchived(f"there is no tree to be derived: {error}", "nothing has to be brought") from error
     while tree.size < gap.last_index and tree.step():
         progress(tree.size, gap.last_index)
-    # What is in no file yet is derived again from the entries behind the gap, which must be of whole tiles then.
+    sync_leaves(home / LOG_DIRECTORY, 1, gap.last_index)
     below = gap.last_index + 1
     manifests = (segment.manifest for segment in archive.segments)
     segments = tuple(
