@@ -317,15 +317,20 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
     return {"": (recover,), "ledger": ledger, "report": (html, jobs), "snapshot": (inspect,)}
 
 
-def write_proof(output: Path, held: bytes) -> None:
-    """Write a proof, whole or not at all; bad input where the file cannot be written."""
+def write_whole(output: Path, held: bytes, place: str = "-o") -> None:
+    """Write a file, whole or not at all; bad input, for the option `place`, where it cannot be written."""
     beside = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         beside.write_bytes(held)
         beside.replace(output)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise bad_input(f"{output} cannot be written: {error.strerror}", "name another file", place="-o") from error
+        raise bad_input(f"{output} cannot be written: {error.strerror}", "name another file", place=place) from error
+
+
+def write_proof(output: Path, held: bytes) -> None:
+    """Write a proof, as `write_whole` does, and say what is in it."""
+    write_whole(output, held)
     records = len(json.loads(held)["records"])
     click.echo(f"{plain(str(output))}: {records} records, {len(held)} bytes")
     note(f"Next: give it away with {VERIFIER}; whoever checks it has the keys already (`forebay ledger keys`).")

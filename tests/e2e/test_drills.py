@@ -95,6 +95,11 @@ def test_a_switchover_is_planned_confirmed_measured_and_told_and_no_job_notices_
     shown = operator.types("drill", "show", "1", identity=USER)
     assert shown.returncode == 0 and "Write stop" in shown.stdout
     assert operator.types("drill", "lock", "--reason", "x", identity=USER).returncode == 6
+    page = cluster.work / "page.html"
+    assert operator.types("drill", "show", "1", "--html", str(page)).returncode == 0
+    drawn = page.read_text()
+    assert f"{made['target']} led term" in drawn and f'<td class="n">{figures["write_stop_us"]}</td>' in drawn
+    assert operator.types("drill", "show", "1", "--html", str(page / "x")).returncode == 2
 
     operator.types("drill", "lock", "--reason", "an audit")
     refused = operator.types("drill", "run", "switchover", "--confirm", made["id"])

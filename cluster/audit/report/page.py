@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any, Final
+from typing import Final
 
 from cluster.audit.report.figures import COLUMNS, Bar, JobBars, PoolUse, Report
-from cluster.audit.report.svg import Bar as Drawn
-from cluster.audit.report.svg import Frame, Layer, bars, lines, moment, stacked
+from cluster.cli.page import Bar as Drawn
+from cluster.cli.page import Frame, Layer, bars, details, html_table, key, lines, moment, page, stacked
 from cluster.cli.text import format_span
 from replica.values import format_size
 
@@ -17,11 +17,6 @@ NODES_SHOWN_MAX: Final = 8
 
 REASONS_SHOWN_MAX: Final = 7
 """Reasons that are drawn by themselves; the others are one."""
-
-_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
-
-# Colours that people with any kind of colour vision tell apart (Okabe and Ito, 2002).
-_COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999")
 
 KINDS: Final = {
     "pending": "waits",
@@ -61,33 +56,13 @@ KIND_COLOURS: Final = dict(
     zip(_LEGEND, ("#bbbbbb", "#0072b2", "#56b4e9", "#f0e442", "#009e73", "#e69f00", "#cc79a7", "#d55e00"), strict=True)
 )
 
-_STYLE: Final = (
-    """
-:root { color-scheme: light dark; --ink: #222; --faint: #ddd; --page: #fff; }
-@media (prefers-color-scheme: dark) { :root { --ink: #ddd; --faint: #444; --page: #181818; } }
-body { font: 14px/1.4 sans-serif; color: var(--ink); background: var(--page); max-width: 1140px;
-  margin: 1em auto; padding: 0 1em; }
-h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
-svg { width: 100%; height: auto; display: block; }
-svg text { font: 11px sans-serif; fill: var(--ink); } .label { text-anchor: end; } .time { text-anchor: middle; }
-.axis { stroke: var(--ink); } .tick { stroke: var(--faint); } .line { fill: none; stroke-width: 1.5; }
-table { border-collapse: collapse; } td, th { padding: 1px 10px 1px 0; text-align: left; } td.n { text-align: right; }
-.key span { display: inline-block; width: 10px; height: 10px; margin: 0 4px 0 12px; } .key { margin: 4px 0; }
-"""
-    + "".join(f".{kind} {{ fill: {colour}; background: {colour}; }}\n" for kind, colour in KIND_COLOURS.items())
-    + "".join(f".c{n} {{ fill: {colour}; background: {colour}; }}\n" for n, colour in enumerate(_COLOURS))
-    + "".join(
-        f".line.c{n} {{ fill: none; background: none; stroke: {colour}; }}\n" for n, colour in enumerate(_COLOURS)
-    )
-)
-
 
 def page_of(report: Report, command: str) -> str:
     """Return the page as HTML; `command` makes it again."""
     source = report.source
     frame = Frame(source.from_us, source.to_us)
     title = f"Forebay: {source.cluster or source.cluster_id}, {moment(source.from_us)} to {moment(source.to_us)} UTC"
-    parts = [f"<h1>{escape(title)}</h1>"]
+    parts = list[str]()
     for draw in (_waiting, _pools, _terms, _transfers, _jobs):
         parts.extend(draw(report, frame))
     facts = (
@@ -97,20 +72,15 @@ def page_of(report: Report, command: str) -> str:
         ("Made by", command),
     )
     parts.append("<h2>Where this is from</h2>")
-    parts.append(_table(("", ""), facts))
-    body = "\n".join(parts)
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
-    )
+    parts.append(html_table(("", ""), facts))
+    return page(title, parts, KIND_COLOURS)
 
 
 def _jobs(report: Report, frame: Frame) -> Iterable[str]:
     yield "<h2>Jobs</h2>"
     if report.jobs_left_out:
         yield f"<p>The {len(report.jobs)} that waited longest; {report.jobs_left_out} more are not drawn.</p>"
-    yield _key((kind, _LEGEND[kind]) for kind in _LEGEND)
+    yield key((kind, _LEGEND[kind]) for kind in _LEGEND)
     drawn = [
         Drawn(row, bar.from_us, frame.to_us if bar.to_us is None else bar.to_us, KINDS[bar.word], title)
         for row, job in enumerate(report.jobs)
@@ -131,7 +101,7 @@ def _jobs(report: Report, frame: Frame) -> Iterable[str]:
         )
         for job in report.jobs
     ]
-    yield _details(_table(("job", "name", "user", "pool", "size", "pending", "stays", "became"), rows))
+    yield details(html_table(("job", "name", "user", "pool", "size", "pending", "stays", "became"), rows))
 
 
 def _length(bar: Bar, frame: Frame) -> int:
@@ -156,21 +126,21 @@ def _waiting(report: Report, frame: Frame) -> Iterable[str]:
     if others:
         layers["others"] = [sum(seen.jobs.get(reason, 0) for reason in others) for seen in report.waiting]
     kinds = {name: f"c{place}" for place, name in enumerate(layers)}
-    yield _key((kinds[name], name) for name in layers)
+    yield key((kinds[name], name) for name in layers)
     yield stacked(frame, [seen.at_us for seen in report.waiting], layers, kinds)
     columns = [*shown, *(["others"] if others else [])]
     rows = [
         (moment(seen.at_us), *(int(layers[name][place]) for name in columns))
         for place, seen in enumerate(report.waiting)
     ]
-    yield _details(_table(("at", *columns), rows))
+    yield details(html_table(("at", *columns), rows))
 
 
 def _pools(report: Report, frame: Frame) -> Iterable[str]:
     for pool in report.pools:
         yield f"<h2>Pool {escape(pool.name)}</h2>"
         most = max((max(held, total) for _, held, _, total in pool.steps), default=0) or 1
-        yield _key((("c0", "held"), ("c5", "in service"), ("c7", "in all")))
+        yield key((("c0", "held"), ("c5", "in service"), ("c7", "in all")))
         yield lines(
             frame,
             (
@@ -185,7 +155,7 @@ def _pools(report: Report, frame: Frame) -> Iterable[str]:
             (moment(at), _amount(pool, held), _amount(pool, served), _amount(pool, total))
             for at, held, served, total in pool.steps
         ]
-        yield _details(_table(("at", "held", "in service", "in all"), rows))
+        yield details(html_table(("at", "held", "in service", "in all"), rows))
 
 
 def _amount(pool: PoolUse, units: int) -> str:
@@ -216,7 +186,7 @@ def _terms(report: Report, frame: Frame) -> Iterable[str]:
         )
         for term in report.terms
     ]
-    yield _details(_table(("term", "first entry", "from", "to", "entries", "nothing before it for"), rows))
+    yield details(html_table(("term", "first entry", "from", "to", "entries", "nothing before it for"), rows))
 
 
 def _transfers(report: Report, frame: Frame) -> Iterable[str]:
@@ -230,7 +200,7 @@ def _transfers(report: Report, frame: Frame) -> Iterable[str]:
     if others := named[NODES_SHOWN_MAX - 1 :]:
         layers["others"] = [sum(report.moved[node][place] for node in others) for place in range(COLUMNS)]
     kinds = {name: f"c{place}" for place, name in enumerate(layers)}
-    yield _key((kinds[name], f"{name} {format_size(sum(map(int, layer)))}") for name, layer in layers.items())
+    yield key((kinds[name], f"{name} {format_size(sum(map(int, layer)))}") for name, layer in layers.items())
     width_us = max(1, frame.to_us - frame.from_us) / COLUMNS
     moments = [int(frame.from_us + place * width_us) for place in range(COLUMNS)]
     rates = {name: [value / width_us for value in layer] for name, layer in layers.items()}
@@ -254,21 +224,4 @@ def _transfers(report: Report, frame: Frame) -> Iterable[str]:
         for made in report.transfers
     ]
     heads = ("job", "node", "stage", "attempt", "complete", "files", "size", "from", "took", "MB/s")
-    yield _details(_table(heads, rows))
-
-
-def _key(kinds: Iterable[tuple[str, str]]) -> str:
-    return '<p class="key">' + "".join(f'<span class="{kind}"></span>{escape(name)}' for kind, name in kinds) + "</p>"
-
-
-def _details(table: str) -> str:
-    return f"<details><summary>as a table</summary>{table}</details>"
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    cell: Callable[[Any], str] = lambda value: (  # noqa: E731
-        f'<td class="n">{value}</td>' if isinstance(value, int) else f"<td>{escape(str(value))}</td>"
-    )
-    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
-    body = "".join(f"<tr>{''.join(cell(value) for value in row)}</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
+    yield details(html_table(heads, rows))

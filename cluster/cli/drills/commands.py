@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -137,7 +138,7 @@ def _wanted(asked: dict[str, Any]) -> Wanted:
 
 def _coordinator(client: Client) -> Coordinator:
     from cluster.cli.drills.coordinator import Coordinator
-    from cluster.cli.drills.machines import Machines
+    from cluster.cli.drills.machines import Alarm, Machines
 
     current = session()
     config = current.config()
@@ -145,8 +146,6 @@ def _coordinator(client: Client) -> Coordinator:
     machines = Machines(config, current.identity, current.clock)
     alarm = None
     if config.drill.prometheus:
-        from cluster.cli.drills.alarm import Alarm
-
         alarm = Alarm(config.drill.prometheus, config.drill.stop_when).ask
     return Coordinator(
         client,
@@ -235,26 +234,58 @@ def list_drills(as_json: bool) -> None:
 
 @drill_group.command("show")
 @_DRILL
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write it as one page that needs no network.",
+)
 @JSON_OPTION
-def show_drill(number: int, as_json: bool) -> None:
-    """Show a drill: who, when, what came of it, every figure, and what the ones before it took."""
+def show_drill(number: int, page: Path | None, as_json: bool) -> None:
+    """Show a drill: who, when, what came of it, every figure, and what the ones before it took.
+
+    With --html who led and when writes stopped are drawn, and what happened meanwhile is told.
+    """
     current = session()
 
-    async def ask(client: Client) -> tuple[DrillAnswer, tuple[int, ...]]:
-        from cluster.cli.drills.preconditions import earlier_stops_us
-
+    async def ask(client: Client) -> tuple[DrillAnswer, tuple[DrillView, ...]]:
         answer = await client.call(ops.SHOW_DRILL, drill=number, stale=current.stale)
         listed = (await client.call(ops.LIST_DRILLS, stale=current.stale)).drills
-        return answer, earlier_stops_us((one for one in listed if one.drill < number), answer.scenario)
+        return answer, tuple(one for one in listed if one.drill < number)
 
-    answer, earlier_us = current.ask(ask)
+    answer, before = current.ask(ask)
+    if page is not None:
+        _write_page(page, answer, before)
     if as_json:
         show_json(answer)
         return
+    if page is not None:
+        return
+    from cluster.cli.drills.preconditions import earlier_stops_us
+
     show(fields_table(_fields(answer)))
+    earlier_us = earlier_stops_us(before, answer.scenario)
     if earlier_us:
         stops = ", ".join(map(_ms, earlier_us))
         note(f"in the ones before it writes stopped for {stops}, the newest first")
+
+
+def _write_page(output: Path, drill: DrillAnswer, before: tuple[DrillView, ...]) -> None:
+    from cluster.cli.audit_commands import write_whole
+    from cluster.cli.drills.report import ROWS_MAX, page_of
+
+    if drill.ended is None:
+        raise Failure(ExitCode.REFUSED, f"drill {drill.drill} is {drill.verdict}", "come again once it has ended")
+
+    async def ask(client: Client) -> str:
+        window: dict[str, Any] = {"from": drill.began, "to": drill.ended}
+        terms = (await client.call(ops.LIST_LEADERS)).terms
+        story = (await client.call(ops.SHOW_HISTORY, limit=ROWS_MAX + 1, **window)).rows
+        return page_of(drill, before, terms, story, f"forebay drill show {drill.drill} --html {output.name}")
+
+    write_whole(output, session().ask(ask).encode(), "--html")
+    note(f"{plain(str(output))}: drill {drill.drill}")
 
 
 @drill_group.command("confirm")

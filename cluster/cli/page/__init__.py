@@ -1,0 +1,17 @@
+"""Pages that open without a network: pictures over one time axis, and the figures under each as a table."""
+
+from typing import TYPE_CHECKING
+
+from replica.faces import shown
+
+if TYPE_CHECKING:
+    from cluster.cli.page.document import COLOURS, details, html_table, key, page
+    from cluster.cli.page.svg import BAR, Bar, Frame, Layer, bars, lines, moment, number, stacked
+else:
+    __getattr__ = shown(
+        __name__,
+        """
+        document: COLOURS details html_table key page
+        svg: BAR Bar Frame Layer bars lines moment number stacked
+        """,
+    )
