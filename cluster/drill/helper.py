@@ -63,11 +63,11 @@ Known = Callable[[int], Awaitable[DrillAnswer]]
 class UnderWay:
     """A fault that a process does."""
 
-    def __init__(self, ask: Begin, who: Identity, until_s: float, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, ask: Begin, who: Identity, process: asyncio.subprocess.Process) -> None:
         self.ask: Final = ask
         self.who: Final = who
-        self.until_s: Final = until_s
-        """After which no renewal helps, seconds of the monotonic clock."""
+        self.until_s = float("inf")
+        """After which no renewal helps, seconds of the monotonic clock; not known before it is done."""
         self.process: Final = process
         self.begun: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """What it said first."""
@@ -239,7 +239,6 @@ class Helper:
             raise HelperRefused(f"drill {ask.drill} was here already", "begin another one")
         fault = await asyncio.to_thread(fault_of, self._config, self._me, ask.scenario, ask.target, ask.drill)
         await self._check_under_way(ask, who)
-        now_s = self._clock.monotonic_s()
         up = () if self._up is None else (self._up,)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "cluster.drill.performer", "--directory", str(self._directory)),
@@ -249,10 +248,10 @@ class Helper:
             start_new_session=True,
             pass_fds=up,
         )
-        one = self._under_way = UnderWay(ask, who, now_s + ask.duration_s, process)
+        one = self._under_way = UnderWay(ask, who, process)
         self._done.add(ask.drill)
         self._watching = asyncio.get_running_loop().create_task(self._watch(one))
-        one.tell(JSON.encode(Assignment(ask.drill, ask.target, fault, LEASE_S, one.until_s)).decode())
+        one.tell(JSON.encode(Assignment(ask.drill, ask.target, fault, LEASE_S, ask.duration_s)).decode())
         try:
             async with asyncio.timeout(BEGIN_S):
                 said = await asyncio.shield(one.begun)
@@ -263,6 +262,7 @@ class Helper:
         if word != "done":
             sentence, _, remedy = rest.rpartition("; ")
             raise HelperRefused(sentence or "the process that does it has ended", remedy or "see the log of the helper")
+        one.until_s = self._clock.monotonic_s() + ask.duration_s
         LOGGER.warning("drill %d: %s of %s, by %s", ask.drill, ask.scenario, ask.target, who)
         return Answer(done=True)
 

@@ -60,7 +60,7 @@ class Look(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="look", 
 
 
 class Begin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="begin", tag_field="ask"):
-    """Do it, for `duration_s` at most."""
+    """Do it, for `duration_s` at most from when it is done."""
 
     drill: Number
     plan: Word

@@ -40,9 +40,8 @@ class Assignment(msgspec.Struct, frozen=True):
     fault: Fault
     lease_s: float
     """For how long it lasts once it is done, unless the lease is renewed, seconds."""
-    until_s: float
-    """When it is over, however often that is renewed: of the monotonic clock, which all processes of a machine share,
-    seconds."""
+    duration_s: float
+    """For how long it lasts once it is done, however often the lease is renewed, seconds."""
 
 
 class _Ended(Exception):
@@ -72,9 +71,11 @@ class Lines:
         return line.decode("utf-8", "replace") or " "
 
 
-def wait_for_end(lines: Lines, until_s: float) -> None:
-    """Return when the fault is to be undone: the lease has ended, `end` was said, or the helper is gone."""
+def wait_for_end(lines: Lines, lease_s: float, duration_s: float) -> None:
+    """Return when the fault is to be undone: the lease or its time has ended, `end` was said, or the helper is gone."""
     clock = SystemClock()
+    last_s = clock.monotonic_s() + duration_s
+    until_s = min(clock.monotonic_s() + lease_s, last_s)
     while (left_s := until_s - clock.monotonic_s()) > 0:
         line = lines.next(left_s)
         if line is None:
@@ -82,7 +83,7 @@ def wait_for_end(lines: Lines, until_s: float) -> None:
         word, _, value = line.partition(" ")
         if word != "lease":
             return
-        until_s = float(value)
+        until_s = min(float(value), last_s)
 
 
 def run(arguments: list[str]) -> int:
@@ -108,7 +109,7 @@ def run(arguments: list[str]) -> int:
         signal.signal(signal.SIGTERM, _ended)
         with contextlib.suppress(_Ended):
             _say("done")
-            wait_for_end(lines, min(SystemClock().monotonic_s() + assignment.lease_s, assignment.until_s))
+            wait_for_end(lines, assignment.lease_s, assignment.duration_s)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         record.settle(machine)
     except HelperRefused as error:

@@ -16,7 +16,7 @@ import msgspec
 
 from cluster.cli.drills.figures import Probe, gap_at_us, latency_us, longest_gap_us, lost
 from cluster.cli.drills.machines import Machines
-from cluster.cli.drills.preconditions import Found, Plan, Wanted, target_of
+from cluster.cli.drills.preconditions import DURATION_MORE_S, Found, Plan, Wanted, target_of
 from cluster.cli.drills.probes import Probes
 from cluster.cli.drills.scenarios import SCENARIOS, Scenario
 from cluster.client import ApiError, Client
@@ -311,8 +311,7 @@ class Coordinator:
         self._spared = frozenset({plan.target})
         tasks = list[asyncio.Task[None]]()
         try:
-            # As long as it is to be held, and what a busy machine may take to say so.
-            begin = Begin(drill, plan.id, plan.scenario, plan.target, plan.hold_s + round(RENEW_EVERY_S))
+            begin = Begin(drill, plan.id, plan.scenario, plan.target, plan.hold_s + DURATION_MORE_S)
             await channel.ask(begin)
             seen.done_s = self._clock.monotonic_s()
             tasks.append(asyncio.create_task(self._renew(channel, drill)))

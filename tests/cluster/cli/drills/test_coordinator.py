@@ -13,7 +13,7 @@ from cluster.cli.drills import coordinator as module
 from cluster.cli.drills import probes as probing
 from cluster.cli.drills.coordinator import Coordinator, Goals
 from cluster.cli.drills.machines import Machines
-from cluster.cli.drills.preconditions import Found, Plan, Site, Wanted
+from cluster.cli.drills.preconditions import DURATION_MORE_S, Found, Plan, Site, Wanted
 from cluster.client import ApiError, Client
 from cluster.drill import Answer, Begin, End, HelperRefused, Renew
 from cluster.schemas import NodesAnswer, TransferAnswer, TransfersAnswer
@@ -327,7 +327,7 @@ async def test_a_fault_is_begun_renewed_and_undone_and_others_lead_meanwhile(clu
     assert found.verdict == "passed", found.sentence
     kinds = [type(ask) for ask in machines.asked]
     assert kinds[0] is Begin and kinds.count(Renew) >= 3 and kinds[-1] is End
-    assert machines.asked[0] == Begin(3, "1", "leader-hang", "r1", 1)
+    assert machines.asked[0] == Begin(3, "1", "leader-hang", "r1", 1 + DURATION_MORE_S)
     assert found.figures["held_us"] >= 1_000_000 and found.figures["target_back_us"] >= 0
 
 
