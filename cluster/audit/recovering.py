@@ -53,8 +53,10 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     void_entries: int
     jobs: dict[str, int]
     lost_after_index: int
-    """Whatever others acknowledged behind this entry, and after this time, is lost."""
+    lost_after_revision: int
     lost_after: str | None
+    """What others acknowledged behind this entry, revision and time is lost, but for what is among the uncertain ones:
+    all up to there is kept."""
     lost_jobs_first: int
     lost_jobs_last: int
     """Numbers that lost jobs may have had; none of them is given out again."""
@@ -146,8 +148,9 @@ def view_of(plan: RecoveryPlan, done: Recovered | None = None) -> PlanView:
         uncertain_entries=plan.uncertain_entries,
         void_entries=plan.void_entries,
         jobs=plan.jobs,
-        lost_after_index=plan.kept_index,
-        lost_after=kept_at,
+        lost_after_index=plan.known_index,
+        lost_after_revision=plan.known_revision,
+        lost_after=format_instant(plan.known_at),
         lost_jobs_first=plan.last_job + 1,
         lost_jobs_last=plan.last_job + JOB_NUMBERS_SKIPPED,
         reachable=plan.reachable,
@@ -174,7 +177,11 @@ def _show(view: PlanView, as_json: bool) -> None:
         ("Kept", f"up to entry {view.kept_index}, revision {view.kept_revision}, {at}"),
         ("Uncertain", uncertain),
         ("Jobs", ", ".join(f"{count} {word}" for word, count in view.jobs.items()) or "none"),
-        ("MayBeLost", f"whatever others acknowledged behind entry {view.lost_after_index}, which is after {at}"),
+        (
+            "MayBeLost",
+            f"what others acknowledged behind entry {view.lost_after_index}, revision {view.lost_after_revision}, "
+            f"{moment(view.lost_after)}" + (", and is not among the uncertain ones" if view.uncertain_entries else ""),
+        ),
         ("JobNumbers", f"{view.lost_jobs_first} to {view.lost_jobs_last} may be of lost jobs and are left out"),
     ]
     if view.reachable:

@@ -62,9 +62,13 @@ class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[str, ...]
     """The members of that one, by id."""
     known_index: int
-    """The last entry that was known here to be committed."""
+    """The last entry that was known here to be committed: whatever was acknowledged up to there is kept."""
+    known_revision: int
+    known_at: Instant
+    """The revision after it, and the time of the last batch up to there, by the cluster's clock."""
     kept_index: int
-    """The last entry that is kept."""
+    """The last entry that is kept. Those behind the last known one are kept as this replica has them; a majority that
+    went on without it may have acknowledged others in their place."""
     kept_revision: int
     kept_at: Instant
     """The time of the last batch that is kept, by the cluster's clock."""
@@ -95,6 +99,8 @@ class _Kept(msgspec.Struct, frozen=True):
 
     state: State
     placed: Placed
+    known_state: State
+    """The state after the last entry that was known to be committed."""
     void_entries: int
     digest: bytes
     """Over everything that is kept."""
@@ -179,7 +185,7 @@ def _kept(storage: Storage) -> _Kept:
     """Return the state with all that is in the journal, as a replica will fold it that commits it."""
     journal, state, placed = storage.journal, storage.state, storage.configuration
     digest = hashlib.sha256(journal.applied_digest)
-    index, void = storage.index, 0
+    index, void, known = storage.index, 0, state
     while index < journal.last_index:
         for entry in journal.entries(index + 1, max_bytes=READ_BYTES, max_entries=READ_ENTRIES):
             digest.update(b"%d %d %d " % (entry.index, entry.term, len(entry.data)) + entry.data)
@@ -196,12 +202,13 @@ def _kept(storage: Storage) -> _Kept:
                 ) from error
             void += following is None
             state = state if following is None else following
+            known = state if index <= journal.commit_index else known
             placed = placed if configuration is None else Placed(index, configuration)
     if placed is None or not state.revision:
         raise RecoveryNotPossible(
             f"{storage.environment.directory} has no history: the cluster was never founded as far as it knows"
         )
-    return _Kept(state, placed, void, digest.digest())
+    return _Kept(state, placed, known, void, digest.digest())
 
 
 async def _others(config: Config, name: str, storage: Storage, clock: Clock) -> dict[str, StatusView]:
@@ -258,6 +265,8 @@ def _plan(name: str, storage: Storage, kept: _Kept, answers: dict[str, StatusVie
         incarnation=str(storage.environment.incarnation),
         members=members,
         known_index=journal.commit_index,
+        known_revision=kept.known_state.revision,
+        known_at=kept.known_state.at,
         kept_index=journal.last_index,
         kept_revision=state.revision,
         kept_at=state.at,
