@@ -73,7 +73,7 @@ def rebuilt(before: SpeculativeState, entry: Entry) -> Command | None:
     if kind is None or candidates is None:
         return None
     needs_proof = bool(kind.__struct_fields__)
-    state = before.state() if kind in _WALKING else before.facts
+    state = before.state() if kind in WALKING else before.facts
     try:
         for command in islice(candidates(Led(state, entry.actor, entry.events)), CANDIDATES_MAX):
             if not needs_proof or command_digest(Request(entry.id, entry.actor, command)) == entry.digest:
@@ -257,7 +257,7 @@ def _clear_buffer(led: Led) -> Iterator[Command]:
 def _restart_operations(led: Led) -> Iterator[Command]:
     touched = _jobs(led)
     yield c.RestartOperations(tuple(touched))
-    assert isinstance(led.state, State)  # `_WALKING` has asked for it
+    assert isinstance(led.state, State)  # `WALKING` has asked for it
     # The leader names what is under way when it begins, a portion at a time.
     jobs = jobs_under_way(led.state)
     for first in range(len(jobs) if touched else 0):
@@ -410,7 +410,7 @@ GUESTS_ASKED_MAX: Final = 1_024
 
 def _ids(led: Led, request: JobRequest) -> list[int]:
     """Return what the id of a user may be: that of the group, as on most systems, or what guests of the user have."""
-    assert isinstance(led.state, State)  # `_WALKING` has asked for it
+    assert isinstance(led.state, State)  # `WALKING` has asked for it
     gid, jobs = request.asked.gid, led.state.jobs
     known = (jobs.get(one.job) for one in islice(led.state.guests.values(), GUESTS_ASKED_MAX))
     guests = (job.guest.uid for job in known if job is not None and job.guest and job.request.user == request.user)
@@ -516,5 +516,5 @@ REBUILDERS: Final[Mapping[type[Command], Rebuilder]] = {
 }
 """Every kind of command, and how it is made again."""
 
-_WALKING: Final = frozenset({c.MakePersistent, c.RemovePersistent, c.RestartOperations})
+WALKING: Final = frozenset({c.MakePersistent, c.RemovePersistent, c.RestartOperations})
 """Those for which it takes a whole State."""

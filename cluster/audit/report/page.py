@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final
 
-from cluster.audit.report.figures import COLUMNS, Bar, JobBars, PoolUse, Report
+from cluster.audit.report.figures import COLUMNS, Bar, JobBars, PoolUse, Report, Waiting
 from cluster.cli.page import Bar as Drawn
 from cluster.cli.page import Frame, Layer, bars, details, html_table, key, lines, moment, page, stacked
 from cluster.cli.text import format_span
@@ -116,23 +116,25 @@ def _bar_title(job: JobBars, bar: Bar, frame: Frame) -> str:
 
 def _waiting(report: Report, frame: Frame) -> Iterable[str]:
     yield "<h2>Pending jobs, by why they waited</h2>"
+    yield from waiting_picture(report.waiting, frame)
+
+
+def waiting_picture(waiting: Sequence[Waiting], frame: Frame) -> Iterable[str]:
+    """Yield how many jobs were pending for which reason, as a picture and as its table."""
     totals: dict[str, int] = {}
-    for seen in report.waiting:
+    for seen in waiting:
         for reason, count in seen.jobs.items():
             totals[reason] = totals.get(reason, 0) + count
     named = sorted(totals, key=lambda reason: (-totals[reason], reason))
     shown, others = named[:REASONS_SHOWN_MAX], named[REASONS_SHOWN_MAX:]
-    layers = {reason: [seen.jobs.get(reason, 0) for seen in report.waiting] for reason in shown}
+    layers = {reason: [seen.jobs.get(reason, 0) for seen in waiting] for reason in shown}
     if others:
-        layers["others"] = [sum(seen.jobs.get(reason, 0) for reason in others) for seen in report.waiting]
+        layers["others"] = [sum(seen.jobs.get(reason, 0) for reason in others) for seen in waiting]
     kinds = {name: f"c{place}" for place, name in enumerate(layers)}
     yield key((kinds[name], name) for name in layers)
-    yield stacked(frame, [seen.at_us for seen in report.waiting], layers, kinds)
+    yield stacked(frame, [seen.at_us for seen in waiting], layers, kinds)
     columns = [*shown, *(["others"] if others else [])]
-    rows = [
-        (moment(seen.at_us), *(int(layers[name][place]) for name in columns))
-        for place, seen in enumerate(report.waiting)
-    ]
+    rows = [(moment(seen.at_us), *(int(layers[name][place]) for name in columns)) for place, seen in enumerate(waiting)]
     yield details(html_table(("at", *columns), rows))
 
 
@@ -149,16 +151,17 @@ def _pools(report: Report, frame: Frame) -> Iterable[str]:
                 Layer("in all", "c7", [(at, total) for at, _, _, total in pool.steps]),
             ),
             most,
-            _amount(pool, most),
+            amount(pool, most),
         )
         rows = [
-            (moment(at), _amount(pool, held), _amount(pool, served), _amount(pool, total))
+            (moment(at), amount(pool, held), amount(pool, served), amount(pool, total))
             for at, held, served, total in pool.steps
         ]
         yield details(html_table(("at", "held", "in service", "in all"), rows))
 
 
-def _amount(pool: PoolUse, units: int) -> str:
+def amount(pool: PoolUse, units: int) -> str:
+    """Return so many units of a pool for people."""
     return format_size(units) if pool.unit == "bytes" else f"{units}"
 
 

@@ -215,7 +215,7 @@ class _Most(Generic[Item]):
         return [item for _, item in sorted(self._kept, key=lambda kept: kept[0], reverse=True)]
 
 
-class _Steps:
+class PoolSteps:
     """A pool's steps: of each column the first, the last, the smallest and the greatest."""
 
     def __init__(self, unit: str) -> None:
@@ -303,7 +303,7 @@ class _Walk(Watched):
         self._jobs = jobs
         self._lives: dict[int, _Life] = {}
         self._over: _Most[JobBars] = _Most(len(jobs) or JOBS_SHOWN_MAX)
-        self._pools: dict[str, _Steps] = {}
+        self._pools: dict[str, PoolSteps] = {}
         self._waiting: list[Waiting] = []
         self._next_look = 0
         self._index: SchedulingIndex | None = None
@@ -406,7 +406,7 @@ class _Walk(Watched):
             pool = state.pools[name]
             steps = self._pools.get(name)
             if steps is None:
-                steps = self._pools[name] = _Steps(pool.unit.word)
+                steps = self._pools[name] = PoolSteps(pool.unit.word)
             in_service = max(0, pool.quantity_bytes - pool.out_of_service_bytes)
             steps.add(column, at_us, (state.held_bytes.get(name, 0), in_service, pool.quantity_bytes))
         for name in self._pools:
