@@ -43,7 +43,20 @@ from cluster.audit.replay import (
     replay,
 )
 from cluster.audit.report import Source, page_of, read_jobs, read_window
-from cluster.cli.audit_commands import SINCE_FORMS, audit_commands, write_proof
+from cluster.audit.whatif import (
+    BadChange,
+    ChangeRefused,
+    Changes,
+    Edge,
+    TooManyJobs,
+    WhatIf,
+    WindowRefused,
+    show_what_if,
+    what_if,
+    what_if_page,
+)
+from cluster.cli.audit_commands import SINCE_FORMS, WINDOW_FORMS, audit_commands, write_proof
+from cluster.cli.commands.config import read_settings, settings_of
 from cluster.cli.exits import ExitCode, Failure, bad_input, converted
 from cluster.cli.group import SETTINGS, ForebayGroup
 from cluster.cli.text import (
@@ -456,6 +469,63 @@ def prove(options: dict[str, Any]) -> None:
     write_proof(options["output"], held)
 
 
+def whatif(options: dict[str, Any]) -> None:
+    """Go through a window again, say what would have been, and draw it if that is asked for."""
+    policy: Path | None = options["policy"]
+    page: Path | None = options["html"]
+    try:
+        read = None if policy is None else read_settings(policy)
+        changes = Changes(read, options["settings"], settings_of)
+    except BadChange as error:
+        raise bad_input(str(error), error.remedy, place="--set") from error
+    with _ledger(options) as running, _progress("reading") as reads, _progress("replaying") as replays:
+        ledger = running.as_of_now()
+        first, last = (_edge(ledger, f"--{word}", options[key]) for word, key in (("from", "first"), ("to", "last")))
+        try:
+            found = what_if(ledger, _snapshots(options), first, last, changes, str(policy or ""), reads, replays)
+        except WindowRefused as error:
+            raise Failure(ExitCode.NOT_FOUND, str(error), error.remedy) from error
+        except TooManyJobs as error:
+            raise Failure(ExitCode.REFUSED, str(error), "let the window be shorter") from error
+        except ChangeRefused as error:
+            refusal = error.refusal
+            raise bad_input(refusal.sentence, refusal.remedy, place=refusal.place or "--set") from error
+    if page is not None:
+        try:
+            _write_whole(page, what_if_page(found, _whatif_again(options, found)))
+        except OSError as error:
+            sentence = f"{page} cannot be written: {error.strerror}"
+            raise bad_input(sentence, "name another file", place="--html") from error
+    if options["as_json"]:
+        show_json(found)
+    else:
+        show_what_if(found)
+
+
+def _edge(ledger: Ledger, place: str, text: str | None) -> Edge:
+    """Return where a window begins or ends."""
+    if text is None:
+        return Edge()
+    if text.isdecimal() and len(text) < 20:
+        return Edge(revision=int(text))
+    age_s = age_of(text)
+    if age_s is not None:
+        return Edge(at_us=end_of(ledger) - seconds(age_s))
+    try:
+        return Edge(at_us=parse_instant(parse_past(text, SystemClock().now())))
+    except ValueError as error:
+        raise bad_input(f"{text[:40]!r} is no moment that has come", f"write {WINDOW_FORMS}", place=place) from error
+
+
+def _whatif_again(options: dict[str, Any], found: WhatIf) -> str:
+    """Return the command that says it again, whatever the ledger gets meanwhile."""
+    directory, source = _directory(click.get_current_context(), options["data"], options["name"]), found.source
+    words = [f"--data={directory}", f"--from={source.first_revision - 1}", f"--to={source.last_revision}"]
+    policy = [] if options["policy"] is None else [f"--policy={options['policy']}"]
+    changed = [f"--set={one}" for one in options["settings"]]
+    return shlex.join(("forebay", "whatif", *words, *policy, *changed, f"--html={options['html']}"))
+
+
 def report_jobs(options: dict[str, Any]) -> None:
     """List the jobs of a window."""
     states = tuple(state.name for state in JobState)
@@ -534,6 +604,7 @@ _PERFORMERS: dict[tuple[str, ...], Callable[[dict[str, Any]], None]] = {
     ("report", "html"): report_html,
     ("report", "jobs"): report_jobs,
     ("snapshot", "inspect"): inspect,
+    ("whatif",): whatif,
 }
 
 

@@ -34,7 +34,7 @@ _MODULES: Final = {
     "drills.commands": "drill_group",
     "commands.history": "history_group diff",
     "commands.job": "job_group",
-    "commands.local": "init up serve agent recover ledger_group report_group snapshot_group",
+    "commands.local": "init up serve agent recover ledger_group report_group snapshot_group whatif",
     "commands.member": "member_group",
     "commands.node": "node_group partition_group",
     "commands.pool": "place_group pool_group",
@@ -90,6 +90,7 @@ SUMMARIES: Final = {
     "transfer": "Show what is moved, how far it is, and the receipts of what was moved.",
     "up": "Run a whole cluster of this machine in the foreground; Ctrl-C ends it.",
     "usage": "Show and reset what accounts and QOS have used of burst buffers, which GrpBBMinutes limits.",
+    "whatif": "Go through a window of the ledger again with something changed, and say what would have been.",
     "witness": "Cosign what the ledgers of others grow to, in the foreground: needs --key, --listen and --keys.",
 }
 """What the help says of each command: its own first sentence, said here as well because the help of all of them would

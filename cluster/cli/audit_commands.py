@@ -38,6 +38,7 @@ _RELEASE = click.option(
     help="Ask the release that is unpacked there, by its own .venv where it has one.",
 )
 SINCE_FORMS: Final = "a revision, a time (2026-01-31T16:00:00Z), or so long before the end (90m, 12h, 7d)"
+WINDOW_FORMS: Final = f"a revision, {PAST_FORMS}, or so long before the end (90m, 12h, 7d)"
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
 
 
@@ -49,7 +50,7 @@ _KEYS: Final = "The keys that replicas sign checkpoints with, as `forebay ledger
 
 
 def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
-    """Return the commands by the group that they are in; all of them call `perform`."""
+    """Return the commands by the group that they are in, "" for none; all of them call `perform`."""
 
     @click.command("verify")
     @_DATA
@@ -313,8 +314,47 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
         """
         perform(("recover",), options)
 
+    @click.command("whatif")
+    @_DATA
+    @_NAME
+    @click.option(
+        "--from", "first", metavar="WHEN", help=f"Begin of the window: {WINDOW_FORMS}.  [default: of the ledger]"
+    )
+    @click.option("--to", "last", metavar="WHEN", help="End of the window, likewise.  [default: of the ledger]")
+    @click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Change a key of the configuration (as `config set`), a pool (Pool=fast:+2TiB, fast:-2TiB, fast:8TiB), or "
+        "the nodes (Nodes=+16); repeatable.",
+    )
+    @click.option(
+        "--policy",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Change the configuration to that of this burst_buffer.conf, as `config apply` does.",
+    )
+    @click.option(
+        "--html",
+        "html",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="PAGE",
+        help="Also draw it as a page.",
+    )
+    @_JSON
+    def whatif(**options: Any) -> None:
+        """Go through a window of the ledger again with something changed, and say what would have been.
+
+        Everything that came from outside comes again when it came, everything that agents did takes as long as it took,
+        and all else is decided anew: once with nothing changed, which says how far the answer is to be trusted, and
+        once with the changes, which are made as commands where the window begins. What is assumed is printed with the
+        figures. Nothing is changed in the cluster or the replica's directory, which may be in use.
+        """
+        perform(("whatif",), options)
+
     ledger = (verify, replay, redecide, dump, prove, archive, prune, retain, restore)
-    return {"": (recover,), "ledger": ledger, "report": (html, jobs), "snapshot": (inspect,)}
+    return {"": (recover, whatif), "ledger": ledger, "report": (html, jobs), "snapshot": (inspect,)}
 
 
 def write_whole(output: Path, held: bytes, place: str = "-o") -> None:

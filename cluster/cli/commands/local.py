@@ -267,9 +267,9 @@ def _perform_audit(words: tuple[str, ...], options: dict[str, Any]) -> None:
 snapshot_group.add_command(save_snapshot)
 for _proof in (show_checkpoint, show_keys, consistency):
     ledger_group.add_command(_proof)
+_audits = audit_commands(_perform_audit)
+recover, whatif = _audits.pop("")
 _groups = {"ledger": ledger_group, "report": report_group, "snapshot": snapshot_group}
-_offline = audit_commands(_perform_audit)
-(recover,) = _offline.pop("")
-for _name, _commands in _offline.items():
+for _name, _commands in _audits.items():
     for _command in _commands:
         _groups[_name].add_command(_command)

@@ -99,6 +99,16 @@ def test_words_that_are_passed_on_mean_the_same_there(words: list[str]) -> None:
     assert seen[0][0] == tuple(words[:2])
 
 
+def test_words_of_a_command_without_a_group_mean_the_same_there() -> None:
+    seen: list[tuple[tuple[str, ...], dict[str, object]]] = []
+    (command,) = audit_commands(lambda path, options: seen.append((path, options)))[""]
+    words = ["--data=-odd", "--from", "7d", "--set=Pool=fast:+1GiB", "--set", "MaxPasses=3", "--policy=-a b", "--json"]
+    command.main(words, standalone_mode=False)
+    command.main(words_of(command, seen[0][1]), standalone_mode=False)
+    assert seen[0] == seen[1]
+    assert seen[0][0] == (command.name,)
+
+
 def test_the_codes_with_which_a_replica_ends_are_those_of_its_process() -> None:
     codes = {value for name, value in vars(cluster.serve).items() if name.startswith("EXIT_")}
     assert set(SERVE_MEANINGS) == codes

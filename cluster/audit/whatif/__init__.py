@@ -1,0 +1,29 @@
+"""A window of the ledger gone through again, with something changed: what would have been, beside what was."""
+
+from cluster.audit.whatif.changes import BadChange, ChangeRefused, Changes
+from cluster.audit.whatif.comparison import MOVED_MAX, what_if
+from cluster.audit.whatif.figures import Calibration, Figures, Fit, Moved, PoolFigures, Waits, WhatIf
+from cluster.audit.whatif.page import what_if_page
+from cluster.audit.whatif.recorded import Edge, WindowRefused
+from cluster.audit.whatif.services import TooManyJobs
+from cluster.audit.whatif.text import show_what_if
+
+__all__ = [
+    "MOVED_MAX",
+    "BadChange",
+    "Calibration",
+    "ChangeRefused",
+    "Changes",
+    "Edge",
+    "Figures",
+    "Fit",
+    "Moved",
+    "PoolFigures",
+    "TooManyJobs",
+    "Waits",
+    "WhatIf",
+    "WindowRefused",
+    "show_what_if",
+    "what_if",
+    "what_if_page",
+]

@@ -1,0 +1,188 @@
+"""A what-if from end to end: the window is read twice, and gone through by two worlds, side by side."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from heapq import nlargest
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from cluster.audit.replay import Progress
+from cluster.audit.report import Window
+from cluster.audit.whatif.changes import Changes
+from cluster.audit.whatif.figures import ROUGH_SHARE, Calibration, Fit, Moved, Source, WhatIf
+from cluster.audit.whatif.observed import LOOKS, Known, Observed
+from cluster.audit.whatif.recorded import Edge, Moment, end_of, read_services, repeat
+from cluster.audit.whatif.replaying import FOREVER, PASS_LAG_US, Replaying
+from cluster.audit.whatif.replaying import changed as changed_here
+from replica.state import State
+from replica.values import Instant
+from wal import Ledger
+
+MOVED_MAX: Final = 20
+"""Jobs that are listed of those that gain most, and of those that lose most, count."""
+
+ASSUMPTIONS: Final = (
+    "Users, operators and other schedulers would have done the same at the same moments, whatever else had happened. "
+    "The next thing that a scheduler says of its guest comes so long after the guest was so far as it did.",
+    "What was refused is not asked for again: of that the ledger has no command.",
+    "A stage-in, run, stage-out or teardown takes as long as it was seen to take, and ends as it did, whatever else is "
+    "under way then; so do transfers that would share a link with others.",
+    "A run that was seen to go on, but not to end by itself, takes its time limit and is a timeout. One that was never "
+    "seen takes the median of its user's runs, else of all, at most its limit. For another operation the next one of "
+    "its job stands, else the median of its kind. None ends sooner than it was seen to last.",
+    "A script that is told to end takes as long to do so as it did, else a second.",
+    "A leader runs a pass of the scheduler at once where the ledger has none within a quarter of a second.",
+    f"Waits by reason are from {LOOKS} looks in the window: a job waits for what it waited for at the last look.",
+    "What the window's own commands set is set all the same, but for keys and sizes of pools that are changed here: "
+    "those stay changed.",
+)
+"""What is said above each result."""
+
+
+def what_if(
+    ledger: Ledger,
+    snapshots: Sequence[tuple[int, Path]],
+    first: Edge,
+    last: Edge,
+    changes: Changes,
+    policy: str = "",
+    progress: Progress | None = None,
+    again: Progress | None = None,
+) -> WhatIf:
+    """Return what would have been, beside what was.
+
+    `progress` is told how far the first reading is, `again` how far the second one is, with the worlds that go along.
+    Raises WindowRefused, ChangeRefused and TooManyJobs, and the errors of `replay`.
+    """
+    ledger = ledger.as_of_now()
+    to_us = end_of(ledger, last)
+
+    def begin(state: State, from_us: int) -> Observed:
+        changed_here(state, Instant(from_us), changes)  # what cannot be changed is said before all is read
+        return Observed(state, Window(from_us, to_us))
+
+    reading = read_services(ledger, snapshots, first, last, begin, progress)
+    recorded = reading.observed
+    assert recorded is not None  # there was something in the window
+    # The window may end after the ledger: how long anything went on by then, nobody knows.
+    reading.services.ends(reading.state, min(to_us, reading.state.at))
+    window, state = recorded.window, reading.start.state
+    unchanged = Replaying(state, reading.services, window)
+    changed = Replaying(state, reading.services, window, changes) if changes else None
+    by_times = Replaying(state, reading.services, window, by_times=True)
+    worlds = [unchanged, by_times] if changed is None else [unchanged, by_times, changed]
+
+    showing = _Showing(worlds)
+    repeating = repeat(ledger, reading, first, last, showing.take, again)
+    showing.flush(FOREVER)
+    for world in worlds:
+        world.finish(to_us)
+    moved = [] if changed is None else _moved(recorded, unchanged, changed)
+    gaining = nlargest(MOVED_MAX, (one for one in moved if one.gain_us > 0), key=lambda one: (one.gain_us, -one.job))
+    losing = nlargest(MOVED_MAX, (one for one in moved if one.gain_us < 0), key=lambda one: (-one.gain_us, -one.job))
+    return WhatIf(
+        source=Source(
+            cluster_id=ledger.cluster_id,
+            cluster=state.name,
+            from_us=window.from_us,
+            to_us=to_us,
+            first_revision=state.revision + 1,
+            last_revision=reading.state.revision,
+            last_index=reading.end[0],
+            ledger_digest=reading.end[1].hex(),
+        ),
+        changes=changes.words(policy),
+        assumptions=ASSUMPTIONS,
+        calibration=_calibration(recorded, unchanged, by_times, reading.state.at),
+        recorded=recorded.figures(to_us),
+        unchanged=unchanged.observed.figures(to_us),
+        changed=None if changed is None else changed.observed.figures(to_us),
+        earlier=sum(one.gain_us > 0 for one in moved),
+        later=sum(one.gain_us < 0 for one in moved),
+        gaining=tuple(gaining),
+        losing=tuple(losing),
+        left_out=dict(sorted(repeating.left_out.items())),
+        unproven=dict(sorted(repeating.unproven.items())),
+    )
+
+
+class _Showing:
+    """Moments on their way to worlds, held back until it is known when the next pass of the ledger comes."""
+
+    def __init__(self, worlds: Sequence[Replaying]) -> None:
+        self._worlds = worlds
+        self._waiting: deque[Moment] = deque()
+
+    def take(self, moment: Moment) -> None:
+        """Take the next moment."""
+        self._waiting.append(moment)
+        if moment.has_pass:
+            self.flush(moment.at)
+        while self._waiting and moment.at - self._waiting[0].at > PASS_LAG_US:
+            self._show(FOREVER)
+
+    def flush(self, pass_at: int) -> None:
+        """Show all that wait; the next pass of the ledger comes then."""
+        while self._waiting:
+            self._show(pass_at)
+
+    def _show(self, pass_at: int) -> None:
+        moment = self._waiting.popleft()
+        for world in self._worlds:
+            world.show(moment, pass_at)
+
+
+def _known_there(world: Replaying) -> Mapping[int, Known]:
+    """Return the jobs of a world by their numbers in the ledger."""
+    return {world.number_there(job): known for job, known in world.observed.jobs.items()}
+
+
+def _fit(recorded: Observed, replayed: Replaying, until_us: int) -> Fit:
+    """Compare the starts up to where the ledger ends."""
+    found = _known_there(replayed)
+    starts = identical = 0
+    off: list[int] = []
+    for job in recorded.jobs.keys() | found.keys():
+        was, now = recorded.jobs.get(job), found.get(job)
+        was_us, now_us = 0 if was is None else was.started_us, 0 if now is None else now.started_us
+        if not was_us and (not now_us or now_us > until_us):
+            continue
+        starts += 1
+        identical += was_us == now_us
+        if was_us and now_us:
+            off.append(abs(was_us - now_us))
+    return Fit(starts, identical, identical / starts if starts else 1.0, int(median(off)) if off else 0)
+
+
+def _calibration(recorded: Observed, unchanged: Replaying, by_times: Replaying, until_us: int) -> Calibration:
+    fits = _fit(recorded, unchanged, until_us), _fit(recorded, by_times, until_us)
+    return Calibration(*fits, unchanged.decisions, unchanged.same, any(fit.share < ROUGH_SHARE for fit in fits))
+
+
+def _moved(recorded: Observed, unchanged: Replaying, changed: Replaying) -> list[Moved]:
+    to_us = recorded.window.to_us
+    before, after = _known_there(unchanged), _known_there(changed)
+    found: list[Moved] = []
+    for job in sorted(before.keys() | after.keys()):
+        one, other = before.get(job), after.get(job)
+        one_us, other_us = 0 if one is None else one.started_us, 0 if other is None else other.started_us
+        known = one or other
+        if one_us == other_us or known is None:
+            continue
+        was = recorded.jobs.get(job)
+        found.append(
+            Moved(
+                job=job,
+                name=known.name,
+                user=known.user,
+                submitted_us=known.submitted_us,
+                recorded_us=(None if was is None else was.started_us) or None,
+                unchanged_us=one_us or None,
+                changed_us=other_us or None,
+                gain_us=(one_us or to_us) - (other_us or to_us),
+            )
+        )
+    return found

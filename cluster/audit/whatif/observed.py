@@ -1,0 +1,224 @@
+"""What is noted of a world while it goes through a window: the same of what was recorded and of what is replayed."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import nsmallest
+from typing import Final
+
+import msgspec
+
+from cluster.audit.report import PoolSteps, PoolUse, Waiting, Window
+from cluster.audit.whatif.figures import Figures, PoolFigures, Waits
+from cluster.audit.whatif.services import touched_by
+from replica.messages import Event
+from replica.messages import events as e
+from replica.model import ENDED, Job, JobState
+from replica.scheduler import SchedulingIndex, verdicts_of
+from replica.state import State
+from replica.values import Instant
+
+LOOKS: Final = 200
+"""How often pending jobs are asked why they wait, count in a window: each costs a pass of the scheduler."""
+
+EVERYTHING: Final = "all"
+
+REASONS_MAX: Final = 100
+"""Reasons that are listed of why jobs waited, count: those of failed operations have the words of what failed."""
+
+
+class Known(msgspec.Struct, gc=False):
+    """One job as it is noted; 0 for what has not happened in the window."""
+
+    name: str
+    user: str
+    submitted_us: int
+    started_us: int = 0
+    ended_us: int = 0
+    result: int = 0
+
+
+class _Pool:
+    """What is held of one pool, summed over time."""
+
+    def __init__(self, unit: str) -> None:
+        self.steps = PoolSteps(unit)
+        self.held = self.in_service = 0
+        self.held_us = self.served_us = self.since_us = 0
+        self.peak = 0
+        self.peak_share = 0.0
+
+
+class Observed:
+    """A world from the beginning of a window on."""
+
+    def __init__(
+        self, state: State, window: Window, index: SchedulingIndex | None = None, *, looks: bool = True
+    ) -> None:
+        """`index`: one of the world's own, which is kept at its state; None: one is kept here. `looks`: whether jobs
+        are asked why they wait.
+        """
+        self.window = window
+        self.jobs: dict[int, Known] = {}
+        """Every job that was there, by its number in this world."""
+        self.submitted = 0
+        self.refused = 0
+        self._state = state
+        self._now_us = window.from_us
+        self._keeps_index = index is None
+        self._index = SchedulingIndex(state) if index is None else index
+        self._pools: dict[str, _Pool] = {}
+        self._waiting: list[Waiting] = []
+        self._next_look = 0 if looks else LOOKS
+        self._looked: tuple[int, Mapping[int, str]] = (window.from_us, {})
+        self._waits: defaultdict[str, dict[int, int]] = defaultdict(dict)
+        self._ran = set[int]()
+        """Jobs that had started before the window: their starts do not count."""
+        for job_id in sorted(state.unfinished):
+            job = state.jobs[job_id]
+            self.jobs[job_id] = Known(job.request.name, job.request.user, job.submitted_at)
+            if job.started_at:
+                self._ran.add(job_id)
+        self._note_pools(state)
+
+    def saw(self, at_us: int, events: Sequence[Event], state: State) -> None:
+        """Take note of what has just happened, and to which state that has led; `look` came before."""
+        # An operator may have set the clock back: here it stands still until it is where it was.
+        now_us = self._now_us = max(int(at_us), self._now_us)
+        before, self._state = self._state, state
+        for event in events:
+            self._note(event, now_us)
+        for job_id in touched_by(events):
+            if job_id in before.unfinished and job_id not in state.unfinished:
+                self._ended(before.jobs[job_id], state, now_us)
+        if self._keeps_index:
+            self._index.advance(state, events)
+        if state.held_bytes is not before.held_bytes or state.pools is not before.pools:
+            self._note_pools(state)
+
+    def _note(self, event: Event, now_us: int) -> None:
+        match event:
+            case e.JobSubmitted() | e.GuestSetUp():
+                for job_id in e.jobs_of(event):
+                    self.submitted += 1
+                    self.jobs[job_id] = Known(event.request.name, event.request.user, now_us)
+            case e.RunStarted() | e.GuestRunBegan():
+                known = self.jobs.get(event.job)
+                if known is not None and not known.started_us and event.job not in self._ran:
+                    known.started_us = now_us
+            case _:
+                pass
+
+    def _ended(self, before: Job, state: State, now_us: int) -> None:
+        known, job = self.jobs.get(before.id), state.jobs.get(before.id)
+        if known is None or known.ended_us:
+            return
+        known.ended_us = now_us
+        if job is not None:
+            known.result = int(job.state)
+        else:  # it is purged already: what never had a result was cancelled
+            known.result = int(before.result if before.result in ENDED else JobState.CANCELLED)
+
+    def _note_pools(self, state: State) -> None:
+        now_us = self._now_us
+        for name in {*state.pools, *self._pools}:
+            pool = state.pools.get(name)
+            noted = self._pools.get(name)
+            if noted is None:
+                assert pool is not None  # what was noted once stays
+                noted = self._pools[name] = _Pool(pool.unit.word)
+                noted.since_us = now_us
+            self._sum(noted, now_us)
+            total = 0 if pool is None else pool.quantity_bytes
+            noted.held = state.held_bytes.get(name, 0)
+            noted.in_service = 0 if pool is None else pool.usable_bytes
+            noted.peak = max(noted.peak, noted.held)
+            if noted.in_service:
+                noted.peak_share = max(noted.peak_share, noted.held / noted.in_service)
+            noted.steps.add(self.window.column(now_us), now_us, (noted.held, noted.in_service, total))
+
+    def _sum(self, noted: _Pool, now_us: int) -> None:
+        noted.held_us += noted.held * (now_us - noted.since_us)
+        noted.served_us += noted.in_service * (now_us - noted.since_us)
+        noted.since_us = now_us
+
+    def look(self, until_us: int) -> None:
+        """Ask why jobs wait, at each of the moments up to now at which that is asked: before anything happens now."""
+        span_us = max(1, self.window.to_us - self.window.from_us)
+        last = min(LOOKS - 1, (until_us - self.window.from_us) * LOOKS // span_us)
+        if last < self._next_look:
+            return
+        state = self._state
+        pending = [job for job in state.unfinished if state.jobs[job].state is JobState.PENDING]
+        for place in range(self._next_look, last + 1):
+            at_us = self.window.from_us + place * span_us // LOOKS
+            verdicts = verdicts_of(self._index, pending, Instant(max(at_us, state.at)))
+            reasons = {job: str(verdict.reason) for job, verdict in verdicts.items()}
+            self._count_waits(at_us)
+            self._looked = at_us, reasons
+            self._waiting.append(Waiting(at_us, dict(sorted(Counter(reasons.values()).items()))))
+        self._next_look = last + 1
+
+    def _count_waits(self, now_us: int) -> None:
+        """Count for each job the time since the last look under the reason that it had then, as long as it waited."""
+        since_us, reasons = self._looked
+        for job_id, reason in reasons.items():
+            known = self.jobs.get(job_id)
+            if known is None:
+                continue
+            until_us = min(
+                (moment for moment in (known.started_us, known.ended_us) if moment > since_us), default=now_us
+            )
+            waits = self._waits[reason]
+            waits[job_id] = waits.get(job_id, 0) + min(until_us, now_us) - since_us
+
+    def figures(self, to_us: int) -> Figures:
+        """Return what was noted, once the world has come to the end of the window."""
+        self._now_us = max(self._now_us, to_us)
+        self.look(self._now_us)
+        self._count_waits(self._now_us)
+        self._looked = self._now_us, {}
+        ended = Counter(JobState(known.result).name for known in self.jobs.values() if known.ended_us)
+        waited = [known.started_us - known.submitted_us for known in self.jobs.values() if known.started_us]
+        last_us = max((known.ended_us for known in self.jobs.values()), default=0)
+        by_reason = [_waits(reason, jobs.values()) for reason, jobs in self._waits.items()]
+        unfinished = [job for job in self._state.unfinished if job in self.jobs]
+        return Figures(
+            submitted=self.submitted,
+            started=len(waited),
+            ended=dict(sorted(ended.items())),
+            unfinished=len(unfinished),
+            unstarted=sum(not self.jobs[job].started_us and job not in self._ran for job in unfinished),
+            refused=self.refused,
+            wait=_waits(EVERYTHING, waited),
+            waits=tuple(nsmallest(REASONS_MAX, by_reason, key=lambda waits: (-waits.p95_us, waits.reason))),
+            waits_left_out=max(0, len(by_reason) - REASONS_MAX),
+            pools=tuple(self._pool(name) for name in sorted(self._pools)),
+            makespan_us=max(0, last_us - self.window.from_us),
+            waiting=tuple(self._waiting),
+        )
+
+    def _pool(self, name: str) -> PoolFigures:
+        noted = self._pools[name]
+        self._sum(noted, self._now_us)
+        span_us = max(1, self._now_us - self.window.from_us)
+        return PoolFigures(
+            name=name,
+            unit=noted.steps.unit,
+            mean=noted.held_us / span_us,
+            peak=noted.peak,
+            mean_share=noted.held_us / noted.served_us if noted.served_us else 0.0,
+            peak_share=noted.peak_share,
+            use=PoolUse(name, noted.steps.unit, noted.steps.steps()),
+        )
+
+
+def _waits(reason: str, waited: Iterable[int]) -> Waits:
+    ordered = sorted(waited)
+    return Waits(reason, len(ordered), percentile(ordered, 50), percentile(ordered, 95))
+
+
+def percentile(ordered: Sequence[int], percent: int) -> int:
+    """Return the smallest value that so many percent of the values do not exceed; 0 of none."""
+    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)] if ordered else 0

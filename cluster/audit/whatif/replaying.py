@@ -1,0 +1,547 @@
+"""A world that goes through a window again: a virtual clock, the product's own decisions, and agents that take as long
+as they were seen to take.
+
+Theory of operation
+===================
+
+What comes from outside comes at its moment in the ledger, in the order of the ledger. A *work* is what an agent, or the
+scheduler of a guest, has to do next (`services`). One that begins with the very entry that it began with in the ledger
+is *in place*: its reports come where the ledger has them. Any other is *moved*: its reports come after the spans that
+were seen, from the agenda, between the moments of the ledger. So a world in which nothing was changed decides the same
+at the same moments, and one in which something was changed is the same up to where it first matters.
+
+A pass of the scheduler is run wherever the ledger has one. As long as nothing is known to differ that is all: when else
+a leader ran one and found nothing, the ledger does not say. From then on there is a pass after whatever is settled and
+when something is due by time alone, unless the ledger has one within `PASS_LAG_US`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import msgspec
+
+from cluster.audit.report import Window
+from cluster.audit.whatif.changes import ChangeRefused, Changes
+from cluster.audit.whatif.observed import Observed
+from cluster.audit.whatif.recorded import PASS, Item, Kind, Moment
+from cluster.audit.whatif.services import (
+    CANCEL_US,
+    INTERRUPTED_US,
+    Answer,
+    Lane,
+    Service,
+    Services,
+    Work,
+    answer_in,
+    is_end,
+    touched_by,
+    works_of,
+)
+from cluster.server import jobs_under_way
+from replica.decide import decide, is_by_key
+from replica.fold import SpeculativeState
+from replica.messages import CONTROLLER, Actor, Command, Entry, Event, Request, jobs_of, kind_of
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.model import Dependency, JobState, Stage, agent_of
+from replica.scheduler import SchedulingIndex, events_of_pass
+from replica.state import State
+from replica.values import MAILS_SETTLED_MAX, MICROSECONDS_PER_SECOND, RESTARTED_MAX, Instant, LedgerViolation, Refusal
+
+PASS_LAG_US: Final = MICROSECONDS_PER_SECOND // 4
+"""How much later than it could be a leader runs a pass, microseconds: one of the ledger that comes so soon is the one.
+Mostly it is a millisecond; under load passes rest for up to 0.1 s.
+"""
+
+PASSES_IN_A_ROW_MAX: Final = 64
+"""Passes that follow each other at one moment, count, as a leader's do; then the next one comes when something does."""
+
+FOREVER: Final = 1 << 62
+"""Later than anything."""
+
+
+def changed(state: State, at: Instant, changes: Changes) -> SpeculativeState:
+    """Return a state with the changes made, as a batch that is not closed; ChangeRefused for what there cannot be."""
+    growing = SpeculativeState(state, Instant(max(state.at, at)))
+    for actor, command in changes.commands(state):
+        facts = growing.facts if is_by_key(command) else growing.state()
+        decision = decide(facts, Request(b"", actor, command), growing.at)
+        if isinstance(decision, Refusal):
+            raise ChangeRefused(decision)
+        growing.add(Entry(b"", actor, kind_of(command), decision.events))
+    return growing
+
+
+class _Due(NamedTuple):
+    """What is to be said, and when: of what comes at one moment, first what the ledger has first."""
+
+    at: int
+    entry: int
+    answer: Answer
+
+
+class _Doing:
+    """A work that is under way in this world."""
+
+    def __init__(self, work: Work, service: Service | None, *, in_place: bool) -> None:
+        self.work, self.service, self.in_place = work, service, in_place
+        self.due: deque[_Due] = deque()
+        """What is still to be said."""
+        self.said = 0
+        """Answers of the service that were given in their places."""
+        self.token = 0
+        """What stands in the agenda under another one is void."""
+        self.suspended_at = 0
+        self.is_cut = False
+
+    @property
+    def stage(self) -> int:
+        """The stage that it is of."""
+        return self.work[0]
+
+
+class Replaying:
+    """One world in a window."""
+
+    def __init__(
+        self,
+        state: State,
+        services: Services,
+        window: Window,
+        changes: Changes | None = None,
+        *,
+        by_times: bool = False,
+    ) -> None:
+        """Begin in `state`, where the window begins. ChangeRefused where it cannot be changed so.
+
+        `by_times`: nothing that begins in the window is in its place, whether anything differs or not.
+        """
+        self.state = state
+        self.decisions = self.same = 0
+        """Decisions of the ledger that were taken again in their places, and those that came to the same."""
+        self._services, self._changes = services, changes
+        self._index = SchedulingIndex(state)
+        self.observed = Observed(state, window, self._index, looks=not by_times)
+        self._noted = 0
+        self._doing: dict[Lane, _Doing] = {}
+        self._taken: dict[Lane, dict[int, int]] = {}
+        """Services that are behind, count by stage."""
+        self._agenda: list[tuple[int, int, int, int, Lane]] = []
+        """When, the entry of the ledger that has the like, in which order, under which token, and whose."""
+        self._sequence = self._tokens = 0
+        self._silent: dict[Lane, None] = {}
+        """Works whose agent is down, or whose script is suspended, when they should be reported on."""
+        self._by_times = self._differs = by_times
+        """Whether this world is known to be another one than the ledger's."""
+        self._is_unsettled = False
+        self._in_a_row = 0
+        self._passed_at = Instant(state.at)
+        self._here: dict[int, int] = {}
+        """Job of the ledger -> the same job here, where that has another number; 0: it was refused here."""
+        self._there: dict[int, int] = {}
+        self._restarts: tuple[int, list[int]] = (0, [])
+        """The term of a leader, and the jobs whose operations it is still to start again."""
+        self._begin(touched=sorted(state.unfinished), index=0, at=window.from_us)
+        if changes is not None:
+            self._differs = True
+            self._close(changed(state, Instant(window.from_us), changes), None)
+
+    # From moment to moment --------------------------------------------------------------------------------------------
+
+    def show(self, moment: Moment, pass_at: int) -> None:
+        """Go through a moment of the ledger; `pass_at`: when the ledger has its next pass from then on."""
+        self._go_on((moment.at, moment.entry + 1), pass_at)
+        self.observed.look(moment.at)
+        growing = SpeculativeState(self.state, Instant(max(moment.at, self.state.at)))
+        for item in moment.items:
+            self._take(growing, moment, item)
+        self._close(growing, moment.entry)
+
+    def finish(self, to_us: int) -> None:
+        """Go on to the end of the window: behind the ledger, where that does not say any more when passes were run."""
+        self._differs = self._differs or to_us - self.state.at > PASS_LAG_US
+        self._go_on((to_us, FOREVER), FOREVER)
+
+    def _go_on(self, until: tuple[int, int], ledger_at: int) -> None:
+        """Do what comes before a moment; a pass that is due shortly before one of the ledger is left to that."""
+        while True:
+            following = self._agenda[0][:2] if self._agenda else (FOREVER, FOREVER)
+            pass_at = self._pass_at()
+            if ledger_at - pass_at <= PASS_LAG_US:
+                pass_at = FOREVER
+            if min(following, (pass_at, 0)) >= until:
+                return
+            if pass_at <= following[0]:
+                self._pass(pass_at)
+            else:
+                self._report(following)
+
+    def _pass_at(self) -> int:
+        """Return when the next pass is to be run that the ledger does not have."""
+        if not self._differs:
+            return FOREVER
+        if self._is_unsettled and self._in_a_row < PASSES_IN_A_ROW_MAX:
+            return self.state.at
+        due = self._index.next_due(self._passed_at)
+        return FOREVER if due is None else max(due, self.state.at)
+
+    def _pass(self, at: int) -> None:
+        self.observed.look(at)
+        growing = SpeculativeState(self.state, Instant(at))
+        events = self._events_of_pass(growing)
+        if events:
+            growing.add(Entry(b"", CONTROLLER, PASS, events))
+        self._in_a_row = self._in_a_row + 1 if events else 0
+        self._close(growing, None)
+
+    def _events_of_pass(self, growing: SpeculativeState) -> tuple[Event, ...]:
+        self._follow(growing)
+        self._passed_at = growing.at
+        self._is_unsettled = False
+        return events_of_pass(self._index, growing.at)
+
+    def _follow(self, growing: SpeculativeState) -> None:
+        """Bring the index to where a batch is."""
+        state = growing.state()
+        self._index.advance(state, (event for entry in growing.entries[self._noted :] for event in entry.events))
+        self._noted = len(growing.entries)
+
+    def _close(self, growing: SpeculativeState, index: int | None) -> None:
+        """End a batch: `index` is that of the ledger's, None for one that is not in it."""
+        if not growing.entries:
+            return
+        self._follow(growing)
+        self._noted = 0
+        self.state = growing.state()
+        events = [event for entry in growing.entries for event in entry.events]
+        if not events:
+            return
+        self._is_unsettled = True
+        if any(entry.command != PASS for entry in growing.entries):
+            self._in_a_row = 0
+        for event in events:
+            self._react(event, growing.at)
+        self._begin(touched_by(events), index, growing.at)
+        self.observed.saw(growing.at, events, self.state)
+
+    # The agenda -------------------------------------------------------------------------------------------------------
+
+    def _begin(self, touched: Iterable[int], index: int | None, at: int) -> None:
+        """Begin the works that are to be done now and were not, and drop those that are not any more."""
+        for lane, work in works_of(self.state, touched):
+            doing = self._doing.get(lane)
+            if doing is not None and doing.work == work:
+                continue
+            if doing is not None:
+                del self._doing[lane]
+                self._silent.pop(lane, None)
+            if work is not None:
+                self._doing[lane] = self._begun(lane, work, index, at)
+            elif lane.job not in self.state.unfinished:
+                self._taken.pop(lane, None)
+
+    def _begun(self, lane: Lane, work: Work, index: int | None, at: int) -> _Doing:
+        stage = work[0]
+        known = self._known(lane, stage)
+        behind = self._taken.setdefault(lane, {})
+        taken = behind.get(stage, 0)
+        is_kept = index == 0 or not self._by_times
+        place = next((n for n, one in enumerate(known) if n >= taken and is_kept and one.index == index), None)
+        if place is not None:
+            behind[stage] = place + 1
+            doing = _Doing(work, known[place], in_place=True)
+            if not known[place].is_ended and known[place].cut_us < 0:
+                # It was taken away: should it not be here, it comes to an end some time after.
+                self._assume(lane, doing, at)
+            return doing
+        service = known[taken] if taken < len(known) else next((one for one in reversed(known) if one.has_worked), None)
+        behind[stage] = min(taken + 1, len(known))
+        doing = _Doing(work, service, in_place=False)
+        if service is not None and service.is_ended:
+            doing.due.extend(_Due(at + us, entry, answer) for entry, us, answer in service.answers)
+            self._plan(lane, doing)
+        else:
+            self._assume(lane, doing, at)
+        return doing
+
+    def _known(self, lane: Lane, stage: int) -> list[Service]:
+        """Return what was seen of a stage of a job, in the order in which it was."""
+        of_job = self._services.by_job.get(self._there.get(lane.job, lane.job), ())
+        return [one for one in of_job if one.stage == stage]
+
+    def _assume(self, lane: Lane, doing: _Doing, at: int) -> None:
+        """Let a work come to an end of which no end was seen: as its next one did, else as is usual, and never sooner
+        than it was seen to last.
+        """
+        if lane.is_scheduler:
+            return
+        stage, service, job = doing.stage, doing.service, self.state.jobs[lane.job]
+        least_us = 0 if service is None else service.lasted_us + INTERRUPTED_US
+        was_seen = service is not None and service.lasted_us > 0
+        worked = next((one.lasted_us for one in self._known(lane, stage) if one.has_worked), None)
+        usual_us = self._services.usual_us(stage, job, was_seen=was_seen) if worked is None else worked
+        takes_us = max(least_us, usual_us)
+        if not doing.in_place and service is not None:
+            doing.due.extend(_Due(at + us, entry, one) for entry, us, one in service.answers if not is_end(one))
+        if stage == Stage.RUN:
+            limit_us = self._services.limit_us(job)
+            if not doing.in_place and (service is None or service.begun_us is None):
+                begins_us = min(self._services.usual_begin_us, takes_us)
+                doing.due.append(_Due(at + begins_us, FOREVER, c.ScriptStarted()))
+            is_late = 0 < limit_us <= takes_us
+            end = c.ScriptEnded(JobState.TIMEOUT if is_late else JobState.COMPLETED)
+            doing.due.append(_Due(at + takes_us, FOREVER, end))
+        else:
+            doing.due.append(_Due(at + takes_us, FOREVER, c.OperationDone()))
+        self._plan(lane, doing)
+
+    def _plan(self, lane: Lane, doing: _Doing) -> None:
+        """Put what a work's agent says next into the agenda."""
+        self._tokens += 1
+        doing.token = self._tokens
+        if doing.due:
+            self._sequence += 1
+            at = max(doing.due[0].at, self.state.at)
+            heapq.heappush(self._agenda, (at, doing.due[0].entry, self._sequence, doing.token, lane))
+
+    def _report(self, until: tuple[int, int]) -> None:
+        """Take from the agenda what is said at one moment, as far as one entry of the ledger has it."""
+        self.observed.look(until[0])
+        growing = SpeculativeState(self.state, Instant(max(until[0], self.state.at)))
+        while self._agenda and self._agenda[0][:2] <= until:
+            _, _, _, token, lane = heapq.heappop(self._agenda)
+            doing = self._doing.get(lane)
+            if doing is None or doing.token != token:
+                continue
+            if self._is_silent(growing, lane, doing):
+                self._silent[lane] = None
+                continue
+            self._say(growing, lane, doing, doing.due.popleft().answer)
+            if doing.due:
+                self._plan(lane, doing)
+        self._close(growing, None)
+
+    def _is_silent(self, growing: SpeculativeState, lane: Lane, doing: _Doing) -> bool:
+        if lane.is_scheduler:
+            return False
+        job = growing.facts.jobs.get(lane.job)
+        if job is None:
+            return False
+        if doing.suspended_at and is_end(doing.due[0].answer):
+            return True
+        node = growing.facts.nodes.get(agent_of(job, growing.facts.buffers.get(lane.job)))
+        return node is not None and node.down
+
+    def _say(self, growing: SpeculativeState, lane: Lane, doing: _Doing, answer: Answer) -> tuple[Event, ...]:
+        """Have an agent, or a guest's scheduler, say this of its work; return what comes of it."""
+        job = growing.facts.jobs.get(lane.job)
+        if job is None:
+            return ()
+        if not isinstance(answer, c.OperationResult):
+            name = "" if job.guest is None else job.guest.scheduler
+            return self._settle(growing, Actor(c.ActorRole.SCHEDULER, name), answer)
+        node = agent_of(job, growing.facts.buffers.get(lane.job))
+        report = c.ReportOperation(node, lane.job, doing.work[1], Stage(doing.stage), answer)
+        return self._settle(growing, Actor(c.ActorRole.AGENT, node), report)
+
+    def _settle(self, growing: SpeculativeState, actor: Actor, command: Command) -> tuple[Event, ...]:
+        try:
+            facts = growing.facts if is_by_key(command) else growing.state()
+            decision = decide(facts, Request(b"", actor, command), growing.at)
+            if isinstance(decision, Refusal):
+                return ()
+            growing.add(Entry(b"", actor, kind_of(command), decision.events))
+        except Exception:
+            # As a leader, which answers such a command and goes on.
+            return ()
+        return decision.events
+
+    def _react(self, event: Event, at: int) -> None:
+        """Have agents do what an event says at once: end or stop a script, or speak again."""
+        match event:
+            case e.CancelRequested() | e.RequeueRequested():
+                self._cut(Lane(event.job, False), at)
+            case e.JobSuspended():
+                doing = self._doing.get(Lane(event.job, False))
+                if doing is not None:
+                    doing.suspended_at = at
+            case e.JobResumed():
+                self._resumed(Lane(event.job, False), at)
+            case e.NodeCameBack() | e.NodeRegistered():
+                for lane in [lane for lane in self._silent if not self._doing[lane].suspended_at]:
+                    del self._silent[lane]
+                    self._plan(lane, self._doing[lane])
+            case e.ClockSet():
+                self._set_clock(event.at - at)
+            case _:
+                pass
+
+    def _cut(self, lane: Lane, at: int) -> None:
+        """Have a script end that is told to, as soon after as it did when it was told to."""
+        doing = self._doing.get(lane)
+        if doing is None or doing.stage != Stage.RUN or doing.is_cut:
+            return
+        service = doing.service
+        doing.is_cut = True
+        was_cut = service is not None and service.cut_us >= 0
+        if doing.in_place and was_cut:
+            return
+        doing.in_place = False
+        after_us = CANCEL_US
+        if service is not None and was_cut and service.answers and is_end(service.answers[-1][2]):
+            after_us = max(0, service.lasted_us - service.cut_us)
+        end = _Due(at + after_us, FOREVER, c.ScriptEnded(JobState.CANCELLED))
+        started = [due for due in doing.due if not is_end(due.answer) and due.at <= end.at]
+        doing.due = deque([*started, end])
+        doing.suspended_at = 0
+        self._silent.pop(lane, None)
+        self._plan(lane, doing)
+
+    def _resumed(self, lane: Lane, at: int) -> None:
+        doing = self._doing.get(lane)
+        if doing is None or not doing.suspended_at:
+            return
+        later_us = at - doing.suspended_at
+        doing.suspended_at = 0
+        doing.due = deque(due._replace(at=due.at + later_us) for due in doing.due)
+        self._silent.pop(lane, None)
+        self._plan(lane, doing)
+
+    def _set_clock(self, by_us: int) -> None:
+        """Measure what is still to come by the clock as it was set."""
+        for doing in self._doing.values():
+            doing.due = deque(due._replace(at=due.at + by_us) for due in doing.due)
+            doing.suspended_at += by_us if doing.suspended_at else 0
+        self._agenda = [(at + by_us, entry, number, token, lane) for at, entry, number, token, lane in self._agenda]
+        self._passed_at = Instant(0)
+
+    # What the ledger has ----------------------------------------------------------------------------------------------
+
+    def _take(self, growing: SpeculativeState, moment: Moment, item: Item) -> None:
+        """Take one item of the ledger."""
+        match item.kind:
+            case Kind.PASS:
+                events = self._events_of_pass(growing)
+                if events:
+                    growing.add(Entry(b"", CONTROLLER, PASS, events))
+                self._compare(item, events)
+            case Kind.FACT:
+                with suppress(LookupError, LedgerViolation):  # it may be about what is not here
+                    growing.add(Entry(b"", item.entry.actor, item.entry.command, item.entry.events))
+            case Kind.REPORT:
+                self._take_report(growing, moment, item)
+            case Kind.GUEST:
+                self._take_guest_step(growing, moment, item)
+            case Kind.COMMAND:
+                self._take_command(growing, moment, item)
+
+    def _compare(self, item: Item, events: Sequence[Event]) -> None:
+        self.decisions += 1
+        if tuple(events) == item.entry.events:
+            self.same += 1
+        else:
+            self._differs = True
+
+    def _is_in_place(self, moment: Moment, doing: _Doing) -> bool:
+        """Whether what the ledger has at this moment is what this work comes to here; then that is said."""
+        if not doing.in_place or doing.service is None:
+            return False
+        answers = doing.service.answers
+        if doing.said >= len(answers) or answers[doing.said][0] != moment.entry:
+            return False
+        doing.said += 1
+        return True
+
+    def _take_report(self, growing: SpeculativeState, moment: Moment, item: Item) -> None:
+        lane = Lane(self._here.get(item.job, item.job), False)
+        doing = self._doing.get(lane)
+        answer = None if doing is None else answer_in(doing.stage, item.entry.events)
+        if doing is not None and answer is not None and self._is_in_place(moment, doing):
+            self._compare(item, self._say(growing, lane, doing, answer))
+
+    def _take_guest_step(self, growing: SpeculativeState, moment: Moment, item: Item) -> None:
+        lane = Lane(self._here.get(item.job, item.job), True)
+        doing = self._doing.get(lane)
+        if doing is not None and item.command is not None and self._is_in_place(moment, doing):
+            self._compare(item, self._settle(growing, item.entry.actor, item.command))
+
+    def _take_command(self, growing: SpeculativeState, moment: Moment, item: Item) -> None:
+        command = self._as_it_is_here(growing, moment, item)
+        if command is not None and self._changes is not None:
+            command = self._changes.adjusted(command)
+        if command is None:
+            return
+        events = self._settle(growing, item.entry.actor, command)
+        self._compare(item, events)
+        if not events:
+            self.observed.refused += 1
+        self._number(item.entry.events, events)
+
+    def _as_it_is_here(self, growing: SpeculativeState, moment: Moment, item: Item) -> Command | None:
+        """Return a command with the numbers that its jobs have here; None where there is nothing to ask for."""
+        command = item.command
+        if not self._differs:
+            return command
+        match command:
+            case c.SettleMails():
+                return c.SettleMails(tuple(sorted(growing.facts.mails))[:MAILS_SETTLED_MAX])
+            case c.RestartOperations():
+                if self._restarts[0] != moment.term:
+                    self._restarts = moment.term, jobs_under_way(growing.state())
+                jobs = self._restarts[1]
+                portion, jobs[:RESTARTED_MAX] = tuple(jobs[:RESTARTED_MAX]), []
+                return c.RestartOperations(portion) if portion else None
+            case c.ConfigureSite():
+                return msgspec.structs.replace(command, expected_revision=None)
+            case _:
+                return command if command is None or not self._here else self._renumbered(command)
+
+    def _renumbered(self, command: Command) -> Command | None:
+        """Return a command with the numbers that its jobs have here, without those that were refused here; None where
+        it is about one of these.
+        """
+        changes: dict[str, object] = {}
+        if isinstance(command, c.SubmitJob):
+            dependencies = self._dependencies(command.request.dependencies)
+            changes["request"] = msgspec.structs.replace(command.request, dependencies=dependencies)
+        elif isinstance(command, c.UpdateJob) and command.change.dependencies is not None:
+            dependencies = self._dependencies(command.change.dependencies)
+            changes["change"] = msgspec.structs.replace(command.change, dependencies=dependencies)
+        if isinstance(command, c.SubmitJob | c.UpdateJob):
+            numbered = ((one, self._here.get(one.array, one.array)) for one in command.after_tasks)
+            changes["after_tasks"] = tuple(
+                msgspec.structs.replace(one, array=array) for one, array in numbered if array
+            )
+        job = getattr(command, "job", 0)
+        if isinstance(job, int) and job:  # guests have texts
+            if not (number := self._here.get(job, job)):
+                return None
+            changes["job"] = number
+        return msgspec.structs.replace(command, **changes) if changes else command
+
+    def _dependencies(self, recorded: Sequence[Dependency]) -> tuple[Dependency, ...]:
+        numbered = ((one, self._here.get(one.job, one.job)) for one in recorded)
+        return tuple(msgspec.structs.replace(one, job=job) for one, job in numbered if job)
+
+    def _number(self, recorded: Sequence[Event], events: Sequence[Event]) -> None:
+        """Take note of which jobs of the ledger those are that were made here."""
+        there, here = _made(recorded), _made(events)
+        if there == here:
+            return
+        for place, job in enumerate(there):
+            self._here[job] = here[place] if place < len(here) else 0
+            if place < len(here):
+                self._there[here[place]] = job
+
+    def number_there(self, job: int) -> int:
+        """Return the number in the ledger of a job of this world."""
+        return self._there.get(job, job)
+
+
+def _made(events: Sequence[Event]) -> list[int]:
+    return [job for one in events if isinstance(one, e.JobSubmitted | e.GuestSetUp) for job in jobs_of(one)]

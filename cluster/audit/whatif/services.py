@@ -1,0 +1,333 @@
+"""Service times: what agents, and the schedulers of guests, took for each thing that was theirs to do.
+
+Theory of operation
+===================
+
+Agents are level-triggered: what a job's agent has to do now is a function of the state (`agent_work`), and so is for
+what the scheduler of a guest is to say next (`scheduler_work`). A *service* begins with the entry after which that is
+another thing than before, and ends with the report that says so, or with an entry that takes it away: then nobody knows
+how long it would have taken, only that it was longer (`lasted_us`). Where the state comes to the same service at the
+same entry again, its reports are those of the ledger, in their places; at any other time they come after the same
+spans.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import median
+from typing import Final, NamedTuple
+
+import msgspec
+
+from replica.messages import Entry, Event, jobs_of
+from replica.messages import commands as c
+from replica.messages import events as e
+from replica.model import ENDED, GuestStep, Job, JobState, Stage
+from replica.operations import active_stage
+from replica.state import State
+from replica.values import MICROSECONDS_PER_SECOND, NEVER
+
+JOBS_MAX: Final = 1_000_000
+"""Jobs of a window whose services are kept, count: about 2.5 kB each, with what the worlds note of them."""
+
+INTERRUPTED_US: Final = MICROSECONDS_PER_SECOND
+"""For how long at least a service that was taken away would have gone on, microseconds."""
+
+CANCEL_US: Final = MICROSECONDS_PER_SECOND
+"""How long a script takes to end that is told to, microseconds, where that was never seen of it."""
+
+Work = tuple[int, int]
+"""A stage, and what tells two services of that stage from each other. Stages below 0 are of the schedulers of guests:
+for what they are waiting.
+"""
+
+_GUEST_STEPS: Final = {
+    c.kind_of(command("", "")): command
+    for command in (c.StageInGuest, c.BeginGuestRun, c.EndGuestRun, c.StageOutGuest, c.TearDownGuest)
+}
+"""What a guest's scheduler says when it has seen how far the guest is, by the words of the ledger."""
+
+Answer = c.OperationResult | c.StageInGuest | c.BeginGuestRun | c.EndGuestRun | c.StageOutGuest | c.TearDownGuest
+"""What is said of a service: by an agent, or by a guest's scheduler."""
+
+
+def agent_work(state: State, job: Job) -> Work | None:
+    """Return what the job's agent has to do now, or None."""
+    stage = active_stage(job, state.buffers.get(job.id))
+    return None if stage is None else (int(stage), job.attempt)
+
+
+def scheduler_work(state: State, job: Job) -> Work | None:
+    """Return for what the scheduler of a guest is to say something next; None for a job that is nobody's guest."""
+    buffer = state.buffers.get(job.id)
+    if job.guest is None or buffer is None:
+        return None
+    return -1 - int(buffer.state) * len(GuestStep) - int(job.guest.step), job.guest.epoch
+
+
+class Lane(NamedTuple):
+    """A job, and whose doing: its agent's, or its scheduler's where it is a guest."""
+
+    job: int
+    is_scheduler: bool
+
+
+def works_of(state: State, jobs: Iterable[int]) -> Iterator[tuple[Lane, Work | None]]:
+    """Yield what is to be done for each of these jobs now, by whom."""
+    for job_id in jobs:
+        job = state.jobs.get(job_id) if job_id in state.unfinished else None
+        yield Lane(job_id, False), None if job is None else agent_work(state, job)
+        if job is None or job.guest is not None:
+            yield Lane(job_id, True), None if job is None else scheduler_work(state, job)
+
+
+def touched_by(events: Iterable[Event]) -> dict[int, None]:
+    """Return the jobs that events are about, each once."""
+    return dict.fromkeys(job for event in events for job in jobs_of(event))
+
+
+def is_guest_step(entry: Entry) -> bool:
+    """Whether an entry settled what a guest's scheduler says when the guest is so far."""
+    return entry.command in _GUEST_STEPS and bool(entry.events)
+
+
+def answer_in(stage: int, events: Sequence[Event]) -> c.OperationResult | None:
+    """Return what an agent reported of a stage, from what came of it; None where that was no end and no beginning."""
+    receipt = next((event.receipt for event in events if isinstance(event, e.TransferRecorded)), None)
+    for event in events:
+        match event:
+            case e.RunStarted():
+                return c.ScriptStarted()
+            case e.RunEnded():
+                result = event.result if event.result in ENDED else _before_requeue(events)
+                return c.ScriptEnded(result, event.exit_code, event.signal, event.message)
+            case e.StagedIn() | e.StagedOut():
+                return c.OperationDone(event.files, event.size_bytes, event.digest, receipt)
+            case e.TornDown():
+                return c.OperationDone(receipt=receipt)
+            case e.StageFailed():
+                return c.OperationFailed(_message(event), event.retry_at == NEVER, event.operation, receipt)
+            case e.PreRunFailed():
+                return c.OperationFailed(_message(event))
+            case _:
+                pass
+    if stage == Stage.RUN:
+        return c.ScriptEnded(_before_requeue(events))  # it ended before it had started
+    if stage == Stage.POST_RUN and any(isinstance(one, e.StageOutStarted | e.TeardownStarted) for one in events):
+        return c.OperationDone()
+    named = next((one.name for one in events if isinstance(one, e.PersistentCreated | e.PersistentDeleted)), None)
+    return None if named is None else c.PersistentChanged(named)
+
+
+def _before_requeue(events: Sequence[Event]) -> JobState:
+    """Return how a run ended that is begun again: the ledger has only that it was to be, or that its node failed."""
+    requeued = next((event.reason for event in events if isinstance(event, e.RequeueRequested)), "")
+    word = requeued.removeprefix("requeued after ")
+    return JobState[word] if word in JobState.__members__ else JobState.CANCELLED
+
+
+def _message(event: e.StageFailed | e.PreRunFailed) -> str:
+    """Return what the agent said: the comment is `PLUGIN: OPERATION: MESSAGE`, and no plugin has a colon in it."""
+    return event.comment.split(": ", 2)[-1] if event.comment.count(": ") > 1 else ""
+
+
+def is_end(answer: Answer) -> bool:
+    """Whether a service is over when this is said."""
+    return not isinstance(answer, c.ScriptStarted | c.PersistentChanged)
+
+
+class Service(msgspec.Struct, frozen=True, gc=False):
+    """One service as it was seen. `index`: the entry that it began with, 0 where it was before the window."""
+
+    stage: int
+    index: int
+    answers: tuple[tuple[int, int, Answer], ...]
+    """(entry, microseconds after its beginning, what was said)"""
+    lasted_us: int
+    """To its end, or as long as it was seen; without the time for which a script was suspended."""
+    is_ended: bool
+    """Whether it came to an end of its own: not where it was taken away, or a script was told to end."""
+    cut_us: int = -1
+    """When a script was told to end, microseconds after its beginning; -1: never."""
+
+    @property
+    def begun_us(self) -> int | None:
+        """When its script was said to have started, microseconds after its beginning; None: never."""
+        return next((us for _, us, answer in self.answers if isinstance(answer, c.ScriptStarted)), None)
+
+    @property
+    def has_worked(self) -> bool:
+        """Whether it came to the end that it was meant to have."""
+        return self.is_ended and not isinstance(self.answers[-1][2], c.OperationFailed)
+
+
+class _Seen(msgspec.Struct, gc=False):
+    """A service that is being seen."""
+
+    work: Work
+    index: int
+    at: int
+    answers: list[tuple[int, int, Answer]]
+    suspended_at: int = 0
+    suspended_us: int = 0
+    cut_us: int = -1
+
+    def since(self, at: int) -> int:
+        """Return how long it has gone on, but for when it was suspended."""
+        suspended_us = self.suspended_us + (at - self.suspended_at if self.suspended_at else 0)
+        return max(0, at - self.at - suspended_us)
+
+
+class Services:
+    """The services of a window by job, in the order in which they began, and what is usual of each kind."""
+
+    def __init__(self) -> None:
+        self.by_job: dict[int, list[Service]] = {}
+        self._seen: dict[Lane, _Seen] = {}
+        self._answers: dict[Answer, Answer] = {}
+        """Each answer once: most say the same."""
+        self._runs: defaultdict[str, list[int]] = defaultdict(list)
+        self._stages: defaultdict[int, list[int]] = defaultdict(list)
+        self._begins: list[int] = []
+        self._medians: dict[str | int, int] = {}
+
+    def begins(self, state: State, at: int) -> None:
+        """Take note of what is under way as the window begins."""
+        for lane, work in works_of(state, sorted(state.unfinished)):
+            if work is not None:
+                job = state.jobs[lane.job]
+                since = job.order_at or (job.started_at if work[0] == Stage.RUN else NEVER) or at
+                self._seen[lane] = _Seen(work, 0, int(since), [])
+
+    def saw(self, index: int, at: int, entries: Sequence[Entry], before: State, after: State) -> None:
+        """Take note of an entry of the ledger: its commands, and the states around it."""
+        for entry in entries:
+            if entry.events:
+                self._said(index, at, entry, before)
+        touched = touched_by(event for entry in entries for event in entry.events)
+        for lane, work in works_of(after, touched):
+            seen = self._seen.get(lane)
+            if seen is not None and seen.work == work:
+                continue
+            if seen is not None:
+                self._close(lane, seen, at, before)
+            if work is None:
+                self._seen.pop(lane, None)
+            else:
+                self._seen[lane] = _Seen(work, index, at, [])
+
+    def _said(self, index: int, at: int, entry: Entry, before: State) -> None:
+        job = next((one for event in entry.events for one in jobs_of(event)), 0)
+        if entry.command == "report_operation":
+            seen = self._seen.get(Lane(job, False))
+            answer = None if seen is None else answer_in(seen.work[0], entry.events)
+            if seen is not None and answer is not None:
+                seen.answers.append((index, seen.since(at), self._once(without_receipt(answer))))
+        elif is_guest_step(entry) and (seen := self._seen.get(Lane(job, True))) is not None:
+            seen.answers.append((index, seen.since(at), self._once(guest_step(entry, before, job))))
+        for event in entry.events:
+            # That a run is begun again because it has failed is no word to end it.
+            if entry.command != "report_operation" or not isinstance(event, e.RequeueRequested):
+                self._noted(event, at)
+
+    def _noted(self, event: Event, at: int) -> None:
+        if isinstance(event, e.ClockSet):
+            self._clock_set(event.at - at)
+        elif isinstance(event, e.CancelRequested | e.RequeueRequested | e.JobSuspended | e.JobResumed):
+            seen = self._seen.get(Lane(event.job, False))
+            if seen is None or seen.work[0] != Stage.RUN:
+                return
+            if isinstance(event, e.JobSuspended):
+                seen.suspended_at = at
+            elif isinstance(event, e.JobResumed):
+                seen.suspended_us += at - seen.suspended_at if seen.suspended_at else 0
+                seen.suspended_at = 0
+            elif seen.cut_us < 0:
+                seen.cut_us = seen.since(at)
+
+    def _clock_set(self, by_us: int) -> None:
+        """Measure what is under way by the clock as it was set."""
+        for seen in self._seen.values():
+            seen.at += by_us
+            seen.suspended_at += by_us if seen.suspended_at else 0
+
+    def _once(self, answer: Answer) -> Answer:
+        return self._answers.setdefault(answer, answer)
+
+    def _close(self, lane: Lane, seen: _Seen, at: int, state: State) -> None:
+        stage, answers = seen.work[0], tuple(seen.answers)
+        lasted_us = answers[-1][1] if answers and is_end(answers[-1][2]) else seen.since(at)
+        is_ended = bool(answers) and is_end(answers[-1][2]) and seen.cut_us < 0
+        if lane.job not in self.by_job and len(self.by_job) >= JOBS_MAX:
+            raise TooManyJobs(f"more than {JOBS_MAX} jobs did something in this window")
+        made = Service(stage, seen.index, answers, lasted_us, is_ended, seen.cut_us)
+        self.by_job.setdefault(lane.job, []).append(made)
+        if made.has_worked and not lane.is_scheduler:
+            job = state.jobs.get(lane.job)
+            if stage == Stage.RUN and job is not None:
+                self._runs[job.request.user].append(lasted_us)
+            self._stages[stage].append(lasted_us)
+        if (begun_us := made.begun_us) is not None:
+            self._begins.append(begun_us)
+
+    def ends(self, state: State, at: int) -> None:
+        """Take note of what is still under way as the window ends."""
+        for lane, seen in self._seen.items():
+            self._close(lane, seen, at, state)
+        self._seen.clear()
+
+    @property
+    def usual_begin_us(self) -> int:
+        """How long a script is assumed to take to start, microseconds: the median."""
+        return self._median("", self._begins)
+
+    def limit_us(self, job: Job) -> int:
+        """Return how long a run may take, with its start, microseconds; 0: as long as it likes."""
+        limit_s = job.request.time_limit_s
+        return limit_s * MICROSECONDS_PER_SECOND + self.usual_begin_us if limit_s else 0
+
+    def usual_us(self, stage: int, job: Job, *, was_seen: bool) -> int:
+        """Return how long a service is assumed to take of which no end was seen, microseconds.
+
+        A run that `was_seen` to go on: its time limit. Another: the median of its user's, else of all, at most its
+        limit; the limit where nobody's was seen. Any other operation: the median of its kind, else nothing.
+        """
+        runs, all_of_stage = self._runs.get(job.request.user), self._stages.get(stage, [])
+        if stage != Stage.RUN:
+            return self._median(stage, all_of_stage)
+        limit_us = self.limit_us(job)
+        if limit_us and (was_seen or not all_of_stage):
+            return limit_us
+        usual_us = self._median(job.request.user, runs) if runs else self._median(stage, all_of_stage)
+        return min(usual_us, limit_us) if limit_us else usual_us
+
+    def _median(self, key: str | int, lasted: list[int]) -> int:
+        """Return a median, made once: they are asked for when all is seen."""
+        if key not in self._medians:
+            self._medians[key] = int(median(lasted)) if lasted else 0
+        return self._medians[key]
+
+
+class TooManyJobs(Exception):
+    """The window holds more than is kept of one."""
+
+
+def without_receipt(answer: c.OperationResult) -> c.OperationResult:
+    """Return what was reported, without what was counted of the transfer, which is of that very one."""
+    if isinstance(answer, c.OperationDone | c.OperationFailed) and answer.receipt is not None:
+        return msgspec.structs.replace(answer, receipt=None)
+    return answer
+
+
+def guest_step(entry: Entry, state: State, job_id: int) -> Answer:
+    """Return what a guest's scheduler said, from what came of it."""
+    job, scheduler = state.jobs.get(job_id), state.schedulers.get(entry.actor.name)
+    number = "" if job is None or job.guest is None else job.guest.job
+    cluster = "" if scheduler is None else scheduler.cluster
+    if entry.command == c.kind_of(c.TearDownGuest("", "")):
+        started = next((event for event in entry.events if isinstance(event, e.TeardownStarted)), None)
+        hurry, reason = (False, "") if started is None else (started.hurry, started.reason)
+        return c.TearDownGuest(cluster, number, hurry, reason=reason)
+    made: Answer = _GUEST_STEPS[entry.command](cluster, number)
+    return made
