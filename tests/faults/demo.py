@@ -173,6 +173,7 @@ class Demo:
         self.hold("chain", "the hash chain of all three ledgers is whole")
         self.hold("replay", verify.replayed(self.cluster, status))
         self.hold("decisions", verify.redecided(self.cluster))
+        self.hold("what-if", verify.gone_through(self.cluster))
 
     def summary(self, started: float) -> None:
         """Print what held."""

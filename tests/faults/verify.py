@@ -92,6 +92,15 @@ def redecided(cluster: LocalCluster, *, replica: str = "r1") -> str:
     return f"{answer['same']} decisions come out the same again, {answer['rebuilt_share']:.1%} of all"
 
 
+def gone_through(cluster: LocalCluster, *, replica: str = "r1") -> str:
+    """A what-if in which nothing is changed is what was."""
+    answer = json.loads(cluster.forebay("whatif", "--name", replica, "--json"))
+    fit = answer["calibration"]["in_place"]
+    if answer["recorded"] != answer["unchanged"] or fit["identical"] != fit["starts"] or not fit["starts"]:
+        raise RunFailed(f"the ledger of {replica}, gone through again, is another one: {answer['calibration']}")
+    return f"gone through again with nothing changed, all {fit['starts']} jobs start when they did"
+
+
 async def why_agrees(client: Client, seen: dict[tuple[int, int], str]) -> str:
     """`why --at` gives the reason that `show` gave at every revision that was seen."""
     for (job, revision), reason in seen.items():
