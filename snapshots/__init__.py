@@ -1,6 +1,13 @@
 """How a replica forgets safely: its state in a file that is whole, checked, and never believed unread."""
 
-from snapshots.finalize import SnapshotAbandoned, SnapshotFailed, SnapshotName, UnsyncedDisk, write_snapshot
+from snapshots.finalize import (
+    SNAPSHOT_BYTES_MAX,
+    SnapshotAbandoned,
+    SnapshotFailed,
+    SnapshotName,
+    UnsyncedDisk,
+    write_snapshot,
+)
 from snapshots.image import Assembly, Image, ImageRefused, to_sections
 from snapshots.receive import Receiver
 from snapshots.restore import SnapshotRefused, Summary, inspect, load_snapshot

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,8 +34,10 @@ from cluster.schemas import (
     SetClockRequest,
     SignedAnswer,
     SignRequest,
+    SnapshotsAnswer,
     SnapshotView,
     StatusView,
+    StoredSnapshotView,
     WitnessKeyView,
 )
 from cluster.schemas import operations as ops
@@ -44,11 +48,15 @@ from replica.fold import answer_to
 from replica.messages import SetClock, features
 from replica.state import State, state_digest
 from replica.values import MICROSECONDS_PER_SECOND
-from snapshots import SnapshotFailed, SnapshotRefused, inspect
+from snapshots import SNAPSHOT_BYTES_MAX, SnapshotFailed, SnapshotName, SnapshotRefused, inspect
 from wal import hand_over
 
 ENTRIES_BYTES_MAX = 1024 * 1024
 """Entries in one answer, bytes of the ledger that they take; as JSON it is several times as much."""
+
+SNAPSHOT_PART_BYTES = 256 * 1024
+"""What is given of a snapshot at once, bytes: a fraction of a millisecond to read and to send, so that who fetches one
+holds up nobody."""
 
 SNAPSHOT_WAIT_S = 60.0
 """How long an answer waits for a snapshot to be written, seconds; it is written all the same."""
@@ -154,6 +162,49 @@ async def save_snapshot(call: Call[None]) -> Reply[SnapshotView]:
             507, "snapshot_failed", str(error), "see that the disk has space; older snapshots are kept"
         ) from error
     return Reply(controller.state.revision, snapshot_view(path, summary))
+
+
+@handles(ops.LIST_SNAPSHOTS)
+async def list_snapshots(call: Call[None]) -> Reply[SnapshotsAnswer]:
+    controller = call.service.controller
+    newest = controller.snapshots.newest()
+    rows = () if newest is None else (newest,)
+    revision = controller.state.revision
+    answer = SnapshotsAnswer(
+        revision=revision,
+        replica=controller.name,
+        snapshots=tuple(
+            StoredSnapshotView(name=one.path.name, index=one.index, term=one.term, size_bytes=one.size_bytes)
+            for one in rows
+        ),
+    )
+    return Reply(revision, answer)
+
+
+@handles(ops.FETCH_SNAPSHOT)
+async def fetch_snapshot(call: Call[None]) -> Reply[bytes]:
+    controller = call.service.controller
+    name, offset = call.params["name"], call.integer("offset", 0, least=0, most=SNAPSHOT_BYTES_MAX)
+    if SnapshotName.parse(name) is None:
+        raise bad(f"{name!r:.80} is no snapshot's name", "GET /v1/snapshots lists them", "name")
+    try:
+        part = await asyncio.to_thread(_part_of, controller.snapshots.directory / name, offset)
+    except FileNotFoundError as error:
+        raise Problem(
+            404, "no_snapshot", f"{name} is not kept here any more", "fetch the newest one", "name"
+        ) from error
+    except OSError as error:
+        raise Problem(507, "snapshot_failed", f"{name} cannot be read: {error.strerror}", "see the disk") from error
+    return Reply(controller.state.revision, content=part, content_type=ops.BYTES)
+
+
+def _part_of(path: Path, offset: int) -> bytes:
+    """Return some bytes of a file; none at its end. OSError."""
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return os.pread(file, SNAPSHOT_PART_BYTES, offset)
+    finally:
+        os.close(file)
 
 
 @handles(ops.LIST_DIGESTS)

@@ -30,7 +30,7 @@ from cluster.audit.opening import ledger_of as _ledger
 from cluster.audit.opening import progress_of as _progress
 from cluster.audit.opening import sentences as _sentences
 from cluster.audit.proving import NotProven, proof_of
-from cluster.audit.recovering import recover_command
+from cluster.audit.recovering import recover_command, restore_command
 from cluster.audit.redecide import Redecided
 from cluster.audit.redecide_text import first_words, show_redecided
 from cluster.audit.release import BadTree, Release, ReleaseFailed
@@ -605,6 +605,7 @@ _PERFORMERS: dict[tuple[str, ...], Callable[[dict[str, Any]], None]] = {
     ("report", "jobs"): report_jobs,
     ("snapshot", "inspect"): inspect,
     ("whatif",): whatif,
+    ("snapshot", "restore"): restore_command,
 }
 
 

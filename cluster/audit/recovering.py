@@ -17,12 +17,20 @@ from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import Session
 from cluster.cli.text import fields_table, moment, note, show, show_json
 from cluster.server import StorageRefused
-from cluster.server.recovery import Recovered, RecoveryNotPossible, RecoveryPlan, plan_recovery, recover
+from cluster.server.recovery import (
+    Recovered,
+    RecoveryNotPossible,
+    RecoveryPlan,
+    plan_recovery,
+    plan_restore,
+    recover,
+    restore_snapshot,
+)
 from cluster.system import SystemClock, format_instant
 from replica.messages import ReleaseNeeded
 from replica.model import Recovery
 from replica.values import JOB_NUMBERS_SKIPPED
-from snapshots import SnapshotFailed
+from snapshots import SnapshotFailed, SnapshotRefused
 from wal import Condition, RecoveryRefused, StorageFailed
 
 _NEXT: Final = (
@@ -87,6 +95,24 @@ def recover_command(options: dict[str, Any]) -> None:
     _show(view_of(done.plan, done), options["as_json"])
 
 
+def restore_command(options: dict[str, Any]) -> None:
+    """Show what would be restored; with the plan's id, or `yes`, restore it."""
+    name, file, confirmed, yes = options["name"], options["file"], options["confirm"], options["yes"]
+    if confirmed is not None and yes:
+        raise bad_input("--confirm and --yes are both given", "give one of them")
+    config = Session(config_path=click.get_current_context().find_root().params.get("config")).config()
+    config.replica(name)
+    clock = SystemClock()
+    with refusals():
+        plan = asyncio.run(plan_restore(config, name, file, clock=clock))
+        if confirmed is None and not yes:
+            _show(view_of(plan), options["as_json"], f"forebay snapshot restore {file} --name {name}")
+            return
+        by = options["by"] or account_name()
+        plan, recovery = asyncio.run(restore_snapshot(config, name, file, confirmed or plan.id, by=by, clock=clock))
+    _show(view_of(plan, Recovered(plan=plan, recovery=recovery)), options["as_json"])
+
+
 def check_account(directory: Path) -> None:
     """Refuse another account than the replica's: what it wrote there the replica could not open. Failure."""
     try:
@@ -126,6 +152,9 @@ def refusals() -> Iterator[None]:
     except RecoveryRefused as error:
         held = error.condition is Condition.HELD_BY_ANOTHER_PROCESS
         raise Failure(ExitCode.REFUSED if held else ExitCode.VERIFICATION_FAILED, str(error)) from error
+    except SnapshotRefused as error:
+        code = ExitCode.VERIFICATION_FAILED if error.path.exists() else ExitCode.NOT_FOUND
+        raise Failure(code, error.sentence, "name another snapshot", place=str(error.path)) from error
     except (StorageRefused, StorageFailed, SnapshotFailed) as error:
         raise Failure(ExitCode.VERIFICATION_FAILED, str(error)) from error
 
@@ -158,7 +187,7 @@ def view_of(plan: RecoveryPlan, done: Recovered | None = None) -> PlanView:
     )
 
 
-def _show(view: PlanView, as_json: bool) -> None:
+def _show(view: PlanView, as_json: bool, command: str = "") -> None:
     if as_json:
         show_json(view)
         return
@@ -191,7 +220,8 @@ def _show(view: PlanView, as_json: bool) -> None:
         jobs = _JOBS.format(first=view.lost_jobs_first, last=view.lost_jobs_last)
         note(_NEXT.format(name=view.replica, jobs=jobs))
         return
+    words = command or f"forebay recover --name {view.replica}"
     note(
         f"Nothing was changed. Be sure that {', '.join(others) or 'nobody else'} cannot come back with more: what they "
-        f"have beside this is lost then. To do it: forebay recover --name {view.replica} --confirm {view.plan}"
+        f"have beside this is lost then. To do it: {words} --confirm {view.plan}"
     )

@@ -85,7 +85,7 @@ SUMMARIES: Final = {
     "scheduler": "Show other schedulers that have guests here: buffers whose jobs are theirs.",
     "session": "Show and close sessions of programs: the answers to their commands are kept until they have arrived.",
     "slurm": "Be the burst buffer of a Slurm: its bridge, and what is written on its hosts.",
-    "snapshot": "Save and inspect snapshots.",
+    "snapshot": "Save, fetch, inspect and restore snapshots.",
     "submit": "Submit batch scripts, or - for standard input.",
     "transfer": "Show what is moved, how far it is, and the receipts of what was moved.",
     "up": "Run a whole cluster of this machine in the foreground; Ctrl-C ends it.",

@@ -353,8 +353,25 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
         """
         perform(("whatif",), options)
 
+    @click.command("restore")
+    @click.argument("file", type=click.Path(path_type=Path))
+    @click.option("--name", required=True, help="Replica of this machine that it becomes; it has no data.")
+    @click.option("--confirm", metavar="ID", help="Do what the plan with this id says.")
+    @click.option("--yes", is_flag=True, help="Do it without having seen a plan.")
+    @click.option("--by", metavar="OPERATOR", help="Who does it, for the ledger.  [default: this account]")
+    @_JSON
+    def restore_snapshot(**options: Any) -> None:
+        """Make a cluster of a snapshot, on a machine where nothing of the cluster is left.
+
+        Without --confirm or --yes nothing is changed: it says what the snapshot has, and of which time. Then it is a
+        cluster of one, a new incarnation, whose history begins with the snapshot; the others are added anew. It needs
+        the configuration and certificates of the cluster that the snapshot is of. Where a replica's directory is left,
+        `forebay recover` keeps more.
+        """
+        perform(("snapshot", "restore"), options)
+
     ledger = (verify, replay, redecide, dump, prove, archive, prune, retain, restore)
-    return {"": (recover, whatif), "ledger": ledger, "report": (html, jobs), "snapshot": (inspect,)}
+    return {"": (recover, whatif), "ledger": ledger, "report": (html, jobs), "snapshot": (inspect, restore_snapshot)}
 
 
 def write_whole(output: Path, held: bytes, place: str = "-o") -> None:

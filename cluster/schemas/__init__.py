@@ -104,7 +104,9 @@ if TYPE_CHECKING:
         SignedAnswer,
         SignRequest,
         SnapshotPoolView,
+        SnapshotsAnswer,
         SnapshotView,
+        StoredSnapshotView,
         StoryAnswer,
         StoryRow,
         WitnessKeyView,
@@ -167,7 +169,7 @@ else:
         ledger: ChangeView CheckpointAnswer CheckpointRequest ClockAnswer DiffAnswer EventView FeatureLevelAnswer
         ledger: HandedAnswer HandedView HistoriesView LeadersAnswer LeaderTermView LedgerAnswer LedgerEntryView
         ledger: LogKeysAnswer LogKeyView MemberLevelView MomentView SignedAnswer SignRequest StoryAnswer StoryRow
-        ledger: SnapshotPoolView SnapshotView WitnessKeyView
+        ledger: SnapshotPoolView SnapshotsAnswer SnapshotView StoredSnapshotView WitnessKeyView
         operations: OPERATIONS PEOPLE Operation Parameter
         requests: BULK_COMMANDS_MAX FEATURE_LEVEL_MAX PROGRESS_ROWS_MAX BulkCommand BulkRequest CancelCommand
         requests: ContinueCommand FeatureLevelRequest HoldCommand OpenSessionCommand PersistentCleared PollRequest

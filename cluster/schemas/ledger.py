@@ -78,6 +78,22 @@ class SnapshotView(View, frozen=True, kw_only=True):
     pools: tuple[SnapshotPoolView, ...] = ()
 
 
+class StoredSnapshotView(View, frozen=True, kw_only=True):
+    """One snapshot that a replica may hand out."""
+
+    name: str
+    index: int
+    term: int
+    size_bytes: int
+
+
+class SnapshotsAnswer(Answer, frozen=True, kw_only=True):
+    """Answer of GET /v1/snapshots."""
+
+    replica: str
+    snapshots: tuple[StoredSnapshotView, ...]
+
+
 class EventView(View, frozen=True, kw_only=True):
     """One event of GET /v1/events. Events of one command share its revision and come in order (`sequence` from 0)."""
 

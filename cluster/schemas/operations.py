@@ -557,6 +557,12 @@ PROVE_JOB = _get("prove_job", "/v1/jobs/{id}/proof", _OPERATORS, lambda: bytes,
     stale=False, tag="cluster", content_type=BYTES, own=True)
 SAVE_SNAPSHOT = _write("save_snapshot", "POST /v1/snapshots", _OPERATORS, lambda: NoneType, lambda: ledger.SnapshotView,
     "Write a snapshot on the replica that was asked.", tag="cluster", own=True)
+LIST_SNAPSHOTS = _get("list_snapshots", "/v1/snapshots", _OPERATORS, lambda: ledger.SnapshotsAnswer,
+    "List the snapshots that the replica which was asked may hand out, the newest first.", stale=False, tag="cluster",
+    own=True)
+FETCH_SNAPSHOT = _get("fetch_snapshot", "/v1/snapshots/{name}", _OPERATORS, lambda: bytes,
+    "Give a part of a snapshot of the replica that was asked, 256 KiB at most; nothing at its end.",
+    {"offset": "the byte that it begins with; 0 if left out"}, stale=False, tag="cluster", content_type=BYTES, own=True)
 STREAM_EVENTS = _get("stream_events", "/v1/events", PEOPLE, lambda: ledger.EventView,
     "Send all events of revisions after `from` (or the header Last-Event-ID), and then those that come.",
     {"from": "send events of revisions after this one; from now on if left out"},

@@ -70,6 +70,7 @@ class _Members(NamedTuple):
     """`MembersAnswer`, as far as joining looks at it."""
 
     members: tuple[MemberView, ...]
+    incarnation: str = "1"
 
 
 class Operator:

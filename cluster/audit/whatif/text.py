@@ -8,6 +8,7 @@ from typing import Final
 import click
 
 from cluster.audit.report import amount
+from cluster.audit.whatif.figures import Figures, Moved, PoolFigures, Waits, WhatIf
 from cluster.cli.page import moment
 from cluster.cli.text import fields_table, format_span, show, table
 from replica.values import plain

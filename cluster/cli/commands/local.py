@@ -12,7 +12,7 @@ import click
 from cluster.cli.audit_commands import audit_commands, words_of
 from cluster.cli.commands.ledger import consistency, prove_online, show_checkpoint, show_keys
 from cluster.cli.commands.local_cluster import become, children_of, module_command, run
-from cluster.cli.commands.member import save_snapshot
+from cluster.cli.commands.member import fetch_snapshot, save_snapshot
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.group import LazyCommands
 from cluster.cli.session import session
@@ -249,7 +249,7 @@ ledger_group = click.Group("ledger", help="Verify, replay, decide again, print a
 report_group = click.Group("report", help="Draw what happened, offline, from a replica's ledger.")
 
 
-snapshot_group = click.Group("snapshot", help="Save and inspect snapshots.")
+snapshot_group = click.Group("snapshot", help="Save, fetch, inspect and restore snapshots.")
 
 
 def _perform_audit(words: tuple[str, ...], options: dict[str, Any]) -> None:
@@ -265,6 +265,7 @@ def _perform_audit(words: tuple[str, ...], options: dict[str, Any]) -> None:
 
 
 snapshot_group.add_command(save_snapshot)
+snapshot_group.add_command(fetch_snapshot)
 for _proof in (show_checkpoint, show_keys, consistency):
     ledger_group.add_command(_proof)
 _audits = audit_commands(_perform_audit)

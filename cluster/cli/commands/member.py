@@ -1,23 +1,28 @@
-"""`forebay member …` and `forebay snapshot save`: the replicas themselves."""
+"""`forebay member …` and `forebay snapshot save|fetch`: the replicas themselves."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from enum import StrEnum
+from pathlib import Path
 
 import click
 import msgspec
 
+from cluster.cli.commands.local_cluster import module_command
 from cluster.cli.commands.options import JSON_OPTION, NAME
 from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.session import session
+from cluster.cli.session import Session, session
 from cluster.cli.text import Cell, fields_table, members_table, note, present, show, show_json, snapshot_fields, table
 from cluster.client import ApiError, Client
 from cluster.config import ReplicaConfig
-from cluster.schemas import DigestsAnswer, MembersAnswer, MemberView, StatusView
+from cluster.schemas import DigestsAnswer, MembersAnswer, MemberView, StatusView, StoredSnapshotView
 from cluster.schemas import operations as ops
 from cluster.system import Address, AddressError
 from replica.values import plain
@@ -315,3 +320,140 @@ def save_snapshot(name: str | None, as_json: bool) -> None:
     address: Address | None = None if name is None else current.config().replica(name).api
     view = current.ask(lambda client: client.call(ops.SAVE_SNAPSHOT, replica=address))
     present(view, as_json, lambda: fields_table(snapshot_fields(view)))
+
+
+FETCH_KEEP_MAX = 10_000
+"""Backups that may be kept, count: one an hour for a year."""
+
+_SNAPSHOT_NAME = re.compile(r"snapshot-[0-9]{20}-[0-9]+\.fbs", re.ASCII)
+
+
+class FetchedView(msgspec.Struct, frozen=True, kw_only=True):
+    """What `snapshot fetch --json` prints."""
+
+    path: str
+    replica: str
+    index: int
+    size_bytes: int
+    fetched: bool
+    """Whether it was not there already."""
+    removed: tuple[str, ...]
+    """Older ones that made room."""
+
+
+@click.command("fetch")
+@click.option("--name", help="Replica that it is fetched from.  [default: whichever answers first]")
+@click.option(
+    "--into", "directory", type=click.Path(path_type=Path, file_okay=False), required=True, help="Where it is kept."
+)
+@click.option("--keep", type=click.IntRange(1, FETCH_KEEP_MAX), help="Remove older ones but for this many.")
+@click.option("--save", "saves", is_flag=True, help="Have the replica write one first.")
+@JSON_OPTION
+def fetch_snapshot(name: str | None, directory: Path, keep: int | None, saves: bool, as_json: bool) -> None:
+    """Fetch the newest snapshot of a replica to this machine, verified, as a backup (operators).
+
+    It has its name when it is whole, checked and on the disk, and not before; one that is there already is not fetched
+    again. With --keep older ones are removed then. `forebay snapshot restore` makes a cluster of one.
+    """
+    current = session()
+    directory.mkdir(parents=True, exist_ok=True)
+    config = current.config()
+    replicas = config.replicas if name is None else (config.replica(name),)
+
+    async def newest(client: Client) -> tuple[ReplicaConfig, StoredSnapshotView]:
+        last: ApiError | None = None
+        for replica in replicas:
+            try:
+                if saves:
+                    await client.call(ops.SAVE_SNAPSHOT, replica=replica.api)
+                found = (await client.call(ops.LIST_SNAPSHOTS, replica=replica.api, once=name is None)).snapshots
+            except ApiError as error:
+                last = error
+                continue
+            if found:
+                return replica, found[0]
+        if last is not None:
+            raise last
+        raise Failure(ExitCode.NOT_FOUND, "no replica has a snapshot yet", "have one written: --save")
+
+    replica, row = current.ask(newest)
+    if _SNAPSHOT_NAME.fullmatch(row.name) is None:
+        raise Failure(
+            ExitCode.VERIFICATION_FAILED, f"{plain(row.name)} is no name of a snapshot", "ask another replica"
+        )
+    target, part = directory / row.name, directory / f".{row.name}.part"
+    is_there = target.exists()
+    if not is_there:
+        try:
+            _receive(current, replica, row, part)
+            _verify(part)
+            part.replace(target)
+            _sync_directory(directory)
+        finally:
+            part.unlink(missing_ok=True)
+    removed = _prune(directory, keep, target)
+    view = FetchedView(
+        path=str(target),
+        replica=replica.name,
+        index=row.index,
+        size_bytes=row.size_bytes,
+        fetched=not is_there,
+        removed=removed,
+    )
+    present(view, as_json, lambda: plain(f"{target}: entry {row.index} of {replica.name}, {row.size_bytes} bytes"))
+
+
+def _receive(current: Session, replica: ReplicaConfig, row: StoredSnapshotView, part: Path) -> None:
+    """Write the snapshot into a file, on the disk when this returns. Failure."""
+
+    async def copy(client: Client) -> None:
+        with part.open("wb") as file:
+            while file.tell() < row.size_bytes:
+                data = await client.call(ops.FETCH_SNAPSHOT, name=row.name, offset=file.tell(), replica=replica.api)
+                if not data or file.tell() + len(data) > row.size_bytes:
+                    break
+                file.write(data)
+            if file.tell() != row.size_bytes:
+                raise Failure(
+                    ExitCode.VERIFICATION_FAILED,
+                    f"{replica.name} gave {file.tell()} bytes of {row.size_bytes}",
+                    "fetch it again, or from another replica",
+                )
+            file.flush()
+            os.fsync(file.fileno())
+
+    try:
+        current.ask(copy)
+    except OSError as error:
+        raise bad_input(f"{part} cannot be written: {error.strerror}", "free space", place="--into") from error
+
+
+def _verify(part: Path) -> None:
+    """Check the whole file as a replica would that starts on it, in a process that knows how. Failure."""
+    words = module_command("cluster.audit", "snapshot", "inspect", "--check", "--json", "--", str(part))
+    checked = subprocess.run(words, capture_output=True, text=True, check=False)
+    if checked.returncode != ExitCode.OK:
+        raise Failure(
+            ExitCode.VERIFICATION_FAILED,
+            f"what was fetched is no sound snapshot: {checked.stderr.strip()}",
+            "fetch it from another replica",
+        )
+
+
+def _prune(directory: Path, keep: int | None, newest: Path) -> tuple[str, ...]:
+    """Remove all but the newest; return their names. What is no snapshot by its name is left alone."""
+    if keep is None:
+        return ()
+    names = sorted(one.name for one in directory.iterdir() if _SNAPSHOT_NAME.fullmatch(one.name))
+    removed = tuple(name for name in names[:-keep] if name != newest.name)
+    for name in removed:
+        (directory / name).unlink()
+    return removed
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

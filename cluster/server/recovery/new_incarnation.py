@@ -32,7 +32,16 @@ from replica.messages import Actor, ActorRole, Batch, ClusterRecovered, RecoverC
 from replica.model import JobState, Recovery
 from replica.state import State
 from replica.values import Instant, LedgerViolation, Refusal
-from wal import CodecError, Configuration, Incarnation, Placed, encode_batch, encode_configuration
+from wal import (
+    CodecError,
+    Configuration,
+    Incarnation,
+    Journal,
+    Member,
+    Placed,
+    encode_batch,
+    encode_configuration,
+)
 
 MARK_BYTES: Final = 8
 """What a recovery draws for its mark: two that are made apart never have the same."""
@@ -144,10 +153,13 @@ async def recover(
                 f"the plan is {plan.id} by now, and {plan_id} was confirmed: look at it again with `forebay recover "
                 f"--name {name}`"
             )
-        recovery = begin_incarnation(
-            storage,
+        survivor = kept.placed.configuration.member(storage.identity)
+        assert survivor is not None  # `_refuse` has looked
+        recovery = begin(
+            storage.journal,
             kept.state,
             kept.placed.configuration,
+            survivor,
             RecoverCluster(draw(MARK_BYTES).hex(), storage.identity, plan.members, plan.kept_index, plan.known_index),
             by=by,
             at=Instant(max(clock.now(), kept.state.at)),
@@ -157,25 +169,31 @@ async def recover(
         storage.close()
 
 
-def begin_incarnation(
-    storage: Storage, state: State, current: Configuration, command: RecoverCluster, *, by: str, at: Instant
+def begin(
+    journal: Journal,
+    state: State,
+    current: Configuration,
+    survivor: Member,
+    command: RecoverCluster,
+    *,
+    by: str,
+    at: Instant,
 ) -> Recovery:
-    """Write a new incarnation behind what is kept, in one transaction; return what the ledger says of it."""
+    """Write a new incarnation behind what is kept, in one transaction; return what the ledger says of it.
+
+    `state` and `current` are those at the end of the journal, `survivor` is the one member from then on.
+    """
     request = Request(b"", Actor(ActorRole.OPERATOR, by), command)
     decision = decide(state, request, at)
     if isinstance(decision, Refusal):
         raise RecoveryNotPossible(f"{decision.sentence}; {decision.remedy}")
     (event,) = decision.events
     assert isinstance(event, ClusterRecovered)
-    entry = entry_of(request, decision.events)
-    batch = Batch(state.revision, at, (entry,))
-    survivor = current.member(storage.identity)
-    if survivor is None:
-        raise RecoveryNotPossible(f"{storage.identity} is no member")
+    batch = Batch(state.revision, at, (entry_of(request, decision.events),))
     alone = recovered(current, survivor, actor=f"operator {by}", at=at)
-    storage.journal.begin_incarnation(
+    journal.begin_incarnation(
         Incarnation(event.recovery.incarnation, event.recovery.mark),
-        storage.journal.term + 1,
+        journal.term + 1,
         [encode_configuration(alone), encode_batch(batch)],
     )
     return event.recovery

@@ -198,6 +198,8 @@ def cases(harness: Harness) -> dict[str, list[Case]]:
         "take_checkpoint": [Case("r1", "/v1/tlog/checkpoint", {"note": "none"}, 409)],
         "prove_job": [Case("operator", f"/v1/jobs/{last}/proof")],
         "save_snapshot": [Case("operator", "/v1/snapshots")],
+        "list_snapshots": [Case("operator", "/v1/snapshots")],
+        "fetch_snapshot": [Case("operator", f"/v1/snapshots/snapshot-{'0' * 19}1-1.fbs", None, 404)],
         "stream_events": [Case("alice", "/v1/events?from=0")],
         "show_openapi": [Case("alice", "/v1/openapi.json")],
         "show_health": [Case("alice", "/healthz")],

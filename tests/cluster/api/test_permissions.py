@@ -100,6 +100,8 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("POST", "/v1/sessions/{session}/close"): "operator user",
     ("POST", "/v1/clock"): "operator",
     ("POST", "/v1/snapshots"): "operator",
+    ("GET", "/v1/snapshots"): "operator",
+    ("GET", "/v1/snapshots/{name}"): "operator",
     ("GET", "/v1/events"): "operator user",
     ("POST", "/v1/agents/{node}/register"): "agent",
     ("POST", "/v1/agents/{node}/poll"): "agent",

@@ -1,0 +1,146 @@
+"""Restore of a snapshot on a new host: a replica of a new incarnation of the cluster, whose history begins with it.
+
+For when no directory is left at all, or the cluster is to come up elsewhere. The directory is made beside its place and
+gets its name when it is whole, so a crash leaves nothing that could be started.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from cluster.config import FIRST_START_NAME, Config
+from cluster.server.recovery.new_incarnation import MARK_BYTES, PLAN_DIGITS, RecoveryNotPossible, RecoveryPlan, begin
+from cluster.server.recovery.start_checks import ask_replicas
+from cluster.server.storage import MEMBER_NAME
+from cluster.system import Clock
+from replica.messages import RecoverCluster
+from replica.model import JobState, Recovery
+from replica.values import Instant
+from snapshots import Image, SnapshotRefused, load_snapshot, write_snapshot
+from wal import Environment, Incarnation, Journal, Member, Placed, identity_of
+from wal import directory as directories
+
+RESTORING_SUFFIX: Final = ".restoring"
+"""Of the directory that a replica is made in."""
+
+
+async def plan_restore(config: Config, name: str, file: Path, *, clock: Clock) -> RecoveryPlan:
+    """Return what would be restored as replica `name`, which has no data. RecoveryNotPossible, SnapshotRefused."""
+    return (await _looked_at(config, name, file, clock))[0]
+
+
+async def restore_snapshot(
+    config: Config,
+    name: str,
+    file: Path,
+    plan_id: str,
+    *,
+    by: str,
+    clock: Clock,
+    draw: Callable[[int], bytes] = secrets.token_bytes,
+) -> tuple[RecoveryPlan, Recovery]:
+    """Make replica `name` of a snapshot, as the plan with this id says, a cluster of its own.
+
+    RecoveryNotPossible, also where the plan is another one by now; SnapshotRefused; what storage raises; OSError.
+    """
+    plan, image, placed = await _looked_at(config, name, file, clock)
+    if plan.id != plan_id:
+        raise RecoveryNotPossible(f"the plan is {plan.id} by now, and {plan_id} was confirmed: look at it again")
+    home = config.storage.directory / name
+    scratch = home.with_name(f"{name}{RESTORING_SUFFIX}")
+    shutil.rmtree(scratch, ignore_errors=True)
+    directories.make(scratch)
+    (scratch / "snapshots").mkdir(mode=0o700)
+    write_snapshot(scratch / "snapshots", image)
+    with Environment.open(
+        scratch / "wal",
+        cluster_id=config.cluster.id,
+        replica=plan.member,
+        map_size_bytes=config.storage.map_size_bytes,
+        create=True,
+    ) as environment:
+        journal = Journal(environment)
+        journal.set_term(image.term, None)
+        journal.reset_to(image.index, image.term, image.chain_digest, image.state.revision)
+        replica = config.replica(name)
+        recovery = begin(
+            journal,
+            image.state,
+            placed.configuration,
+            Member(plan.member, str(replica.peer), str(replica.api)),
+            RecoverCluster(draw(MARK_BYTES).hex(), plan.member, plan.members, image.index, image.index, True),
+            by=by,
+            at=Instant(max(clock.now(), image.state.at)),
+        )
+    _write(scratch / MEMBER_NAME, f"{plan.member} {Incarnation(recovery.incarnation, recovery.mark)}\n")
+    if home.exists():
+        (home / FIRST_START_NAME).unlink(missing_ok=True)
+        home.rmdir()
+    scratch.rename(home)
+    directories.sync(home.parent)
+    return plan, recovery
+
+
+async def _looked_at(config: Config, name: str, file: Path, clock: Clock) -> tuple[RecoveryPlan, Image, Placed]:
+    home = config.storage.directory / name
+    found = [] if not home.exists() else [one for one in home.iterdir() if one.name != FIRST_START_NAME]
+    if found:
+        raise RecoveryNotPossible(
+            f"{found[0]} is there: a snapshot is restored where {name} has no data. If that is what is left of it, "
+            f"`forebay recover --name {name}` keeps more than a snapshot does; else move {home} away"
+        )
+    others = [replica for replica in config.replicas if replica.name != name]
+    answers = await ask_replicas(config, name, others, clock=clock)
+    for other, answer in answers.items():
+        if answer.last_index:
+            raise RecoveryNotPossible(
+                f"{other} has a history of {answer.last_index} entries, incarnation {answer.incarnation}: let {name} "
+                f"join it (`forebay member add {name}`), or recover what it has (`forebay recover --name {other}`)"
+            )
+    image = load_snapshot(file)
+    if image.state.cluster_id != config.cluster.id:
+        raise SnapshotRefused(
+            file, f"it is of cluster {image.state.cluster_id}, and {config.file} is of {config.cluster.id}"
+        )
+    placed = image.configuration
+    if placed is None:
+        raise SnapshotRefused(file, "it does not say who was a member")
+    state = image.state
+    jobs = dict.fromkeys((one.name for one in JobState), 0)
+    for job in state.jobs.values():
+        jobs[job.state.name] += 1
+    member = identity_of(name, placed.configuration.version + 1)
+    identity = hashlib.sha256(f"{member} {image.index} {image.chain_digest.hex()} {sorted(answers)}".encode())
+    incarnation = state.recoveries[max(state.recoveries)] if state.recoveries else None
+    plan = RecoveryPlan(
+        id=identity.hexdigest()[:PLAN_DIGITS],
+        replica=name,
+        member=member,
+        incarnation="1" if incarnation is None else f"{incarnation.incarnation}-{incarnation.mark}",
+        members=tuple(one.id for one in placed.configuration.members()),
+        known_index=image.index,
+        known_revision=state.revision,
+        known_at=state.at,
+        kept_index=image.index,
+        kept_revision=state.revision,
+        kept_at=state.at,
+        void_entries=0,
+        jobs={word: count for word, count in jobs.items() if count},
+        last_job=state.next_job - 1,
+        reachable={other: answer.last_index for other, answer in answers.items()},
+    )
+    return plan, image, placed
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w", encoding="ascii") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    directories.sync(path.parent)

@@ -1,0 +1,81 @@
+"""Backups: the newest snapshot on another machine, whole and checked or not at all, and a cluster made of one."""
+
+import asyncio
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from cluster.client import Client
+from cluster.config.config import Config
+from cluster.schemas import operations as ops
+from cluster.system.clock import SystemClock
+from replica.values import JOB_NUMBERS_SKIPPED
+from tests.cluster.harness import story
+from tests.cluster.test_serve import ROOT, make, ready, request, running
+
+
+async def forebay(config: Config, *words: str, code: int = 0) -> Any:
+    """Run the command line; return its JSON, or what it said where it failed."""
+    found = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "cluster.cli", "--config", str(config.file), *words, *([] if code else ["--json"])],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert found.returncode == code, found.stdout + found.stderr
+    return found.stderr if code else json.loads(found.stdout)
+
+
+@story
+async def test_a_backup_is_whole_and_checked_or_not_there_and_a_new_cluster_begins_with_it(tmp_path: Path) -> None:
+    config, backups = make(tmp_path / "site", 1), tmp_path / "backups"
+    into = ("snapshot", "fetch", "--into", str(backups))
+    async with running(config, "r1"):
+        async with Client(config.endpoints, config.tls_files("alice")) as alice:
+            await ready(alice)
+            assert "--save" in await forebay(config, *into, code=3)
+            jobs = [(await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path / "site"))).job_id for _ in range(2)]
+            first = await forebay(config, *into, "--save")
+            assert (first["fetched"], Path(first["path"]).stat().st_size) == (True, first["size_bytes"])
+            again = await forebay(config, *into)
+            assert (again["path"], again["fetched"]) == (first["path"], False)
+            jobs.append((await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path / "site"))).job_id)
+            second = await forebay(config, *into, "--save", "--keep", "1")
+            assert (second["removed"], [one.name for one in backups.iterdir()]) == (
+                [Path(first["path"]).name],
+                [Path(second["path"]).name],
+            )
+            # What is not sound never has the name of a backup, nor does it remove one.
+            stored = config.snapshot_directory("r1") / Path(second["path"]).name
+            stored.write_bytes(bytes([*stored.read_bytes()[:-1], stored.read_bytes()[-1] ^ 1]))
+            other = ("snapshot", "fetch", "--into", str(tmp_path / "other"), "--keep", "1")
+            assert "no sound snapshot" in await forebay(config, *other, code=7)
+            assert [*(tmp_path / "other").iterdir()] == []
+            last = (await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path / "site"))).job_id
+        restore = ("snapshot", "restore", second["path"], "--name", "r1")
+        assert "r1 has no data" in await forebay(config, *restore, code=1)
+
+    # Elsewhere, with the cluster's configuration and certificates and nothing else.
+    shutil.rmtree(config.storage.directory / "r1")
+    plan = await forebay(config, *restore)
+    assert (plan["done"], plan["jobs"], plan["kept_index"]) == (False, {"PENDING": 3}, second["index"])
+    assert not (config.storage.directory / "r1").exists()
+    assert "the plan is" in await forebay(config, *restore, "--confirm", "0" * 8, code=1)
+    done = await forebay(config, *restore, "--confirm", plan["plan"], "--by", "ops")
+    async with running(config, "r1"):
+        async with Client(config.endpoints, config.tls_files("alice"), clock=SystemClock()) as alice:
+            await ready(alice)
+            listed = [job.job_id for job in (await alice.call(ops.LIST_JOBS)).jobs]
+            assert (listed, last) == (jobs, 4), "what came after the backup is lost"
+            answer = await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path / "site"))
+            assert answer.job_id == last + JOB_NUMBERS_SKIPPED
+            members = await alice.call(ops.LIST_MEMBERS)
+            assert (members.incarnation, [one.id for one in members.members]) == (done["begun"], ["r1#2"])
+        verified = await forebay(config, "ledger", "verify", "--name", "r1")
+        missing = {"first_index": 1, "last_index": second["index"], "revision_after": plan["kept_revision"]}
+        assert verified["missing"] == [missing]
+    with contextlib.suppress(FileNotFoundError):
+        assert not any(one.name.endswith(".restoring") for one in config.storage.directory.iterdir())
