@@ -82,6 +82,7 @@ class Then(StrEnum):
     LOGGED = "goes on, and says so in its log"
     HARMLESS = "goes on, rightly"
     GOES_ON = "goes on"
+    ALL_STOP = "stop themselves, but an honest one before them"
     OTHERS_STOP = "goes on; an honest one stops"
 
 
@@ -272,6 +273,13 @@ def look(case: Case) -> Outcome:
     return asyncio.run(_live(case, found))
 
 
+def _stopping(altered: set[str], honest: set[str]) -> Then:
+    """Return what became of replicas of which some have stopped: altered ones, honest ones, or both."""
+    if not honest:
+        return Then.STOPS
+    return Then.ALL_STOP if altered else Then.OTHERS_STOP
+
+
 def _verified(case: Case, home: Path, *words: str) -> str:
     """Return what `forebay ledger verify` says that is wrong; nothing where all is right."""
     told = ("ledger", "verify", "--data", str(home), "--cluster", case.config.cluster.id, "--complete", *words)
@@ -296,10 +304,8 @@ async def _live(case: Case, found: dict[Finder, str]) -> Outcome:
         await _mend(case, members, found, stopped)
         with suppress(LedgerBroken):
             await _sign(case, members, found, stopped)
-    if stopped & set(case.altered):
-        return Outcome(found, Then.STOPS)
     if stopped:
-        return Outcome(found, Then.OTHERS_STOP)
+        return Outcome(found, _stopping(stopped & set(case.altered), stopped - set(case.altered)))
     if any(member.publishing.doubt for member in members.values()):
         return Outcome(found, Then.LOGGED)
     if any(member.scrubbed.damaged for member in members.values()):

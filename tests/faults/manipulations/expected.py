@@ -220,7 +220,7 @@ EXPECTED: Final = {
     "H3": Expected("deep states", Then.STOPS),
     "H4": Expected("deep states", Then.STOPS),
     "H5": Expected("deep start", Then.REFUSED),
-    "I1": Expected("deep ledgers tiles signing", Then.STOPS),
+    "I1": Expected("deep ledgers tiles signing", Then.ALL_STOP),
     "I2": Expected("states ledgers signing note", Then.OTHERS_STOP),
     "I3": Expected("states ledgers signing", Then.OTHERS_STOP),
     "I4": Expected("note", Then.GOES_ON, "a note from before shows it to whoever kept one"),
