@@ -138,8 +138,9 @@ FREE_PAGES_SHARE: Final = 0.9
 at the end of the map where it finds none: entries leave rows of pages behind as long as they were themselves, so most
 are found."""
 
-FREE_PAGES_KEPT: Final = 1 / 16
-"""Share of the map that free pages may take before any count as room: each transaction leaves some to the next one."""
+FREE_BYTES_KEPT: Final = 16 << 20
+"""Bytes of free pages, or a sixteenth of a small map, before any count as room: each transaction leaves some to the
+next one."""
 
 
 class Environment:
@@ -419,7 +420,8 @@ class Environment:
         pages = info["last_pgno"] + 1
         # Pages that pruning has left free are used again; but not each one for each entry, which need some in a row.
         free_bytes = (pages - self._used_pages()) * page_bytes
-        room_bytes = FREE_PAGES_SHARE * max(0, free_bytes - FREE_PAGES_KEPT * info["map_size"])
+        kept_bytes = min(FREE_BYTES_KEPT, info["map_size"] // 16)
+        room_bytes = FREE_PAGES_SHARE * max(0, free_bytes - kept_bytes)
         return float((pages * page_bytes - room_bytes + size_bytes) / info["map_size"])
 
     def _used_pages(self) -> int:
