@@ -62,6 +62,17 @@ class HistoryCounts:
             jobs -= 1
         return jobs
 
+    def prepare(self, tiles_max: int) -> bool:
+        """Compute so many roots of tiles that are not known; return whether some are left."""
+        read = self._reader(NOTHING_LESS)
+        for number in range(len(self._counts) // _TILE):
+            if number not in self._tiles:
+                if not tiles_max:
+                    return True
+                read(_TILE_LEVELS, number)
+                tiles_max -= 1
+        return False
+
     def root(self, less: Mapping[int, int] = NOTHING_LESS) -> bytes:
         """Return the root of the tree."""
         return root_of(self.jobs(less), self._reader(less))

@@ -207,6 +207,9 @@ def leaders_command(line: Line, replica: InMemory) -> tuple[c.Actor, c.Command]:
             return c.CONTROLLER, c.RecordStateDigest(state.revision + line["ahead"], state_digest(state))
         case "recover_cluster":
             return OPERATOR, c.RecoverCluster(line["mark"], "r1", ("r1", "r2", "r3"), 42, 40)
+        case "record_histories":
+            state = replica.state
+            return c.CONTROLLER, c.RecordHistories(int(state.revision), state.next_job - 1 + line["ahead"], bytes(32))
         case "raise_feature_level":
             return OPERATOR, c.RaiseFeatureLevel(99, (("r1", 99),))
         case "configure_site":

@@ -255,6 +255,8 @@ async def make() -> list[Line]:
     for ahead in (0, 1):
         await maker.inside("record_state_digest", ahead=ahead)
     await drills(maker)
+    for ahead in (0, 0, 1):
+        await maker.inside("record_histories", ahead=ahead)
     for mark in ("none", "0123456789abcdef"):
         await maker.inside("recover_cluster", 60, mark=mark)
     await maker.submit()

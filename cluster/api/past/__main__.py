@@ -180,7 +180,7 @@ def main(arguments: Sequence[str], answer_then: AnswerThen) -> int:
             monotonic_s=SystemClock().monotonic_s,
             images=home / "index" / "states",
         )
-        histories = Histories(follower)
+        histories = Histories(follower, home / "index")
         tree = Tree(Ledger(environment), home / LOG_DIRECTORY, histories, SystemClock().monotonic_s)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             Process(link, follower, histories, tree, answer_then).run()

@@ -7,6 +7,7 @@ and where it is something else this replica's tree ends before it, so that it si
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from cluster.api.past.follower import Follower
@@ -19,6 +20,14 @@ LOGGER = logging.getLogger(__name__)
 
 JOBS_PER_STEP: Final = 256
 """Jobs whose records are counted in one step at a start, count: some five milliseconds."""
+
+
+TILES_PER_STEP: Final = 8
+"""Of 256 jobs each, hashed in one step at a start, count: some ten milliseconds."""
+
+
+DISPUTED_NAME: Final = "disputed"
+"""File that names the first entry that records other counts, in decimal."""
 
 
 class Counted(NamedTuple):
@@ -35,10 +44,12 @@ class NotCounted(LookupError):
 class Histories:
     """The counts of one replica."""
 
-    def __init__(self, follower: Follower) -> None:
+    def __init__(self, follower: Follower, directory: Path) -> None:
+        """`directory`: of the index, where it is noted which entry is disputed."""
         self._follower = follower
-        self._read_through, self._is_read = 0, False
-        """Up to which job the records that were noted before are counted, and whether all are."""
+        self._note = directory / DISPUTED_NAME
+        self._read_through, self._is_read, self._is_prepared = 0, False, False
+        """Up to which job the records that were noted before are counted, whether all are, and hashed."""
         follower.on_record = self._add
         follower.on_counted = self._unchecked_too
         self._begin()
@@ -60,6 +71,8 @@ class Histories:
         if self._counts is None:
             return self._open()
         last = self._follower.jobs_known
+        if not self._is_read and self._follower.index < self._follower.noted_index:
+            return False  # the index knows of more jobs than the state that is read over: that goes on first
         if not self._is_read:
             for job in range(self._read_through + 1, min(self._read_through + JOBS_PER_STEP, last) + 1):
                 records = len(self._follower.rows(job))
@@ -67,6 +80,9 @@ class Histories:
                     self._counts.add(job, records)
                 self._read_through = job
             self._is_read = self._read_through >= last
+            return True
+        if not self._is_prepared:
+            self._is_prepared = not self._counts.prepare(TILES_PER_STEP)
             return True
         if self._unchecked:
             self._check(*self._unchecked.pop(0))
@@ -92,7 +108,7 @@ class Histories:
     def _at(self, size: int) -> tuple[HistoryCounts, dict[int, int]]:
         if self._follower.holes:
             raise NotCounted("history is missing here")
-        if self._counts is None or not self._is_read:
+        if self._counts is None or not self._is_prepared:
             raise NotCounted("the records of jobs are not counted yet")
         if size > self._follower.noted_index:
             raise NotCounted(f"records are counted up to entry {self._follower.noted_index}")
@@ -104,9 +120,11 @@ class Histories:
     def _begin(self) -> None:
         self._begun = self._follower.begun
         self._counts: HistoryCounts | None = None
-        self._read_through, self._is_read = 0, False
+        self._read_through, self._is_read, self._is_prepared = 0, False, False
         self._unchecked: list[tuple[int, HistoriesCounted]] = []
-        self._disputed: int | None = None
+        if not self._follower.noted_index:
+            self._note.unlink(missing_ok=True)  # everything is followed anew, and checked
+        self._disputed = _noted(self._note)
 
     def _open(self) -> bool:
         try:
@@ -116,10 +134,14 @@ class Histories:
         return True
 
     def _add(self, job: int) -> None:
+        if self._begun != self._follower.begun:
+            self._begin()
         if self._counts is not None and (self._is_read or job <= self._read_through):
             self._counts.add(job)
 
     def _unchecked_too(self, index: int, event: HistoriesCounted) -> None:
+        if self._begun != self._follower.begun:
+            self._begin()
         self._unchecked.append((index, event))
 
     def _check(self, index: int, event: HistoriesCounted) -> None:
@@ -130,6 +152,8 @@ class Histories:
             return
         if mine != (event.jobs, event.root) and self._disputed is None:
             self._disputed = index
+            # For the next start, which goes on behind it.
+            self._note.write_text(f"{index}\n", encoding="ascii")
             LOGGER.critical(
                 "entry %d records other counts of the jobs' histories than there are (root %s, and here %s): this "
                 "replica signs nothing that has it",
@@ -137,3 +161,13 @@ class Histories:
                 event.root.hex()[:16],
                 mine.root.hex()[:16],
             )
+
+
+def _noted(path: Path) -> int | None:
+    """Return the entry that a file names, None where there is none; what cannot be read disputes everything."""
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return 1

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
+import random
 import signal
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from cluster.api.past import HistorianLate, NotProven
+from cluster.api.past import HistorianLate, NotProven, histories
 from cluster.config.config import Config
 from cluster.proofs import HistoryCounts
 from cluster.server.tlog import counting, disclosure_key_of
 from cluster.server.tlog.publish import Counted
 from replica.messages import CONTROLLER, RecordHistories, Request, jobs_of
-from tests.cluster.harness import PLAIN, Harness, story, until
+from tests.cluster.harness import PLAIN, Harness, story
 from wal import Kind, decode_batch, kind_of
 
 
@@ -57,18 +58,14 @@ async def test_the_records_of_jobs_are_counted_at_every_size_and_again_by_a_hist
 ) -> None:
     async with Harness(config) as harness:
         await busy(harness)
-        for index in (None, "gone"):
+        for is_killed in (True, False):
             sizes = range(2, harness.controller.applied_index + 1)
             assert [await counted(harness, size) for size in sizes] == [expected(harness, size) for size in sizes]
             pid = harness.service.past.pid
             assert pid is not None
-            if index is not None:
-                shutil.rmtree(config.storage.directory / "r1" / "index")
-            os.kill(pid, signal.SIGKILL)
-            await until(lambda pid=pid: harness.service.past.pid not in {None, pid})
-            await busy(harness)
-        size = harness.controller.applied_index
-        assert await counted(harness, size) == expected(harness, size)
+            if is_killed:
+                os.kill(pid, signal.SIGKILL)
+                await busy(harness)
 
 
 @story
@@ -87,6 +84,11 @@ async def test_a_replica_signs_nothing_behind_a_record_of_other_counts_than_its_
                     await publisher.publish()
             else:
                 assert await publisher.publish()
+        # Also by a historian that has written what it noted, and follows on behind it.
+        await harness.service.past.stop()
+        harness.service.past.start()
+        with pytest.raises(NotProven, match="records other counts of the jobs' histories"):
+            await publisher.publish()
         # What came before it is signed on.
         assert (await harness.service.past.root(size)) is not None
 
@@ -111,3 +113,53 @@ async def test_jobs_that_there_are_not_cannot_be_counted(config: Config) -> None
         for jobs in (0, harness.controller.state.next_job):
             refused = await harness.controller.submit(Request(b"", CONTROLLER, RecordHistories(3, jobs, bytes(32))))
             assert refused.refusal is not None and "there is no job" in refused.refusal.sentence
+
+
+class Noted:
+    """A follower whose rows are given: each job has as many as its number says."""
+
+    begun, holes, index, noted_index, ledger = 1, (), 9, 9, None
+    jobs_known = 600
+
+    def __init__(self) -> None:
+        self.noted = {job: job % 3 for job in range(1, self.jobs_known + 1)}
+
+    def rows(self, job: int) -> list[None]:
+        return [None] * self.noted.get(job, 0)
+
+    def note(self, job: int) -> None:
+        """As the follower does: the row is there, and it is told of."""
+        self.noted[job] = self.noted.get(job, 0) + 1
+        self.jobs_known = max(self.jobs_known, job)
+        self.on_record(job)  # type: ignore[attr-defined]
+
+
+def test_what_is_noted_while_older_records_are_read_out_is_counted_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(histories, "disclosure_key_of", lambda ledger: b"k" * 32)
+    monkeypatch.setattr(histories, "JOBS_PER_STEP", 50)
+    follower, chance = Noted(), random.Random(7)
+    counted = histories.Histories(follower, tmp_path)  # type: ignore[arg-type]
+    follower.note(3)
+    # At a start the index is further than the state that is folded again up to there.
+    follower.index, follower.jobs_known = 5, 400
+    assert [counted.step() for _ in range(3)] == [True, False, False]
+    follower.index, follower.jobs_known = 9, 600
+    steps = 0
+    with pytest.raises(histories.NotCounted):
+        counted.counted(9)
+    while counted.step():
+        steps += 1
+        for _ in range(5):
+            follower.note(chance.randrange(1, 640))
+    follower.note(640)
+    wanted = HistoryCounts(b"k" * 32)
+    for job, count in follower.noted.items():
+        wanted.add(job, count)
+    assert steps > 12 and counted.counted(9) == (640, wanted.root())
+    # An index that is begun anew is counted anew.
+    follower.noted, follower.begun, follower.jobs_known = {1: 4}, 2, 1
+    while counted.step():
+        pass
+    assert counted.counted(9).jobs == 1

@@ -62,3 +62,14 @@ def test_a_leaf_says_nothing_of_a_count_to_who_has_not_its_salt() -> None:
     assert len({history_salt(KEY, job) for job in range(1, 100)}) == 99
     assert history_salt(KEY, 7) != history_salt(b"o" * 32, 7)
     assert len({history_leaf(history_salt(KEY, job), 7, 3) for job in (6, 7)}) == 2
+
+
+def test_what_is_prepared_in_portions_has_the_root_of_what_is_computed_at_once() -> None:
+    counts, at_once = HistoryCounts(KEY), HistoryCounts(KEY)
+    for job in range(1, 1_300):
+        counts.add(job, 2)
+        at_once.add(job, 2)
+    assert [counts.prepare(2) for _ in range(4)] == [True, True, False, False]
+    assert counts.root() == at_once.root()
+    counts.add(700)
+    assert counts.prepare(0) and not counts.prepare(1)
