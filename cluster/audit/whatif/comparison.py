@@ -13,7 +13,7 @@ from cluster.audit.replay import Progress
 from cluster.audit.report import Window
 from cluster.audit.whatif.changes import Changes
 from cluster.audit.whatif.figures import ROUGH_SHARE, Calibration, Fit, Moved, Source, WhatIf
-from cluster.audit.whatif.observed import LOOKS, Known, Observed
+from cluster.audit.whatif.observed import SAMPLES, Known, Observed
 from cluster.audit.whatif.recorded import Edge, Moment, end_of, read_services, repeat
 from cluster.audit.whatif.replaying import FOREVER, PASS_LAG_US, Replaying
 from cluster.audit.whatif.replaying import changed as changed_here
@@ -35,7 +35,7 @@ ASSUMPTIONS: Final = (
     "its job stands, else the median of its kind. None ends sooner than it was seen to last.",
     "A script that is told to end takes as long to do so as it did, else a second.",
     "A leader runs a pass of the scheduler at once where the ledger has none within a quarter of a second.",
-    f"Waits by reason are from {LOOKS} looks in the window: a job waits for what it waited for at the last look.",
+    f"Waits by reason are from {SAMPLES} samples of the window: a job waits for what it waited for at the last one.",
     "What the window's own commands set is set all the same, but for keys and sizes of pools that are changed here: "
     "those stay changed.",
 )

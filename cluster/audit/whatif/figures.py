@@ -55,7 +55,7 @@ class Figures(msgspec.Struct, frozen=True):
     wait: Waits
     """From submission to the first start, of the jobs that started."""
     waits: tuple[Waits, ...]
-    """By reason, as pending jobs were looked at; the longest first, bounded."""
+    """By reason, as pending jobs were sampled; the longest first, bounded."""
     waits_left_out: int
     """Reasons that are not listed, count."""
     pools: tuple[PoolFigures, ...]

@@ -19,7 +19,7 @@ from replica.scheduler import SchedulingIndex, verdicts_of
 from replica.state import State
 from replica.values import Instant
 
-LOOKS: Final = 200
+SAMPLES: Final = 200
 """How often pending jobs are asked why they wait, count in a window: each costs a pass of the scheduler."""
 
 EVERYTHING: Final = "all"
@@ -54,9 +54,9 @@ class Observed:
     """A world from the beginning of a window on."""
 
     def __init__(
-        self, state: State, window: Window, index: SchedulingIndex | None = None, *, looks: bool = True
+        self, state: State, window: Window, index: SchedulingIndex | None = None, *, samples: bool = True
     ) -> None:
-        """`index`: one of the world's own, which is kept at its state; None: one is kept here. `looks`: whether jobs
+        """`index`: one of the world's own, which is kept at its state; None: one is kept here. `samples`: whether jobs
         are asked why they wait.
         """
         self.window = window
@@ -70,8 +70,8 @@ class Observed:
         self._index = SchedulingIndex(state) if index is None else index
         self._pools: dict[str, _Pool] = {}
         self._waiting: list[Waiting] = []
-        self._next_look = 0 if looks else LOOKS
-        self._looked: tuple[int, Mapping[int, str]] = (window.from_us, {})
+        self._next_sample = 0 if samples else SAMPLES
+        self._sampled: tuple[int, Mapping[int, str]] = (window.from_us, {})
         self._waits: defaultdict[str, dict[int, int]] = defaultdict(dict)
         self._ran = set[int]()
         """Jobs that had started before the window: their starts do not count."""
@@ -83,7 +83,7 @@ class Observed:
         self._note_pools(state)
 
     def saw(self, at_us: int, events: Sequence[Event], state: State) -> None:
-        """Take note of what has just happened, and to which state that has led; `look` came before."""
+        """Take note of what has just happened, and to which state that has led; `sample` came before."""
         # An operator may have set the clock back: here it stands still until it is where it was.
         now_us = self._now_us = max(int(at_us), self._now_us)
         before, self._state = self._state, state
@@ -143,26 +143,26 @@ class Observed:
         noted.served_us += noted.in_service * (now_us - noted.since_us)
         noted.since_us = now_us
 
-    def look(self, until_us: int) -> None:
+    def sample(self, until_us: int) -> None:
         """Ask why jobs wait, at each of the moments up to now at which that is asked: before anything happens now."""
         span_us = max(1, self.window.to_us - self.window.from_us)
-        last = min(LOOKS - 1, (until_us - self.window.from_us) * LOOKS // span_us)
-        if last < self._next_look:
+        last = min(SAMPLES - 1, (until_us - self.window.from_us) * SAMPLES // span_us)
+        if last < self._next_sample:
             return
         state = self._state
         pending = [job for job in state.unfinished if state.jobs[job].state is JobState.PENDING]
-        for place in range(self._next_look, last + 1):
-            at_us = self.window.from_us + place * span_us // LOOKS
+        for place in range(self._next_sample, last + 1):
+            at_us = self.window.from_us + place * span_us // SAMPLES
             verdicts = verdicts_of(self._index, pending, Instant(max(at_us, state.at)))
             reasons = {job: str(verdict.reason) for job, verdict in verdicts.items()}
             self._count_waits(at_us)
-            self._looked = at_us, reasons
+            self._sampled = at_us, reasons
             self._waiting.append(Waiting(at_us, dict(sorted(Counter(reasons.values()).items()))))
-        self._next_look = last + 1
+        self._next_sample = last + 1
 
     def _count_waits(self, now_us: int) -> None:
-        """Count for each job the time since the last look under the reason that it had then, as long as it waited."""
-        since_us, reasons = self._looked
+        """Count for each job the time since the last sample under the reason that it had then, as long as it waited."""
+        since_us, reasons = self._sampled
         for job_id, reason in reasons.items():
             known = self.jobs.get(job_id)
             if known is None:
@@ -176,9 +176,9 @@ class Observed:
     def figures(self, to_us: int) -> Figures:
         """Return what was noted, once the world has come to the end of the window."""
         self._now_us = max(self._now_us, to_us)
-        self.look(self._now_us)
+        self.sample(self._now_us)
         self._count_waits(self._now_us)
-        self._looked = self._now_us, {}
+        self._sampled = self._now_us, {}
         ended = Counter(JobState(known.result).name for known in self.jobs.values() if known.ended_us)
         waited = [known.started_us - known.submitted_us for known in self.jobs.values() if known.started_us]
         last_us = max((known.ended_us for known in self.jobs.values()), default=0)

@@ -197,7 +197,7 @@ class Reading(_Walk):
         """Settle a batch, and take note of what it did."""
         before, observed = self.state, self.observed
         assert observed is not None  # `begins` has come before
-        observed.look(batch.at)
+        observed.sample(batch.at)
         super(_Walk, self)._settle(index, batch)
         self.services.saw(index, batch.at, batch.entries, before, self.state)
         events = [event for one in batch.entries if one.command not in LEFT_ALONE for event in one.events]

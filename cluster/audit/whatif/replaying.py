@@ -7,8 +7,8 @@ Theory of operation
 What comes from outside comes at its moment in the ledger, in the order of the ledger. A *work* is what an agent, or the
 scheduler of a guest, has to do next (`services`). One that begins with the very entry that it began with in the ledger
 is *in place*: its reports come where the ledger has them. Any other is *moved*: its reports come after the spans that
-were seen, from the agenda, between the moments of the ledger. So a world in which nothing was changed decides the same
-at the same moments, and one in which something was changed is the same up to where it first matters.
+were seen, from the event queue, between the moments of the ledger. So a world in which nothing was changed decides
+the same at the same moments, and one in which something was changed is the same up to where it first matters.
 
 A pass of the scheduler is run wherever the ledger has one. As long as nothing is known to differ that is all: when else
 a leader ran one and found nothing, the ledger does not say. From then on there is a pass after whatever is settled and
@@ -85,7 +85,7 @@ class _Due(NamedTuple):
     answer: Answer
 
 
-class _Doing:
+class _Operation:
     """A work that is under way in this world."""
 
     def __init__(self, work: Work, service: Service | None, *, in_place: bool) -> None:
@@ -95,7 +95,7 @@ class _Doing:
         self.said = 0
         """Answers of the service that were given in their places."""
         self.token = 0
-        """What stands in the agenda under another one is void."""
+        """What stands in the event queue under another one is void."""
         self.suspended_at = 0
         self.is_cut = False
 
@@ -126,12 +126,12 @@ class Replaying:
         """Decisions of the ledger that were taken again in their places, and those that came to the same."""
         self._services, self._changes = services, changes
         self._index = SchedulingIndex(state)
-        self.observed = Observed(state, window, self._index, looks=not by_times)
+        self.observed = Observed(state, window, self._index, samples=not by_times)
         self._noted = 0
-        self._doing: dict[Lane, _Doing] = {}
+        self._doing: dict[Lane, _Operation] = {}
         self._taken: dict[Lane, dict[int, int]] = {}
         """Services that are behind, count by stage."""
-        self._agenda: list[tuple[int, int, int, int, Lane]] = []
+        self._event_queue: list[tuple[int, int, int, int, Lane]] = []
         """When, the entry of the ledger that has the like, in which order, under which token, and whose."""
         self._sequence = self._tokens = 0
         self._silent: dict[Lane, None] = {}
@@ -156,7 +156,7 @@ class Replaying:
     def show(self, moment: Moment, pass_at: int) -> None:
         """Go through a moment of the ledger; `pass_at`: when the ledger has its next pass from then on."""
         self._go_on((moment.at, moment.entry + 1), pass_at)
-        self.observed.look(moment.at)
+        self.observed.sample(moment.at)
         growing = SpeculativeState(self.state, Instant(max(moment.at, self.state.at)))
         for item in moment.items:
             self._take(growing, moment, item)
@@ -170,7 +170,7 @@ class Replaying:
     def _go_on(self, until: tuple[int, int], ledger_at: int) -> None:
         """Do what comes before a moment; a pass that is due shortly before one of the ledger is left to that."""
         while True:
-            following = self._agenda[0][:2] if self._agenda else (FOREVER, FOREVER)
+            following = self._event_queue[0][:2] if self._event_queue else (FOREVER, FOREVER)
             pass_at = self._pass_at()
             if ledger_at - pass_at <= PASS_LAG_US:
                 pass_at = FOREVER
@@ -191,7 +191,7 @@ class Replaying:
         return FOREVER if due is None else max(due, self.state.at)
 
     def _pass(self, at: int) -> None:
-        self.observed.look(at)
+        self.observed.sample(at)
         growing = SpeculativeState(self.state, Instant(at))
         events = self._events_of_pass(growing)
         if events:
@@ -229,7 +229,7 @@ class Replaying:
         self._begin(touched_by(events), index, growing.at)
         self.observed.saw(growing.at, events, self.state)
 
-    # The agenda -------------------------------------------------------------------------------------------------------
+    # The event queue --------------------------------------------------------------------------------------------------
 
     def _begin(self, touched: Iterable[int], index: int | None, at: int) -> None:
         """Begin the works that are to be done now and were not, and drop those that are not any more."""
@@ -245,7 +245,7 @@ class Replaying:
             elif lane.job not in self.state.unfinished:
                 self._taken.pop(lane, None)
 
-    def _begun(self, lane: Lane, work: Work, index: int | None, at: int) -> _Doing:
+    def _begun(self, lane: Lane, work: Work, index: int | None, at: int) -> _Operation:
         stage = work[0]
         known = self._known(lane, stage)
         behind = self._taken.setdefault(lane, {})
@@ -254,14 +254,14 @@ class Replaying:
         place = next((n for n, one in enumerate(known) if n >= taken and is_kept and one.index == index), None)
         if place is not None:
             behind[stage] = place + 1
-            doing = _Doing(work, known[place], in_place=True)
+            doing = _Operation(work, known[place], in_place=True)
             if not known[place].is_ended and known[place].cut_us < 0:
                 # It was taken away: should it not be here, it comes to an end some time after.
                 self._assume(lane, doing, at)
             return doing
         service = known[taken] if taken < len(known) else next((one for one in reversed(known) if one.has_worked), None)
         behind[stage] = min(taken + 1, len(known))
-        doing = _Doing(work, service, in_place=False)
+        doing = _Operation(work, service, in_place=False)
         if service is not None and service.is_ended:
             doing.due.extend(_Due(at + us, entry, answer) for entry, us, answer in service.answers)
             self._plan(lane, doing)
@@ -274,7 +274,7 @@ class Replaying:
         of_job = self._services.by_job.get(self._there.get(lane.job, lane.job), ())
         return [one for one in of_job if one.stage == stage]
 
-    def _assume(self, lane: Lane, doing: _Doing, at: int) -> None:
+    def _assume(self, lane: Lane, doing: _Operation, at: int) -> None:
         """Let a work come to an end of which no end was seen: as its next one did, else as is usual, and never sooner
         than it was seen to last.
         """
@@ -300,21 +300,21 @@ class Replaying:
             doing.due.append(_Due(at + takes_us, FOREVER, c.OperationDone()))
         self._plan(lane, doing)
 
-    def _plan(self, lane: Lane, doing: _Doing) -> None:
-        """Put what a work's agent says next into the agenda."""
+    def _plan(self, lane: Lane, doing: _Operation) -> None:
+        """Put what a work's agent says next into the event queue."""
         self._tokens += 1
         doing.token = self._tokens
         if doing.due:
             self._sequence += 1
             at = max(doing.due[0].at, self.state.at)
-            heapq.heappush(self._agenda, (at, doing.due[0].entry, self._sequence, doing.token, lane))
+            heapq.heappush(self._event_queue, (at, doing.due[0].entry, self._sequence, doing.token, lane))
 
     def _report(self, until: tuple[int, int]) -> None:
-        """Take from the agenda what is said at one moment, as far as one entry of the ledger has it."""
-        self.observed.look(until[0])
+        """Take from the event queue what is said at one moment, as far as one entry of the ledger has it."""
+        self.observed.sample(until[0])
         growing = SpeculativeState(self.state, Instant(max(until[0], self.state.at)))
-        while self._agenda and self._agenda[0][:2] <= until:
-            _, _, _, token, lane = heapq.heappop(self._agenda)
+        while self._event_queue and self._event_queue[0][:2] <= until:
+            _, _, _, token, lane = heapq.heappop(self._event_queue)
             doing = self._doing.get(lane)
             if doing is None or doing.token != token:
                 continue
@@ -326,7 +326,7 @@ class Replaying:
                 self._plan(lane, doing)
         self._close(growing, None)
 
-    def _is_silent(self, growing: SpeculativeState, lane: Lane, doing: _Doing) -> bool:
+    def _is_silent(self, growing: SpeculativeState, lane: Lane, doing: _Operation) -> bool:
         if lane.is_scheduler:
             return False
         job = growing.facts.jobs.get(lane.job)
@@ -337,7 +337,7 @@ class Replaying:
         node = growing.facts.nodes.get(agent_of(job, growing.facts.buffers.get(lane.job)))
         return node is not None and node.down
 
-    def _say(self, growing: SpeculativeState, lane: Lane, doing: _Doing, answer: Answer) -> tuple[Event, ...]:
+    def _say(self, growing: SpeculativeState, lane: Lane, doing: _Operation, answer: Answer) -> tuple[Event, ...]:
         """Have an agent, or a guest's scheduler, say this of its work; return what comes of it."""
         job = growing.facts.jobs.get(lane.job)
         if job is None:
@@ -417,7 +417,9 @@ class Replaying:
         for doing in self._doing.values():
             doing.due = deque(due._replace(at=due.at + by_us) for due in doing.due)
             doing.suspended_at += by_us if doing.suspended_at else 0
-        self._agenda = [(at + by_us, entry, number, token, lane) for at, entry, number, token, lane in self._agenda]
+        self._event_queue = [
+            (at + by_us, entry, number, token, lane) for at, entry, number, token, lane in self._event_queue
+        ]
         self._passed_at = Instant(0)
 
     # What the ledger has ----------------------------------------------------------------------------------------------
@@ -447,7 +449,7 @@ class Replaying:
         else:
             self._differs = True
 
-    def _is_in_place(self, moment: Moment, doing: _Doing) -> bool:
+    def _is_in_place(self, moment: Moment, doing: _Operation) -> bool:
         """Whether what the ledger has at this moment is what this work comes to here; then that is said."""
         if not doing.in_place or doing.service is None:
             return False
