@@ -301,9 +301,11 @@ class Drills:
         left = self.hosts.left_over()
         if left:
             raise RunFailed(f"{scenario}: left of it: {'; '.join(left)}")
+        late_ms, normal_ms = figures["client_late_us"] / 1000, figures["control_write_gap_us"] / 1000
         print(
             f"{number + 1:2} {scenario:<14} of {ended['target']}: writes stopped {said_ms:7.1f} ms, the probe saw "
-            f"{saw_ms:7.1f} ms; stages again {figures['stages_again']}, runs again {figures['runs_again']}",
+            f"{saw_ms:7.1f} ms; the client was {late_ms:.0f} ms late, {normal_ms:.0f} ms without a fault; "
+            f"stages again {figures['stages_again']}, runs again {figures['runs_again']}",
             flush=True,
         )
 

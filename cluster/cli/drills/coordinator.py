@@ -510,7 +510,8 @@ async def _undone(channel: Channel, drill: int) -> None:
 
 def _slow(probes: Probes, now_s: float, normal_us: int) -> str:
     """Return that writes take many times as long as before, once they go on again; empty: they do not."""
-    last = [one for one in probes.writes if one.sent_s >= now_s - 2 * CALM_S]
+    # Sent earlier, too: an answer of then ends no time without one.
+    last = [one for one in probes.writes if one.sent_s >= now_s - 8 * CALM_S]
     if not normal_us or longest_gap_us(last, now_s - 2 * CALM_S, now_s) > CALM_S / 4 * MICROSECONDS_PER_SECOND:
         return ""
     taken_us = latency_us(last, now_s - 2 * CALM_S, now_s - CALM_S, 0.99)
@@ -531,6 +532,7 @@ def _measured(probes: Probes, began_s: float, fault_s: float, over_s: float) -> 
         "control_read_gap_us": longest_gap_us(reads, settled_s, fault_s),
         "control_write_p50_us": latency_us(writes, began_s, fault_s, 0.5),
         "write_p99_us": latency_us(writes, fault_s, over_s, 0.99),
+        "client_late_us": round(probes.late_s * MICROSECONDS_PER_SECOND),
         "writes_acknowledged": sum(one.answered_s is not None for one in writes),
         "writes_unanswered": sum(one.answered_s is None for one in writes),
     }

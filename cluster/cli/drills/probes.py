@@ -50,6 +50,8 @@ class Probes:
         """Why a write was refused, the first time."""
         self.abort = ""
         """Who wants the drill to end, and why."""
+        self.late_s = 0.0
+        """How late the client itself was at most to send a probe, seconds: as far off may a figure be."""
         self.answered_s = clock.monotonic_s()
         """When a write was acknowledged last."""
 
@@ -75,8 +77,8 @@ class Probes:
         ask: Callable[[Probe, Address], Awaitable[int | None]],
         choose: Callable[[], tuple[str, ...]] | None = None,
     ) -> None:
-        began_s, under_way, waits = self._clock.monotonic_s(), set[asyncio.Task[None]](), Counter[str]()
-        leads, last_s = "", began_s
+        under_way, waits = set[asyncio.Task[None]](), Counter[str]()
+        leads, last_s = "", self._clock.monotonic_s()
 
         async def one(probe: Probe, name: str) -> None:
             nonlocal leads, last_s
@@ -93,7 +95,8 @@ class Probes:
                 probe.answered_s, probe.revision = last_s, revision
 
         try:
-            for sent in itertools.count(1):
+            due_s = self._clock.monotonic_s()
+            while True:
                 probe = Probe(self._clock.monotonic_s(), command_id=self._client.new_command_id())
                 probes.append(probe)
                 silent = not leads or probe.sent_s - last_s > SILENT_S
@@ -103,8 +106,11 @@ class Probes:
                         task = asyncio.create_task(one(probe, name))
                         under_way.add(task)
                         task.add_done_callback(under_way.discard)
-                # By the clock, not one interval after the last: what sending costs must not thin them out.
-                await asyncio.sleep(max(0.0, began_s + sent * PROBE_EVERY_S - self._clock.monotonic_s()))
+                # By the clock, not one interval after the last: what sending costs must not thin them out. But a
+                # client that is late sends none of those that it missed: it would be later still.
+                due_s = max(due_s + PROBE_EVERY_S, self._clock.monotonic_s() + PROBE_EVERY_S / 2)
+                await asyncio.sleep(due_s - self._clock.monotonic_s())
+                self.late_s = max(self.late_s, self._clock.monotonic_s() - due_s)
         finally:
             for task in list(under_way):
                 task.cancel()

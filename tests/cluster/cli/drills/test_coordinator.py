@@ -12,8 +12,10 @@ from msgspec.structs import replace
 from cluster.cli.drills import coordinator as module
 from cluster.cli.drills import probes as probing
 from cluster.cli.drills.coordinator import Coordinator, Goals
+from cluster.cli.drills.figures import Probe
 from cluster.cli.drills.machines import Machines
 from cluster.cli.drills.preconditions import DURATION_MORE_S, Found, Plan, Site, Wanted
+from cluster.cli.drills.probes import Probes
 from cluster.client import ApiError, Client
 from cluster.drill import Answer, Begin, End, HelperRefused, Renew
 from cluster.schemas import NodesAnswer, TransferAnswer, TransfersAnswer
@@ -25,7 +27,9 @@ from replica.values import MESSAGE_CHARACTERS_MAX
 from tests.cluster.cli.drills.test_preconditions import STATUS, WELL
 from tests.cluster.harness import story
 
-GOALS = Goals(write_stop_us=500_000, abort_after_us=400_000)
+GOALS = Goals(write_stop_us=60_000_000, abort_after_us=60_000_000)
+"""A machine that is busy is no reason to end these."""
+IMPATIENT = Goals(write_stop_us=500_000, abort_after_us=400_000)
 PLAN = Plan(
     id="1", scenario="switchover", target="r2", leader="r1", term=7, preconditions=(), forced=(), will_happen="so"
 )
@@ -156,7 +160,7 @@ class MachinesDouble:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> ClusterDouble:
     short = {
         "CONTROL_S": 0.1, "SETTLE_S": 0.6, "LOOK_S": 0.02, "MEMBERS_EVERY_S": 0.04, "AGREE_S": 0.2, "BACK_S": 0.2,
-        "RENEW_EVERY_S": 0.1,
+        "RENEW_EVERY_S": 0.1, "SLOW_US_LEAST": 60_000_000,
     }  # fmt: skip
     for name, value in short.items():
         monkeypatch.setattr(module, name, value)
@@ -186,7 +190,20 @@ async def test_a_drill_in_which_nothing_stops_is_passed_with_its_figures(cluster
     figures = found.figures
     assert figures["writes_acknowledged"] > 0 and figures["writes_lost"] == 0 and figures["states_agree"] == 1
     assert (figures["stages_again"], figures["runs_again"], figures["nodes_lost"]) == (1, 2, 0)
-    assert 0 < figures["write_stop_us"] <= 500_000
+    assert 0 < figures["write_stop_us"] and figures["client_late_us"] >= 0
+
+
+@story
+async def test_a_client_that_was_late_itself_says_by_how_much(cluster: ClusterDouble) -> None:
+    def busy() -> None:
+        clock = SystemClock()
+        until_s = clock.monotonic_s() + 0.2
+        while clock.monotonic_s() < until_s:
+            pass
+
+    cluster.on_transfer = busy
+    figures = (await ended(cluster)).figures
+    assert figures["client_late_us"] >= 150_000 and figures["write_stop_us"] >= 150_000
 
 
 @story
@@ -257,7 +274,7 @@ def test_each_stop_condition_ends_it_as_aborted(
     else:
         monkeypatch.setattr(module, "CONTROL_S", 5.0)
         begin(cluster)
-    found = asyncio.run(ended(cluster))
+    found = asyncio.run(ended(cluster, IMPATIENT if stop == "silence" else GOALS))
     assert found.verdict == "aborted" and found.sentence.endswith(sentence)
     assert cluster.leader == ("r2" if when == "after it" else "r1"), "before the fault it is not done"
 
@@ -313,8 +330,10 @@ async def test_who_looks_for_a_plan_asks_each_replica_itself(cluster: ClusterDou
 HANG = replace(PLAN, scenario="leader-hang", target="r1", hold_s=1)
 
 
-async def held(cluster: ClusterDouble, machines: MachinesDouble, plan: Plan = HANG) -> EndDrillRequest:
-    await carried_out_by(cluster, machines).run(plan, GOALS)
+async def held(
+    cluster: ClusterDouble, machines: MachinesDouble, plan: Plan = HANG, goals: Goals = GOALS
+) -> EndDrillRequest:
+    await carried_out_by(cluster, machines).run(plan, goals)
     assert cluster.ended is not None and not machines.broken, "nothing is left of it"
     return cluster.ended
 
@@ -377,7 +396,8 @@ def test_each_stop_condition_has_the_fault_undone_and_ends_the_drill_as_aborted(
     begin, sentence = HELPER_STOPS[stop]
     machines = MachinesDouble(cluster)
     machines.on_begin = lambda: begin(cluster, machines)
-    found = asyncio.run(held(cluster, machines, replace(HANG, hold_s=20)))
+    goals = IMPATIENT if stop == "silence" else GOALS
+    found = asyncio.run(held(cluster, machines, replace(HANG, hold_s=20), goals))
     assert (found.verdict, found.sentence) == ("aborted", sentence)
 
 
@@ -474,3 +494,23 @@ async def test_a_plan_has_what_the_helper_says_to_it(cluster: ClusterDouble) -> 
     cluster.call = call  # type: ignore[method-assign]
     found = await carried_out_by(cluster).look(Wanted(scenario="leader-hang"))
     assert found.helper == "leader-hang of r1; so"
+
+
+def answered(took_s: float, until_s: float, every_s: float = 0.01) -> list[Probe]:
+    """Return writes that were sent up to a moment and took as long, each."""
+    moments = [until_s - every_s * number for number in range(1, round(3 / every_s))]
+    return [Probe(at, at + took_s, "id", 1) for at in moments if at + took_s <= until_s]
+
+
+def slow(writes: list[Probe], normal_us: int = 4_000) -> str:
+    probes = Probes(cast(Client, None), SystemClock(), {}, 1)
+    probes.writes.extend(writes)
+    return module._slow(probes, 100.0, normal_us)
+
+
+def test_writes_that_take_ten_times_as_long_once_they_go_on_again_end_it() -> None:
+    assert slow(answered(0.3, 100.0)) == "of 100 writes one takes 300 ms, before it were 4 ms"
+    assert slow(answered(0.09, 100.0)) == "", "that is never slow"
+    assert slow(answered(0.3, 100.0), normal_us=40_000) == "", "it was slow before"
+    assert slow(answered(0.3, 100.0), normal_us=0) == "", "nobody knows yet what is normal"
+    assert slow([one for one in answered(0.3, 100.0) if not 98.6 < one.sent_s < 99.2]) == "", "they do not go on yet"
