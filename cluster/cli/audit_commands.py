@@ -4,6 +4,7 @@
 process performs them. So the command line never imports `wal` or `snapshots`, which it does not need on other machines.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -381,7 +382,8 @@ def write_whole(output: Path, held: bytes, place: str = "-o") -> None:
         beside.write_bytes(held)
         beside.replace(output)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink()
         raise bad_input(f"{output} cannot be written: {error.strerror}", "name another file", place=place) from error
 
 

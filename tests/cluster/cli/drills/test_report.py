@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
+from cluster.cli.audit_commands import write_whole
 from cluster.cli.drills.report import COMPARED, ROWS_MAX, page_of
+from cluster.cli.exits import Failure
 from cluster.schemas.drills import DrillAnswer, DrillView
 from cluster.schemas.ledger import LeaderTermView, StoryRow
 from tests.cluster.cli.drills.test_preconditions import drill
@@ -93,3 +97,11 @@ def test_a_drill_without_figures_has_a_page_and_a_long_story_is_cut_and_says_so(
     text = page(drill=replace(DRILL, figures={}, verdict="aborted"), story=story(ROWS_MAX + 1))
     assert f"The first {ROWS_MAX}; there is more." in text and "led term 1" in text
     assert text.count("job 4 ") == ROWS_MAX
+
+
+def test_a_page_that_cannot_be_written_is_bad_input_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for output in (tmp_path / "file" / "page", tmp_path / "none" / "page", tmp_path):
+        with pytest.raises(Failure, match="cannot be written"):
+            write_whole(output, b"page", "--html")
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
