@@ -38,8 +38,11 @@ from wal import Environment, Journal, Kind, decode_batch, kind_of
 
 NAMES = ("r1", "r2", "r3")
 WRITERS = 3
+ACKNOWLEDGED = (1, 80)
+"""How many jobs are acknowledged before the replicas die, count."""
+
 WRITING_S = (0.1, 1.5)
-"""How long the clients write before the replicas die, seconds."""
+"""How long the clients go on where some are dead, seconds."""
 
 APART_S = (0.0, 0.3)
 """How far apart they die, seconds."""
@@ -47,7 +50,8 @@ APART_S = (0.0, 0.3)
 RECOVERING_S = (0.05, 1.5)
 """After what time a recovery is killed, seconds: it takes about one."""
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
+"""How long anything may take that takes a second on an idle machine."""
 
 
 class Round(msgspec.Struct, kw_only=True):
@@ -143,7 +147,10 @@ async def lose_majority(directory: Path, seed: int) -> Round:
             for replica in site.config.replicas:
                 await founded(operator, replica.api)
         writers = [asyncio.create_task(write(site, directory, acknowledged, number)) for number in range(WRITERS)]
-        await asyncio.sleep(chance.uniform(*WRITING_S))
+        wanted = chance.randint(*ACKNOWLEDGED)
+        async with asyncio.timeout(PATIENCE_S):
+            while len(acknowledged) < wanted:
+                await asyncio.sleep(0.01)
         for name in chance.sample(NAMES, len(NAMES)):
             site.processes[name].kill()
             await asyncio.sleep(chance.choice((0.0, chance.uniform(*APART_S), chance.uniform(*WRITING_S))))

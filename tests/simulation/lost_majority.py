@@ -17,7 +17,7 @@ from cluster.server.storage import Storage, open_storage
 from cluster.system.clock import SystemClock
 from tests.simulation.replicas import SimReplica
 from tests.simulation.world import World
-from wal import Entry, Incarnation
+from wal import Entry, Incarnation, Kind, kind_of
 
 PROFILES = ("net", "crash", "disk", "membership")
 RUN_S = (0.3, 2.0)
@@ -52,7 +52,7 @@ async def nobody(*given: object, **more: object) -> dict[str, Any]:
 
 
 def lose_majority(seed: int) -> Loss | None:
-    """Play one seed; AssertionError where a promise is broken, None where the cluster had not been founded."""
+    """Play one seed; AssertionError where a promise is broken, None where what is left has no history yet."""
     chance = random.Random(f"lost majority {seed}")
     with World(seed, profile=chance.choice(PROFILES)) as world:
         world.begin()
@@ -83,13 +83,16 @@ def lose_majority(seed: int) -> Loss | None:
         return _recovered(world, behind if behind in left else chance.choice(left), chance)
 
 
-def _recovered(world: World, survivor: SimReplica, chance: random.Random) -> Loss:
+def _recovered(world: World, survivor: SimReplica, chance: random.Random) -> Loss | None:
     points, name, deaths = world.oracle.points, survivor.called, 0
     with _opening(world, survivor):
         storage = open_storage(survivor.config, name)
         held = _entries(storage)
         first = storage.journal.first_index
+        began = storage.state.revision > 0 or any(kind_of(entry.data) is Kind.BATCH for entry in held)
         storage.close()
+        if not began:
+            return None
         plan = asyncio.run(plan_recovery(survivor.config, name, clock=SystemClock()))
     last = plan.kept_index
     assert last == (first + len(held) - 1 if held else first - 1)
