@@ -283,6 +283,7 @@ class Environment:
             identity = read_identity(directory, environment, tables)
             with environment.begin(tables[records.STATE]) as transaction:
                 mark = log_mark(directory, transaction.get(records.LOG_KEY))
+            del transaction  # it keeps its place among the readers as long as it is referred to
             descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 log = open_log(DiskStore(descriptor, readonly=True), directory, identity, mark.size_bytes)

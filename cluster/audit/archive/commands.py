@@ -127,16 +127,14 @@ def _show_listed(held: Archive, *, as_json: bool) -> None:
         return
     rows = [
         (
-            segment.path.name,
-            f"{segment.manifest.revision_before + 1} to {segment.manifest.revision_after}",
+            f"{segment.manifest.first_index} to {segment.manifest.last_index}",
             "-" if segment.manifest.first_at is None else moment(format_instant(segment.manifest.first_at)),
             "-" if segment.manifest.last_at is None else moment(format_instant(segment.manifest.last_at)),
-            size(segment.manifest.data_bytes),
             size(segment.size_bytes),
         )
         for segment in held.segments
     ]
-    show(table(("SEGMENT", "REVISIONS", "FROM (UTC)", "TO (UTC)", "DATA", "FILE"), rows))
+    show(table(("ENTRIES", "FROM (UTC)", "TO (UTC)", "FILE"), rows))
 
 
 def verified_archive(

@@ -41,8 +41,10 @@ _LAST_ENTRIES: Final = 1_024
 LEFT_ALONE: Final = frozenset(
     c.kind_of(command)
     for command in (
-        *(c.OpenSession(), c.CloseSession(0), c.ExpireAnswers(), c.RecordStateDigest(0, b"")),
+        *(c.OpenSession(), c.CloseSession(0), c.ExpireAnswers()),
+        *(c.RecordStateDigest(0, b""), c.RecordHistories(0, 0, b"")),
         *(c.StartDrill("", "", 0), c.AbortDrill(0, ""), c.ProbeDrill(0), c.LockDrills(""), c.UnlockDrills("")),
+        c.ConfirmDrill(0),
         *(c.MissGuest("", "", ""), c.RevokeCertificate("", ""), c.UnrevokeCertificate("")),
     )
 ) | {"end_drill"}

@@ -18,6 +18,9 @@ Row = tuple[str, ...]
 
 NONE: Final = "-"
 
+REASON_CHARACTERS: Final = 18
+"""What is shown of a reason, characters, so that no figure is cut on a terminal of 80; `--json` has all of it."""
+
 REASONS_SHOWN_MAX: Final = 15
 """Reasons that are shown of why jobs waited, count: those for which they waited longest."""
 
@@ -33,7 +36,7 @@ def rows_of(found: WhatIf) -> list[Row]:
     worlds = [figures for _, figures in worlds_of(found)]
     return [
         *_counts(worlds),
-        ("waits, jobs: p50, p95", *(_spans(world.wait) for world in worlds)),
+        *_spans("waits", [world.wait for world in worlds]),
         *_by_reason(worlds),
         *_pools(worlds),
         ("makespan", *(format_span(world.makespan_us) for world in worlds)),
@@ -53,11 +56,10 @@ def _counts(worlds: Sequence[Figures]) -> Iterator[Row]:
     yield row("commands refused here only", lambda world: world.refused)
 
 
-def _spans(waits: Waits | None) -> str:
-    """Return how many jobs waited, the median, and what one in twenty exceeds."""
-    if waits is None:
-        return NONE
-    return f"{waits.jobs}: {format_span(waits.p50_us)}, {format_span(waits.p95_us)}"
+def _spans(name: str, waits: Sequence[Waits | None]) -> Iterator[Row]:
+    """Yield how many jobs waited, the median, and what one in twenty exceeds."""
+    yield (f"{name}, jobs: p50", *(NONE if one is None else f"{one.jobs}: {format_span(one.p50_us)}" for one in waits))
+    yield ("    p95", *(NONE if one is None else format_span(one.p95_us) for one in waits))
 
 
 def _by_reason(worlds: Sequence[Figures]) -> Iterator[Row]:
@@ -67,7 +69,8 @@ def _by_reason(worlds: Sequence[Figures]) -> Iterator[Row]:
         longest[reason] = max(waits.p95_us, longest.get(reason, 0))
     named = sorted(longest, key=lambda reason: (-longest[reason], reason))
     for reason in named[:REASONS_SHOWN_MAX]:
-        yield (f"  for {reason}", *(_spans(one.get(reason)) for one in by_world))
+        shown = reason if len(reason) <= REASON_CHARACTERS else reason[: REASON_CHARACTERS - 1] + "…"
+        yield from _spans(f"  for {shown}", [one.get(reason) for one in by_world])
     if len(named) > REASONS_SHOWN_MAX:
         yield (f"  for {len(named) - REASONS_SHOWN_MAX} other reasons", *("see --json" for _ in worlds))
 

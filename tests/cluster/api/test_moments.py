@@ -35,7 +35,7 @@ def target_of(path: str, replica: InMemory, chance: random.Random) -> str:
 def plain(found: Any) -> Any:
     """Return an answer without what is no part of a state."""
     if isinstance(found, dict):
-        if "error" in found:
+        if isinstance(found.get("error"), dict):
             return found["error"]["code"]
         return {key: plain(value) for key, value in found.items() if key not in NOT_OF_THE_STATE}
     return [plain(one) for one in found] if isinstance(found, list) else found

@@ -179,7 +179,11 @@ def test_an_archive_is_verified_without_any_ledger_and_listed(site: Site, archiv
     listed = answer(typed("ledger", "archive", archives[0], "--list", "--json"))
     assert listed["cluster_id"] == CLUSTER and listed["segments"][0]["digest_before"] == "00" * 32
     assert listed["segments"][-1]["checkpoint"].startswith(f"forebay/{CLUSTER}\n{site.last}\n")
-    assert listed["segments"][0]["file"] in typed("ledger", "archive", archives[0], "--list").stdout
+    shown = typed("ledger", "archive", archives[0], "--list").stdout.splitlines()
+    assert [row.split()[:3] for row in shown[1:]] == [
+        [str(one["first_index"]), "to", str(one["last_index"])] for one in listed["segments"]
+    ]
+    assert max(map(len, shown)) <= 80
 
 
 def test_an_archive_goes_on_with_the_next_checkpoint(made: Site, tmp_path: Path) -> None:

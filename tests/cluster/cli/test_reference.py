@@ -99,10 +99,20 @@ def test_words_that_are_passed_on_mean_the_same_there(words: list[str]) -> None:
     assert seen[0][0] == tuple(words[:2])
 
 
-def test_words_of_a_command_without_a_group_mean_the_same_there() -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "whatif",
+            ["--data=-odd", "--from", "7d", "--set=Pool=fast:+1GiB", "--set", "MaxPasses=3", "--policy=-a b", "--json"],
+        ),
+        ("recover", ["--name", "r1", "--confirm=-5f", "--leave-behind", "r2", "--leave-behind=r3", "--by=a b"]),
+    ],
+)
+def test_words_of_a_command_without_a_group_mean_the_same_there(name: str, words: list[str]) -> None:
     seen: list[tuple[tuple[str, ...], dict[str, object]]] = []
-    (command,) = audit_commands(lambda path, options: seen.append((path, options)))[""]
-    words = ["--data=-odd", "--from", "7d", "--set=Pool=fast:+1GiB", "--set", "MaxPasses=3", "--policy=-a b", "--json"]
+    commands = audit_commands(lambda path, options: seen.append((path, options)))[""]
+    command = next(command for command in commands if command.name == name)
     command.main(words, standalone_mode=False)
     command.main(words_of(command, seen[0][1]), standalone_mode=False)
     assert seen[0] == seen[1]

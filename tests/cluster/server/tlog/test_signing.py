@@ -348,6 +348,7 @@ async def test_a_new_incarnation_signs_under_an_origin_of_its_own_and_stays_boun
             of(earlier)
 
 
+@story
 async def test_a_replica_that_holds_less_than_it_has_signed_does_not_start(tmp_path: Path) -> None:
     signer(tmp_path).check_held(0)
     await signer(tmp_path).sign(5, Ledger(9).root)
@@ -439,6 +440,7 @@ async def test_a_checkpoint_on_the_disk_that_is_of_more_than_is_here_is_in_nobod
         ((0, 5, 5), "", False),
     ],
 )
+@story
 async def test_only_what_a_majority_has_counted_is_recorded(
     tmp_path: Path, counts: tuple[int, int, int], away: str, is_recorded: bool
 ) -> None:
