@@ -71,7 +71,19 @@ def test_a_switchover_is_planned_confirmed_measured_and_told_and_no_job_notices_
         if operator.json("job", "show", "1")["state"] == "RUNNING":
             break
     made = operator.plan()
-    run = ("drill", "run", "switchover", "--target", made["target"], "--goal-ms", "30000", "--abort-after-s", "30")
+    run = (
+        "drill",
+        "run",
+        "switchover",
+        "--target",
+        made["target"],
+        "--goal-ms",
+        "30000",
+        "--abort-after-s",
+        "30",
+        "--abort-if-slower",
+        "0",
+    )
 
     unconfirmed, stale = operator.types(*run), operator.types(*run, "--confirm", "00000000")
     assert (unconfirmed.returncode, stale.returncode) == (2, 1), (unconfirmed, stale)
@@ -123,7 +135,7 @@ FORCE = ("--force", "digests")
 """States are compared about once a minute of change, and these tests are shorter."""
 HOLD = ("--hold-s", "2", *FORCE)
 LONG = ("--hold-s", "60", *FORCE)
-PATIENT = ("--goal-ms", "30000", "--abort-after-s", "30")
+PATIENT = ("--goal-ms", "30000", "--abort-after-s", "30", "--abort-if-slower", "0")
 
 
 class Up:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from cluster.cli.commands.options import JSON_OPTION
+from cluster.cli.drills.figures import SLOWER_MAX
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import session
 from cluster.cli.text import Cell, fields_table, moment, note, present, show, show_json, table
@@ -95,8 +96,12 @@ def plan(as_json: bool, **asked: Any) -> None:
     "--abort-after-s", type=click.FloatRange(0.1, 30), default=ABORT_AFTER_S, show_default=True,
     help="Abort it when no write was acknowledged for so long.",
 )  # fmt: skip
+@click.option(
+    "--abort-if-slower", "slower_max", type=click.IntRange(0, 1_000), default=SLOWER_MAX, show_default=True,
+    metavar="TIMES", help="Abort it when writes take so many times as long as before; 0: never.",
+)  # fmt: skip
 @JSON_OPTION
-def run(confirm: str | None, goal_ms: int, abort_after_s: float, as_json: bool, **asked: Any) -> None:
+def run(confirm: str | None, goal_ms: int, abort_after_s: float, slower_max: int, as_json: bool, **asked: Any) -> None:
     """Carry out a drill whose plan was confirmed, and say what it took. Exit code 7: it was failed or aborted.
 
     A client beside the cluster sends a write and a read every 10 ms, first without a fault. Ctrl-C aborts.
@@ -112,7 +117,11 @@ def run(confirm: str | None, goal_ms: int, abort_after_s: float, as_json: bool, 
             _show_plan(made)
         _refuse_unmet(made)
         _confirmed(made, wanted, confirm)
-        goals = Goals(write_stop_us=goal_ms * 1000, abort_after_us=round(abort_after_s * MICROSECONDS_PER_SECOND))
+        goals = Goals(
+            write_stop_us=goal_ms * 1000,
+            abort_after_us=round(abort_after_s * MICROSECONDS_PER_SECOND),
+            slower_max=slower_max,
+        )
         return await coordinator.run(made, goals)
 
     ended = session().ask(perform, on_a_loop=True)

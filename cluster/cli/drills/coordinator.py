@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from cluster.cli.drills.figures import Probe, gap_at_us, latency_us, longest_gap_us, lost
+from cluster.cli.drills.figures import SLOWER_MAX, Probe, gap_at_us, latency_us, longest_gap_us, lost
 from cluster.cli.drills.machines import Machines
 from cluster.cli.drills.preconditions import DURATION_MORE_S, Found, Plan, Wanted, target_of
 from cluster.cli.drills.probes import Probes
@@ -64,9 +64,6 @@ AGAIN_AT_ONCE: Final = 32
 HISTORY_ROWS: Final = 10_000
 """What happened meanwhile, rows that are read of it."""
 
-SLOWER_MAX: Final = 10
-"""How often as long as before the fault writes may take afterwards, at their 99th percentile."""
-
 SLOW_US_LEAST: Final = 100_000
 """What is never slow, µs: the leader's clock of a second may be out of step with a client's for that long."""
 
@@ -91,6 +88,8 @@ class Goals(msgspec.Struct, frozen=True, kw_only=True):
     """For how long writes may stop, µs, for it to be passed."""
     abort_after_us: int
     """After how long without an acknowledged write it is aborted, µs."""
+    slower_max: int = SLOWER_MAX
+    """How many times as long as before writes may take; 0: that aborts nothing."""
 
 
 class Aborted(Exception):
@@ -466,7 +465,7 @@ class Coordinator:
                 f"a write was refused: {probes.refusal}" if probes.refusal else "",
                 f"no write was acknowledged for {after_s:g} s" if now_s - probes.answered_s > after_s else "",
                 f"{halt} is there" if halt else "",
-                _slow(probes, now_s, normal_us),
+                _slow(probes, now_s, normal_us, goals.slower_max),
             )
             self._stop = self._stop or next(filter(None, reasons), "")
 
@@ -508,14 +507,18 @@ async def _undone(channel: Channel, drill: int) -> None:
     await channel.close()
 
 
-def _slow(probes: Probes, now_s: float, normal_us: int) -> str:
+def _slow(probes: Probes, now_s: float, normal_us: int, slower_max: int = SLOWER_MAX) -> str:
     """Return that writes take many times as long as before, once they go on again; empty: they do not."""
     # Sent earlier, too: an answer of then ends no time without one.
     last = [one for one in probes.writes if one.sent_s >= now_s - 8 * CALM_S]
-    if not normal_us or longest_gap_us(last, now_s - 2 * CALM_S, now_s) > CALM_S / 4 * MICROSECONDS_PER_SECOND:
+    if (
+        not normal_us
+        or not slower_max
+        or longest_gap_us(last, now_s - 2 * CALM_S, now_s) > CALM_S / 4 * MICROSECONDS_PER_SECOND
+    ):
         return ""
     taken_us = latency_us(last, now_s - 2 * CALM_S, now_s - CALM_S, 0.99)
-    if taken_us <= max(SLOWER_MAX * normal_us, SLOW_US_LEAST):
+    if taken_us <= max(slower_max * normal_us, SLOW_US_LEAST):
         return ""
     return f"of 100 writes one takes {taken_us / 1000:.0f} ms, before it were {normal_us / 1000:.0f} ms"
 

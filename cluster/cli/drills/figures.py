@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
 from replica.values import MICROSECONDS_PER_SECOND
+
+SLOWER_MAX: Final = 10
+"""How many times as long as before writes may take after the fault, at their 99th percentile, where nobody says
+otherwise."""
 
 
 class Probe(msgspec.Struct):

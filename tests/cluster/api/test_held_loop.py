@@ -388,9 +388,7 @@ async def test_no_command_about_the_largest_array_holds_the_loop_of_the_leader_o
 
     watch, held, wrong, clock = LoopWatch(), {}, {}, Slowed()
     # Of one loop, so that each callback of either is watched; the third is away.
-    replicas = {
-        name: Replica(config, name, clock=clock, fail=fail, found_without=("r3",)) for name in ("r1", "r2")
-    }
+    replicas = {name: Replica(config, name, clock=clock, fail=fail, found_without=("r3",)) for name in ("r1", "r2")}
     for replica in replicas.values():
         await replica.start()
     try:
