@@ -337,7 +337,7 @@ async def set_clock(call: Call[SetClockRequest]) -> Reply[ClockAnswer]:
         raise bad(str(error), "write for example 2026-01-31T12:00:00Z", "at") from error
     controller = call.service.controller
     known = answer_to(controller.state, call.service.check_age(call.identity, call.body.command_id)) is not None
-    earliest, latest = controller.engine.clock_bounds
+    earliest, latest, _ = controller.engine.clock_bounds
     if not known and (earliest is None or latest is None or not earliest - OFF_US <= at <= latest + OFF_US):
         said = "cannot be read" if earliest is None else f"say {format_instant(earliest)}"
         raise Problem(
@@ -353,7 +353,7 @@ async def set_clock(call: Call[SetClockRequest]) -> Reply[ClockAnswer]:
 
 def _clock(call: Call[Any], state: State) -> Reply[ClockAnswer]:
     controller = call.service.controller
-    earliest, latest = controller.engine.clock_bounds
+    earliest, latest, _ = controller.engine.clock_bounds
     view = ClockAnswer(
         revision=state.revision,
         at=format_instant(controller.agreed.now()) or "",

@@ -47,6 +47,9 @@ class ClockBounds(NamedTuple):
 
     earliest: Instant | None
     latest: Instant | None
+    is_final: bool = True
+    """Whether more readings would not change them much: every voter was read, or they are at most OFF_S apart. Where a
+    bare majority was read, one wrong clock of it is `earliest` or `latest`."""
 
 
 class Offset(msgspec.Struct, frozen=True):
@@ -110,7 +113,8 @@ class PeerClocks:
             return ClockBounds(None, None)
         earliest = sorted((own + offset.least_us for offset in offsets), reverse=True)[majority - 1]
         latest = sorted(own + offset.most_us for offset in offsets)[majority - 1]
-        return ClockBounds(Instant(earliest), Instant(latest))
+        is_final = len(offsets) == len(voters) or latest - earliest <= OFF_US
+        return ClockBounds(Instant(earliest), Instant(latest), is_final)
 
     def offset(self, peer: str) -> Offset | None:
         """Return how far a peer's clock is ahead of this replica's; None if it was not read lately."""

@@ -55,11 +55,26 @@ class AgreedTime:
         self._of_clients = at
         self._of_clients_s = -math.inf
         """When that was found."""
+        self._waits = False
+        """Whether it was said that the first batch waits for more clocks."""
 
     def begin(self) -> bool:
-        """Return whether there is a time to go on from: before the first batch only a majority's clocks give one."""
-        if self._at == NEVER and (earliest := self._bounds().earliest) is not None:
-            self.applied(earliest)
+        """Return whether there is a time to go on from: before the first batch only a majority's clocks give one.
+
+        A cluster that was founded at `earliest` while one of a bare majority was an hour behind turned away everybody
+        whose clock was right, until the others were read.
+        """
+        if self._at == NEVER:
+            bounds = self._bounds()
+            if bounds.earliest is not None and bounds.is_final:
+                self.applied(bounds.earliest)
+            elif bounds.earliest is not None and not self._waits:
+                self._waits = True
+                LOGGER.warning(
+                    "the wall clocks that could be read are more than %.0f s apart, and not all replicas' could: the "
+                    "cluster is founded once they agree or the others are read; see to the time service",
+                    OFF_S,
+                )
         return self._at != NEVER
 
     @property

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.consensus.frames import ClockReply
-from cluster.consensus.peer_clocks import OFF_US, STALE_S, PeerClocks
+from cluster.consensus.peer_clocks import OFF_US, STALE_S, ClockBounds, PeerClocks
 from replica.values import Instant
 
 TRUTH_US = 1_800_000_000_000_000
@@ -60,6 +60,25 @@ def test_no_minority_of_clocks_moves_what_a_majority_says(
 
 
 @given(st.integers(1, 7), st.data(), DELAYS)
+def test_bounds_that_are_final_are_the_truth_whichever_voters_were_read(
+    voters: int, data: st.DataObject, delays: list[tuple[float, float]]
+) -> None:
+    wrong = data.draw(st.integers(0, (voters - 1) // 2))
+    far, near = ([data.draw(kind) for _ in range(count)] for kind, count in ((FAR, wrong), (NEAR, voters - wrong)))
+    offs = data.draw(st.permutations([*far, *near]))
+    read = data.draw(st.integers(1, voters))
+    clocks, names, world = read_all(offs[:read], delays)
+    bounds = clocks.bounds([*names, *(f"away{number}" for number in range(voters - read))])
+    if bounds.earliest is None or bounds.latest is None:
+        return
+    truth = TRUTH_US + round(world[0] * 1_000_000)
+    if bounds.is_final:
+        assert max(abs(bounds.earliest - truth), abs(bounds.latest - truth)) <= OFF_US + 1_100_000
+    else:
+        assert read < voters and bounds.latest - bounds.earliest > OFF_US
+
+
+@given(st.integers(1, 7), st.data(), DELAYS)
 def test_the_median_is_between_the_bounds_and_is_never_off(
     voters: int, data: st.DataObject, delays: list[tuple[float, float]]
 ) -> None:
@@ -86,15 +105,15 @@ def test_one_of_three_that_is_far_from_both_others_is_off_and_they_are_not(
 def test_of_two_clocks_that_differ_nobody_can_tell_which_is_off_and_time_keeps_between_them() -> None:
     clocks, names, _ = read_all([0, 60_000_000], [(0.0, 0.0)])
     assert [clocks.is_off(name, names) for name in names] == [False, False]
-    assert clocks.bounds(names) == (TRUTH_US, TRUTH_US + 60_000_000)
+    assert clocks.bounds(names) == (TRUTH_US, TRUTH_US + 60_000_000, True)
 
 
 def test_without_a_majority_of_readings_nothing_is_said_and_old_ones_do_not_count() -> None:
     clocks, names, world = read_all([0, 0], [(0.0, 0.0)])
-    assert clocks.bounds([*names, "r8", "r9"]) == (None, None)
-    assert clocks.bounds(names) != (None, None)
+    assert clocks.bounds([*names, "r8", "r9"]) == ClockBounds(None, None)
+    assert clocks.bounds(names) != ClockBounds(None, None)
     world[0] += STALE_S + 0.1
-    assert clocks.bounds(names) == (None, None)
+    assert clocks.bounds(names) == ClockBounds(None, None)
     assert clocks.offset("r1") is None
 
 

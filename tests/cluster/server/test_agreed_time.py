@@ -1,5 +1,6 @@
 """The cluster's time: monotonic, between what a majority's clocks say, never pulled by one clock."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,6 +74,18 @@ def test_before_the_first_batch_only_a_majority_says_what_time_it_is() -> None:
     said = ClockBounds(None, None)
     clocks.wall += HOUR_US
     assert agreed.stamp(NEVER) == START - 5
+
+
+def test_no_cluster_is_founded_at_the_time_of_one_wrong_clock_of_a_bare_majority(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said = ClockBounds(Instant(START - HOUR_US), Instant(START), is_final=False)
+    agreed = AgreedTime(Clocks(), bounds=lambda: said, at=NEVER)
+    assert not agreed.begin() and not agreed.begin()
+    assert [record.message for record in caplog.records if "apart" in record.message] == caplog.messages[:1]
+    said = ClockBounds(Instant(START), Instant(START))
+    assert agreed.begin()
+    assert agreed.stamp(NEVER) == START
 
 
 def test_how_far_it_is_ahead_of_the_truth_is_told() -> None:
