@@ -49,7 +49,7 @@ from replica.messages import SetClock, features
 from replica.state import State, state_digest
 from replica.values import MICROSECONDS_PER_SECOND
 from snapshots import SNAPSHOT_BYTES_MAX, SnapshotFailed, SnapshotName, SnapshotRefused, inspect
-from wal import hand_over
+from wal import Handed, hand_over
 
 ENTRIES_BYTES_MAX = 1024 * 1024
 """Entries in one answer, bytes of the ledger that they take; as JSON it is several times as much."""
@@ -130,17 +130,19 @@ async def read_stored_entries(call: Call[None]) -> Reply[HandedAnswer]:
         revision,
         HandedAnswer(
             revision=revision,
-            entries=tuple(
-                HandedView(
-                    index=one.entry.index,
-                    term=one.entry.term,
-                    data=one.entry.data,
-                    digest_before=one.digest_before.hex(),
-                    revision_before=one.revision_before,
-                )
-                for one in handed
-            ),
+            entries=tuple(handed_view(one) for one in handed),
         ),
+    )
+
+
+def handed_view(one: Handed) -> HandedView:
+    """Return an entry of the ledger as it is sent to a replica that lacks it."""
+    return HandedView(
+        index=one.entry.index,
+        term=one.entry.term,
+        data=one.entry.data,
+        digest_before=one.digest_before.hex(),
+        revision_before=one.revision_before,
     )
 
 

@@ -17,7 +17,7 @@ import msgspec
 from cluster.config.config import OPERATOR_NAME, REPLICA_COUNTS, Config, StorageConfig, TimingConfig
 from cluster.config.toml import ConfigError
 from cluster.security import AUTHORITY_NAME, NAME_RULE, Authority, PkiRefused, Role, create_authority, is_name, issue
-from cluster.system import Address, AddressError, Clock
+from cluster.system import Address, AddressError, Clock, sync_directory
 from replica.values import SizeError, format_size, parse_size
 
 CONFIG_NAME: Final = "forebay.toml"
@@ -137,7 +137,7 @@ def found(directory: Path, founding: Founding, *, clock: Clock) -> Config:
                 (scratch / name / FIRST_START_NAME).touch()
             for name in (TLS_NAME, *founding.replica_names, CONFIG_NAME):
                 os.rename(scratch / name, directory / name)
-            _sync_directory(directory)
+            sync_directory(directory)
         return Config.load(directory / CONFIG_NAME)
     except OSError as error:
         raise FoundingRefused(f"{directory}: the cluster cannot be written ({error.strerror})") from error
@@ -267,11 +267,3 @@ def _write_text(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

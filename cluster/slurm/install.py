@@ -31,6 +31,7 @@ from cluster.slurm.checks import (
     plugin_faults,
     trust_faults,
 )
+from cluster.system import sync_directory
 
 SCRIPT: Final = "burst_buffer.lua"
 """What burst_buffer/lua reads beside slurm.conf."""
@@ -378,15 +379,7 @@ def _stage(path: Path, content: Content) -> None:
 def _settle(path: Path) -> None:
     """Put a file that was staged in its place."""
     _beside(path).rename(path)
-    _sync(path.parent)
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_directory(path.parent)
 
 
 def _encoded(manifest: Manifest) -> Content:
@@ -466,7 +459,7 @@ def remove(conf: Path, slurm: SlurmSettings, in_use: str = "") -> Removed:
             continue
         if digest in one.sha256:
             path.unlink()
-            _sync(path.parent)
+            sync_directory(path.parent)
             gone.append(path)
         else:
             kept.append(path)
@@ -477,5 +470,5 @@ def remove(conf: Path, slurm: SlurmSettings, in_use: str = "") -> Removed:
     manifest = conf / MANIFEST
     _beside(manifest).unlink(missing_ok=True)
     manifest.unlink()
-    _sync(conf)
+    sync_directory(conf)
     return Removed(tuple(gone), tuple(kept))

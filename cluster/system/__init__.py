@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from cluster.system.accounts import group_name, uid_of
     from cluster.system.address import Address, AddressError
     from cluster.system.clock import Clock, SystemClock, format_instant, parse_instant
-    from cluster.system.descriptors import closing, names_in, open_directory, write_all
+    from cluster.system.descriptors import closing, names_in, open_directory, sync_directory, write_all
     from cluster.system.job_process import CAPABILITIES, LIMITS, UNLIMITED, JobProcess, forgo, limit, prepare, reset
     from cluster.system.processes import (
         all_pids,
@@ -31,7 +31,7 @@ else:
         accounts: group_name uid_of
         address: Address AddressError
         clock: Clock SystemClock format_instant parse_instant
-        descriptors: closing names_in open_directory write_all
+        descriptors: closing names_in open_directory sync_directory write_all
         job_process: CAPABILITIES LIMITS UNLIMITED JobProcess forgo limit prepare reset
         processes: all_pids become_subreaper boot_id descendants die_with_parent environment_variables fields_of
         processes: hold_termination leave_when_terminated send start_time sync_file_system

@@ -16,6 +16,7 @@ from replica.model import (
     JobOptions,
     JobRequest,
     expand_roots,
+    expanded,
 )
 from replica.state import Facts
 from replica.values import (
@@ -24,7 +25,6 @@ from replica.values import (
     Refusal,
     RefusalCode,
     UnknownSymbol,
-    expand_symbols,
     has_control_character,
     is_mail_address,
     limits,
@@ -172,17 +172,8 @@ def check_dependencies(state: Facts, dependencies: tuple[Dependency, ...]) -> No
 
 def expand(text: str, request: JobRequest, job_id: int | str, place: str) -> str:
     """Return `text` with the job's symbols replaced; Rejected for one that means nothing here."""
-    array = request.array
     try:
-        return expand_symbols(
-            text,
-            job=job_id,
-            user=request.user,
-            name=request.name,
-            workdir=request.workdir,
-            array_job=0 if array is None else array.job,
-            array_task=0 if array is None else array.task,
-        )
+        return expanded(text, request, job_id)
     except UnknownSymbol as symbol:
         raise Rejected(
             RefusalCode.INVALID_DIRECTIVE,

@@ -170,6 +170,7 @@ if TYPE_CHECKING:
         destinations_of,
         difference,
         error_path,
+        expanded,
         requested,
         with_options,
     )
@@ -247,7 +248,7 @@ else:
         provider: NATIVE PROVIDERS Provision provider_facts
         requests: DEFAULT_PRIORITY NO_CHANGE NO_OPTIONS OPEN_MODES AfterTask ArrayTask BufferRequest CreatePersistent
         requests: Dependency DependencyKind DestroyPersistent JobChange JobOptions JobRequest ListTransfer
-        requests: destinations_of difference error_path requested with_options
+        requests: destinations_of difference error_path expanded requested with_options
         reservations: Reservation ReservedSpace check_reservation left_of
         transfers: ALGORITHMS BACKENDS CHOICE_KEYS CHOOSABLE DEFAULT_TRANSFER_RULES LINKS NO_CHOICE
         transfers: RECEIPTS_PER_JOB_MAX TIMEOUTS VERIFY_LEVELS JobTransfers LeftOut RateShares TransferCheckpoint

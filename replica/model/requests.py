@@ -204,16 +204,11 @@ def with_options(request: JobRequest, options: JobOptions) -> JobRequest:
     return msgspec.structs.replace(request, options=None if options == NO_OPTIONS else options)
 
 
-def error_path(request: JobRequest, job_id: int) -> str:
-    """Return the absolute path of the file for standard error; empty: it goes where standard output goes.
-
-    UnknownSymbol for one that means nothing here.
-    """
-    if not request.asked.error:
-        return ""
+def expanded(text: str, request: JobRequest, job_id: int | str) -> str:
+    """Return `text` with the job's symbols replaced; UnknownSymbol for one that means nothing here."""
     array = request.array
-    path = expand_symbols(
-        request.asked.error,
+    return expand_symbols(
+        text,
         job=job_id,
         user=request.user,
         name=request.name,
@@ -221,6 +216,16 @@ def error_path(request: JobRequest, job_id: int) -> str:
         array_job=0 if array is None else array.job,
         array_task=0 if array is None else array.task,
     )
+
+
+def error_path(request: JobRequest, job_id: int) -> str:
+    """Return the absolute path of the file for standard error; empty: it goes where standard output goes.
+
+    UnknownSymbol for one that means nothing here.
+    """
+    if not request.asked.error:
+        return ""
+    path = expanded(request.asked.error, request, job_id)
     return path if path.startswith("/") else f"{request.workdir.rstrip('/')}/{path}"
 
 

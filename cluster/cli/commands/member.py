@@ -24,7 +24,7 @@ from cluster.client import ApiError, Client
 from cluster.config import ReplicaConfig
 from cluster.schemas import DigestsAnswer, MembersAnswer, MemberView, StatusView, StoredSnapshotView
 from cluster.schemas import operations as ops
-from cluster.system import Address, AddressError
+from cluster.system import Address, AddressError, sync_directory
 from replica.values import plain
 
 DIGEST_DIGITS_SHOWN = 16
@@ -388,7 +388,7 @@ def fetch_snapshot(name: str | None, directory: Path, keep: int | None, saves: b
             _receive(current, replica, row, part)
             _verify(part)
             part.replace(target)
-            _sync_directory(directory)
+            sync_directory(directory)
         finally:
             part.unlink(missing_ok=True)
     removed = _prune(directory, keep, target)
@@ -449,11 +449,3 @@ def _prune(directory: Path, keep: int | None, newest: Path) -> tuple[str, ...]:
     for name in removed:
         (directory / name).unlink()
     return removed
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

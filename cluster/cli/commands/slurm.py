@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from cluster.cli.commands.local_cluster import module_command
+from cluster.cli.commands.local_cluster import become, module_command
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import session
 from cluster.cli.text import note
@@ -59,15 +59,7 @@ def bridge(name: str, state: Path, run: Path, metrics: Path | None, when_away: s
         words += ["--metrics", str(metrics)]
     hold_termination()
     # What is wrong with the configuration is said there: one exit code for all that a restart does not mend.
-    command = module_command("cluster.slurm", "--config", str(session().config_file()), *words)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    try:
-        os.execv(command[0], command)
-    except OSError as error:
-        raise Failure(
-            ExitCode.REFUSED, f"{command[0]} cannot be started ({error.strerror})", "install Forebay again"
-        ) from error
+    become(module_command("cluster.slurm", "--config", str(session().config_file()), *words))
 
 
 @slurm_group.command("install")

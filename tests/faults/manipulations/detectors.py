@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, NoReturn
 
 from click.testing import CliRunner
 
+from cluster.api.ledger import handed_view
 from cluster.audit.commands import audit
 from cluster.proofs import (
     ProofRefused,
@@ -147,16 +148,7 @@ class Member:
 
     async def handed(self, peer: str, last: int) -> Iterable[HandedView]:
         found = hand_over(self.others[peer].storage.ledger, last)
-        return [
-            HandedView(
-                index=one.entry.index,
-                term=one.entry.term,
-                data=one.entry.data,
-                digest_before=one.digest_before.hex(),
-                revision_before=one.revision_before,
-            )
-            for one in found
-        ]
+        return [handed_view(one) for one in found]
 
     async def backfill(self) -> bool:
         filling = Backfill(

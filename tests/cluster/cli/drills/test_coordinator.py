@@ -309,8 +309,9 @@ async def test_one_that_is_ended_from_the_keyboard_says_so_in_the_ledger(cluster
     assert left == [], "no probe goes on"
 
 
-@story
-async def test_who_looks_for_a_plan_asks_each_replica_itself(cluster: ClusterDouble) -> None:
+def answer_who_looks(cluster: ClusterDouble) -> None:
+    """Have the double answer what is asked for a plan, too."""
+
     async def call(operation: Any, request: Any = None, *, replica: Address | None = None, **more: Any) -> Any:
         if operation is ops.LIST_MEMBERS:
             return WELL.members
@@ -319,6 +320,11 @@ async def test_who_looks_for_a_plan_asks_each_replica_itself(cluster: ClusterDou
         return await ClusterDouble.call(cluster, operation, request, replica=replica, **more)
 
     cluster.call = call  # type: ignore[method-assign]
+
+
+@story
+async def test_who_looks_for_a_plan_asks_each_replica_itself(cluster: ClusterDouble) -> None:
+    answer_who_looks(cluster)
     cluster.dead.add("r3")
     found: Found = await carried_out_by(cluster).look(Wanted(scenario="switchover"))
     assert set(found.statuses) == {"r1", "r2"} and set(found.digests) == {"r1", "r2", "r3"}
@@ -484,14 +490,7 @@ async def test_where_two_have_to_agree_nothing_is_done_before_the_other_does(
 
 @story
 async def test_a_plan_has_what_the_helper_says_to_it(cluster: ClusterDouble) -> None:
-    async def call(operation: Any, request: Any = None, *, replica: Address | None = None, **more: Any) -> Any:
-        if operation is ops.LIST_MEMBERS:
-            return WELL.members
-        if operation is ops.LIST_TRANSFERS:
-            return TransfersAnswer(revision=9, transfers=())
-        return await ClusterDouble.call(cluster, operation, request, replica=replica, **more)
-
-    cluster.call = call  # type: ignore[method-assign]
+    answer_who_looks(cluster)
     found = await carried_out_by(cluster).look(Wanted(scenario="leader-hang"))
     assert found.helper == "leader-hang of r1; so"
 
