@@ -99,8 +99,10 @@ class Site:
 async def counted(harness: Harness) -> None:
     """Have the records of all jobs counted, and a checkpoint with that."""
     revision = harness.controller.state.revision
-    assert await harness.service.publisher.record_histories()
     async with asyncio.timeout(PATIENCE_S):
+        # Not at once where the process that counts has only just been started.
+        while not await harness.service.publisher.record_histories():
+            await asyncio.sleep(0.1)
         while harness.controller.state.revision == revision:
             await asyncio.sleep(0.01)
     assert await harness.service.publisher.publish()
