@@ -36,13 +36,11 @@ from cluster.consensus import (
     RemovedFromCluster,
     Timing,
 )
-from cluster.eventloop import Identities
-from cluster.mail import Mailer, sender_of
-from cluster.proofs import VerifierKey, parse_key
 from cluster.providers.calls import PoolWatch
 from cluster.schemas import CheckpointRequest, HandedView, SignRequest, StatusView
 from cluster.schemas import operations as ops
 from cluster.security import Credentials, Peers, TlsRefused, until_valid
+from cluster.security.proofs import VerifierKey, parse_key
 from cluster.server import (
     Backfill,
     Checkpoints,
@@ -59,9 +57,11 @@ from cluster.server import (
     note_superseded,
     open_storage,
 )
+from cluster.server.mail import Mailer, sender_of
 from cluster.server.recovery import refuse_beside_history, refuse_incarnation_over
 from cluster.server.tlog import Counted, LogPeers, NoAnswer, Signed
 from cluster.system import Address, Clock, SystemClock, leave_when_terminated
+from cluster.system.eventloop import Identities
 from replica.messages import ReleaseNeeded
 from snapshots import SnapshotFailed
 from wal import BrokenInvariant, Configuration, Environment, Member, RecoveryRefused, StorageFailed, initial, unknown

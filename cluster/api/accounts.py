@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 from cluster.api.privacy import check_sight, only_user
 from cluster.api.service import AskedCommand, Call, Reply, Route, encoded, handles
 from cluster.api.web import Problem, bad, unknown_job
-from cluster.eventloop import Work, paced
 from cluster.schemas import Answer, Command, Operation, made_of
 from cluster.schemas import accounts as v
 from cluster.schemas import operations as ops
 from cluster.system import format_instant, parse_instant
+from cluster.system.eventloop import Work, paced
 from replica.grammar import TextFault, format_limits, format_reserved, parse_limits, parse_reserved
 from replica.messages import commands as c
 from replica.model import (

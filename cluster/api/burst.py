@@ -12,7 +12,6 @@ from cluster.api.privacy import only_user, owns
 from cluster.api.render import buffer_view, guest_fields, persistent_view
 from cluster.api.service import Call, Reply, encoded, handles
 from cluster.api.web import Problem, actor_of, bad, queue_full
-from cluster.eventloop import paced
 from cluster.providers import STATUS_ARGUMENT_BYTES_MAX, STATUS_ARGUMENTS_MAX, OperationError
 from cluster.providers.calls import TooManyCalls
 from cluster.providers.worker import CallRequest
@@ -28,6 +27,7 @@ from cluster.schemas import (
 )
 from cluster.schemas import operations as ops
 from cluster.system import format_instant
+from cluster.system.eventloop import paced
 from replica.model import provider_facts, provision_of
 from replica.operations import GuestPhase
 from replica.views import Burst, BurstBuffer, burst_buffers, burst_of, burst_place

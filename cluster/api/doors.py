@@ -22,10 +22,10 @@ import msgspec
 from cluster.api.core import FAULT_REMEDY, LocalCore
 from cluster.api.door import frames as f
 from cluster.api.web import Asked, Problem, Program, Redirect, Response, Stream, bad_body, decode, permit, unforeseen
-from cluster.eventloop import BYTES_PER_SLICE, ReadingProtocol, listen, read_buffer
 from cluster.schemas import OPERATIONS, BulkCommand, ChannelRefused, Cutter
 from cluster.security import Identity, PeerCertificate, Role, TlsFiles
 from cluster.system import Address
+from cluster.system.eventloop import BYTES_PER_SLICE, ReadingProtocol, listen, read_buffer
 from replica.values import NEVER
 
 LOGGER = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from cluster.api.privacy import may_see
 from cluster.api.render import event_view
 from cluster.api.service import Call, handles
 from cluster.api.web import Part, Problem, Stream, bad, too_busy, too_many
-from cluster.eventloop import Work
 from cluster.schemas import EventView
 from cluster.schemas import operations as ops
 from cluster.server import Applied, settled_at
+from cluster.system.eventloop import Work
 
 STREAMS_MAX = 128
 """Subscribers at once, count: dashboards and exporters, not users."""

@@ -9,11 +9,11 @@ from typing import Any
 from cluster.api import wire
 from cluster.api.service import AskedCommand, Call, Reply, encoded, handles
 from cluster.api.web import Problem, bad, too_many
-from cluster.eventloop import paced
 from cluster.schemas import Command
 from cluster.schemas import guests as v
 from cluster.schemas import operations as ops
 from cluster.system import format_instant
+from cluster.system.eventloop import paced
 from replica.decide import job_about
 from replica.messages import commands as c
 from replica.model import Access, BufferState, CreatePersistent, Hold, guest_name

@@ -34,7 +34,6 @@ from cluster.api.render import (
 )
 from cluster.api.service import Call, Reply, encoded, handles
 from cluster.api.web import Problem, bad, denied, too_busy, too_many, unknown_job
-from cluster.eventloop import Work, paced
 from cluster.schemas import (
     ArchivedView,
     DiffAnswer,
@@ -51,6 +50,7 @@ from cluster.schemas import (
 from cluster.schemas import operations as ops
 from cluster.security import Role
 from cluster.system import format_instant, parse_instant
+from cluster.system.eventloop import Work, paced
 from replica.messages import EVENTS, Batch, Entry, Event, JobSubmitted, job_of
 from replica.messages.events import GuestSetUp
 from replica.model import private_data

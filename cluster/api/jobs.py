@@ -15,7 +15,6 @@ from cluster.api.render import capacity_controls, holders, job_view, node_view, 
 from cluster.api.service import AskedCommand, Call, Reply, Route, Service, encoded, handles, is_long
 from cluster.api.transfers import with_transfers
 from cluster.api.web import Problem, Redirect, bad, no_leader, refused, unknown_job
-from cluster.eventloop import RECORDS_PER_SLICE, Work, paced
 from cluster.providers import CALLS_MAX
 from cluster.schemas import (
     BulkAnswer,
@@ -32,6 +31,7 @@ from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
 from cluster.server import Answer, Settled
 from cluster.system import format_instant
+from cluster.system.eventloop import RECORDS_PER_SLICE, Work, paced
 from replica.decide import job_of_task, members
 from replica.messages import commands as c
 from replica.model import JobState, Tasks

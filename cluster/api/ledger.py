@@ -18,7 +18,6 @@ from cluster.api.render import entry_view, record_event, record_head
 from cluster.api.service import Call, Reply, encoded, handles
 from cluster.api.web import Problem, bad, too_busy
 from cluster.consensus import OFF_US, Role
-from cluster.eventloop import Work
 from cluster.schemas import (
     CheckpointAnswer,
     CheckpointRequest,
@@ -44,6 +43,7 @@ from cluster.schemas import operations as ops
 from cluster.server import PRUNED, Applied, NotLeading, Unavailable, Verdict, settled_at, snapshot_view
 from cluster.server.tlog import NoteNotTaken, SignRefused, proof_file
 from cluster.system import format_instant, parse_instant
+from cluster.system.eventloop import Work
 from replica.fold import answer_to
 from replica.messages import SetClock, features
 from replica.state import State, state_digest

@@ -12,9 +12,9 @@ from prometheus_client.registry import Collector
 
 from cluster.api.past import Historian
 from cluster.consensus import Role
-from cluster.eventloop import RECORDS_PER_SLICE, Work, paced
 from cluster.server import Controller
 from cluster.server.tlog import Publisher
+from cluster.system.eventloop import RECORDS_PER_SLICE, Work, paced
 from replica.messages import features
 from replica.model import TRANSFERS, BufferState, DrillVerdict, JobState
 from replica.operations import rules_in_force

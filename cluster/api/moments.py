@@ -48,7 +48,7 @@ class _Service:
 
     def __init__(self, state: State, *, is_private: bool) -> None:
         from cluster.api.render import Verdicts
-        from cluster.eventloop import Identities, Slices
+        from cluster.system.eventloop import Identities, Slices
 
         self.controller = _Controller(state)
         self.clock = _Clock(state.at)

@@ -37,7 +37,6 @@ from cluster.api.web import (
     unknown_job,
 )
 from cluster.consensus import Role as RaftRole
-from cluster.eventloop import Identities, Slices, Work
 from cluster.schemas import PEOPLE, BulkCommand, Operation, bytes_of, instant_in, requests
 from cluster.security import Identity, Peers, Role
 from cluster.server import (
@@ -67,6 +66,7 @@ from cluster.server.tlog import (
     origin_of,
 )
 from cluster.system import Address
+from cluster.system.eventloop import Identities, Slices, Work
 from replica.decide import job_of_task
 from replica.fold import answer_to, is_forgotten, may_keep_answer
 from replica.messages import CONTROLLER, Command, RecordHistories, Request, SubmitJob
@@ -152,7 +152,7 @@ class Call(msgspec.Struct, Generic[Asked]):
 
     @property
     def work(self) -> Work:
-        """What the caller's long work goes through (`cluster.eventloop.slices`): a new one each time."""
+        """What the caller's long work goes through (`cluster.system.eventloop.slices`): a new one each time."""
         return self.service.slices.work(self.identity)
 
     async def state(self) -> State:

@@ -13,7 +13,6 @@ from cluster.api.privacy import check_sight, may_see, owns
 from cluster.api.render import task_words
 from cluster.api.service import Call, Reply, encoded, handles
 from cluster.api.web import bad, unknown_job
-from cluster.eventloop import paced
 from cluster.schemas import (
     CheckpointView,
     JobTransfersView,
@@ -30,6 +29,7 @@ from cluster.schemas import (
 from cluster.schemas import operations as ops
 from cluster.server import Transfer
 from cluster.system import format_instant
+from cluster.system.eventloop import paced
 from replica.messages import events as e
 from replica.model import TRANSFERS, Job, RateShares, TransferCheckpoint, TransferReceipt, stage_of, waits_for_slot
 from replica.operations import node_bytes_s, rules_in_force, shares_of

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from cluster.api.past import Follower
 from cluster.audit.replay import Progress, Replayed, ReplayFailed, finished, fold, from_image, from_nothing
-from cluster.proofs import Checkpoint, NoteRefused, parse_checkpoint, parse_note
+from cluster.security.proofs import Checkpoint, NoteRefused, parse_checkpoint, parse_note
 from cluster.server.tlog import (
     CHECKPOINT_NAME,
     LOG_DIRECTORY,

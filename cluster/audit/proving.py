@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.proofs import HistoryCounts, NoteRefused, ProofRefused, parse_checkpoint, parse_note
+from cluster.security.proofs import HistoryCounts, NoteRefused, ProofRefused, parse_checkpoint, parse_note
 from cluster.server.tlog import (
     CHECKPOINT_NAME,
     LOG_DIRECTORY,

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import click
 
-from cluster import proofs
 from cluster.cli.exits import bad_input
 from cluster.cli.text import PAST_FORMS, note
+from cluster.security import proofs
 from replica.values import plain
 
 Perform = Callable[[tuple[str, ...], dict[str, Any]], None]

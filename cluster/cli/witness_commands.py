@@ -16,7 +16,7 @@ from cluster.system import format_instant, hold_termination
 from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 
 if TYPE_CHECKING:
-    from cluster.witness import WitnessRefused
+    from cluster.security.witness import WitnessRefused
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _KEY = click.option("--key", type=_FILE, metavar="FILE", help="Its key, as `forebay witness key` made it.")
@@ -92,7 +92,7 @@ def witness_group(
     words += [] if certificate is None else [f"--certificate={certificate}"]
     words += [] if certificate_key is None else [f"--certificate-key={certificate_key}"]
     hold_termination()
-    become(module_command("cluster.witness", *words))
+    become(module_command("cluster.security.witness", *words))
 
 
 @witness_group.command("key")
@@ -104,7 +104,7 @@ def make(key: Path, db: Path | None, name: str) -> None:
 
     The two belong together: a witness that has forgotten what it has cosigned needs another key.
     """
-    from cluster.witness import Seen, WitnessRefused, make_key
+    from cluster.security.witness import Seen, WitnessRefused, make_key
 
     database = _database(key, db)
     if database.exists():
@@ -124,8 +124,8 @@ def make(key: Path, db: Path | None, name: str) -> None:
 @JSON_OPTION
 def list_seen(key: Path, db: Path | None, as_json: bool) -> None:
     """Show what was cosigned last of each log, and the checkpoints that were refused since they contradict it."""
-    from cluster.proofs import COSIGNATURE_KEY, verifier_of
-    from cluster.witness import Seen, WitnessRefused, read_key
+    from cluster.security.proofs import COSIGNATURE_KEY, verifier_of
+    from cluster.security.witness import Seen, WitnessRefused, read_key
 
     try:
         public = str(verifier_of(*read_key(key), COSIGNATURE_KEY))

@@ -22,7 +22,6 @@ from cluster.client.calls import ATTEMPT_S, DEADLINE_S, RETRY_STATUSES, BackOff,
 from cluster.client.errors import BAD_ANSWER, NO_ANSWER, OUTCOME_UNKNOWN, UNREACHABLE, ApiError
 from cluster.client.session_ids import SessionIds
 from cluster.config import Config, ConfigError
-from cluster.eventloop import ReadingProtocol, read_buffer
 from cluster.schemas import (
     ANSWER_BYTES_MAX,
     CHANNEL_VERSION,
@@ -44,6 +43,7 @@ from cluster.schemas import (
 )
 from cluster.security import Credentials, TlsFiles
 from cluster.system import Address, AddressError, Clock, SystemClock
+from cluster.system.eventloop import ReadingProtocol, read_buffer
 
 CONNECT_S: Final = 3.0
 """Seconds for connecting, TLS and the greeting; a LAN needs milliseconds, a loaded replica a second."""

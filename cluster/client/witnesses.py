@@ -12,8 +12,8 @@ import aiohttp
 from yarl import URL
 
 from cluster.config import WitnessConfig
-from cluster.proofs import MAX_ANSWER_BYTES
 from cluster.security import TlsRefused, open_client_context
+from cluster.security.proofs import MAX_ANSWER_BYTES
 
 ADD_CHECKPOINT: Final = "/add-checkpoint"
 

@@ -15,7 +15,7 @@ from msgspec import Meta
 from msgspec.structs import force_setattr
 
 from cluster.config.toml import Document, InvalidValue, Name, Text, Written
-from cluster.proofs import COSIGNATURE_KEY, NoteRefused, VerifierKey, parse_key
+from cluster.security.proofs import COSIGNATURE_KEY, NoteRefused, VerifierKey, parse_key
 from cluster.system import Address
 
 WITNESSES_MAX: Final = 16

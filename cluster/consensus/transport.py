@@ -30,9 +30,9 @@ from cluster.consensus.frames import (
 )
 from cluster.consensus.interface import Timing
 from cluster.consensus.log_rate_limiter import LogRateLimiter
-from cluster.eventloop import ReadingProtocol, read_buffer
 from cluster.security import Credentials, NotIdentified, Peers, Role
 from cluster.system import Address
+from cluster.system.eventloop import ReadingProtocol, read_buffer
 from wal import Incarnation, name_of
 
 _log = logging.getLogger(__name__)

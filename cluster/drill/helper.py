@@ -34,10 +34,10 @@ from cluster.drill.messages import (
 )
 from cluster.drill.performer import Assignment
 from cluster.drill.record import Record
-from cluster.eventloop import Acceptor
 from cluster.schemas.drills import DrillAnswer
 from cluster.security import Credentials, Identity, NotIdentified, Role, certificate_of, certificate_shown
 from cluster.system import Clock
+from cluster.system.eventloop import Acceptor
 from replica.values import MICROSECONDS_PER_SECOND
 
 LOGGER = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from functools import partial
 
 import msgspec
 
-from cluster.eventloop import Work
+from cluster.system.eventloop import Work
 from replica.messages import Batch
 from replica.values import Revision
 from wal import (

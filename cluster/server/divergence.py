@@ -27,8 +27,8 @@ from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple, NoReturn, Protocol
 
-from cluster.eventloop import Background
 from cluster.server.pending import Answer, NotLeading, QueueFull
+from cluster.system.eventloop import Background
 from replica.messages import CONTROLLER, Batch, RecordStateDigest, Request
 from replica.state import State, is_checkpoint, recorded_in, state_digest
 

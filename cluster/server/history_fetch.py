@@ -18,9 +18,9 @@ from functools import partial
 from typing import Final, NoReturn
 
 from cluster.client import ApiError
-from cluster.eventloop import Background
 from cluster.schemas import HandedView
 from cluster.system import Clock
+from cluster.system.eventloop import Background
 from wal import (
     DAMAGED_MAX,
     BrokenInvariant,

@@ -18,7 +18,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from cluster.eventloop import Background
+from cluster.system.eventloop import Background
 from wal import BrokenInvariant, LedgerBroken, Pruned, PrunedSegment
 from wal import directory as directories
 

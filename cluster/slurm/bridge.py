@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from cluster.client import ApiError, Client
-from cluster.eventloop import Identities
 from cluster.schemas import guests as g
 from cluster.schemas import new_command_id, operations
 from cluster.slurm.calls import FUNCTIONS, QUESTIONS, Answer, Calls, sentence
@@ -34,6 +33,7 @@ from cluster.slurm.metrics import Metrics
 from cluster.slurm.reconciler import Reconciler
 from cluster.slurm.slurmctld import Looked, look, owner_of
 from cluster.system import Clock
+from cluster.system.eventloop import Identities
 from replica.values import MICROSECONDS_PER_SECOND
 
 LOGGER = logging.getLogger(__name__)

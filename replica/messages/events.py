@@ -880,7 +880,7 @@ class StateDigested(EventRecord, frozen=True, tag=180):
 
 class HistoriesCounted(EventRecord, frozen=True, tag=182):
     """In the first `index` entries there are records of jobs up to number `jobs`, and `root` is that of the tree over
-    how many there are of each (`cluster.proofs.HistoryCounts`), 32 bytes.
+    how many there are of each (`cluster.security.proofs.HistoryCounts`), 32 bytes.
 
     A majority of the members counted the same. It changes nothing: who is shown the records of a job, and its count
     under this root, knows that they are all of them.

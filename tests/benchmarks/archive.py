@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import uvloop
 
-from cluster.proofs import verify_proof
+from cluster.security.proofs import verify_proof
 from cluster.serve import Replica
 from cluster.system.clock import SystemClock
 from replica.state.digest import state_digest

@@ -17,8 +17,6 @@ from cluster.api import Doors, LocalCore, Server, Service
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, PoolSpec, found
 from cluster.consensus import ChangeRefused, ClockBounds, Machine, NotLeader, Role, Wanted
-from cluster.eventloop import Identities
-from cluster.eventloop.slices import Work
 from cluster.schemas.command_ids import new_command_id
 from cluster.schemas.jobs import StatusView
 from cluster.security.identity import Role as CertificateRole
@@ -30,6 +28,8 @@ from cluster.server.controller import Controller
 from cluster.server.storage import Storage, allow_first_start, open_storage
 from cluster.system.address import Address
 from cluster.system.clock import Clock, SystemClock
+from cluster.system.eventloop import Identities
+from cluster.system.eventloop.slices import Work
 from replica.messages import features
 from tests.ports import free_port
 from wal import Journal, no_op_of

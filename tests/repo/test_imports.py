@@ -17,7 +17,7 @@ from tests.repo.tree import PACKAGES, ROOT, dotted, is_standard, modules, text_o
 _CLIENT_SIDE = {
     "cluster.client",
     "cluster.config",
-    "cluster.eventloop",
+    "cluster.system.eventloop",
     "cluster.schemas",
     "cluster.security",
     "cluster.system",
@@ -25,11 +25,24 @@ _CLIENT_SIDE = {
 REMOTE_MAY_IMPORT = {
     "cluster.agent": _CLIENT_SIDE | {"cluster.agent", "cluster.providers"},
     "cluster.cli": _CLIENT_SIDE
-    | {"cluster.cli", "cluster.agent", "cluster.slurm", "cluster.drill", "cluster.proofs", "cluster.witness"},
+    | {
+        "cluster.cli",
+        "cluster.agent",
+        "cluster.slurm",
+        "cluster.drill",
+        "cluster.security.proofs",
+        "cluster.security.witness",
+    },
     "cluster.slurm": _CLIENT_SIDE | {"cluster.slurm"},
     "cluster.drill": _CLIENT_SIDE | {"cluster.drill"},
-    "cluster.witness": frozenset(
-        {"cluster.witness", "cluster.proofs", "cluster.security", "cluster.system", "cluster.eventloop"}
+    "cluster.security.witness": frozenset(
+        {
+            "cluster.security.witness",
+            "cluster.security.proofs",
+            "cluster.security",
+            "cluster.system",
+            "cluster.system.eventloop",
+        }
     ),
 }
 """What runs on other machines, and what of cluster it may import. Offline commands start `python -m cluster.audit…`."""

@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.repo import rules
-from tests.repo.lengths import BEHAVIOUR_LINES_MAX, CROWDED, MODULES_MAX, SMALL_LINES, SMALL_MAX
+from tests.repo.lengths import BEHAVIOUR_LINES_MAX, CROWDED, MODULES_MAX, ROOMS_MAX, SMALL_LINES, SMALL_MAX
 from tests.repo.tree import PACKAGES, is_standard, modules, python_files, repository_files, text_of
 
 
@@ -72,6 +72,12 @@ def folders() -> dict[str, int]:
 def test_no_folder_grows_past_its_bound() -> None:
     crowded = {folder: count for folder, count in folders().items() if count > CROWDED.get(folder, MODULES_MAX)}
     assert crowded == {}, f"a folder of more than {MODULES_MAX} modules wants rooms"
+
+
+def test_no_package_has_more_rooms_than_one_can_keep_in_mind() -> None:
+    for package, most in ROOMS_MAX.items():
+        rooms = {path.parts[1] for path in modules(package)} - {"__init__.py"}
+        assert len(rooms) <= most, f"{package}: give {sorted(rooms)} a room of one of them"
 
 
 def test_exceptions_from_the_bounds_only_tighten() -> None:

@@ -15,9 +15,9 @@ from cluster.api.render.jobs import job_view
 from cluster.api.render.reasons import Known
 from cluster.cli.text.job import job_block
 from cluster.cli.text.squeue import STANDARD, Field, in_order, line, read_format
-from cluster.mail.text import subject_of
 from cluster.schemas.burst import burst_text
 from cluster.schemas.jobs import JobView
+from cluster.server.mail.text import subject_of
 from replica.fold.apply import apply_batch
 from replica.grammar.burst_buffer_conf import parse_text
 from replica.grammar.directives import read_request

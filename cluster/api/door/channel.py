@@ -30,7 +30,6 @@ from cluster.api.web import (
     permit,
     unforeseen,
 )
-from cluster.eventloop import Acceptor, ReadingProtocol, read_buffer
 from cluster.schemas import (
     CHANNEL_VERSION,
     FRAME_BYTES_MAX,
@@ -51,6 +50,7 @@ from cluster.schemas import (
 )
 from cluster.security import Identity, NotIdentified
 from cluster.system import Address
+from cluster.system.eventloop import Acceptor, ReadingProtocol, read_buffer
 
 LOGGER = logging.getLogger(__name__)
 

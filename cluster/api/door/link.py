@@ -21,11 +21,11 @@ from cluster.api.web import (
     Stream,
     queue_full,
 )
-from cluster.eventloop import ReadingProtocol, Slices, read_buffer
 from cluster.schemas import BulkCommand, ChannelRefused, Cutter
 from cluster.schemas import operations as ops
 from cluster.security import PeerCertificate, Peers
 from cluster.system import SystemClock
+from cluster.system.eventloop import ReadingProtocol, Slices, read_buffer
 from replica.model import DEFAULT_SITE, Revocation, Site
 
 LOGGER = logging.getLogger(__name__)

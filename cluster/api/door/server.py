@@ -37,10 +37,10 @@ from cluster.api.web import (
     read_body,
     unforeseen,
 )
-from cluster.eventloop import BYTES_PER_SLICE, Acceptor
 from cluster.schemas import Operation
 from cluster.security import NotIdentified, PeerCertificate
 from cluster.system import Address
+from cluster.system.eventloop import BYTES_PER_SLICE, Acceptor
 
 LOGGER = logging.getLogger(__name__)
 

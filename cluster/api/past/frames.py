@@ -253,7 +253,7 @@ class AskConsistency(_Frame, frozen=True, tag=11):
 
 
 class AskTile(_Frame, frozen=True, tag=8):
-    """A tile or bundle of the ledger's tree, as it is named (`cluster.proofs.parse_path`)."""
+    """A tile or bundle of the ledger's tree, as it is named (`cluster.security.proofs.parse_path`)."""
 
     path: str
 

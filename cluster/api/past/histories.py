@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cluster.api.past.follower import Follower
-from cluster.proofs import HistoryCounts
+from cluster.security.proofs import HistoryCounts
 from cluster.server.tlog import NoDisclosureKey, TooFar, disclosure_key_of, last_recorded, records_between
 from replica.messages import HistoriesCounted
 from wal import LedgerBroken

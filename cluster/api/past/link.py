@@ -47,9 +47,9 @@ from cluster.api.past.frames import (
     decode_said,
     encode,
 )
-from cluster.proofs import HASH_BYTES
 from cluster.schemas import LENGTH, ChannelRefused
 from cluster.security import Identity
+from cluster.security.proofs import HASH_BYTES
 from cluster.server import Controller
 from replica.values import NEVER, Instant
 

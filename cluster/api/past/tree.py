@@ -21,7 +21,7 @@ from cluster.api.past.frames import (
     Unanswered,
 )
 from cluster.api.past.histories import Histories, NotCounted
-from cluster.proofs import ProofRefused, TileRefused, parse_path
+from cluster.security.proofs import ProofRefused, TileRefused, parse_path
 from cluster.server.tlog import LedgerTree, NoDisclosureKey, NotInTree, history_proven, records_proven
 from wal import Gap, Ledger, LedgerBroken
 

@@ -2,7 +2,7 @@
 
 The leader decides with an index of its own, which is ahead of what is agreed. This one is made when somebody asks,
 follows the ledger from question to question, and is dropped when nobody has asked for a while. All that takes longer is
-done in slices (`cluster.eventloop.slices`): a site's whole queue is indexed in a second or so.
+done in slices (`cluster.system.eventloop.slices`): a site's whole queue is indexed in a second or so.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from itertools import islice
 
-from cluster.eventloop import Work
 from cluster.server import AppliedLog
+from cluster.system.eventloop import Work
 from replica.messages import Event
 from replica.model import Job, JobState
 from replica.scheduler import (

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from cluster.api.web.problems import Problem, Redirect
-from cluster.eventloop import Slices
 from cluster.schemas import BulkCommand, ErrorView, Operation
 from cluster.security import Identity, PeerCertificate, Peers
+from cluster.system.eventloop import Slices
 from replica.messages import SubmitJob
 from replica.model import Site
 

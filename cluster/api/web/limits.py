@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from cluster.api.web.problems import too_many
 from cluster.config import LimitsConfig
-from cluster.eventloop import Work, paced
 from cluster.security import Identity, Role
 from cluster.system import Clock
+from cluster.system.eventloop import Work, paced
 from replica.messages import Command, SubmitJob
 from replica.state import State
 

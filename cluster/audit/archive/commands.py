@@ -19,8 +19,8 @@ from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import Session
 from cluster.cli.text import fields_table, moment, note, show, show_json, size, table
 from cluster.config import RetentionConfig
-from cluster.proofs import NoteRefused
-from cluster.proofs.tiles import TILE_WIDTH
+from cluster.security.proofs import NoteRefused
+from cluster.security.proofs.tiles import TILE_WIDTH
 from cluster.server import PruneNote, answer_to_note, leave_note
 from cluster.system import SystemClock, format_instant
 from replica.values import Instant, seconds

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from cluster.audit.archive.verifying import Keys, Progress, signers_of, verify_stretch
 from cluster.audit.archive.writing import NotArchived, checkpoint_in
 from cluster.audit.replay import ReplayFailed, ReplayRefused, fold, from_image
-from cluster.proofs import NoteRefused, Tile, leaves_in
-from cluster.proofs.tiles import TILE_WIDTH
+from cluster.security.proofs import NoteRefused, Tile, leaves_in
+from cluster.security.proofs.tiles import TILE_WIDTH
 from cluster.server.tlog import LOG_DIRECTORY, LedgerTree, NoDisclosureKey, NotInTree, leaf_of_entry
 from replica.state import StateDiffers
 from snapshots import SnapshotName, SnapshotRefused, load_snapshot

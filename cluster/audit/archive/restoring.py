@@ -13,7 +13,7 @@ from typing import NamedTuple
 from cluster.audit.archive.pruning import sync_leaves
 from cluster.audit.archive.verifying import Progress, verify_stretch
 from cluster.audit.archive.writing import NotArchived
-from cluster.proofs.tiles import TILE_WIDTH
+from cluster.security.proofs.tiles import TILE_WIDTH
 from cluster.server.tlog import LOG_DIRECTORY, LedgerTree, NoDisclosureKey
 from wal import (
     KEPT_ENTRIES,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster.audit.archive.writing import NotArchived, checkpoint_in
-from cluster.proofs.tiles import TILE_WIDTH
+from cluster.security.proofs.tiles import TILE_WIDTH
 from replica.values import Instant
 from snapshots import SnapshotName
 from wal import Archive, CodecError, Environment, JobIndex, JobIndexBroken, Ledger, instant_of, prunable_below

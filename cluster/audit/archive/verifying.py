@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cluster.proofs import (
+from cluster.security.proofs import (
     Checkpoint,
     NoteRefused,
     RightEdge,
@@ -22,7 +22,7 @@ from cluster.proofs import (
     parse_note,
     verify_note,
 )
-from cluster.proofs.notes import NOTE_KEY
+from cluster.security.proofs.notes import NOTE_KEY
 from cluster.server.tlog import disclosure_key_in, leaf_of_entry, origin_of
 from wal import (
     KEPT_ENTRIES,

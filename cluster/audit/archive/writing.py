@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from cluster.proofs import Checkpoint, NoteRefused, parse_checkpoint, parse_note
+from cluster.security.proofs import Checkpoint, NoteRefused, parse_checkpoint, parse_note
 from cluster.server.tlog import CHECKPOINT_NAME, LOG_DIRECTORY, origin_of
 from wal import Archive, Ledger, LedgerEntry, Manifest, SegmentBroken, archive_from
 from wal import directory as directories

@@ -13,7 +13,9 @@ from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import session
 from cluster.cli.text import moment, note, show_json
 from cluster.client import Client
-from cluster.proofs import (
+from cluster.schemas import LogKeysAnswer
+from cluster.schemas import operations as ops
+from cluster.security.proofs import (
     NOTE_KEY,
     Checkpoint,
     NoteRefused,
@@ -31,8 +33,6 @@ from cluster.proofs import (
     verify_consistency,
     verify_note,
 )
-from cluster.schemas import LogKeysAnswer
-from cluster.schemas import operations as ops
 from cluster.system import format_instant
 from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from cluster.proofs import (
+from cluster.security.proofs import (
     AddCheckpoint,
     Checkpoint,
     NoteRefused,

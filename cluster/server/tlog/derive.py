@@ -1,7 +1,7 @@
 """Tree over a ledger's entries, derived from what is committed, in files that can be derived again.
 
 It is a function of the entries alone, so every replica has the same, and nothing of it goes through consensus. Leaf
-i - 1 is that of entry i (`cluster.proofs.leaves`). Full tiles and bundles are files, each with a checksum behind it;
+i - 1 is that of entry i (`security.proofs.leaves`). Full tiles and bundles are files, each with a checksum behind it;
 the right edge, at most 255 hashes a level, is in memory, and is had again at the start from the full tiles below it. A
 file that is missing, cut or damaged is derived anew when it is read.
 
@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from cluster.proofs import (
+from cluster.security.proofs import (
     HASH_BYTES,
     Leaf,
     Tile,
@@ -35,7 +35,7 @@ from cluster.proofs import (
     parse_leaf,
     root_of,
 )
-from cluster.proofs.tiles import MAX_TILE_LEVEL, TILE_LEVELS, TILE_WIDTH
+from cluster.security.proofs.tiles import MAX_TILE_LEVEL, TILE_LEVELS, TILE_WIDTH
 from replica.messages import DisclosureKeyDrawn, ReleaseNeeded
 from wal import CodecError, Ledger, LedgerBroken, LedgerEntry, commands_of, decode_batch
 

@@ -1,4 +1,4 @@
-"""Proof of what a ledger has of a job, as a file that others can check: `cluster/proofs/verify_proof.py` does, alone.
+"""Proof of what a ledger has of a job, as a file that others can check: `verify_proof.py` of security.proofs does.
 
 It holds the commands that concern the job as they are in the ledger, whole: a pass of the scheduler names the other
 jobs that it was about as well. Of the other commands that were settled together with them it holds hashes only.
@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from cluster.proofs import (
+from cluster.security.proofs import (
     Leaf,
     command_path,
     command_salt,

@@ -19,13 +19,21 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 
-from cluster.eventloop import Background
-from cluster.proofs import Checkpoint, NoteRefused, Signature, VerifierKey, parse_checkpoint, parse_note, verify_note
-from cluster.proofs import write_note as written
+from cluster.security.proofs import (
+    Checkpoint,
+    NoteRefused,
+    Signature,
+    VerifierKey,
+    parse_checkpoint,
+    parse_note,
+    verify_note,
+)
+from cluster.security.proofs import write_note as written
 from cluster.server.divergence import Verdict, judge
 from cluster.server.tlog.cosigning import BEFORE_PUBLICATION_S, Cosigning, Submit
 from cluster.server.tlog.signing import LedgerAltered, Signer, SignRefused
 from cluster.system import Clock
+from cluster.system.eventloop import Background
 from replica.messages import RecordHistories
 
 LOGGER = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cluster.proofs import (
+from cluster.security.proofs import (
     Checkpoint,
     NoteRefused,
     Signature,

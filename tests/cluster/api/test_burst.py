@@ -114,7 +114,7 @@ async def test_a_job_is_shown_with_its_users_number_and_what_it_asked_for(config
 
 @story
 async def test_the_mail_of_a_job_leaves_the_replica_that_leads_and_is_settled_in_the_ledger(config: Config) -> None:
-    from cluster.mail import Mailer
+    from cluster.server.mail import Mailer
 
     sent: list[str] = []
     async with Harness(config) as harness:

@@ -13,7 +13,7 @@ import pytest
 
 from cluster.api.past import HistorianLate, NotProven, histories
 from cluster.config.config import Config
-from cluster.proofs import HistoryCounts
+from cluster.security.proofs import HistoryCounts
 from cluster.server.tlog import counting, disclosure_key_of
 from cluster.server.tlog.publish import Counted
 from replica.messages import CONTROLLER, RecordHistories, Request, jobs_of

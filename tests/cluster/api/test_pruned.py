@@ -17,8 +17,8 @@ import pytest
 
 from cluster.cli.text import timeline
 from cluster.config.config import Config
-from cluster.proofs import parse_note
 from cluster.schemas import HistoryAnswer
+from cluster.security.proofs import parse_note
 from cluster.server import PruneNote, Pruner
 from cluster.system import format_instant
 from replica.messages import commands as c

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from cluster.api.past import NotProven
 from cluster.audit.commands import audit
 from cluster.config.config import Config
-from cluster.proofs import EMPTY_ROOT, Tile, leaf_hash, leaves_in
+from cluster.security.proofs import EMPTY_ROOT, Tile, leaf_hash, leaves_in
 from cluster.server.tlog import LedgerTree, disclosure_key_of
 from tests.cluster.harness import PLAIN, Harness, story, until
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cluster.api.past.follower import Follower
-from cluster.proofs import Checkpoint, sign, verifier_of, write_note
+from cluster.security.proofs import Checkpoint, sign, verifier_of, write_note
 from cluster.server.tlog import LOG_DIRECTORY, LedgerTree, origin_of
 from cluster.system.clock import SystemClock
 from replica.messages.commands import CONTROLLER

@@ -21,7 +21,7 @@ from cluster.api.past.follower import Follower
 from cluster.audit.archive import commands
 from cluster.audit.archive.retention import below_of_size
 from cluster.cli.exits import ExitCode
-from cluster.proofs import Tile, bundle, leaf_hash, leaves_in
+from cluster.security.proofs import Tile, bundle, leaf_hash, leaves_in
 from cluster.server import PruneNote, Pruner, answer_to_note, leave_note
 from cluster.system.clock import SystemClock
 from replica.state.digest import state_digest

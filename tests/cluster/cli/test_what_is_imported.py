@@ -26,7 +26,7 @@ HEAVY = frozenset(
 UNUSED = frozenset(
     """
     cluster.agent cluster.api cluster.audit cluster.client.channel cluster.client.events cluster.client.exchange
-    cluster.consensus cluster.eventloop cluster.mail cluster.schemas.channel_frames cluster.security.pki cluster.server
+    cluster.consensus cluster.system.eventloop cluster.schemas.channel_frames cluster.security.pki cluster.server
     replica.decide replica.fold replica.operations replica.scheduler replica.state replica.views snapshots wal
     """.split()
 )

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.eventloop.slices import Slices
 from cluster.server import applied_log as applied_log_module
 from cluster.server.applied_log import Applied, AppliedLog
+from cluster.system.eventloop.slices import Slices
 from replica.values.units import Revision
 from tests.cluster.harness import story
 from tests.wal.support import open_env

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.proofs import parse_note
+from cluster.security.proofs import parse_note
 from cluster.serve import Replica
 from cluster.server import PruneNote, answer_to_note, history_fetch, leave_note, pruning
 from cluster.server.tlog import publish

@@ -17,7 +17,8 @@ from click.testing import CliRunner
 
 from cluster.api.ledger import handed_view
 from cluster.audit.commands import audit
-from cluster.proofs import (
+from cluster.schemas.ledger import HandedView
+from cluster.security.proofs import (
     ProofRefused,
     Tile,
     VerifierKey,
@@ -28,7 +29,6 @@ from cluster.proofs import (
     verify_consistency,
     verify_note,
 )
-from cluster.schemas.ledger import HandedView
 from cluster.server.divergence import Checkpoints, Digests
 from cluster.server.history_fetch import SCRUB_AGAIN_S, Backfill, Scrub, Scrubbed
 from cluster.server.storage import Storage, StorageRefused, open_storage

@@ -21,7 +21,7 @@ import msgspec
 from cluster.api.past.follower import Follower
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, PoolSpec, found
-from cluster.proofs import Checkpoint, Signature, VerifierKey, write_note
+from cluster.security.proofs import Checkpoint, Signature, VerifierKey, write_note
 from cluster.server.storage import first_start_mark
 from cluster.server.tlog import CHECKPOINT_NAME, LOG_DIRECTORY, SIGNING_DIRECTORY, LedgerTree, Signer, origin_of
 from cluster.system.clock import SystemClock

@@ -16,7 +16,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cluster.client import ApiError, Client
 from cluster.config.config import Config
-from cluster.proofs import (
+from cluster.schemas import operations as ops
+from cluster.schemas.requests import PoolRequest, TransferRequest
+from cluster.security.identity import Role
+from cluster.security.pki import issue, load_authority
+from cluster.security.proofs import (
     Checkpoint,
     Tile,
     leaf_hash,
@@ -31,10 +35,6 @@ from cluster.proofs import (
     verify_note,
     write_note,
 )
-from cluster.schemas import operations as ops
-from cluster.schemas.requests import PoolRequest, TransferRequest
-from cluster.security.identity import Role
-from cluster.security.pki import issue, load_authority
 from cluster.serve import Replica
 from cluster.server.divergence import Checkpoints
 from cluster.server.tlog import LedgerAltered, origin_of, publish
@@ -247,7 +247,7 @@ async def test_an_operator_hands_out_checkpoint_keys_and_proof_and_later_shows_t
         subprocess.run,
         [
             sys.executable,
-            str(ROOT / "cluster/proofs/verify_proof.py"),
+            str(ROOT / "cluster/security/proofs/verify_proof.py"),
             "--keys",
             str(keys),
             str(tmp_path / "job.proof"),

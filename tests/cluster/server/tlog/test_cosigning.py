@@ -10,7 +10,7 @@ from typing import NamedTuple, NoReturn
 
 import pytest
 
-from cluster.proofs import (
+from cluster.security.proofs import (
     SIZE_TYPE,
     VerifierKey,
     consistency_proof,
@@ -18,12 +18,12 @@ from cluster.proofs import (
     parse_note,
     verify_note,
 )
+from cluster.security.witness import Answer, Log, Seen, make_key, read_key
+from cluster.security.witness import Witness as RealWitness
 from cluster.server.tlog import Cosigning, LogPeers, NoAnswer, Publisher, Signed, Signer, Witness, cosigning, publish
 from cluster.system import SystemClock
-from cluster.witness import Answer, Log, Seen, make_key, read_key
-from cluster.witness import Witness as RealWitness
 from tests.cluster.harness import story
-from tests.cluster.witness.logs import ORIGIN, MemoryLog
+from tests.cluster.security.witness.logs import ORIGIN, MemoryLog
 
 SOUND = MemoryLog(200)
 WITNESSES = ("w1", "w2", "w3")

@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
-from cluster.proofs import (
+from cluster.security.proofs import (
     Checkpoint,
     RightEdge,
     Tile,

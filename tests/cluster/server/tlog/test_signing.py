@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cluster.server.tlog.signing
-from cluster.proofs import VerifierKey, parse_checkpoint, parse_note, verify_note, write_note
+from cluster.security.proofs import VerifierKey, parse_checkpoint, parse_note, verify_note, write_note
 from cluster.server.storage import StorageRefused
 from cluster.server.tlog import (
     NOBODY,

@@ -17,15 +17,15 @@ from msgspec.structs import replace
 from cluster.client import Client
 from cluster.config.config import Config
 from cluster.config.witnesses import WitnessConfig
-from cluster.proofs import Tile, new_tiles, parse_checkpoint, parse_note
 from cluster.schemas import operations as ops
 from cluster.security.identity import Role
 from cluster.security.pki import issue, load_authority
+from cluster.security.proofs import Tile, new_tiles, parse_checkpoint, parse_note
+from cluster.security.witness import Seen, Witness, WitnessServer, log_of, make_key, read_key
 from cluster.server.divergence import Checkpoints
 from cluster.server.tlog import cosigning, publish
 from cluster.system.address import Address
 from cluster.system.clock import SystemClock
-from cluster.witness import Seen, Witness, WitnessServer, log_of, make_key, read_key
 from tests.cluster.audit.ledgers import real
 from tests.cluster.harness import PATIENCE_S, story
 from tests.cluster.server.tlog.go_reader import needs_go, read
@@ -89,7 +89,14 @@ async def fetched(config: Config, into: Path, who: str) -> int:
 
 
 def verified(keys: Path, proof: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "cluster/proofs/verify_proof.py"), "--keys", str(keys), str(proof), *options]
+    command = [
+        sys.executable,
+        str(ROOT / "cluster/security/proofs/verify_proof.py"),
+        "--keys",
+        str(keys),
+        str(proof),
+        *options,
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

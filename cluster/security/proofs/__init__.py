@@ -1,0 +1,90 @@
+"""What an outsider checks without believing anybody: trees of RFC 6962, their tiles, signed checkpoints. Pure."""
+
+from typing import TYPE_CHECKING
+
+from replica.faces import shown
+
+if TYPE_CHECKING:
+    from cluster.security.proofs.histories import HISTORY_HEAD, HistoryCounts, history_leaf, history_salt
+    from cluster.security.proofs.leaves import (
+        LEAF_BYTES,
+        SALT_BYTES,
+        Leaf,
+        LeafRefused,
+        command_leaf,
+        command_path,
+        command_salt,
+        entry_salt,
+        leaf_of,
+        parse_leaf,
+    )
+    from cluster.security.proofs.notes import (
+        COSIGNATURE_KEY,
+        MAX_NOTE_BYTES,
+        NOTE_KEY,
+        Checkpoint,
+        NoteRefused,
+        Signature,
+        Verified,
+        VerifierKey,
+        cosign,
+        parse_checkpoint,
+        parse_key,
+        parse_note,
+        sign,
+        verifier_of,
+        verify_note,
+        write_note,
+    )
+    from cluster.security.proofs.tiles import (
+        Tile,
+        TileRefused,
+        bundle,
+        leaves_in,
+        new_tiles,
+        nodes_in_tiles,
+        parse_path,
+        tile_at,
+    )
+    from cluster.security.proofs.tree import (
+        EMPTY_ROOT,
+        HASH_BYTES,
+        ProofRefused,
+        RightEdge,
+        consistency_proof,
+        inclusion_proof,
+        leaf_hash,
+        node_hash,
+        root_of,
+        verify_consistency,
+        verify_inclusion,
+    )
+    from cluster.security.proofs.witnessing import (
+        MAX_ANSWER_BYTES,
+        MAX_PROOF_HASHES,
+        MAX_REQUEST_BYTES,
+        SIZE_TYPE,
+        AddCheckpoint,
+        RequestRefused,
+        cosignature_in,
+        parse_request,
+        parse_signer,
+        parse_size,
+        write_signer,
+    )
+else:
+    __getattr__ = shown(
+        __name__,
+        """
+        histories: HISTORY_HEAD HistoryCounts history_leaf history_salt
+        leaves: LEAF_BYTES SALT_BYTES Leaf LeafRefused command_leaf command_path command_salt entry_salt leaf_of
+        leaves: parse_leaf
+        notes: COSIGNATURE_KEY MAX_NOTE_BYTES NOTE_KEY Checkpoint NoteRefused Signature Verified VerifierKey cosign
+        notes: parse_checkpoint parse_key parse_note sign verifier_of verify_note write_note
+        tiles: Tile TileRefused bundle leaves_in new_tiles nodes_in_tiles parse_path tile_at
+        tree: EMPTY_ROOT HASH_BYTES ProofRefused RightEdge consistency_proof inclusion_proof leaf_hash node_hash
+        tree: root_of verify_consistency verify_inclusion
+        witnessing: MAX_ANSWER_BYTES MAX_PROOF_HASHES MAX_REQUEST_BYTES SIZE_TYPE AddCheckpoint RequestRefused
+        witnessing: cosignature_in parse_request parse_signer parse_size write_signer
+        """,
+    )

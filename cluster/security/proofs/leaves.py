@@ -1,0 +1,128 @@
+"""Leaf of a ledger entry: what an auditor is shown of each, and what can be disclosed of it later, command by command.
+
+Nobody who sees all leaves learns what an entry holds, however little there is to guess: the digest of its bytes and the
+leaf of each of its commands are salted. A salt follows from the cluster's disclosure key and from where it is used, so
+it is the same on every replica, can be had again for the oldest entry, and discloses nothing but its own command.
+"""
+
+import hmac
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from cluster.security.proofs.tree import EMPTY_ROOT, HASH_BYTES, RightEdge, inclusion_proof, leaf_hash
+
+LEAF_HEAD = b"forebay-leaf/1\n"
+SALT_BYTES = 16
+
+_FIELDS = struct.Struct(f">QQQQQQ{HASH_BYTES}s{HASH_BYTES}s")
+LEAF_BYTES = len(LEAF_HEAD) + _FIELDS.size
+_NUMBER = struct.Struct(">Q")
+_COMMAND = b"forebay command salt/1\n"
+_ENTRY = b"forebay entry salt/1\n"
+
+
+class LeafRefused(ValueError):
+    """Bytes that are not a leaf of this format."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """What the tree says of one entry. Numbers are u64; hashes have 32 bytes."""
+
+    index: int
+    """Index of the entry; its leaf is number index - 1 of the tree."""
+    term: int
+    revision: int
+    """Revision after it."""
+    at: int
+    """The replicated clock, microseconds of the epoch; 0 for an entry that settles no commands."""
+    size_bytes: int
+    commands: int
+    """How many commands it settled, one revision each. A proof shows a place among so many, not how many there are."""
+    data_digest: bytes
+    """SHA-256 of the entry's salt and data."""
+    commands_root: bytes
+    """Root of the tree over them, one salted leaf each (`command_leaf`)."""
+
+    def encoded(self) -> bytes:
+        """The LEAF_BYTES that are hashed as a leaf of the tree."""
+        return LEAF_HEAD + _FIELDS.pack(
+            self.index,
+            self.term,
+            self.revision,
+            self.at,
+            self.size_bytes,
+            self.commands,
+            self.data_digest,
+            self.commands_root,
+        )
+
+
+def parse_leaf(held: bytes) -> Leaf:
+    """The leaf that these bytes are; LeafRefused."""
+    if len(held) != LEAF_BYTES or not held.startswith(LEAF_HEAD):
+        raise LeafRefused(f"{len(held)} bytes that begin with {held[: len(LEAF_HEAD)]!r} are no leaf of a ledger")
+    return Leaf(*_FIELDS.unpack_from(held, len(LEAF_HEAD)))
+
+
+def command_salt(disclosure_key: bytes, revision: int) -> bytes:
+    """The salt of the command that was settled as `revision`: given away with that command, and with no other."""
+    return _salt(disclosure_key, _COMMAND, revision)
+
+
+def entry_salt(disclosure_key: bytes, index: int) -> bytes:
+    """The salt of the whole entry at `index`: given away with all that it holds."""
+    return _salt(disclosure_key, _ENTRY, index)
+
+
+def command_leaf(salt: bytes, command: bytes) -> bytes:
+    """The hash of a command's leaf in its entry's tree; the salt has SALT_BYTES."""
+    return leaf_hash(salt + command)
+
+
+def leaf_of(
+    disclosure_key: bytes,
+    *,
+    index: int,
+    term: int,
+    data: bytes,
+    base: int,
+    revision: int,
+    at: int,
+    commands: Sequence[bytes],
+) -> Leaf:
+    """The leaf of an entry that led from revision `base` to `revision` by these commands, one revision each."""
+    return Leaf(
+        index,
+        term,
+        revision,
+        at,
+        len(data),
+        len(commands),
+        sha256(entry_salt(disclosure_key, index) + data).digest(),
+        _commands_edge(disclosure_key, base, commands).root() if commands else EMPTY_ROOT,
+    )
+
+
+def command_path(disclosure_key: bytes, base: int, commands: Sequence[bytes], position: int) -> list[bytes]:
+    """The inclusion proof of the command at `position` in its entry's tree."""
+    nodes: dict[tuple[int, int], bytes] = {}
+    _commands_edge(disclosure_key, base, commands, nodes)
+    return inclusion_proof(position, len(commands), lambda level, index: nodes[level, index])
+
+
+def _commands_edge(
+    disclosure_key: bytes, base: int, commands: Sequence[bytes], nodes: dict[tuple[int, int], bytes] | None = None
+) -> RightEdge:
+    edge = RightEdge()
+    for revision, command in enumerate(commands, start=base + 1):
+        completed = edge.append(command_leaf(command_salt(disclosure_key, revision), command))
+        if nodes is not None:
+            nodes.update({(level, (edge.size - 1) >> level): one for level, one in enumerate(completed)})
+    return edge
+
+
+def _salt(disclosure_key: bytes, what: bytes, number: int) -> bytes:
+    return hmac.digest(disclosure_key, what + _NUMBER.pack(number), "sha256")[:SALT_BYTES]

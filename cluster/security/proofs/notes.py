@@ -1,0 +1,228 @@
+"""Signed notes, checkpoints and cosignatures (v1), as C2SP signed-note, tlog-checkpoint and tlog-cosignature have them.
+
+Keys are Ed25519. A key is known by its name and a key id, four bytes that follow from name, kind and public key.
+"""
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from cluster.security.proofs.tree import HASH_BYTES, MAX_SIZE
+
+NOTE_KEY = 0x01
+COSIGNATURE_KEY = 0x04
+PUBLIC_KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+KEY_ID_BYTES = 4
+# A note of ours has three lines and a signature a replica and witness; this is far more, and bounds what is parsed.
+MAX_NOTE_BYTES = 64 * 1024
+MAX_SIGNATURES = 64
+MAX_COSIGNED_AT_S = 2**63 - 1
+
+_DECIMAL = re.compile(r"0|[1-9][0-9]{0,19}")
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f]")
+_SIGNATURE_LINE = re.compile(r"— (?P<name>[^\s+]+) (?P<value>[A-Za-z0-9+/]+={0,2})")
+
+
+class NoteRefused(ValueError):
+    """A note, checkpoint or key that is not well formed, or a signature that is not its key's."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierKey:
+    """Whose signatures are believed: a name, a kind (NOTE_KEY or COSIGNATURE_KEY) and a public key of 32 bytes."""
+
+    name: str
+    kind: int
+    public: bytes
+
+    def __post_init__(self) -> None:
+        if not self.name or "+" in self.name or any(one.isspace() or one < " " for one in self.name):
+            raise NoteRefused(f"{self.name!r} cannot be the name of a key: it has a space or a plus, or nothing")
+        if self.kind not in {NOTE_KEY, COSIGNATURE_KEY} or len(self.public) != PUBLIC_KEY_BYTES:
+            raise NoteRefused(f"the key {self.name} is not an Ed25519 key of kind 1 or 4")
+
+    @property
+    def key_id(self) -> bytes:
+        text = self.name.encode() + b"\n" + bytes([self.kind]) + self.public
+        return hashlib.sha256(text).digest()[:KEY_ID_BYTES]
+
+    def __str__(self) -> str:
+        """`name+key id+key`, as keys are given to verifiers."""
+        return f"{self.name}+{self.key_id.hex()}+{_encoded(bytes([self.kind]) + self.public)}"
+
+
+def parse_key(text: str) -> VerifierKey:
+    """The key that `name+key id+key` describes; NoteRefused where it is not one or its id is another's."""
+    name, id_hex, encoded = [*text.split("+", 2), "", ""][:3]
+    held = _decoded(encoded, f"the key {name!r}")
+    key = VerifierKey(name, held[0] if held else 0, held[1:])
+    if key.key_id.hex() != id_hex:
+        raise NoteRefused(f"the key {name} has the id {key.key_id.hex()}, and is written with {id_hex!r}")
+    return key
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """One line below a note, not verified: what follows the key id is 64 bytes, or 72 of a cosignature."""
+
+    name: str
+    key_id: bytes
+    value: bytes
+
+    def line(self) -> str:
+        return f"— {self.name} {_encoded(self.key_id + self.value)}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A signature that is its key's; `at_s` is when a cosigner signed, in seconds of the epoch, None of others."""
+
+    key: VerifierKey
+    at_s: int | None
+
+
+def verifier_of(name: str, private: Ed25519PrivateKey, kind: int = NOTE_KEY) -> VerifierKey:
+    return VerifierKey(name, kind, private.public_key().public_bytes_raw())
+
+
+def sign(text: str, name: str, private: Ed25519PrivateKey) -> Signature:
+    """A signature of a note's text, which ends with a newline."""
+    _check_text(text)
+    return Signature(name, verifier_of(name, private).key_id, private.sign(text.encode()))
+
+
+def cosign(text: str, name: str, private: Ed25519PrivateKey, at_s: int) -> Signature:
+    """A cosignature (v1) of a checkpoint's text, made at `at_s` seconds of the epoch."""
+    if not 0 <= at_s <= MAX_COSIGNED_AT_S:
+        raise NoteRefused(f"a cosignature cannot be of the second {at_s}")
+    parse_checkpoint(text)
+    value = at_s.to_bytes(8, "big") + private.sign(_cosigned(text, at_s))
+    return Signature(name, verifier_of(name, private, COSIGNATURE_KEY).key_id, value)
+
+
+def write_note(text: str, signatures: Iterable[Signature]) -> str:
+    _check_text(text)
+    return text + "\n" + "".join(one.line() for one in signatures)
+
+
+def parse_note(held: bytes) -> tuple[str, list[Signature]]:
+    """The text and the signatures of a note, none verified; NoteRefused for what is not a note."""
+    if len(held) > MAX_NOTE_BYTES:
+        raise NoteRefused(f"a note has at most {MAX_NOTE_BYTES} bytes")
+    try:
+        whole = held.decode()
+    except UnicodeDecodeError as error:
+        raise NoteRefused("the note is not UTF-8") from error
+    text, empty_line, below = whole.rpartition("\n\n")
+    if not empty_line or not below.endswith("\n"):
+        raise NoteRefused("a note is a text, an empty line and lines of signatures")
+    text += "\n"
+    _check_text(text)
+    lines = below[:-1].split("\n")
+    if len(lines) > MAX_SIGNATURES:
+        raise NoteRefused(f"a note has at most {MAX_SIGNATURES} signatures")
+    return text, [_parse_signature(line) for line in lines]
+
+
+def verify_note(held: bytes, keys: Sequence[VerifierKey]) -> tuple[str, list[Verified]]:
+    """The text and the signatures of known keys, one of each; those of unknown keys count for nothing.
+
+    NoteRefused where a known key's signature is false, or no known key has signed.
+    """
+    text, signatures = parse_note(held)
+    known = {(key.name, key.key_id): key for key in keys}
+    verified: dict[VerifierKey, Verified] = {}
+    for one in signatures:
+        key = known.get((one.name, one.key_id))
+        if key is not None:
+            verified.setdefault(key, _verify(text, one, key))
+    if not verified:
+        raise NoteRefused("no key that is known has signed the note")
+    return text, list(verified.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a log says of itself: its origin, its size in leaves and the root over them (32 bytes)."""
+
+    origin: str
+    size: int
+    root: bytes
+
+    def __post_init__(self) -> None:
+        if not self.origin or "\n" in self.origin:
+            raise NoteRefused("the origin of a checkpoint is a line that is not empty")
+        if not 0 <= self.size <= MAX_SIZE or len(self.root) != HASH_BYTES:
+            raise NoteRefused(f"a checkpoint has a size below 2^64 and a root of {HASH_BYTES} bytes")
+
+    def text(self) -> str:
+        return f"{self.origin}\n{self.size}\n{_encoded(self.root)}\n"
+
+
+def parse_checkpoint(text: str) -> Checkpoint:
+    """The checkpoint that a note's text is; further lines are other logs' extensions and are passed over."""
+    _check_text(text)
+    lines = text[:-1].split("\n")
+    if len(lines) < 3 or not all(lines):
+        raise NoteRefused("a checkpoint has three lines or more, none empty: origin, size, root")
+    if not _DECIMAL.fullmatch(lines[1]):
+        raise NoteRefused(f"the size of a checkpoint is a decimal number, not {lines[1][:40]!r}")
+    return Checkpoint(lines[0], int(lines[1]), _decoded(lines[2], "the root of the checkpoint"))
+
+
+def _verify(text: str, signature: Signature, key: VerifierKey) -> Verified:
+    value, message, at_s = signature.value, text.encode(), None
+    if key.kind == COSIGNATURE_KEY:
+        at_s = int.from_bytes(value[:8], "big")
+        value, message = value[8:], _cosigned(text, at_s)
+        if at_s > MAX_COSIGNED_AT_S:
+            raise NoteRefused(f"the cosignature of {key.name} is of no time")
+        parse_checkpoint(text)
+    if len(value) != SIGNATURE_BYTES:
+        raise NoteRefused(f"the signature of {key.name} has {len(value)} bytes instead of {SIGNATURE_BYTES}")
+    try:
+        Ed25519PublicKey.from_public_bytes(key.public).verify(value, message)
+    except InvalidSignature as error:
+        raise NoteRefused(f"the signature of {key.name} is not of this text") from error
+    return Verified(key, at_s)
+
+
+def _cosigned(text: str, at_s: int) -> bytes:
+    return f"cosignature/v1\ntime {at_s}\n{text}".encode()
+
+
+def _parse_signature(line: str) -> Signature:
+    found = _SIGNATURE_LINE.fullmatch(line)
+    if found is None:
+        raise NoteRefused(f"{line[:80]!r} is not a line of a signature: — name base64")
+    held = _decoded(found["value"], f"the signature of {found['name']}")
+    if len(held) <= KEY_ID_BYTES:
+        raise NoteRefused(f"the signature of {found['name']} is empty")
+    return Signature(found["name"], held[:KEY_ID_BYTES], held[KEY_ID_BYTES:])
+
+
+def _check_text(text: str) -> None:
+    if not text.endswith("\n") or _CONTROL.search(text):
+        raise NoteRefused("the text of a note ends with a newline and has no other control characters")
+
+
+def _encoded(held: bytes) -> str:
+    return base64.b64encode(held).decode()
+
+
+def _decoded(text: str, what: str) -> bytes:
+    try:
+        held = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise NoteRefused(f"{what} is not base64") from error
+    # Bits that are left over in the last character would give one signature two spellings.
+    if _encoded(held) != text:
+        raise NoteRefused(f"{what} is base64 in another spelling than the standard's")
+    return held

@@ -1,0 +1,181 @@
+"""The process of a witness: `python -m cluster.security.witness --key KEY --db DB --listen ADDRESS --keys FILE`.
+
+It needs nothing of the cluster that it watches but its keys. Exit codes: 0 stopped on request, 64 wrong usage, 66 its
+key or database is refused, 69 the address cannot be used, 78 the keys of a log or a certificate are refused. Each but
+0 comes with one sentence on standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import ssl
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from cluster.security import TlsRefused, open_server_context
+from cluster.security.proofs import NoteRefused, parse_key
+from cluster.security.witness.keys import WitnessRefused, read_key
+from cluster.security.witness.seen import Seen
+from cluster.security.witness.server import WitnessServer
+from cluster.security.witness.witness import Log, Witness, log_of, logs_in
+from cluster.system import Address, AddressError, SystemClock, leave_when_terminated
+from replica.values import plain
+
+LOGGER = logging.getLogger("cluster.security.witness")
+
+EXIT_OK: Final = 0
+EXIT_USAGE: Final = 64
+EXIT_STATE_REFUSED: Final = 66
+EXIT_ADDRESS_UNUSABLE: Final = 69
+EXIT_CONFIGURATION_REFUSED: Final = 78
+
+LOGS_MAX: Final = 1024
+"""Logs of one witness, count: each is a row and some keys in memory."""
+
+LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class _Refused(Exception):
+    def __init__(self, sentence: str, code: int) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the command line, run, and return the exit code."""
+    leave_when_terminated()
+    parser = argparse.ArgumentParser(prog="forebay witness", description="Cosign what logs grow to.")
+    parser.add_argument("--key", type=Path, required=True)
+    parser.add_argument("--db", type=Path, required=True)
+    parser.add_argument("--listen", required=True)
+    parser.add_argument("--log", action="append", default=[])
+    parser.add_argument("--keys", type=Path, action="append", default=[])
+    parser.add_argument("--certificate", type=Path)
+    parser.add_argument("--certificate-key", type=Path)
+    try:
+        options = parser.parse_args(arguments)
+    except SystemExit as leaving:
+        return EXIT_OK if leaving.code in (0, None) else EXIT_USAGE
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    os.umask(0o077)
+    try:
+        asyncio.run(_run(options))
+    except _Refused as error:
+        print(f"forebay: {error}", file=sys.stderr, flush=True)
+        return error.code
+    return EXIT_OK
+
+
+async def _run(options: argparse.Namespace) -> None:
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    logs = _logs(options.log, options.keys)
+    address, tls = _place(options.listen, options.certificate, options.certificate_key)
+    try:
+        name, private = read_key(options.key)
+        witness = Witness(name, private, logs, seen := Seen(options.db, _vkey(options.key)), SystemClock())
+    except WitnessRefused as error:
+        raise _Refused(str(error), EXIT_STATE_REFUSED) from error
+    server = WitnessServer(witness, address, tls)
+    try:
+        await server.start()
+    except OSError as error:
+        seen.close()
+        raise _Refused(f"the address cannot be used ({error}); name another one", EXIT_ADDRESS_UNUSABLE) from error
+    for log in logs:
+        LOGGER.info("witnessing %s: %d of %d keys must sign", plain(log.origin), log.least, len(log.keys))
+    LOGGER.info("listening at %s as %s", address, witness.key)
+    await stopped.wait()
+    await server.stop()
+    seen.close()
+
+
+def _vkey(path: Path) -> str:
+    from cluster.security.proofs import COSIGNATURE_KEY, verifier_of
+
+    return str(verifier_of(*read_key(path), COSIGNATURE_KEY))
+
+
+def _logs(given: Sequence[str], files: Sequence[Path]) -> list[Log]:
+    """Return the logs that are named in options and files, each once."""
+    try:
+        logs = [_log(one) for one in given]
+        for file in files:
+            logs += logs_in(file.read_text(encoding="utf-8"))
+    except (WitnessRefused, NoteRefused) as error:
+        raise _Refused(str(error), EXIT_CONFIGURATION_REFUSED) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise _Refused(f"the keys cannot be read ({error}); name another file", EXIT_CONFIGURATION_REFUSED) from error
+    origins = {log.origin for log in logs}
+    if not logs or len(origins) != len(logs) or len(logs) > LOGS_MAX:
+        raise _Refused(
+            f"{len(logs)} logs are named, {len(origins)} of them different; name at least one, each once, and at most "
+            f"{LOGS_MAX}",
+            EXIT_CONFIGURATION_REFUSED,
+        )
+    return logs
+
+
+def _log(given: str) -> Log:
+    origin, equals, keys = given.partition("=")
+    if not equals:
+        raise WitnessRefused(f"{given!r} has no keys", "write ORIGIN=KEY,KEY,KEY")
+    return log_of(origin, [parse_key(one) for one in keys.split(",")])
+
+
+def _place(
+    listen: str, certificate: Path | None, key: Path | None
+) -> tuple[Address, Callable[[], ssl.SSLContext] | None]:
+    try:
+        address = Address.parse(listen)
+    except AddressError as error:
+        raise _Refused(str(error), EXIT_CONFIGURATION_REFUSED) from error
+    if certificate is None and key is None:
+        if not address.is_loopback:
+            raise _Refused(
+                f"{address} can be reached from elsewhere, and no certificate is given; name --certificate and "
+                "--certificate-key, or listen on loopback, behind a proxy",
+                EXIT_CONFIGURATION_REFUSED,
+            )
+        return address, None
+    if certificate is None or key is None:
+        raise _Refused("name both of --certificate and --certificate-key, or neither", EXIT_CONFIGURATION_REFUSED)
+    try:
+        return address, _Renewed(certificate, key)
+    except TlsRefused as error:
+        raise _Refused(str(error), EXIT_CONFIGURATION_REFUSED) from error
+
+
+class _Renewed:
+    """The context of the next handshake: with the files as they are now, where they can be used."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._files = certificate, key
+        self._read = self._times()
+        self._context = open_server_context(certificate, key)
+
+    def __call__(self) -> ssl.SSLContext:
+        if (found := self._times()) != self._read:
+            self._read = found
+            try:
+                self._context = open_server_context(*self._files)
+            except TlsRefused as error:
+                LOGGER.error("the certificate of before is used on: %s", error)
+        return self._context
+
+    def _times(self) -> tuple[int, ...]:
+        try:
+            return tuple(path.stat().st_mtime_ns for path in self._files)
+        except OSError:
+            return ()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""The leader's round over the mail that is owed: send it, say so, and try again what was not taken.
+
+What is owed is in the State (`replica.model.mail`), so this keeps nothing that matters: which mails are being sent,
+which wait for another try, and what is to be said of them to the cluster. A leader that dies between a send and its
+commit leaves a mail that the next one sends again, with the same Message-ID.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from cluster.server import Answer, NotLeading, QueueFull
+from cluster.server.mail.sending import Send, SendFailed, Undeliverable
+from cluster.system import Clock
+from replica.messages import CONTROLLER, Request, SettleMails
+from replica.model import Mail
+from replica.state import State
+from replica.values import MAILS_SETTLED_MAX, MESSAGE_CHARACTERS_MAX, MICROSECONDS_PER_SECOND
+
+LOGGER = logging.getLogger(__name__)
+
+SENDING_MAX: Final = 4
+"""Mails being sent at once, count: each may be a process, and jobs end in thousands."""
+
+RETRY_S: Final = 10.0
+"""Until the first other try of a mail, seconds; doubled after each."""
+
+RETRY_S_MAX: Final = 3_600.0
+
+AGE_S_MAX: Final = 86_400
+"""How long a mail is tried, seconds: what happened a day ago is better looked up."""
+
+OFF: Final = "mail is off on the replica that leads: see [mail] in its forebay.toml"
+
+SUCCESS: Final = ""
+
+
+async def _once(send: Send, mail: Mail) -> None:
+    await send(mail)
+
+
+class Mailer:
+    """Sends what is owed while this replica leads."""
+
+    def __init__(
+        self,
+        *,
+        state: Callable[[], State],
+        leads: Callable[[], bool],
+        submit: Callable[[Request], Answer],
+        sender: Callable[[State], Send | None],
+        clock: Clock,
+    ) -> None:
+        """`submit` as `Controller.submit`; `sender` gives what sends mail as things are configured now, or None."""
+        self._state = state
+        self._leads = leads
+        self._submit = submit
+        self._sender = sender
+        self._clock = clock
+        self._sending: dict[str, asyncio.Task[None]] = {}
+        self._tries: dict[str, tuple[int, float]] = {}
+        """Mail -> how often it was tried, and when it may be tried again, on the monotonic clock."""
+        self._outcomes: dict[str, str] = {}
+        """Mail -> SUCCESS, or why it is given up: until the cluster has settled it."""
+        self._settling: Answer | None = None
+
+    def poll(self) -> None:
+        """Begin whatever is to be done now; return at once. Called often, and whenever something has ended."""
+        if not self._leads():
+            self.stop()
+            return
+        owed = self._state().mails
+        for noted in (self._tries, self._outcomes):
+            for key in [key for key in noted if key not in owed]:
+                del noted[key]
+        if not owed:
+            return
+        send = self._sender(self._state())
+        waiting = [mail for mail in owed.values() if mail.key not in self._outcomes and mail.key not in self._sending]
+        if send is None:
+            for mail in waiting:
+                self._outcomes[mail.key] = OFF
+        else:
+            self._begin(waiting, send)
+        self._settle()
+
+    def stop(self) -> None:
+        """Give up what is under way: somebody else leads, or the replica stops."""
+        for task in self._sending.values():
+            task.cancel()
+        self._sending.clear()
+        self._tries.clear()
+        self._outcomes.clear()
+
+    def _begin(self, waiting: list[Mail], send: Send) -> None:
+        now_s = self._clock.monotonic_s()
+        room = SENDING_MAX - len(self._sending)
+        due = [mail for mail in waiting if self._tries.get(mail.key, (0, now_s))[1] <= now_s]
+        for mail in sorted(due, key=lambda mail: (mail.at, mail.key))[:room]:
+            task = asyncio.create_task(_once(send, mail))
+            self._sending[mail.key] = task
+            task.add_done_callback(partial(self._sent, mail))
+
+    def _sent(self, mail: Mail, done: asyncio.Task[None]) -> None:
+        if done.cancelled():
+            return
+        self._sending.pop(mail.key, None)
+        error = done.exception()
+        if error is None:
+            self._outcomes[mail.key] = SUCCESS
+        elif isinstance(error, Undeliverable):
+            self._give_up(mail, str(error))
+        else:
+            if not isinstance(error, SendFailed | OSError):
+                LOGGER.error("a fault in sending mail %s", mail.key, exc_info=error)
+            self._try_later(mail, str(error) or type(error).__name__)
+        self.poll()
+
+    def _try_later(self, mail: Mail, why: str) -> None:
+        tries = self._tries.get(mail.key, (0, 0.0))[0] + 1
+        age_s = (self._clock.now() - mail.at) / MICROSECONDS_PER_SECOND
+        if age_s > AGE_S_MAX:
+            self._give_up(mail, f"not taken for a day; the last time: {why}")
+            return
+        pause_s = min(RETRY_S_MAX, RETRY_S * 2.0 ** min(tries - 1, 16))
+        self._tries[mail.key] = tries, self._clock.monotonic_s() + pause_s
+        LOGGER.warning("mail %s was not sent and is tried again in %.0f s: %s", mail.key, pause_s, why)
+
+    def _give_up(self, mail: Mail, why: str) -> None:
+        LOGGER.warning("mail %s is given up: %s", mail.key, why)
+        self._outcomes[mail.key] = why[:MESSAGE_CHARACTERS_MAX]
+
+    def _settle(self) -> None:
+        if self._settling is not None or not self._outcomes:
+            return
+        chosen = list(self._outcomes.items())[:MAILS_SETTLED_MAX]
+        command = SettleMails(
+            tuple(key for key, why in chosen if why == SUCCESS),
+            tuple((key, why) for key, why in chosen if why != SUCCESS),
+        )
+        try:
+            self._settling = self._submit(Request(b"", CONTROLLER, command))
+        except (QueueFull, NotLeading):
+            return  # the next look tries again
+        self._settling.add_done_callback(self._settled)
+
+    def _settled(self, answer: Answer) -> None:
+        self._settling = None
+        if answer.cancelled() or answer.exception() is not None:
+            return  # whether it was carried out shows in the State
+        refusal = answer.result().refusal
+        if refusal is not None:
+            LOGGER.error("mails could not be settled: %s", refusal.sentence)
+            return
+        self.poll()

@@ -1,0 +1,189 @@
+"""What sends a mail: a program, as Slurm's MailProg, or the SMTP server of this machine. Each send is bounded.
+
+Both are awaited, never waited for: a program that hangs is killed with all that it started, a server that hangs is
+given up, and nothing of the replica's stands still meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
+
+from cluster.config import MailConfig
+from cluster.providers import Local, ProgramRefused, check_command
+from cluster.server.mail.text import body_of, message_id, message_of, subject_of
+from cluster.system import Address
+from replica.model import Mail
+from replica.values import is_mail_address
+
+SEND_S: Final = 30.0
+"""How long one try may take, seconds: a mail server that greets slowly on purpose takes up to 20."""
+
+ERROR_BYTES_MAX: Final = 4096
+"""What is read of a program's output, or of a server's line, bytes: for the log and the history."""
+
+PROGRAM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
+
+_REPLY_LINES_MAX: Final = 64
+
+Send = Callable[[Mail], Awaitable[None]]
+"""Sends one mail; raises Undeliverable for good, SendFailed or OSError for now."""
+
+
+class Undeliverable(Exception):
+    """The mail will never be taken, whoever tries; the message says why."""
+
+
+class SendFailed(Exception):
+    """The mail was not taken now; the message says why."""
+
+
+IsUser = Callable[[str], Awaitable[bool]]
+"""Whether a name is that of a user of this machine."""
+
+
+def sender_of(config: MailConfig, cluster: str, cluster_id: str, is_user: IsUser) -> Send | None:
+    """Return what sends mail as a replica's configuration says, None where mail is off."""
+    if config.smtp is not None:
+        address = config.smtp
+
+        async def by_smtp(mail: Mail) -> None:
+            recipient = await recipient_of(mail, config.domain, is_user)
+            message = message_of(cluster, cluster_id, mail, sender=config.sender, recipient=recipient)
+            await _bounded(send_by_smtp(address, config.sender, recipient, message))
+
+        return by_smtp
+    program = config.program
+    if not program:
+        return None
+
+    async def by_program(mail: Mail) -> None:
+        recipient = await recipient_of(mail, config.domain, is_user)
+        await _bounded(send_by_program(program, mail, recipient, cluster, cluster_id))
+
+    return by_program
+
+
+async def _bounded(sending: Awaitable[None]) -> None:
+    try:
+        async with asyncio.timeout(SEND_S):
+            await sending
+    except TimeoutError as error:
+        raise SendFailed(f"it took longer than {SEND_S:.0f} s") from error
+
+
+async def recipient_of(mail: Mail, domain: str, is_user: IsUser) -> str:
+    """Return the address of a mail; Undeliverable for what is none.
+
+    A name without a domain is a user of this machine: mail programs know other names as well, and some are commands.
+    """
+    text = mail.recipient if "@" in mail.recipient or not domain else f"{mail.recipient}@{domain}"
+    if not is_mail_address(text):
+        raise Undeliverable(f"{text[:64]!r} is no mail address")
+    if "@" not in text and not await is_user(text):
+        raise Undeliverable(f"{text[:64]!r} is no user of this machine, and [mail] names no domain")
+    return text
+
+
+async def send_by_program(program: str, mail: Mail, recipient: str, cluster: str, cluster_id: str) -> None:
+    """Run `PROGRAM -s SUBJECT RECIPIENT` with the text on standard input; SendFailed unless it exits with 0."""
+    environment = {
+        "PATH": PROGRAM_PATH,
+        "LANG": "C.UTF-8",
+        "SLURM_CLUSTER_NAME": cluster,
+        "SLURM_JOB_ID": str(mail.job),
+        "SLURM_JOB_NAME": mail.name,
+        "SLURM_JOB_MAIL_TYPE": mail.kind.word,
+        "FOREBAY_MESSAGE_ID": message_id(cluster_id, mail),
+    }
+    try:
+        executable = check_command(program, Local(allowed_programs=(program,)))
+        process = await asyncio.create_subprocess_exec(
+            program, "-s", subject_of(mail), recipient, executable=executable,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+            env=environment, cwd="/", start_new_session=True, limit=ERROR_BYTES_MAX,
+        )  # fmt: skip
+    except (OSError, ValueError, ProgramRefused) as error:
+        raise SendFailed(f"{program} cannot be run: {error}") from error
+    assert process.stdin is not None and process.stderr is not None
+    try:
+        # A program that does not read is no failure: what it exits with says whether it is content. RuntimeError is
+        # what uvloop raises where the pipe was closed already.
+        with suppress(BrokenPipeError, ConnectionResetError, RuntimeError):
+            process.stdin.write(body_of(cluster, cluster_id, mail).encode())
+            await process.stdin.drain()
+        with suppress(RuntimeError):
+            process.stdin.close()
+        said = await _head(process.stderr)
+        code = await process.wait()
+    finally:
+        _end_group(process)
+    if code != 0:
+        words = said.decode(errors="replace").strip()
+        raise SendFailed(f"{program} exited with {code}" + (f": {words}" if words else ""))
+
+
+async def _head(stream: asyncio.StreamReader) -> bytes:
+    """Return the beginning of a stream, having read all of it: whoever writes must not have to wait."""
+    kept = b""
+    while chunk := await stream.read(ERROR_BYTES_MAX):
+        kept = (kept + chunk)[:ERROR_BYTES_MAX]
+    return kept
+
+
+def _end_group(process: asyncio.subprocess.Process) -> None:
+    """Kill what is left of the program and of all that it started: it leads a session, and so a group, of its own."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+async def send_by_smtp(address: Address, sender: str, recipient: str, message: bytes) -> None:
+    """Give a message to the server at `address`; Undeliverable for a refusal for good, SendFailed for one for now."""
+    reader, writer = await asyncio.open_connection(address.host, address.port, limit=ERROR_BYTES_MAX)
+    try:
+        await _expect(reader, b"2", "the greeting")
+        for line, wanted in (
+            ("EHLO localhost", b"2"),
+            (f"MAIL FROM:<{sender}>", b"2"),
+            (f"RCPT TO:<{recipient}>", b"2"),
+            ("DATA", b"3"),
+        ):
+            await _say(writer, line.encode("ascii"))
+            await _expect(reader, wanted, line)
+        # A line that begins with a dot gets another one; the dot alone ends the message.
+        stuffed = b"\r\n".join(b"." + line if line.startswith(b".") else line for line in message.split(b"\r\n"))
+        await _say(writer, stuffed.removesuffix(b"\r\n") + b"\r\n.")
+        await _expect(reader, b"2", "the message")
+        # It is taken: how the conversation ends no longer matters.
+        with suppress(OSError, SendFailed):
+            await _say(writer, b"QUIT")
+    finally:
+        writer.close()
+
+
+async def _say(writer: asyncio.StreamWriter, line: bytes) -> None:
+    writer.write(line + b"\r\n")
+    await writer.drain()
+
+
+async def _expect(reader: asyncio.StreamReader, wanted: bytes, said: str) -> None:
+    for _ in range(_REPLY_LINES_MAX):
+        try:
+            line = await reader.readline()
+        except ValueError as error:
+            raise SendFailed(f"the mail server's answer to {said} is too long") from error
+        if not line.endswith(b"\n"):
+            raise SendFailed(f"the mail server hung up after {said}")
+        if line[3:4] == b"-":
+            continue
+        if line.startswith(wanted):
+            return
+        words = line.decode("ascii", errors="replace").strip()
+        kind = Undeliverable if line.startswith(b"5") else SendFailed
+        raise kind(f"the mail server answered {said} with {words!r}")
+    raise SendFailed(f"the mail server's answer to {said} has no end")

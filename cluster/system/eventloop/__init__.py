@@ -1,0 +1,21 @@
+"""What runs on an event loop: listeners, buffered reading, background tasks, long work in slices, look-ups of users."""
+
+from typing import TYPE_CHECKING
+
+from replica.faces import shown
+
+if TYPE_CHECKING:
+    from cluster.system.eventloop.background import Background
+    from cluster.system.eventloop.listener import Acceptor, ReadingProtocol, listen, read_buffer
+    from cluster.system.eventloop.slices import BYTES_PER_SLICE, RECORDS_PER_SLICE, Slices, Work, paced
+    from cluster.system.eventloop.users import Identities
+else:
+    __getattr__ = shown(
+        __name__,
+        """
+        background: Background
+        listener: Acceptor ReadingProtocol listen read_buffer
+        slices: BYTES_PER_SLICE RECORDS_PER_SLICE Slices Work paced
+        users: Identities
+        """,
+    )
