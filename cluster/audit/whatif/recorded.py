@@ -52,6 +52,9 @@ LEFT_ALONE: Final = frozenset(
 
 PASS: Final = c.kind_of(c.RunSchedulingPass())
 
+RECOVERY: Final = "recover_cluster"
+"""Nobody led when it was decided, and nobody would decide it otherwise: a fact."""
+
 
 class WindowRefused(Exception):
     """There is no such window; `remedy` says what there is."""
@@ -239,7 +242,7 @@ class Repeating(_Walk):
             return Item(Kind.PASS, entry)
         if entry.command == "report_operation":
             return Item(Kind.REPORT, entry)
-        command = self._made_again(growing, entry)
+        command = None if entry.command == RECOVERY else self._made_again(growing, entry)
         if command is not None:
             return Item(Kind.GUEST if is_guest_step(entry) else Kind.COMMAND, entry, command)
         if all(job_of(event) is None for event in entry.events):
