@@ -76,6 +76,22 @@ def check_meta_pages(directory: int, path: Path, *, readonly: bool = False) -> N
         os.close(file)
 
 
+def ends_early(environment: lmdb.Environment, path: Path) -> int:
+    """How large an open data file ought to be, bytes, if it ends before the last page that LMDB counts; 0 if not."""
+    size_bytes = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+    return size_bytes if path.stat().st_size < size_bytes else 0
+
+
+def lengthen(environment: lmdb.Environment, path: Path) -> None:
+    """Make a data file as long as LMDB counts it, after a transaction.
+
+    Whoever reads beside the process that writes cannot tell one that lawfully ends early from one that was cut, and
+    would be killed by SIGBUS for the latter. For the process that writes alone. Raises OSError.
+    """
+    if size_bytes := ends_early(environment, path):
+        os.truncate(path, size_bytes)
+
+
 def may_hold_a_transaction(path: Path) -> bool:
     """Whether a data file holds a transaction, or cannot be read, which does not say that it holds none."""
     try:

@@ -270,8 +270,7 @@ class Environment:
             if not (directory / DATA_FILE).is_file():
                 raise RecoveryRefused(Condition.DIRECTORY_EMPTY, str(directory))
             environment = _open_lmdb(directory, 0, readonly=True)
-            size_bytes = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
-            if (directory / DATA_FILE).stat().st_size < size_bytes:
+            if directories.ends_early(environment, directory / DATA_FILE):
                 raise RecoveryRefused(
                     Condition.DATA_FILE_UNREADABLE, f"{directory / DATA_FILE} (it ends before its last page)"
                 )
@@ -362,6 +361,7 @@ class Environment:
             try:
                 yield transaction
                 self.commit(transaction)
+                directories.lengthen(self._environment, self.directory / DATA_FILE)
             except BaseException:
                 with suppress(lmdb.Error):
                     transaction.abort()

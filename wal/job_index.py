@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 import lmdb
 
+from wal.directory import ends_early, lengthen
 from wal.environment import LMDB_ENGINE, MAP_SIZE_BYTES
 from wal.failures import DATA_FILE, READERS_FILE
 from wal.records import DIGEST_BYTES, GENESIS, Damaged, pack_checked, unpack_checked
@@ -165,7 +166,8 @@ class JobIndex:
                     if key:
                         transaction.put(key, pack_checked(key, bytes(body)))
                 transaction.put(_MARK, pack_checked(_MARK, _packed(position)), db=self._mark)
-        except (lmdb.Error, Damaged, struct.error) as error:
+            lengthen(self._environment, self._directory / DATA_FILE)
+        except (OSError, lmdb.Error, Damaged, struct.error) as error:
             raise self._broken(error) from error
         self._position = position
 
@@ -180,8 +182,7 @@ class JobIndex:
                 create=not self._readonly,
                 lib_version=LMDB_ENGINE,
             )
-            size_bytes = (self._environment.info()["last_pgno"] + 1) * self._environment.stat()["psize"]
-            if self._environment.info()["last_txnid"] and (self._directory / DATA_FILE).stat().st_size < size_bytes:
+            if self._environment.info()["last_txnid"] and ends_early(self._environment, self._directory / DATA_FILE):
                 raise JobIndexBroken(f"{self._directory / DATA_FILE} ends before its last page")
             self._rows = self._environment.open_db(_ROWS, create=not self._readonly)
             self._mark = self._environment.open_db(_MARK, create=not self._readonly)

@@ -244,9 +244,12 @@ async def _checked(figures: dict[str, Any], home: Path, archives: tuple[Path, Pa
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", str(verify_proof.__file__), "--keys", str(keys), str(proof)),
         stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
     )
     told, _ = await process.communicate()
-    hold(process.returncode == 0 and f"job {PROVEN};".encode() in told, f"the proof of job {PROVEN} is refused")
+    is_proven = process.returncode == 0 and f" records of job {PROVEN}".encode() in told
+    hold(is_proven, f"the proof of job {PROVEN} is refused: {told.decode(errors='replace')[-400:]}")
+    figures["proven"] = told.decode().splitlines()[-1]
     say(f"  verified in {figures['verify_s']} s, replayed in {figures['replay_s']} s, job {PROVEN} proven")
 
 

@@ -3,8 +3,13 @@
 import os
 import shutil
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import lmdb
 import pytest
@@ -521,10 +526,8 @@ def test_an_older_copy_of_the_data_file_is_noticed_by_the_log_even_where_the_met
 def test_a_file_that_lawfully_ends_before_its_last_page_is_no_reason_to_refuse_a_start(tmp_path: Path) -> None:
     """A page that a transaction took and gave back itself is counted and never written."""
     made(tmp_path)
-    with open_env(tmp_path, create=False) as env, env.write() as transaction:
-        table = env.table(records.ENTRIES)
-        transaction.put(b"large", bytes(30 * PAGE_BYTES), db=table)
-        transaction.delete(b"large", db=table)
+    with open_env(tmp_path, create=False) as env, cut_between_commit_and_lengthening(), env.write() as transaction:
+        take_and_give_back(env, transaction)
     path = tmp_path / DATA_FILE
     content = path.read_bytes()
     newest = max((0, PAGE_BYTES), key=lambda page: int.from_bytes(content[page + 144 : page + 152], "little"))
@@ -533,6 +536,27 @@ def test_a_file_that_lawfully_ends_before_its_last_page_is_no_reason_to_refuse_a
     with opened(tmp_path, create=False) as journal:
         assert journal.last_index == 9
     assert path.stat().st_size == (last_page + 1) * PAGE_BYTES
+
+
+def test_beside_a_replica_whose_file_lawfully_ended_before_its_last_page_one_can_read(tmp_path: Path) -> None:
+    made(tmp_path)
+    with open_env(tmp_path, create=False) as env:
+        for _ in range(3):
+            with env.write() as transaction:
+                take_and_give_back(env, transaction)
+            # LMDB opens a file once in a process; auditors are others.
+            audit = "import sys, pathlib, wal; wal.Environment.open_readonly(pathlib.Path(sys.argv[1]))"
+            subprocess.run([sys.executable, "-c", audit, tmp_path], cwd=ROOT, check=True)
+
+
+def take_and_give_back(env: Environment, transaction: Any) -> None:
+    table = env.table(records.ENTRIES)
+    transaction.put(b"large", bytes(300 * PAGE_BYTES), db=table)
+    transaction.delete(b"large", db=table)
+
+
+def cut_between_commit_and_lengthening() -> AbstractContextManager[object]:
+    return patch("wal.directory.lengthen")
 
 
 def test_an_audit_of_meta_pages_that_disagree_is_refused_like_a_start(tmp_path: Path) -> None:
