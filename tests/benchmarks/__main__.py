@@ -111,6 +111,13 @@ def arguments() -> argparse.Namespace:
         default=past.EVENTS,
         help=f"events of each ledger of `history` (default: {past.EVENTS:,})",
     )
+    parser.add_argument(
+        "--batches",
+        nargs="+",
+        choices=past.WAVES,
+        default=list(past.WAVES),
+        help="ledgers of `history`",
+    )
     parser.add_argument("--directory", type=Path, help="where the data goes (default: a temporary directory)")
     parser.add_argument("--json", action="store_true", help="print nothing but the last line, which is always JSON")
     options = parser.parse_args()
@@ -209,7 +216,7 @@ def run(options: argparse.Namespace, directory: Path) -> int:
         found["nodes"] = one.figures
         rows, whole = [*rows, *one.rows], whole and one.whole
     if "history" in options.sections and options.only != "etcd":
-        one = past.report(directory, options.events, say)
+        one = past.report(directory, options.events, options.batches, say)
         found["history"] = one.figures
         rows = [*rows, *one.rows]
     found["machine"] = {**facts, "load_after": round(os.getloadavg()[0], 2)}

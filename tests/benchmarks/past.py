@@ -54,6 +54,9 @@ NODES, CPUS = 16, 64
 ASKED = 20
 """Questions of each kind, count."""
 
+REPLAYS = 2
+"""Replays of each ledger, count: what is left of it in the page cache is there for the first one, too."""
+
 MOMENTS = 60
 """Moments in the past that are asked about, count."""
 
@@ -89,6 +92,8 @@ class Figures(NamedTuple):
     other_ms: dict[str, list[float]]
     """Questions about what is not one job's, by what is asked."""
     hold_ms: dict[str, float]
+    replay_s: list[float] = []
+    """How long `forebay ledger replay` took, each time."""
 
 
 class Watch:
@@ -221,9 +226,22 @@ async def measure(directory: Path, at_once: int, events_max: int, say: Say) -> F
         index_s = await _index_built(replica)
         size_bytes = replica.service.past.progress.size_bytes
         say(f"  index built in {index_s:.1f} s, {size_bytes / events[0]:.1f} bytes an event")
-        return await _asked(replica, config, (events[0], made_s, index_s, size_bytes))
+        found = await _asked(replica, config, (events[0], made_s, index_s, size_bytes))
     finally:
         await replica.stop()
+    return found._replace(replay_s=[await _replayed(config) for _ in range(REPLAYS)])
+
+
+async def _replayed(config: Config) -> float:
+    """Return the seconds that `forebay ledger replay` takes, its start among them; VerificationFailed."""
+    began_s = time.perf_counter()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "cluster.cli", "ledger", "replay", "--data", config.storage.directory / "r1", "--json"),
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    if await process.wait():
+        raise VerificationFailed(f"`forebay ledger replay` ended with status {process.returncode}")
+    return time.perf_counter() - began_s
 
 
 def cluster_in(directory: Path) -> Config:
@@ -348,14 +366,14 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-def report(directory: Path, events: int, say: Say) -> Found:
+def report(directory: Path, events: int, batches: Sequence[str], say: Say) -> Found:
     """Measure ledgers of both kinds; return the rows and figures."""
     rows: list[Row] = []
     figures: dict[str, Any] = {}
-    for kind, at_once in WAVES.items():
+    for kind in batches:
         say(f"Questions about the past, {kind} batches")
         place = directory / f"past-{kind}"
-        one = uvloop.run(measure(place, at_once, events, say))
+        one = uvloop.run(measure(place, WAVES[kind], events, say))
         figures[kind] = one._asdict()
         of = f"{one.events:,} events in {kind} batches"
         first = len(rows)
@@ -374,6 +392,10 @@ def report(directory: Path, events: int, say: Say) -> Found:
             Row(
                 f"longest hold of the loop meanwhile, {of}",
                 f"{max(one.hold_ms[what] for what in ('history', 'why', 'others')):.1f} ms",
+            ),
+            Row(
+                f"`ledger replay`, {of}",
+                " and ".join(f"{took_s:.1f} s ({one.events / took_s:,.0f} events/s)" for took_s in one.replay_s),
             ),
             Row(
                 f"index by job made anew, {of}", f"{one.index_s:.1f} s, {one.index_bytes / one.events:.0f} bytes/event"
