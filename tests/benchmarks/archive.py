@@ -7,18 +7,14 @@ replica runs; what they say is held against what the replica had before.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import shutil
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import uvloop
 
 from cluster.security.proofs import verify_proof
 from cluster.serve import Replica
@@ -251,29 +247,3 @@ async def _checked(figures: dict[str, Any], home: Path, archives: tuple[Path, Pa
     hold(is_proven, f"the proof of job {PROVEN} is refused: {told.decode(errors='replace')[-400:]}")
     figures["proven"] = told.decode().splitlines()[-1]
     say(f"  verified in {figures['verify_s']} s, replayed in {figures['replay_s']} s, job {PROVEN} proven")
-
-
-def main() -> int:
-    """Run it; print the figures as the last line."""
-    parser = argparse.ArgumentParser(prog="scripts/archive", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=JOBS, help=f"jobs of the day (default {JOBS}; full size 100000)")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="leave everything in this directory, made anew")
-    asked = parser.parse_args()
-    if asked.jobs < JOBS_MIN:
-        parser.error(f"--jobs {asked.jobs}: write at least {JOBS_MIN}")
-    directory = asked.keep or Path(tempfile.mkdtemp(prefix="forebay-archive-"))
-    directory.mkdir(parents=True, exist_ok=True)
-    try:
-        figures = uvloop.run(run(directory, asked.jobs))
-    except VerificationFailed as error:
-        print(json.dumps({"passed": False, "why": str(error)}))
-        return 1
-    finally:
-        if asked.keep is None:
-            shutil.rmtree(directory, ignore_errors=True)
-    print(json.dumps({"passed": True, **figures}))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
