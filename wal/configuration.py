@@ -51,6 +51,8 @@ class Action(IntEnum):
     """A member that lost its disk leaves, and comes back under a new id as one that learns."""
     RECOVER = 5
     """A majority is lost: one member is left, and is a majority of itself, in a new incarnation of the cluster."""
+    UPDATE = 6
+    """A member is reached at another address; who votes stays."""
 
     @property
     def word(self) -> str:

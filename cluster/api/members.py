@@ -39,8 +39,7 @@ async def _members(call: Call[Any]) -> Reply[MembersAnswer]:
     rows = member_rows(
         controller.name,
         engine,
-        api_of=controller.membership.api_of,
-        peer_of=controller.config.members.get,
+        controller.membership,
         applied_index=controller.applied_index,
         revision=state.revision,
     )
@@ -61,13 +60,28 @@ async def add_member(call: Call[r.AddMemberRequest]) -> Reply[MembersAnswer]:
     body = call.body
     if not is_name(body.name):
         raise bad(f"{body.name!r} cannot name a replica", NAME_RULE, "name")
+    return await _change(call, Action.ADD, body.name, **_addresses(peer=body.peer, api=body.api))
+
+
+@handles(ops.UPDATE_MEMBER)
+async def update_member(call: Call[r.UpdateMemberRequest]) -> Reply[MembersAnswer]:
+    addresses = _addresses(peer=call.body.peer, api=call.body.api)
+    if not addresses:
+        raise bad("no address is given", "give peer, api or both: what is left out stays")
+    return await _change(call, Action.UPDATE, call.params["name"], **addresses)
+
+
+def _addresses(**given: str | None) -> dict[str, str]:
+    """Return the addresses as they are kept, without what is left out; Problem 400."""
     addresses = {}
-    for place, text in (("peer", body.peer), ("api", body.api)):
+    for place, text in given.items():
+        if text is None:
+            continue
         try:
             addresses[place] = str(Address.parse(text))
         except AddressError as error:
             raise bad(error.sentence, error.remedy, place) from error
-    return await _change(call, Action.ADD, body.name, **addresses)
+    return addresses
 
 
 @handles(ops.REMOVE_MEMBER)

@@ -85,7 +85,10 @@ class Exchange:
         self._credentials.refresh()
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=IDLE_CONNECTION_S),
+                # Names are resolved anew for each connection: a replica may have moved since the last one.
+                connector=aiohttp.TCPConnector(
+                    limit=CONNECTIONS_MAX, keepalive_timeout=IDLE_CONNECTION_S, use_dns_cache=False
+                ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 # An answer that grows when it is unpacked would get past the bound on what is read.
                 auto_decompress=False,

@@ -154,12 +154,7 @@ def _add(current: Configuration, wanted: Wanted, at: int) -> Configuration:
     known = current.member(wanted.name)
     if known is not None:
         raise ChangeRefused("member_exists", f"{known.name} is a member already", "choose another name, or replace it")
-    for member in current.members():
-        for address in (wanted.peer, wanted.api):
-            if address and address in (member.peer, member.api):
-                raise ChangeRefused(
-                    "address_taken", f"{address} is the address of {member.name}", "give the new replica its own"
-                )
+    _refuse_taken(current.members(), wanted)
     if len(current.voters) + len(current.learners) >= VOTERS_MAX:
         raise ChangeRefused("too_many", f"there are {VOTERS_MAX} replicas already", "remove one first")
     version = current.version + 1
@@ -192,7 +187,37 @@ def _replace(current: Configuration, wanted: Wanted, at: int) -> Configuration:
     return _successor(current, wanted, at, smaller.voters, (*smaller.learners, returning), returning.id)
 
 
-_RULES: Final = {Action.ADD: _add, Action.PROMOTE: _promote, Action.REMOVE: _remove, Action.REPLACE: _replace}
+def _update(current: Configuration, wanted: Wanted, at: int) -> Configuration:
+    """Other addresses, the same id: what it promised stands, and it counts as before, whether it answers or not."""
+    member = _member(current, wanted.name)
+    _refuse_taken((other for other in current.members() if other is not member), wanted)
+    moved = Member(member.id, wanted.peer or member.peer, wanted.api or member.api)
+    if moved == member:
+        raise ChangeRefused("same_addresses", f"{member.name} has these addresses already", "nothing needs to be done")
+    voters = tuple(moved if one is member else one for one in current.voters)
+    learners = tuple(moved if one is member else one for one in current.learners)
+    return _successor(current, wanted, at, voters, learners, member.id)
+
+
+def _refuse_taken(others: Iterable[Member], wanted: Wanted) -> None:
+    """Refuse an address that another member has, and one for both: two would be dialled there."""
+    if wanted.peer and wanted.peer == wanted.api:
+        raise ChangeRefused("address_taken", f"{wanted.peer} is given twice", "peer and api need an address each")
+    for member in others:
+        for address in (wanted.peer, wanted.api):
+            if address and address in (member.peer, member.api):
+                raise ChangeRefused(
+                    "address_taken", f"{address} is the address of {member.name}", "give each replica its own"
+                )
+
+
+_RULES: Final = {
+    Action.ADD: _add,
+    Action.PROMOTE: _promote,
+    Action.REMOVE: _remove,
+    Action.REPLACE: _replace,
+    Action.UPDATE: _update,
+}
 
 
 def _successor(

@@ -69,9 +69,9 @@ class Consensus:
         """Take over the journal from its applied index on.
 
         `me` is this replica's id; `members` are names and peer addresses, this replica's own included: where it
-        listens, and where to find those for whom a configuration has no address. `bootstrap`, `configuration` and
-        `found_without` as `cluster.consensus.engine.Engine` takes them; without the first two, `members` are the
-        members, for ever.
+        listens, and where others are looked for before the address that a configuration has. `bootstrap`,
+        `configuration` and `found_without` as `cluster.consensus.engine.Engine` takes them; without the first two,
+        `members` are the members, for ever.
 
         `incarnation` is that of the cluster which the journal is of: no other one is heard.
 
@@ -83,7 +83,7 @@ class Consensus:
         if name_of(me) not in members:
             raise ValueError(f"replica {me!r} is not among the members {', '.join(sorted(members))}")
         self._journal: Final = journal
-        self._members: Final = dict(members)
+        self._members = dict(members)
         self._timing: Final = timing
         self._clock: Final = clock
         self._fail: Final = fail
@@ -278,6 +278,15 @@ class Consensus:
         self._wake()
         return place
 
+    def reach_at(self, members: Mapping[str, str]) -> None:
+        """Look for peers at these addresses from now on, by name, before those that the configuration has."""
+        self._members = dict(members)
+        self._find_peers()
+
+    def address_of(self, name: str) -> str | None:
+        """Return the peer address at which the replica `name` is reached now; None while it is not."""
+        return self._links.address_of(name)
+
     def promotable(self) -> str | None:
         """Return a learner that may be promoted now, by its id."""
         return self._engine.promotable() if self._running else None
@@ -393,12 +402,16 @@ class Consensus:
             raise  # a refusal
 
     def _find_peers(self) -> None:
-        """Dial the members of every configuration that may be in force, at the file's address if it has none."""
+        """Dial the members of every configuration that may be in force, at the file's address, else at its own.
+
+        All replicas that were renumbered at once know each other's new addresses from their files alone; a file that is
+        older than a `member update` must not keep them apart either.
+        """
         found = {}
         for identity, address in self._engine.addresses.items():
-            place = address or self._members.get(name_of(identity))
-            if place is not None:
-                found[identity] = place
+            places = (self._members.get(name_of(identity)), address)
+            if any(places):
+                found[identity] = tuple(dict.fromkeys(place for place in places if place))
         self._links.set_peers(found)
 
     def _changed(self) -> None:

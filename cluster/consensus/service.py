@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from cluster.consensus.configurations import Wanted
@@ -80,6 +80,14 @@ class Engine(Protocol):
 
     def change(self, wanted: Wanted) -> tuple[int, int]:
         """Append a change of membership as leader and return (index, term); NotLeader, ChangeRefused."""
+        ...
+
+    def reach_at(self, members: Mapping[str, str]) -> None:
+        """Look for peers at these addresses from now on, by name, before those that the configuration has."""
+        ...
+
+    def address_of(self, name: str) -> str | None:
+        """Return the peer address at which the replica `name` is reached now; None while it is not."""
         ...
 
     def promotable(self) -> str | None:

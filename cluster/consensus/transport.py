@@ -80,6 +80,11 @@ def why(error: BaseException) -> str:
             return str(error)
         case ssl.SSLCertVerificationError():
             message = getattr(error, "verify_message", None) or _reason(error)
+            if "mismatch" in message:
+                return (
+                    f"its certificate is for other hosts ({message}); where its address changed: `forebay certificate "
+                    "issue NAME --role replica --host HOST --replace`"
+                )
             return f"its certificate does not pass ({message}); {_OWN_AUTHORITY}"
         case ssl.SSLError():
             reason = _reason(error)
@@ -235,13 +240,14 @@ class _Outbound(_Connection):
 
 
 class _Dialler:
-    """Keeps one connection to one peer, and what is to be sent on it."""
+    """Keeps one connection to one peer, at the first of its addresses where it is, and what is to be sent on it."""
 
-    def __init__(self, links: "TlsLinks", peer: str, address: str) -> None:
+    def __init__(self, links: "TlsLinks", peer: str, addresses: tuple[str, ...]) -> None:
         self.peer: Final = peer
-        self.address: Final = address
+        self.addresses = addresses
+        self.address = addresses[0]
+        """Where it is, or is looked for next. A host's name is resolved anew for each connection."""
         self._links: Final = links
-        self._address: Final = Address.parse(address)
         self._queue: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self._nudge = asyncio.Event()
@@ -262,6 +268,11 @@ class _Dialler:
             _log.warning("replica %s does not read; its connection is closed", self.peer)
             transport.abort()
 
+    @property
+    def is_up(self) -> bool:
+        """Whether the peer was reached at `address`."""
+        return self._transport is not None
+
     def nudge(self) -> None:
         """The peer showed that it lives: do not wait with the next attempt."""
         self._nudge.set()
@@ -279,6 +290,9 @@ class _Dialler:
                 level = logging.WARNING if is_refused else logging.INFO
                 message = f"no connection to replica {self.peer} at {self.address}"
                 self._links.failures.note(self.peer, message, error, level=level)
+                # After a while at the same address again; what never came about may be a question of where.
+                following = self.addresses.index(self.address) + 1 if self.address in self.addresses else 0
+                self.address = self.addresses[following % len(self.addresses)]
             if loop.time() - began_s > LINK_STEADY_S:
                 delay_s = timing.reconnect_min_s
             self._nudge.clear()
@@ -291,14 +305,14 @@ class _Dialler:
             delay_s = min(2 * delay_s, timing.reconnect_max_s)
 
     async def _connection(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, address = asyncio.get_running_loop(), Address.parse(self.address)
         async with asyncio.timeout(HANDSHAKE_S):
             transport, protocol = await loop.create_connection(
                 lambda: _Outbound(self._links, self.peer),
-                self._address.host,
-                self._address.port,
+                address.host,
+                address.port,
                 ssl=self._links.credentials.client_context(),
-                server_hostname=self._address.host,
+                server_hostname=address.host,
             )
         try:
             if protocol.refusal is not None:
@@ -354,12 +368,18 @@ class TlsLinks:
         self._socket: socket.socket | None = None
         self._started = False
         self.failures: Final = ConnectionFailures(lambda: asyncio.get_running_loop().time())
-        self.set_peers({name: address for name, address in members.items() if name != me})
+        self.set_peers({name: (address,) for name, address in members.items() if name != me})
 
-    def set_peers(self, addresses: Mapping[str, str]) -> None:
-        """Dial these peers, by id, and no others; a link that goes on is not disturbed."""
+    def set_peers(self, addresses: Mapping[str, tuple[str, ...]]) -> None:
+        """Dial these peers, by id, at the first of their addresses where they are, and no others.
+
+        A link that goes on is not disturbed.
+        """
         for peer, dialler in list(self._diallers.items()):
-            if addresses.get(peer) != dialler.address:
+            places = addresses.get(peer, ())
+            if dialler.address in places and (dialler.is_up or dialler.addresses == places):
+                dialler.addresses = places
+            else:
                 del self._diallers[peer]
                 task = self._dialling.pop(peer, None)
                 if task is not None:
@@ -425,6 +445,11 @@ class TlsLinks:
         inbound = self._inbound.get(name_of(peer))
         if inbound is not None and inbound.member == peer:
             inbound.write(frame)
+
+    def address_of(self, name: str) -> str | None:
+        """Return the address at which the replica `name` is reached now; None while it is not."""
+        reached = (one.address for one in self._diallers.values() if one.is_up and name_of(one.peer) == name)
+        return next(reached, None)
 
     def flush(self) -> None:
         """Hand what is queued to the connections."""

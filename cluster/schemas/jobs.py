@@ -344,6 +344,9 @@ class MemberView(View, frozen=True, kw_only=True):
     """How far its wall clock is ahead of that of the replica that answers, seconds; null if it was not read lately."""
     clock_off: bool = False
     """Whether its wall clock is off from those of a majority: it leaves leading to others."""
+    addresses_differ: str = ""
+    """What the cluster has agreed on and what the file of the replica that answers says, where that is not the same,
+    and what would be right."""
 
 
 class MembersAnswer(Answer, frozen=True, kw_only=True):

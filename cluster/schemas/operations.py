@@ -447,6 +447,9 @@ REPLACE_MEMBER = _write("replace_member", "POST /v1/members/{name}/replace", _OP
     lambda: Command, lambda: j.MembersAnswer,
     "Let a replica that lost its data come back under a new id: it counts for nothing until it has caught up.",
     tag="cluster")
+UPDATE_MEMBER = _write("update_member", "POST /v1/members/{name}/update", _OPERATORS,
+    lambda: r.UpdateMemberRequest, lambda: j.MembersAnswer,
+    "Say where a replica is reached from now on: its id, its data and its vote stay.", tag="cluster")
 TRANSFER_LEADERSHIP = _write("transfer_leadership", "POST /v1/members/transfer", _DRILLS,
     lambda: r.TransferRequest, lambda: j.TransferAnswer,
     "Hand the leadership over to the replica named, or to the one that is furthest.", tag="cluster")

@@ -76,6 +76,13 @@ class AddMemberRequest(Command, frozen=True, kw_only=True):
     api: str
 
 
+class UpdateMemberRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/members/{name}/update: where it is reached from now on; what is left out stays."""
+
+    peer: str | None = None
+    api: str | None = None
+
+
 class TransferRequest(Command, frozen=True, kw_only=True):
     """Body of POST /v1/members/transfer: to whom; to whoever is furthest if left out."""
 

@@ -149,7 +149,9 @@ class Controller:
         self._led_s = clock.monotonic_s()
         """When somebody was known to lead last."""
         self.levels = FeatureLevels(name, self.engine, ask=ask, version=version)
-        self.membership = Membership(config, self.engine, leads=lambda: self.leads, wait_applied=self.wait_applied)
+        self.membership = Membership(
+            name, config, self.engine, leads=lambda: self.leads, wait_applied=self.wait_applied
+        )
         self.agreed = AgreedTime(clock, bounds=lambda: self.engine.clock_bounds, at=storage.state.at)
         self.clock_watch = ClockWatch(name, self.engine, self.agreed)
         self.proposer = Proposer(

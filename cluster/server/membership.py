@@ -33,6 +33,7 @@ class Membership:
 
     def __init__(
         self,
+        me: str,
         config: Config,
         engine: Engine,
         *,
@@ -40,17 +41,45 @@ class Membership:
         wait_applied: Callable[[int], Awaitable[None]],
     ) -> None:
         """Ask `engine`; `leads` says whether this replica may decide, `wait_applied` waits for an entry."""
+        self._me = me
         self._config = config
         self._engine = engine
         self._leads = leads
         self._wait_applied = wait_applied
 
     def api_of(self, name: str) -> str | None:
-        """Return where clients reach the replica called `name`: as its cluster says, else as the file does."""
+        """Return where clients reach the replica called `name`: as this machine's file says, else as its cluster does.
+
+        As its cluster says, too, while it is reached at the peer address that its cluster has and the file has another:
+        then the file is older than a `member update`.
+        """
         member = self._engine.configuration.member(name)
+        row = next((replica for replica in self._config.replicas if replica.name == name), None)
         if member is not None and member.api:
-            return member.api
-        return next((str(replica.api) for replica in self._config.replicas if replica.name == name), None)
+            is_older = row is not None and member.peer == self._engine.address_of(name) != str(row.peer)
+            if row is None or is_older:
+                return member.api
+        return None if row is None else str(row.api)
+
+    def peer_of(self, name: str) -> str | None:
+        """Return where the other replicas reach `name`: where it is now, else as the file says, else its cluster."""
+        member = self._engine.configuration.member(name)
+        known = self._engine.address_of(name) or self._config.members.get(name)
+        return known or (member.peer if member is not None else None)
+
+    def addresses_differ(self, name: str) -> str:
+        """Return what file and cluster say of where `name` is and what would be right; empty where they are at one."""
+        member = self._engine.configuration.member(name)
+        row = next((replica for replica in self._config.replicas if replica.name == name), None)
+        if member is None or row is None or not member.peer:
+            return ""
+        file, agreed = (str(row.peer), str(row.api)), (member.peer, member.api)
+        if file == agreed:
+            return ""
+        says = f"the cluster has {' and '.join(agreed)}, the file here {' and '.join(file)}"
+        if name != self._me and self._engine.address_of(name) == member.peer != file[0]:
+            return f"{says}, where it is not: write the former there, and send this replica SIGHUP"
+        return f"{says}: `forebay member update {name} --peer {file[0]} --api {file[1]}` if that is right"
 
     async def change(self, wanted: Wanted) -> Configuration:
         """Change who is a member; return the configuration once it is applied.
@@ -112,9 +141,8 @@ class Membership:
 def members(
     me: str,
     engine: Engine,
+    places: Membership,
     *,
-    api_of: Callable[[str], str | None],
-    peer_of: Callable[[str], str | None],
     applied_index: int,
     revision: Revision,
 ) -> list[MemberView]:
@@ -127,7 +155,8 @@ def members(
     rows = []
     for member in sorted(configuration.members(), key=lambda member: member.name):
         votes = configuration.votes(member.id)
-        peer_address = member.peer or peer_of(member.name) or ""
+        peer_address, api = places.peer_of(member.name) or "", places.api_of(member.name) or ""
+        differ = places.addresses_differ(member.name)
         if member.name == me:
             rows.append(
                 MemberView(
@@ -135,7 +164,8 @@ def members(
                     id=member.id,
                     votes=votes,
                     peer=peer_address,
-                    api=api_of(member.name) or "",
+                    api=api,
+                    addresses_differ=differ,
                     role=str(engine.role) if votes else LEARNER,
                     reachable=True,
                     term=engine.term,
@@ -157,7 +187,8 @@ def members(
                 id=member.id,
                 votes=votes,
                 peer=peer_address,
-                api=api_of(member.name) or "",
+                api=api,
+                addresses_differ=differ,
                 role=_role(member, engine, peer, votes=votes),
                 reachable=peer is not None and peer.connected,
                 term=engine.term if member.name == engine.leader else None,

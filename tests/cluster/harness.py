@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -151,6 +151,12 @@ class SingleEngine:
 
     def change(self, wanted: Wanted) -> tuple[int, int]:
         raise ChangeRefused("alone", "this replica is alone", "use a real one")
+
+    def reach_at(self, members: Mapping[str, str]) -> None:
+        pass
+
+    def address_of(self, name: str) -> str | None:
+        return None
 
     def promotable(self) -> str | None:
         return None

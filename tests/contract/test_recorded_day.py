@@ -27,7 +27,8 @@ OTHER_ROUTES = frozenset(
     f"{method} {path}"
     for method, path in (
         ("GET", "/v1/bbstat"), ("GET", "/v1/members"), ("POST", "/v1/members"), ("POST", "/v1/members/transfer"),
-        ("POST", "/v1/members/{name}/remove"), ("POST", "/v1/members/{name}/replace"), ("GET", "/v1/status"),
+        ("POST", "/v1/members/{name}/remove"), ("POST", "/v1/members/{name}/replace"),
+        ("POST", "/v1/members/{name}/update"), ("GET", "/v1/status"),
         ("GET", "/v1/ledger"), ("GET", "/v1/ledger/history"), ("GET", "/v1/digests"), ("GET", "/v1/history"),
         ("GET", "/v1/history/leaders"), ("GET", "/v1/diff"), ("GET", "/v1/feature-level"),
         ("POST", "/v1/feature-level"), ("POST", "/v1/snapshots"), ("GET", "/v1/snapshots"),

@@ -69,8 +69,8 @@ class SimLinks:
         """Who is dialled: id -> address."""
         world.replicas[place].links = self
 
-    def set_peers(self, addresses: Mapping[str, str]) -> None:
-        before, self.peers = self.peers, dict(sorted(addresses.items()))
+    def set_peers(self, addresses: Mapping[str, tuple[str, ...]]) -> None:
+        before, self.peers = self.peers, {peer: places[0] for peer, places in sorted(addresses.items())}
         if self.open and before != self.peers:
             self._world.network.rearranged(self, before)
 

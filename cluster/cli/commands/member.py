@@ -134,7 +134,17 @@ def list_members(as_json: bool) -> None:
         return msgspec.structs.replace(answer, members=tuple(rows))
 
     answer = current.ask(ask, on_a_loop=True)
-    present(answer, as_json, lambda: members_table(answer.members))
+    if as_json:
+        show_json(answer)
+    else:
+        _show_table(answer)
+
+
+def _show_table(answer: MembersAnswer) -> None:
+    show(members_table(answer.members))
+    for member in answer.members:
+        if member.addresses_differ:
+            note(f"{member.name}: {plain(member.addresses_differ)}")
 
 
 async def _completed(client: Client, member: MemberView) -> MemberView:
@@ -186,6 +196,31 @@ def replace(name: str, as_json: bool) -> None:
     )
 
 
+@member_group.command("update")
+@NAME
+@click.option(
+    "--peer", "--raft", metavar="HOST:PORT", help="Where the other replicas will reach it.  [default: as it is]"
+)
+@click.option("--api", metavar="HOST:PORT", help="Where people, tools and agents will.  [default: as it is]")
+@JSON_OPTION
+def update(name: str, peer: str | None, api: str | None, as_json: bool) -> None:
+    """Say where a replica is reached from now on (operators): its id, its data and its vote stay, up or down.
+
+    Its certificate must name the new host first: `forebay certificate issue NAME --role replica --host HOST --replace`.
+    """
+    given = {"--peer": peer, "--api": api}
+    if not any(given.values()):
+        raise bad_input("no address is given", "give --peer, --api or both: what is left out stays")
+    places = {option[2:]: str(_address(option, text)) for option, text in given.items() if text is not None}
+    answer = session().write(ops.UPDATE_MEMBER, name=name, **places)
+    _show_members(
+        answer,
+        as_json,
+        f"write it into forebay.toml, too: of {name}'s machine, then start {name} again; of the others, which look "
+        "there first, then SIGHUP",
+    )
+
+
 @member_group.command("transfer")
 @click.argument("name", required=False)
 @JSON_OPTION
@@ -199,7 +234,7 @@ def _show_members(answer: MembersAnswer, as_json: bool, hint: str) -> None:
     if as_json:
         show_json(answer)
     else:
-        show(members_table(answer.members))
+        _show_table(answer)
         note(hint)
 
 

@@ -161,6 +161,7 @@ def cases(harness: Harness) -> dict[str, list[Case]]:
         "add_member": [Case("operator", "/v1/members", command(name="r9", peer="10.0.0.1:1", api="10.0.0.1:2"), 409)],
         "remove_member": [Case("operator", "/v1/members/r9/remove", command(), 409)],
         "replace_member": [Case("operator", "/v1/members/r9/replace", command(), 409)],
+        "update_member": [Case("operator", "/v1/members/r9/update", command(peer="10.0.0.1:1"), 409)],
         "transfer_leadership": [Case("operator", "/v1/members/transfer", command(), 409)],
         "list_drills": [Case("alice", "/v1/drills")],
         "show_drill": [Case("alice", "/v1/drills/1", None, 404)],

@@ -47,6 +47,15 @@ async def test_what_consensus_refuses_is_told_with_its_code_and_remedy(
             answer = await harness.ask("POST", f"/v1/members/r9/{verb}", {"command_id": harness.new_id()})
             assert (answer.status, answer.code, asked[-1].action) == (404, "unknown_member", action)
         assert asked[0] == Wanted(action=Action.ADD, id=bytes.fromhex(command_id), actor="operator operator", **R4)
+        for fields, place in (({}, ""), ({"peer": "nowhere"}, "peer"), ({"api": "h:99999"}, "api")):
+            body = {"command_id": harness.new_id(), **fields}
+            answer = await harness.ask("POST", "/v1/members/r9/update", body)
+            assert (answer.status, answer.body["error"]["place"]) == (400, place)
+        moved = {"command_id": command_id, "peer": "10.0.0.9:7401"}
+        assert (await harness.ask("POST", "/v1/members/r9/update", moved)).status == 404
+        update = Wanted(action=Action.UPDATE, id=bytes.fromhex(command_id), actor="operator operator", name="r9",
+                        peer="10.0.0.9:7401")  # fmt: skip
+        assert asked[-1] == update
         answer = await harness.ask("POST", "/v1/members/transfer", {"command_id": harness.new_id()})
         assert (answer.status, answer.code) == (409, "no_heir")
 

@@ -26,7 +26,7 @@ NAMES = """
     register_scheduler show_scheduler_site list_schedulers release_scheduler list_guests show_guest setup_guest
     stage_in_guest begin_guest_run end_guest_run stage_out_guest tear_down_guest miss_guest
     list_persistent make_persistent remove_persistent
-    list_members add_member remove_member replace_member transfer_leadership
+    list_members add_member remove_member replace_member update_member transfer_leadership
     list_drills show_drill start_drill confirm_drill abort_drill end_drill probe_drill lock_drills unlock_drills
     show_feature_level raise_feature_level
     list_sessions open_session close_session show_clock set_clock

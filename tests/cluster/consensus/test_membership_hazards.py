@@ -316,6 +316,38 @@ def test_h12_a_replica_that_joined_counts_once_it_votes() -> None:
         sim.converge()
 
 
+# ---- other addresses ----
+
+
+def test_a_member_gets_other_addresses_up_or_down_and_counts_as_before() -> None:
+    with world() as sim:
+        leader = sim.elect()
+        down, other = (replica.name for replica in sim.others(leader))
+        sim.replicas[down].crash()
+        for name in (down, leader.name):
+            wanted = Wanted(action=Action.UPDATE, name=name, peer=f"{name}.new:1", api=f"{name}.new:2")
+            sim.engine(leader.name).change(wanted)
+            sim.tick(leader)
+            sim.commit(b"\x01moved " + name.encode())
+            configuration = sim.engine(leader.name).configuration
+            assert configuration.member(name) == Member(name, f"{name}.new:1", f"{name}.new:2")
+            assert configuration.voter_ids == ("r1", "r2", "r3")
+        assert sim.engine(leader.name).addresses[down] == f"{down}.new:1"
+        refusals = {
+            Wanted(action=Action.UPDATE, name=other, peer=f"{down}.new:1"): "address_taken",
+            Wanted(action=Action.UPDATE, name=other, api=f"{down}.new:1"): "address_taken",
+            Wanted(action=Action.UPDATE, name=other, peer="x:1", api="x:1"): "address_taken",
+            Wanted(action=Action.UPDATE, name=down, api=f"{down}.new:2"): "same_addresses",
+            Wanted(action=Action.UPDATE, name="r9", api="x:1"): "unknown_member",
+        }
+        for wanted, code in refusals.items():
+            with pytest.raises(ChangeRefused) as refused:
+                sim.engine(leader.name).change(wanted)
+            assert refused.value.code == code
+        sim.replicas[down].start()
+        sim.converge()
+
+
 # ---- removal ----
 
 

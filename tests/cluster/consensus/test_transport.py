@@ -19,6 +19,7 @@ from cluster.security.certificates import certificate_of
 from cluster.security.credentials import Credentials
 from cluster.security.identity import NotIdentified, Role
 from cluster.security.peers import Peers
+from cluster.security.pki import issue
 from cluster.system.clock import SystemClock
 from replica.model.accounts import Revocation
 from tests.clocks import ManualClock
@@ -419,13 +420,79 @@ def test_peers_come_and_go_and_the_links_that_stay_are_not_disturbed(tmp_path: P
         for other in others.values():
             await other.start()
         await site.ear.until(lambda: site.ear.up == {"r2", "r3"})
-        site.links.set_peers({"r2": site.members["r2"]})
+        site.links.set_peers({"r2": (site.members["r2"],)})
         await site.ear.until(lambda: site.ear.up == {"r2"})
-        site.links.set_peers({"r2": site.members["r2"], "r3#6": site.members["r3"]})
+        site.links.set_peers({"r2": (site.members["r2"],), "r3#6": (site.members["r3"],)})
         await site.ear.until(lambda: site.ear.up == {"r2", "r3#6"})
         assert site.ear.downs == 1
         for other in others.values():
             await other.stop()
+
+    run(tmp_path, work)
+
+
+def test_a_peer_is_found_at_the_second_address_where_the_first_is_nobodys_or_a_strangers(tmp_path: Path) -> None:
+    async def work(site: Site) -> None:
+        others = [site.make("r2", Ear()), site.make("r3", Ear())]
+        for other in others:
+            await other.start()
+        (nowhere,) = make_members(["r4"]).values()
+        for wrong in (nowhere, site.members["r3"]):
+            site.links.set_peers({})
+            site.links.set_peers({"r2": (wrong, site.members["r2"])})
+            await site.ear.until(lambda: site.ear.up == {"r2"})
+            assert site.links.address_of("r2") == site.members["r2"]
+            # It is up: who else is looked for there does not disturb it, that it is nobody's address does.
+            downs = site.ear.downs
+            site.links.set_peers({"r2": (site.members["r2"], nowhere)})
+            site.links.set_peers({"r2": (nowhere, site.members["r2"])})
+            await asyncio.sleep(0)
+            assert (site.ear.downs, site.links.address_of("r2")) == (downs, site.members["r2"])
+            site.links.set_peers({"r2": (nowhere,)})
+            await site.ear.until(lambda: not site.ear.up)
+            assert site.links.address_of("r2") is None
+        for other in others:
+            await other.stop()
+
+    run(tmp_path, work)
+
+
+def test_a_hosts_name_is_resolved_anew_for_each_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(site: Site) -> None:
+        files = issue(
+            site.authority, site.tls, role=Role.REPLICA, name="r2", at=SystemClock().now(), addresses=["r2.test"]
+        )
+        there, port = "127.0.0.2", int(site.members["r2"].rpartition(":")[2])
+        loop = asyncio.get_running_loop()
+        resolve = loop.getaddrinfo
+
+        async def getaddrinfo(host: str, *words: object, **more: object) -> object:
+            return await resolve(there if host == "r2.test" else host, *words, **more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
+        site.links.set_peers({"r2": (f"r2.test:{port}",)})
+        for there in ("127.0.0.2", "127.0.0.3"):
+            site.members["r2"] = f"{there}:{port}"
+            other = site.make("r2", Ear(), files=files)
+            await other.start()
+            await site.ear.until(lambda: site.ear.up == {"r2"})
+            await other.stop()
+            await site.ear.until(lambda: not site.ear.up)
+
+    run(tmp_path, work)
+
+
+def test_a_certificate_for_another_host_is_refused_with_the_command_that_issues_one(tmp_path: Path) -> None:
+    async def work(site: Site) -> None:
+        files = issue(
+            site.authority, site.tls, role=Role.REPLICA, name="r2", at=SystemClock().now(), addresses=["10.0.0.1"]
+        )
+        other = site.make("r2", Ear(), files=files)
+        await other.start()
+        with pytest.raises(ssl.SSLCertVerificationError) as refused:
+            await site.links._diallers["r2"]._connection()
+        assert "forebay certificate issue NAME --role replica --host HOST --replace" in why(refused.value)
+        await other.stop()
 
     run(tmp_path, work)
 

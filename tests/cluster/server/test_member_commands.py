@@ -41,7 +41,7 @@ def test_a_replacement_that_is_asked_for_again_after_a_promotion_is_carried_out_
     async def applied(index: int) -> None:
         return None
 
-    membership = Membership(make(tmp_path, 3), leader, leads=lambda: True, wait_applied=applied)
+    membership = Membership("r1", make(tmp_path, 3), leader, leads=lambda: True, wait_applied=applied)
 
     async def story() -> None:
         await membership.change(Wanted(action=Action.ADD, name="r4", peer="h:1", api="h:2", id=b"another command."))

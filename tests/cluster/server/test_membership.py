@@ -17,7 +17,7 @@ from cluster.config.config import Config
 from cluster.config.new_site import API_PORT_OFFSET
 from cluster.schemas import operations as ops
 from cluster.schemas.jobs import MembersAnswer
-from cluster.schemas.requests import AddMemberRequest, TransferRequest
+from cluster.schemas.requests import AddMemberRequest, TransferRequest, UpdateMemberRequest
 from cluster.security.identity import Role
 from cluster.security.pki import issue, load_authority
 from cluster.serve import founding_of
@@ -30,6 +30,7 @@ from snapshots import Image, write_snapshot
 from tests.cluster.consensus.harness import Harness
 from tests.cluster.harness import PATIENCE_S, story
 from tests.cluster.test_serve import ROOT, make, ready, request
+from tests.ports import free_ports
 from wal import Entry
 from wal.configuration import Configuration, Member, Placed, encode_configuration
 
@@ -269,6 +270,71 @@ async def test_a_leader_that_is_asked_to_stop_hands_over_first_and_an_operator_m
             await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))
             after = await members(operator, lambda found: found.leader not in (None, heir))
             assert after.term == before.term + 2, "one election, by the heir, and none by a timeout"
+
+
+def _moved(site: Site, file: Path, *names: str) -> Config:
+    """Write a file in which these replicas have other addresses than in the present one."""
+    text = site.config.file.read_text()
+    for name in names:
+        row = site.config.replica(name)
+        for address, port in zip((row.peer, row.api), free_ports(2), strict=True):
+            text = text.replace(f'"{address}"', f'"{Address(address.host, port)}"')
+    file.write_text(text)
+    return Config.load(file)
+
+
+@story
+async def test_one_replica_is_renumbered_by_a_command_and_all_at_once_by_their_files(tmp_path: Path) -> None:
+    async with site_of_three(tmp_path) as site:
+        old = site.config
+        async with site.client() as operator, site.client("alice") as alice:
+            await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))
+            leader = (await operator.call(ops.LIST_MEMBERS)).leader
+            moves = next(name for name in ("r1", "r2", "r3") if name != leader)
+            # It is down, and has its new file; the others have the former one, and look where the cluster says.
+            await site.kill(moves)
+            one = _moved(site, tmp_path / "one.toml", moves)
+            row = one.replica(moves)
+            wanted = UpdateMemberRequest(command_id=operator.new_command_id(), peer=str(row.peer), api=str(row.api))
+            for _ in range(2):  # its answer was lost
+                answer = await operator.call(ops.UPDATE_MEMBER, wanted, name=moves)
+                assert (answer.version, voters(answer)) == (2, ["r1", "r2", "r3"])
+            site.config = one
+            await site.start(moves)
+            found = await members(operator, lambda found: all(member.reachable for member in found.members))
+            shown = next(member for member in found.members if member.name == moves)
+            assert (shown.peer, shown.api) == (str(row.peer), str(row.api))
+            assert "write the former there, and send this replica SIGHUP" in shown.addresses_differ
+            assert (await operator.call(ops.TRANSFER_LEADERSHIP, to(moves, operator))).leader == moves
+            # Whoever is asked at an old address is led to the new one.
+            last = old.replica(leader or "").api
+            assert (await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))).job_id == 2
+            assert (await operator.call(ops.SHOW_STATUS, replica=last)).leader == moves
+
+        for name in ("r1", "r2", "r3"):
+            site.processes[name].send_signal(signal.SIGTERM)
+            assert (await site.ends(name))[0] == 0
+        site.config = _moved(site, tmp_path / "all.toml", "r1", "r2", "r3")
+        for name in ("r1", "r2", "r3"):
+            await site.start(name)
+        async with site.client() as operator, site.client("alice") as alice:
+            found = await members(operator, lambda found: all(member.reachable for member in found.members))
+            for member in found.members:
+                row = site.config.replica(member.name)
+                command = f"forebay member update {member.name} --peer {row.peer} --api {row.api}"
+                assert (member.peer, member.api) == (str(row.peer), str(row.api))
+                assert command in member.addresses_differ
+            assert (await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))).job_id == 3
+            for name in ("r1", "r2", "r3"):
+                row = site.config.replica(name)
+                body = UpdateMemberRequest(command_id=operator.new_command_id(), peer=str(row.peer), api=str(row.api))
+                answer = await operator.call(ops.UPDATE_MEMBER, body, name=name)
+            assert not any(member.addresses_differ for member in answer.members)
+            body = msgspec.structs.replace(body, command_id=operator.new_command_id())
+            assert await code_of(operator.call(ops.UPDATE_MEMBER, body, name="r3")) == "same_addresses"
+            assert await code_of(alice.call(ops.UPDATE_MEMBER, body, name="r3")) == "permission_denied"
+            told = await changes_in_the_ledger(operator, site.config, "r1")
+            assert told[1:] == [("update", name, "operator operator") for name in (moves, "r1", "r2", "r3")]
 
 
 def test_h13_members_are_read_from_snapshot_and_ledger_and_what_is_not_applied_from_the_journal(tmp_path: Path) -> None:
