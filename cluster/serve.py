@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import uvloop
 
@@ -60,8 +60,8 @@ from cluster.server import (
 from cluster.server.mail import Mailer, sender_of
 from cluster.server.recovery import refuse_beside_history, refuse_incarnation_over
 from cluster.server.tlog import Counted, LogPeers, NoAnswer, Signed
-from cluster.system import Address, Clock, SystemClock, leave_when_terminated
-from cluster.system.eventloop import Identities
+from cluster.system import READY, STOPPING, Address, Clock, SystemClock, leave_when_terminated, tell_manager
+from cluster.system.eventloop import Identities, Watchdog
 from replica.messages import ReleaseNeeded
 from snapshots import SnapshotFailed
 from wal import BrokenInvariant, Configuration, Environment, Member, RecoveryRefused, StorageFailed, initial, unknown
@@ -167,6 +167,43 @@ def founding_of(config: Config, identity: str) -> Configuration:
     if identity not in {replica.name for replica in config.founders}:
         return unknown()
     return initial(tuple(Member(one.name, str(one.peer), str(one.api)) for one in config.founders))
+
+
+class CommitWatch:
+    """Whether a replica gets on: what there was to commit and to apply at the last look is so now, or some of it is.
+
+    Nothing to do is no fault, and neither is a majority that is away: a leader without one stops leading within an
+    election timeout, and a start anew would not bring it back. What is found is a replica that is asked and does not
+    go on; one whose loop or disk stands still does not even look.
+    """
+
+    def __init__(self, controller: Controller) -> None:
+        """Look at this replica."""
+        self._controller: Final = controller
+        self._seen = (0, 0, 0, 0)
+        self._note()
+
+    def is_sound(self) -> bool:
+        """Compare with the last look."""
+        term, last, commit, applied = self._seen
+        self._note()
+        now_term, _, now_commit, now_applied = self._seen
+        if now_commit < last and now_commit == commit and now_term == term and self._controller.leads:
+            LOGGER.error("entry %d was not committed since the last look of the watchdog", commit + 1)
+            return False
+        if now_applied < commit and now_applied == applied:
+            LOGGER.error("entry %d was not applied since the last look of the watchdog", applied + 1)
+            return False
+        return True
+
+    def status(self) -> str:
+        """Return one line for whoever asks the service manager."""
+        engine, state = self._controller.engine, self._controller.state
+        return f"{engine.role} in term {engine.term}, leader {engine.leader or 'unknown'}, revision {state.revision}"
+
+    def _note(self) -> None:
+        engine = self._controller.engine
+        self._seen = (engine.term, engine.last_index, engine.commit_index, self._controller.applied_index)
 
 
 class Replica:
@@ -452,6 +489,7 @@ async def run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     clock = SystemClock()
+    tell_manager(status="waits until its certificate is valid and the others say how they stand")
     try:
         if not await until_valid(config.tls_files(name).certificate, clock, stopped):
             return
@@ -474,8 +512,14 @@ async def run(
     await replica.start()
     me = config.replica(name)
     LOGGER.info("replica %s of cluster %s: api %s, peers %s", name, config.cluster.name, me.api, me.peer)
+    watch = CommitWatch(replica.controller)
+    watchdog = Watchdog(watch.is_sound, watch.status)
+    tell_manager(READY, status=watch.status())
+    watchdog.start()
     await stopped.wait()
     LOGGER.info("stopping on request")
+    tell_manager(STOPPING, status="hands over what it leads, and stops")
+    await watchdog.stop()
     await replica.stop()
 
 

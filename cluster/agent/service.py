@@ -44,12 +44,15 @@ from cluster.schemas import (
     new_command_id,
 )
 from cluster.security import TlsRefused, until_valid
-from cluster.system import Clock, SystemClock
+from cluster.system import READY, STOPPING, Clock, SystemClock, tell_manager
+from cluster.system.eventloop import Watchdog
 
 logger = logging.getLogger(__name__)
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
+EXIT_REPLACED: Final = 77
+"""Another agent has its name: who is started again would take the name back, and so would that one."""
 EXIT_CONFIGURATION: Final = 78
 """EX_CONFIG of sysexits.h: starting again does not help until somebody changes something."""
 
@@ -88,6 +91,10 @@ NO_PLACE: Final = (
 )
 
 
+class AgentReplaced(AgentFailed):
+    """Another agent has registered with the name of this one."""
+
+
 class Agent:
     """Agent in its directory."""
 
@@ -112,10 +119,17 @@ class Agent:
         """The places that it stages for, as it registered."""
         self._not_staged: frozenset[str] = frozenset()
         """Why it does not stage for the others, as it was logged."""
+        self._asked = 0
+        """How often the controller was asked for orders, or to register."""
+        self._seen_asked = 0
+        """The same at the last look of the watchdog."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set; AgentFailed if the agent cannot go on."""
         self._activities.take_up()
+        watchdog = Watchdog(self._asks_on)
+        tell_manager(READY, status="asks to be registered")
+        watchdog.start()
         stopping = asyncio.create_task(stop.wait())
         broken = asyncio.create_task(self._activities.broken.wait())
         reporter = asyncio.create_task(self._send_reports())
@@ -130,11 +144,18 @@ class Agent:
             failed = self._activities.failed
             if failed is not None:
                 raise AgentFailed(f"{self._home.path}: a result could not be kept: {failed}") from failed
+            tell_manager(STOPPING, status="ends what moves data; scripts go on")
         finally:
+            await watchdog.stop()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._activities.stop()
+
+    def _asks_on(self) -> bool:
+        """Whether it goes on asking, whatever the answers are: nobody there is no fault of an agent's."""
+        before, self._seen_asked = self._seen_asked, self._asked
+        return self._asked > before
 
     async def _follow_orders(self) -> None:
         await self._flush()
@@ -147,7 +168,7 @@ class Agent:
                 answer = await self._poll()
             except ApiError as error:
                 if error.code == STALE_INSTANCE:
-                    raise AgentFailed(f"this agent was replaced: {error}") from error
+                    raise AgentReplaced(f"this agent was replaced: {error}") from error
                 if error.code == UNKNOWN_NODE:
                     await self._register()
                 else:
@@ -178,6 +199,7 @@ class Agent:
 
         A request that is given up costs its connection, and a handshake on both ends: most transfers are over before.
         """
+        self._asked += 1
         self._activities.started_moving.clear()
         moving = self._activities.moving
         request = PollRequest(
@@ -214,6 +236,7 @@ class Agent:
     async def _register(self) -> None:
         back_off = _BackOff("register")
         while True:
+            self._asked += 1
             try:
                 seen = await self._see_places() if self._is_mover else {}
             except ApiError as error:
@@ -247,6 +270,7 @@ class Agent:
             logger.info(
                 "agent %s registered at revision %s with storage %s", self._node, answer.revision, self._home.storage_id
             )
+            tell_manager(status=f"registered at revision {answer.revision}")
             return
 
     async def _see_places(self) -> dict[str, str]:
@@ -474,5 +498,5 @@ def serve(config: Config, name: str, *, mover: bool = False) -> int:
         return EXIT_CONFIGURATION
     except (AgentFailed, FileRefused) as error:
         print(f"forebay agent: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        return EXIT_REPLACED if isinstance(error, AgentReplaced) else EXIT_FAILED
     return EXIT_OK

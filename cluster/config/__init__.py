@@ -10,7 +10,15 @@ if TYPE_CHECKING:
     from cluster.config.drill import DrillConfig, HelperConfig
     from cluster.config.limits import DEFAULT_LIMITS, LimitsConfig
     from cluster.config.mail import MailConfig
-    from cluster.config.new_site import FIRST_START_NAME, Founding, FoundingRefused, PoolSpec, found, replica_hosts
+    from cluster.config.new_site import (
+        FIRST_START_NAME,
+        Founding,
+        FoundingRefused,
+        Owner,
+        PoolSpec,
+        found,
+        replica_hosts,
+    )
     from cluster.config.reading import find_config, read_access
     from cluster.config.toml import ConfigError
     from cluster.config.witnesses import WitnessConfig
@@ -23,7 +31,7 @@ else:
         drill: DrillConfig HelperConfig
         limits: DEFAULT_LIMITS LimitsConfig
         mail: MailConfig
-        new_site: FIRST_START_NAME Founding FoundingRefused PoolSpec found replica_hosts
+        new_site: FIRST_START_NAME Founding FoundingRefused Owner PoolSpec found replica_hosts
         reading: find_config read_access
         toml: ConfigError
         witnesses: WitnessConfig

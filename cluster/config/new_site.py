@@ -16,7 +16,17 @@ import msgspec
 
 from cluster.config.config import OPERATOR_NAME, REPLICA_COUNTS, Config, StorageConfig, TimingConfig
 from cluster.config.toml import ConfigError
-from cluster.security import AUTHORITY_NAME, NAME_RULE, Authority, PkiRefused, Role, create_authority, is_name, issue
+from cluster.security import (
+    AUTHORITY_NAME,
+    NAME_RULE,
+    SHARED_DIRECTORY_MODE,
+    Authority,
+    PkiRefused,
+    Role,
+    create_authority,
+    is_name,
+    issue,
+)
 from cluster.system import Address, AddressError, Clock, sync_directory
 from replica.values import SizeError, format_size, parse_size
 
@@ -64,14 +74,19 @@ class PoolSpec(msgspec.Struct, frozen=True):
         return cls(name=name, quantity=quantity, granularity=granularity, is_default=bool(comma))
 
 
-class Founding(msgspec.Struct, frozen=True, kw_only=True):
-    """What the new cluster is to be.
+class Owner(msgspec.Struct, frozen=True):
+    """An account that replicas run as: its numbers."""
 
-    All replicas are on `host`: for other machines the file is edited and certificates are issued.
-    """
+    user_id: int
+    group_id: int
+
+
+class Founding(msgspec.Struct, frozen=True, kw_only=True):
+    """What the new cluster is to be."""
 
     name: str = "forebay"
-    host: str = "127.0.0.1"
+    hosts: tuple[str, ...] = ("127.0.0.1",)
+    """Where the replicas are: one host for all of them, or one for each."""
     base_port: int = 7401
     replicas: int = 3
     agents: int = 2
@@ -82,6 +97,10 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
     source_roots: tuple[Path, ...] = ()
     destination_roots: tuple[Path, ...] = ()
     allow_root: bool = False
+    data: Path | None = None
+    """The directory in which replicas and agents keep theirs, absolute; None: they are beside forebay.toml."""
+    owner: Owner | None = None
+    """Who is given the keys and directories of the replicas; None: whoever founds."""
 
     def check(self) -> None:
         """Refuse what cannot be founded; FoundingRefused."""
@@ -89,9 +108,15 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
             raise FoundingRefused(f"{self.replicas} replicas are not possible; choose 1, 3 or 5")
         if not 0 <= self.agents <= AGENTS_MAX:
             raise FoundingRefused(f"{self.agents} agents are not possible; choose 0 to {AGENTS_MAX}")
+        if len(self.hosts) not in (1, self.replicas):
+            raise FoundingRefused(
+                f"{len(self.hosts)} hosts for {self.replicas} replicas are not possible; "
+                "name one for all, or one for each"
+            )
         try:
-            Address.parse(str(Address(self.host, self.base_port)))
-            Address.parse(str(Address(self.host, self.base_port + API_PORT_OFFSET + self.replicas - 1)))
+            for host in self.hosts:
+                Address.parse(str(Address(host, self.base_port)))
+                Address.parse(str(Address(host, self.base_port + API_PORT_OFFSET + self.replicas - 1)))
         except AddressError as error:
             raise FoundingRefused(f"{error.sentence}; {error.remedy}") from error
         reserved = {AUTHORITY_NAME, OPERATOR_NAME, *self.replica_names, *self.agent_names}
@@ -103,6 +128,8 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
         for root in (*self.source_roots, *self.destination_roots):
             if not root.is_absolute():
                 raise FoundingRefused(f"the staging root {str(root)!r} is not absolute; start it with /")
+        if self.data is not None and not self.data.is_absolute():
+            raise FoundingRefused(f"the data directory {str(self.data)!r} is not absolute; start it with /")
 
     @property
     def replica_names(self) -> tuple[str, ...]:
@@ -114,6 +141,11 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
         """n1, n2, …"""
         return tuple(f"n{number}" for number in range(1, self.agents + 1))
 
+    def addresses(self, number: int) -> tuple[Address, Address]:
+        """Return peer and API address of a replica; `number` counts from 0."""
+        host = self.hosts[number % len(self.hosts)]
+        return Address(host, self.base_port + number), Address(host, self.base_port + API_PORT_OFFSET + number)
+
 
 def found(directory: Path, founding: Founding, *, clock: Clock) -> Config:
     """Write a new cluster into `directory` (made if it is not there); return its configuration, read back and checked.
@@ -122,21 +154,28 @@ def found(directory: Path, founding: Founding, *, clock: Clock) -> Config:
     """
     founding.check()
     cluster_id = secrets.token_hex(16)
+    data = founding.data or directory
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for name in (CONFIG_NAME, TLS_NAME, *founding.replica_names):
-            if os.path.lexists(directory / name):
-                raise FoundingRefused(f"{directory / name} is there already; choose another directory or remove it")
+        data.mkdir(parents=True, exist_ok=True)
+        for path in (directory / CONFIG_NAME, directory / TLS_NAME, *(data / name for name in founding.replica_names)):
+            if os.path.lexists(path):
+                raise FoundingRefused(f"{path} is there already; choose another directory or remove it")
         # In a directory of its own first: an interruption leaves no half of a cluster that looks like a whole one.
-        with _scratch(directory) as scratch:
+        with _scratch(directory) as scratch, _scratch(data) as beside_data:
             _write_certificates(scratch / TLS_NAME, founding, cluster_id, clock)
             _write_text(scratch / CONFIG_NAME, render(founding, cluster_id))
             Config.load(scratch / CONFIG_NAME)
             for name in founding.replica_names:
-                (scratch / name).mkdir(mode=0o700)
-                (scratch / name / FIRST_START_NAME).touch()
-            for name in (TLS_NAME, *founding.replica_names, CONFIG_NAME):
+                (beside_data / name).mkdir(mode=0o700)
+                (beside_data / name / FIRST_START_NAME).touch()
+            if founding.owner is not None:
+                _hand_over(scratch / TLS_NAME, beside_data, founding, founding.owner)
+            for name in founding.replica_names:
+                os.rename(beside_data / name, data / name)
+            for name in (TLS_NAME, CONFIG_NAME):
                 os.rename(scratch / name, directory / name)
+            sync_directory(data)
             sync_directory(directory)
         return Config.load(directory / CONFIG_NAME)
     except OSError as error:
@@ -165,8 +204,7 @@ def render(founding: Founding, cluster_id: str) -> str:
         "# 1, 3 or 5 replicas. `peer` is where the other replicas reach it, `api` where people, tools and agents do.",
     ]
     for number, name in enumerate(founding.replica_names):
-        peer = Address(founding.host, founding.base_port + number)
-        api = Address(founding.host, founding.base_port + API_PORT_OFFSET + number)
+        peer, api = founding.addresses(number)
         lines += ["[[replica]]", f"name = {quote(name)}", f"peer = {quote(str(peer))}", f"api = {quote(str(api))}", ""]
     lines += [
         '# One agent per compute or storage node. accounts = "switch": jobs run as their users (the agent is root);',
@@ -177,7 +215,7 @@ def render(founding: Founding, cluster_id: str) -> str:
         lines += [
             "[[agent]]",
             f"name = {quote(name)}",
-            f"directory = {quote(name)}",
+            f"directory = {quote(name if founding.data is None else str(founding.data / name))}",
             f"cpus = {founding.cpus_per_agent}",
             f"accounts = {quote(founding.accounts)}",
             "",
@@ -201,7 +239,7 @@ def render(founding: Founding, cluster_id: str) -> str:
         f'certificates = "{TLS_NAME}"',
         "",
         "[storage]",
-        f"directory = {quote(str(storage.directory))}  # replica r1 keeps ./r1/wal and ./r1/snapshots",
+        f"directory = {quote(str(founding.data or storage.directory))}  # r1 keeps r1/wal and r1/snapshots in it",
         f"map_size = {map_size}  # address space, not disk: the journal can grow up to it",
         f"snapshot_every_entries = {storage.snapshot_every_entries}",
         f"snapshots_kept = {storage.snapshots_kept}",
@@ -241,8 +279,8 @@ def replica_hosts(peer: Address, api: Address) -> Sequence[str]:
 def _write_certificates(directory: Path, founding: Founding, cluster_id: str, clock: Clock) -> Authority:
     at = clock.now()
     authority = create_authority(directory, cluster_name=founding.name, cluster_id=cluster_id, at=at)
-    hosts = replica_hosts(Address(founding.host, founding.base_port), Address(founding.host, founding.base_port))
-    for name in founding.replica_names:
+    for number, name in enumerate(founding.replica_names):
+        hosts = replica_hosts(*founding.addresses(number))
         issue(authority, directory, role=Role.REPLICA, name=name, addresses=hosts, at=at)
     for name in founding.agent_names:
         issue(authority, directory, role=Role.AGENT, name=name, at=at)
@@ -250,6 +288,18 @@ def _write_certificates(directory: Path, founding: Founding, cluster_id: str, cl
     for name in founding.users:
         issue(authority, directory, role=Role.USER, name=name, at=at)
     return authority
+
+
+def _hand_over(tls: Path, data: Path, founding: Founding, owner: Owner) -> None:
+    """Give the replicas' keys and directories to the account that they run as; what else there is stays the founder's.
+
+    Its group may look into the directory of keys: each key in it is for its own owner alone.
+    """
+    os.chown(tls, -1, owner.group_id)
+    tls.chmod(SHARED_DIRECTORY_MODE)
+    for name in founding.replica_names:
+        for path in (tls / f"{name}.key", data / name / FIRST_START_NAME, data / name):
+            os.chown(path, owner.user_id, owner.group_id)
 
 
 @contextlib.contextmanager

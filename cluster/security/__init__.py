@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from cluster.security.pki import (
         CERTIFICATE_LIFETIME_DAYS,
         CERTIFICATE_MODE,
+        SHARED_DIRECTORY_MODE,
         Authority,
         PkiRefused,
         create_authority,
@@ -45,8 +46,8 @@ else:
         glance: context_of
         identity: AUTHORITY_NAME NAME_RULE Identity NotIdentified Role identify is_name
         peers: PeerCertificate Peers certificate_shown
-        pki: CERTIFICATE_LIFETIME_DAYS CERTIFICATE_MODE Authority PkiRefused create_authority issue
-        pki: load_authority renew_authority retire_authorities
+        pki: CERTIFICATE_LIFETIME_DAYS CERTIFICATE_MODE SHARED_DIRECTORY_MODE Authority PkiRefused create_authority
+        pki: issue load_authority renew_authority retire_authorities
         tls: TlsFiles TlsRefused check_validity client_context describe_authority describe_certificate
         tls: find_unsafe_keys is_there open_client_context open_server_context server_context until_valid valid_until
         """,

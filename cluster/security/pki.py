@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cluster.security.identity import AUTHORITY_NAME, NAME_RULE, Role, is_name
-from cluster.security.tls import FORBIDDEN_KEY_BITS, TlsFiles, TlsRefused, check_key_file, parsed_certificates, read_pem
+from cluster.security.tls import TlsFiles, TlsRefused, check_key_file, parsed_certificates, read_pem
 from replica.values import MICROSECONDS_PER_SECOND, Instant
 
 AUTHORITY_LIFETIME_DAYS: Final = 3650
@@ -38,6 +38,14 @@ MAX_SUBJECT_ALTERNATIVE_NAMES: Final = 64
 """Addresses in one certificate: a replica has a handful; more is a mistake."""
 
 DIRECTORY_MODE: Final = 0o700
+
+SHARED_DIRECTORY_MODE: Final = 0o750
+"""Of a directory with keys of several accounts, such as a service's and root's: its group may look in."""
+
+FORBIDDEN_DIRECTORY_BITS: Final = stat.S_IWGRP | stat.S_IRWXO
+"""Permission bits that a directory of keys must not have: who may write there could replace keys. Each key's own mode
+keeps it from a group that may only look in."""
+
 KEY_MODE: Final = 0o600
 CERTIFICATE_MODE: Final = 0o644
 
@@ -263,7 +271,7 @@ def _make_private_directory(directory: Path) -> None:
     except OSError as error:
         raise PkiRefused(f"{directory}: the directory for certificates cannot be made ({error.strerror})") from error
     # Not changed behind its owner's back: it may be a directory that others need.
-    if mode & FORBIDDEN_KEY_BITS:
+    if mode & FORBIDDEN_DIRECTORY_BITS:
         raise PkiRefused(f"{directory}: the directory for keys has mode {mode:04o}; run: chmod 700 {directory}")
 
 

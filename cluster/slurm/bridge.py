@@ -32,7 +32,7 @@ from cluster.slurm.files import RENEW_S, Files, is_listed, session_of, session_o
 from cluster.slurm.metrics import Metrics
 from cluster.slurm.reconciler import Reconciler
 from cluster.slurm.slurmctld import Looked, look, owner_of
-from cluster.system import Clock
+from cluster.system import READY, Clock, tell_manager
 from cluster.system.eventloop import Identities
 from replica.values import MICROSECONDS_PER_SECOND
 
@@ -464,8 +464,5 @@ def stop_on_signals(stop: asyncio.Event) -> None:
 
 
 def report_served() -> None:
-    """Tell the service manager that this process serves, as sd_notify(3) does; where there is none, nobody."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if address:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as telling, contextlib.suppress(OSError):
-            telling.sendto(b"READY=1", "\0" + address[1:] if address[0] == "@" else address)
+    """Tell the service manager that this process serves."""
+    tell_manager(READY)

@@ -2,12 +2,17 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple, cast
+
+import pytest
 
 from cluster.client import Client
 from cluster.client.errors import ApiError
@@ -17,6 +22,8 @@ from cluster.schemas import operations as ops
 from cluster.schemas.job_fields import SubmitRequest
 from cluster.security.identity import Role
 from cluster.security.pki import CERTIFICATE_LIFETIME_DAYS, issue, load_authority
+from cluster.serve import CommitWatch
+from cluster.server.controller import Controller
 from cluster.server.storage import first_start_mark
 from cluster.system.clock import SystemClock
 from cluster.system.processes import hold_termination
@@ -204,6 +211,87 @@ async def test_a_replica_or_agent_whose_clock_is_wrong_at_its_start_waits_and_en
             process.send_signal(signal.SIGTERM)
             code, errors = await finish(process)
             assert (code, "Traceback" in errors) == (0, False), errors
+
+
+class Position(NamedTuple):
+    """Where a replica is, as its watchdog looks at it."""
+
+    term: int = 3
+    last: int = 10
+    commit: int = 10
+    applied: int = 10
+    leads: bool = True
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_sound"),
+    [
+        pytest.param(Position(), Position(), True, id="nothing to do"),
+        pytest.param(Position(last=12), Position(last=14, commit=12, applied=12), True, id="committed"),
+        pytest.param(Position(last=12), Position(last=14, commit=11, applied=11), True, id="committed in part"),
+        pytest.param(Position(last=12), Position(last=12), False, id="a leader that commits nothing"),
+        pytest.param(Position(last=12), Position(last=12, leads=False), True, id="a majority away"),
+        pytest.param(Position(last=12), Position(term=4, last=12), True, id="a leader anew"),
+        pytest.param(Position(last=10), Position(last=12), True, id="proposed since"),
+        pytest.param(Position(applied=8), Position(applied=10), True, id="applied"),
+        pytest.param(Position(applied=8), Position(last=99, commit=99, applied=9), True, id="applied in part"),
+        pytest.param(Position(applied=8), Position(applied=8), False, id="a leader that applies nothing"),
+        pytest.param(
+            Position(applied=8, leads=False), Position(term=4, applied=8, leads=False), False,
+            id="a follower that applies nothing",
+        ),
+    ],
+)  # fmt: skip
+def test_a_replica_is_sound_while_it_gets_on_with_what_there_is_and_no_longer(
+    before: Position, after: Position, is_sound: bool
+) -> None:
+    engine = SimpleNamespace(role="leader", leader="r1")
+    controller = SimpleNamespace(engine=engine)
+
+    def be_at(position: Position) -> None:
+        engine.term, engine.last_index, engine.commit_index = position.term, position.last, position.commit
+        controller.applied_index, controller.leads = position.applied, position.leads
+
+    be_at(before)
+    watch = CommitWatch(cast(Controller, controller))
+    be_at(after)
+    assert watch.is_sound() is is_sound
+
+
+@story
+async def test_a_service_manager_hears_of_replica_and_agent_when_they_serve_while_they_are_sound_and_when_they_stop(
+    tmp_path: Path,
+) -> None:
+    config = make(tmp_path, 1)
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.setblocking(False)
+        told = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "150000"}
+
+        async def heard(word: str) -> str:
+            async with asyncio.timeout(PATIENCE_S):
+                while word not in (text := (await loop.sock_recv(manager, 1000)).decode()):
+                    assert "READY" not in text or word == "READY", text
+                return text
+
+        replica = await start(config.file, "r1", env=told)
+        draining = asyncio.create_task(drain(replica))
+        assert "READY=1" in await heard("READY")
+        with socket.create_connection((config.replicas[0].api.host, config.replicas[0].api.port), timeout=PATIENCE_S):
+            pass  # it serves indeed
+        await heard("WATCHDOG=1\nSTATUS=leader in term")
+        agent = await start(config.file, "n1", module="cluster.agent", env=told)
+        draining_agent = asyncio.create_task(drain(agent))
+        await heard("READY")
+        await heard("STATUS=registered at revision")
+        agent.terminate()
+        await heard("STOPPING=1\nSTATUS=ends what moves data")
+        assert await agent.wait() == 0
+        replica.terminate()
+        await heard("STOPPING=1\nSTATUS=hands over")
+        assert await replica.wait() == 0
+        await asyncio.gather(draining, draining_agent)
 
 
 def test_sigterm_in_the_first_moments_of_a_replica_or_agent_ends_it_with_0(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from cluster.cli.session import session
 from cluster.cli.text import moment, note
 from cluster.client import Client
 from cluster.client import run as run_to_end
-from cluster.config import OPERATOR_NAME, Config, Founding, FoundingRefused, PoolSpec, found
+from cluster.config import OPERATOR_NAME, Config, Founding, FoundingRefused, Owner, PoolSpec, found
 from cluster.schemas import operations as ops
 from cluster.security import certificate_of
 from cluster.system import SystemClock, format_instant, hold_termination
@@ -38,7 +38,13 @@ _STANDARD: Final = Founding()
 @click.option(
     "--cpus", "cpus_per_agent", type=int, default=_STANDARD.cpus_per_agent, show_default=True, help="CPUs of each node."
 )
-@click.option("--host", default=_STANDARD.host, show_default=True, help="Address of all replicas.")
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="HOST",
+    help="Address of all replicas; repeated, of each in turn.  [default: 127.0.0.1]",
+)
 @click.option(
     "--base-port", type=int, default=_STANDARD.base_port, show_default=True, help="Peers from here, API + 10."
 )
@@ -58,12 +64,27 @@ _STANDARD: Final = Founding()
 )
 @click.option("--allow-root", is_flag=True, help="Let the user root submit jobs.")
 @click.option("--user", "users", multiple=True, metavar="NAME", help="Also issue a certificate for this user.")
+@click.option(
+    "--data-directory",
+    "data",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where replicas and agents keep their data.  [default: DIRECTORY]",
+)
+@click.option(
+    "--replica-account",
+    metavar="ACCOUNT",
+    help="Give the replicas' keys and directories to this account.  [default: you]",
+)
 def init(
     directory: Path,
     pools: tuple[str, ...],
     sources: tuple[str, ...],
     destinations: tuple[str, ...],
     accounts: Literal["own", "switch", "own-as-root"] | None,
+    hosts: tuple[str, ...],
+    data: Path | None,
+    replica_account: str | None,
     **fields: Any,
 ) -> None:
     """Write a new cluster's forebay.toml and certificates into DIRECTORY.
@@ -78,6 +99,9 @@ def init(
             source_roots=tuple(Path(os.path.normpath(here / root)) for root in sources),
             destination_roots=tuple(Path(os.path.normpath(here / root)) for root in destinations),
             accounts=accounts or ("switch" if is_root else "own"),
+            hosts=hosts or _STANDARD.hosts,
+            data=None if data is None else Path(os.path.normpath(here / data)),
+            owner=None if replica_account is None else _owner(replica_account),
             **fields,
         )
         config = found(directory, founding, clock=SystemClock())
@@ -89,7 +113,10 @@ def init(
         f"Wrote {config.file} and certificates for {_count(config)}, valid until "
         f"{moment(format_instant(until)).partition('T')[0]}."
     )
-    click.echo(f"Next: forebay --config {config.file} up")
+    if founding.owner is None:
+        click.echo(f"Next: forebay --config {config.file} up")
+    else:
+        click.echo("Next: start a service for each replica and agent (docs/operations.md).")
     if is_root and founding.accounts == "own":
         note("forebay: warning: agents with accounts = 'own' do not start as root: see --accounts")
     if founding.accounts == "switch":
@@ -98,7 +125,7 @@ def init(
                 note(
                     f"forebay: warning: this machine has no account {name}: its jobs run as it, and cannot until it has"
                 )
-        closed = _closed_to_others(directory)
+        closed = _closed_to_others(founding.data or directory)
         if closed is not None:
             note(f"forebay: warning: jobs cannot pass {closed} on the way to their buffers: see its mode (chmod o+x)")
     if not founding.allow_root and is_root:
@@ -124,6 +151,19 @@ def _is_account(name: str) -> bool:
     except KeyError:
         return False
     return True
+
+
+def _owner(account: str) -> Owner:
+    """Return the numbers of an account; Failure if there is none of the name."""
+    try:
+        found = pwd.getpwnam(account)
+    except KeyError:
+        raise bad_input(
+            f"this machine has no account {account!r}",
+            "make it first, or leave the option out",
+            place="--replica-account",
+        ) from None
+    return Owner(found.pw_uid, found.pw_gid)
 
 
 def _closed_to_others(directory: Path) -> Path | None:

@@ -1,4 +1,5 @@
-"""What runs on an event loop: listeners, buffered reading, background tasks, long work in slices, look-ups of users."""
+"""What runs on an event loop: listeners, buffered reading, background tasks, long work in slices, look-ups of users,
+and the watchdog of a process."""
 
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ if TYPE_CHECKING:
     from cluster.system.eventloop.listener import Acceptor, ReadingProtocol, listen, read_buffer
     from cluster.system.eventloop.slices import BYTES_PER_SLICE, RECORDS_PER_SLICE, Slices, Work, paced
     from cluster.system.eventloop.users import Identities
+    from cluster.system.eventloop.watchdog import Watchdog
 else:
     __getattr__ = shown(
         __name__,
@@ -17,5 +19,6 @@ else:
         listener: Acceptor ReadingProtocol listen read_buffer
         slices: BYTES_PER_SLICE RECORDS_PER_SLICE Slices Work paced
         users: Identities
+        watchdog: Watchdog
         """,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cluster.agent.service import EXIT_REPLACED
 from cluster.schemas.jobs import ErrorView
 from cluster.security.identity import Role
 from cluster.security.pki import create_authority, issue
@@ -443,7 +444,7 @@ def test_an_agent_that_was_replaced_ends_by_name_and_leaves_its_scripts(site: Si
             await controller.result(7, 2, ScriptStarted)
             controller.polling_refused = ErrorView(code="stale_instance", sentence="another agent has registered since")
             await controller.order()
-            assert await site.ended(agent) == 1
+            assert await site.ended(agent) == EXIT_REPLACED, "who is started again would take the name back"
             assert "this agent was replaced: another agent has registered since" in shown(site.directory / "agent.log")
             assert len(site.supervisors()) == 1
 

@@ -1,5 +1,6 @@
 """What `forebay init` writes: a whole cluster that loads, or nothing."""
 
+import os
 import stat
 from pathlib import Path
 
@@ -7,7 +8,10 @@ import pytest
 
 from cluster.config import new_site as founding_module
 from cluster.config.config import Config
-from cluster.config.new_site import Founding, FoundingRefused, PoolSpec, found
+from cluster.config.new_site import FIRST_START_NAME, Founding, FoundingRefused, Owner, PoolSpec, found
+from cluster.security.certificates import certificate_of
+from cluster.security.identity import Role
+from cluster.security.pki import issue, load_authority
 from cluster.security.tls import client_context, server_context
 from cluster.system.address import Address
 from cluster.system.clock import SystemClock
@@ -35,7 +39,7 @@ def test_a_new_cluster_loads_and_everybody_in_it_has_a_usable_certificate(tmp_pa
 def test_every_option_reaches_the_configuration(tmp_path: Path) -> None:
     asked = Founding(
         name="site",
-        host="localhost",
+        hosts=("localhost",),
         base_port=9000,
         replicas=5,
         agents=3,
@@ -57,6 +61,43 @@ def test_every_option_reaches_the_configuration(tmp_path: Path) -> None:
     assert config.policy.sources == ('/in "a"\\b/%u',)
     assert config.policy.destinations == ("/out", "/tmp")
     assert config.policy.allow_root
+
+
+def test_each_replica_has_its_own_host_in_file_and_certificate(tmp_path: Path) -> None:
+    config = found(tmp_path, Founding(hosts=("10.0.0.1", "10.0.0.2", "head3.example.org")), clock=CLOCK)
+    assert [str(replica.peer) for replica in config.replicas] == [
+        "10.0.0.1:7401", "10.0.0.2:7402", "head3.example.org:7403",
+    ]  # fmt: skip
+    shown = [certificate_of(config.tls.certificates, name).addresses for name in ("r1", "r2", "r3")]
+    assert shown == [("10.0.0.1",), ("10.0.0.2",), ("head3.example.org",)]
+
+
+def test_data_elsewhere_is_where_replicas_and_agents_look_for_it(tmp_path: Path) -> None:
+    data = tmp_path / "var"
+    config = found(tmp_path / "etc", Founding(data=data), clock=CLOCK)
+    assert sorted(path.name for path in (tmp_path / "etc").iterdir()) == ["forebay.toml", "tls"]
+    assert sorted(path.name for path in data.iterdir()) == ["r1", "r2", "r3"]
+    assert config.storage.directory == data and config.agents[1].directory == data / "n2"
+    assert (data / "r2" / FIRST_START_NAME).exists()
+    with pytest.raises(FoundingRefused, match="r1 is there already"):
+        found(tmp_path / "other", Founding(data=data), clock=CLOCK)
+    assert not (tmp_path / "other" / "tls").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_an_account_of_the_replicas_has_their_keys_and_directories_and_no_other(tmp_path: Path) -> None:
+    config = found(
+        tmp_path / "etc", Founding(data=tmp_path / "var", owner=Owner(4711, 4712), users=("alan",)), clock=CLOCK
+    )
+    tls = config.tls.certificates
+    assert (tls.stat().st_uid, tls.stat().st_gid, stat.S_IMODE(tls.stat().st_mode)) == (os.geteuid(), 4712, 0o750)
+    given = {path.name for path in tls.iterdir() if path.stat().st_uid == 4711}
+    assert given == {"r1.key", "r2.key", "r3.key"}
+    for path in ((tmp_path / "var" / "r1"), (tmp_path / "var" / "r1" / FIRST_START_NAME)):
+        assert (path.stat().st_uid, path.stat().st_gid) == (4711, 4712), path
+    assert not any(stat.S_IMODE(path.stat().st_mode) & 0o077 for path in tls.glob("*.key"))
+    # Renewing in it goes on.
+    issue(load_authority(tls), tls, role=Role.AGENT, name="n1", at=CLOCK.now(), replace=True)
 
 
 def test_two_clusters_have_two_ids(tmp_path: Path) -> None:
@@ -91,8 +132,11 @@ def test_an_interrupted_init_leaves_nothing_behind(tmp_path: Path, monkeypatch: 
         (Founding(agents=-1), "-1 agents are not possible"),
         (Founding(base_port=65530), "is not a port"),
         (Founding(base_port=0), "is not a port"),
-        (Founding(host="0.0.0.0"), "no address that another machine could connect to"),
-        (Founding(host="a b"), "neither an IP address nor a host name"),
+        (Founding(hosts=("0.0.0.0",)), "no address that another machine could connect to"),
+        (Founding(hosts=("a b",)), "neither an IP address nor a host name"),
+        (Founding(hosts=("a", "b")), "2 hosts for 3 replicas are not possible; name one for all, or one for each"),
+        (Founding(hosts=("a", "b", "c d")), "neither an IP address nor a host name"),
+        (Founding(data=Path("data")), "the data directory 'data' is not absolute"),
         (Founding(users=("n1",)), "'n1': the name is taken"),
         (Founding(users=("operator",)), "'operator': the name is taken"),
         (Founding(users=("ca",)), "'ca': the name is taken"),
