@@ -25,6 +25,7 @@ from replica.model import (
     GuestJobs,
     IllegalTransition,
     Job,
+    JobRequest,
     JobTransfers,
     License,
     Mail,
@@ -176,54 +177,61 @@ class StateBuilder:
             raise LedgerViolation(f"an event names node {name!r}, which does not exist") from None
 
     def put(self, job: Job, buffer: Buffer | None) -> None:
-        """Store a job and its buffer, and keep the derived maps true."""
+        """Store a job and its buffer, and keep the derived maps true.
+
+        Most of the work of a fold: what did not change is seen here, and not by a call for each map.
+        """
         former = self.jobs.get(job.id)
         before = self.buffers.get(job.id)
         if job.request.options is not None or (former is not None and former.request.options is not None):
             self.count({} if former is None else usage_of(former, before), usage_of(job, buffer))
-        was_on, was_of = ("", "") if former is None or job.id not in self.unfinished else (former.node, former.mover)
+        was_there = former is not None and job.id in self.unfinished
+        was_on, was_of = (former.node, former.mover) if former is not None and was_there else ("", "")
         former_stage = None if former is None else takes_slot(former, before)
         self.jobs[job.id] = job
         stage = takes_slot(job, buffer)
-        self._count_turn(former_stage, stage)
-        moved, moves = former_stage in TRANSFERS, stage in TRANSFERS
-        if moved or moves:
-            self._count_moving(
-                job.request.user,
-                former.staged_by if moved and former is not None else "",
-                job.staged_by if moves else "",
-            )
-        self._keep_name(job, former is not None and former.state not in ENDED, job.state not in ENDED)
+        if former_stage is not stage:
+            self._count_turn(former_stage, stage)
+        moved_by = former.staged_by if former is not None and former_stage in TRANSFERS else ""
+        moves_by = job.staged_by if stage in TRANSFERS else ""
+        if moved_by != moves_by:
+            self._count_moving(job.request.user, moved_by, moves_by)
+        was_named, is_named = former is not None and former.state not in ENDED, job.state not in ENDED
+        if was_named is not is_named:
+            self._keep_name(job, is_named)
         if buffer is not None and buffer is not before:
-            difference = buffer.held_bytes - (0 if before is None else before.held_bytes)
-            if difference:
-                self.hold(buffer.pool, difference)
+            held, holds = 0 if before is None else before.held_bytes, buffer.held_bytes
+            if held != holds:
+                self.hold(buffer.pool, holds - held)
                 move(
                     self.holders,
                     job.id,
-                    before.pool if before is not None and before.held_bytes else "",
-                    buffer.pool if buffer.held_bytes else "",
+                    before.pool if before is not None and held else "",
+                    buffer.pool if holds else "",
                 )
-                if before is not None and not buffer.held_bytes:
+                if before is not None and not holds:
                     self._consume(job, before)
             self._count_use(job, before, buffer)
             self.buffers[job.id] = buffer
-        over = is_finished(job, buffer)
-        self._keep_destinations(job, former, over=over)
-        move(self.on_node, job.id, was_on, "" if over else job.node)
-        if was_of or job.mover:
-            move(self.on_node, job.id, was_of, "" if over else job.mover)
+        over = not is_named and is_finished(job, buffer)
+        was = former.request if former is not None and was_there else None
+        if over or was is not job.request:
+            self._keep_destinations(job, was, over=over)
+        now_on, now_of = ("", "") if over else (job.node, job.mover)
+        if was_on != now_on:
+            move(self.on_node, job.id, was_on, now_on)
+        if was_of != now_of:
+            move(self.on_node, job.id, was_of, now_of)
+        if was_there and not over:
+            return
         into, out_of = (self.finished, self.unfinished) if over else (self.unfinished, self.finished)
         if job.id not in into:
             into[job.id] = True
             if job.id in out_of:
                 del out_of[job.id]
 
-    def _keep_destinations(self, job: Job, former: Job | None, *, over: bool) -> None:
-        """Have the job stand under what it stages out to while it is not over."""
-        was = former.request if former is not None and job.id in self.unfinished else None
-        if was is job.request and not over:
-            return
+    def _keep_destinations(self, job: Job, was: JobRequest | None, *, over: bool) -> None:
+        """Have the job stand under what it stages out to while it is not over, and not under what it asked before."""
         before = () if was is None else destinations_of(was)
         after = () if over else destinations_of(job.request)
         for path in before:
@@ -234,8 +242,6 @@ class StateBuilder:
                 move(self.destinations, job.id, "", path)
 
     def _count_turn(self, before: Stage | None, after: Stage | None) -> None:
-        if before is after:
-            return
         for stage, difference in ((before, -1), (after, 1)):
             if stage is not None:
                 count = self.operations.get(int(stage), 0) + difference
@@ -246,8 +252,6 @@ class StateBuilder:
 
     def _count_moving(self, user: str, before: str, after: str) -> None:
         """Have a transfer of the user count on the node `after` instead of `before`; "" is nowhere."""
-        if before == after:
-            return
         for node, difference in ((before, -1), (after, 1)):
             for key in counted_under(user, node) if node else ():
                 count = self.moving.get(key, 0) + difference
@@ -256,9 +260,8 @@ class StateBuilder:
                 else:
                     del self.moving[key]
 
-    def _keep_name(self, job: Job, was_there: bool, is_there: bool) -> None:
-        if was_there == is_there:
-            return
+    def _keep_name(self, job: Job, is_there: bool) -> None:
+        """Have the job stand under its name, or no longer."""
         user = job.request.user
         names = self.named.get(user)
         if is_there:
