@@ -25,7 +25,7 @@ import uvloop
 
 from cluster.api import ChannelServer, Doors, LocalCore, Server, Service
 from cluster.client import ApiError, Client, WitnessAnswer, WitnessClient, WitnessUnreachable
-from cluster.config import Config, ConfigError
+from cluster.config import AGREED, Config, ConfigError, Reloader
 from cluster.consensus import (
     Consensus,
     Engine,
@@ -100,6 +100,12 @@ OPEN_FILES = 16_384
 """Files that a replica may have open, count, if the machine lets it: its connections, those to its channel, and its
 own. What a process gets by default is 1,024."""
 
+APPLIED = ("replicas", "mail", "limits", "witnesses", "checkpoints")
+"""Fields of its configuration that a replica applies at SIGHUP."""
+
+RESTARTED = ("cluster", "replicas", "tls", "storage", "timing", "provider")
+"""Those that count from its next start on; of the replicas its own row."""
+
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -145,8 +151,8 @@ def release() -> str:
         return "unknown"
 
 
-def mailer_of(controller: Controller, config: Config) -> Mailer:
-    """Return what sends this replica's mail while it leads: as its own file says."""
+def mailer_of(controller: Controller, config: Callable[[], Config]) -> Mailer:
+    """Return what sends this replica's mail while it leads: as its own file says now."""
     identities = Identities(controller.clock)
 
     async def is_user(name: str) -> bool:
@@ -157,7 +163,7 @@ def mailer_of(controller: Controller, config: Config) -> Mailer:
         state=lambda: controller.state,
         leads=lambda: controller.leads,
         submit=controller.submit,
-        sender=lambda state: sender_of(config.mail, state.name, state.cluster_id, is_user),
+        sender=lambda state: sender_of(config().mail, state.name, state.cluster_id, is_user),
         clock=controller.agreed,
     )
 
@@ -231,7 +237,12 @@ class Replica:
             timing = timing_of(config)
         except (ConfigError, TlsRefused) as error:
             raise Refused(str(error), EXIT_CONFIGURATION_REFUSED) from error
+        self.config = config
+        """As it is in force now."""
         self.credentials = credentials
+        self._reloader = Reloader(
+            config, name, read=Config.load, applies=APPLIED, restarts=RESTARTED, agreed=AGREED, use=self._renew
+        )
         self.peers = Peers(config.cluster.id, clock)
         self.peers.checks.append(credentials.refresh)
         credentials.on_authorities.append(self.peers.close_all)
@@ -323,7 +334,7 @@ class Replica:
             prune_some=self.controller.prune_some,
             fail=fail,
         )
-        self.controller.register(mailer_of(self.controller, config))
+        self.controller.register(mailer_of(self.controller, lambda: self.config))
         self.service = Service(
             self.controller,
             version=release(),
@@ -369,6 +380,18 @@ class Replica:
             leads=lambda: self.controller.leads, election_min_s=timing.election_min_s, clock=clock
         )
         _time_syncs(storage.environment, clock, self.service)
+
+    def reload(self) -> None:
+        """Read certificates and configuration again, as SIGHUP asks."""
+        self.credentials.refresh(at_once=True)
+        self._reloader.ask()
+
+    def _renew(self, config: Config) -> None:
+        self.config = config
+        self.controller.membership.reach(config)
+        self._client.reach_at(config.endpoints)
+        self._witnesses.renew(config.witnesses)
+        self.service.renew(config)
 
     async def start(self) -> None:
         """Listen and take part; Refused if an address cannot be used."""
@@ -488,6 +511,8 @@ async def run(
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
+    # Until there is something to read again: whoever asks too early loses nothing.
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)
     clock = SystemClock()
     tell_manager(status="waits until its certificate is valid and the others say how they stand")
     try:
@@ -505,7 +530,7 @@ async def run(
         if stopped.is_set():
             return
     replica = Replica(config, name, clock=clock, first_start=first_start, found_without=found_without)
-    loop.add_signal_handler(signal.SIGHUP, lambda: replica.credentials.refresh(at_once=True))
+    loop.add_signal_handler(signal.SIGHUP, replica.reload)
     await _unless(stopped, refuse_incarnation_over(config, name, replica.controller.incarnation, clock=clock))
     if stopped.is_set():
         return

@@ -69,6 +69,11 @@ class ReplicaChoice:
         self._away_until_s: dict[Address, float] = {}
         self._spread_s = 0.0
 
+    def renew(self, configured: Iterable[Address]) -> None:
+        """Take what the agent's file names now; who is a member is asked again, and is not believed until then."""
+        self._configured = self._ranked(configured) or self._configured
+        self._members = ()
+
     @property
     def order(self) -> tuple[Address, ...]:
         """All addresses: the best one first, those that are away last."""
@@ -116,6 +121,13 @@ class AgentClient:
         self._clock = clock
         self._uniform = uniform
         self._members_due_s = clock.monotonic_s() + uniform(0.0, MEMBERS_S[1])
+
+    def reach_at(self, configured: Iterable[Address]) -> None:
+        """Look for the replicas at these API addresses from now on."""
+        addresses = tuple(configured)
+        self._client.reach_at(addresses)
+        self._choice.renew(addresses)
+        self._members_due_s = self._clock.monotonic_s()
 
     async def register(self, node: str, request: RegisterRequest) -> RegisterAnswer:
         """Announce the agent; ApiError."""

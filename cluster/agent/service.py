@@ -33,7 +33,7 @@ from cluster.agent.operation import Settings
 from cluster.agent.processes import AUTO, NONE
 from cluster.agent.replica_choice import STALE_INSTANCE, UNKNOWN_NODE, AgentClient, ReplicaChoice
 from cluster.client import ApiError, Client
-from cluster.config import Config, ConfigError
+from cluster.config import Config, ConfigError, Reloader
 from cluster.schemas import (
     PollAnswer,
     PollRequest,
@@ -65,6 +65,9 @@ CALL_DEADLINE_S: Final = 10.0
 FLUSH_S: Final = 30.0
 """Seconds for which results of an earlier agent go before registering: longer than a take-over; then they are sent as
 stale."""
+
+RESTARTED: Final = ("cluster", "tls", "agents", "provider", "job_process")
+"""Fields of its configuration that count from an agent's next start on; of the agents its own row."""
 
 KEYS_NAMED_MAX: Final = 10
 """Keys of others that the warning names, count: they make one line of a log."""
@@ -382,7 +385,7 @@ class _BackOff:
 @contextlib.contextmanager
 def _stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    # What it means to a replica, too: its certificates are read again, which is done before each request anyway.
+    # Until there is something to read again. Certificates are, before each request.
     loop.add_signal_handler(signal.SIGHUP, lambda: None)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -474,6 +477,11 @@ async def _serve(config: Config, name: str, *, mover: bool) -> None:
                 async with Client.from_config(config, name, deadline_s=CALL_DEADLINE_S) as client:
                     home.fork_server.await_ready()
                     controller = AgentClient(client, ReplicaChoice(name, config.endpoints, clock), clock)
+                    reloader = Reloader(
+                        config, name, read=Config.load, applies=("replicas",), restarts=RESTARTED,
+                        use=lambda renewed: controller.reach_at(renewed.endpoints),
+                    )  # fmt: skip
+                    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.ask)
                     await Agent(home, settings, own.cpus, controller, clock).run(stop)
             finally:
                 if home.cgroups is not None:

@@ -36,6 +36,7 @@ from cluster.api.web import (
     too_many_answers,
     unknown_job,
 )
+from cluster.config import Config
 from cluster.consensus import Role as RaftRole
 from cluster.schemas import PEOPLE, BulkCommand, Operation, bytes_of, instant_in, requests
 from cluster.security import Identity, Peers, Role
@@ -297,6 +298,12 @@ class Service:
         self.stopping = asyncio.Event()
         self.document = functools.lru_cache(maxsize=1)(lambda: msgspec.json.encode(web.document(version)))
         """Gives the OpenAPI document."""
+
+    def renew(self, config: Config) -> None:
+        """Hold users to the bounds of this configuration, and ask its witnesses, from now on."""
+        self.limits.renew(config.limits)
+        witnesses = (Witness(one.name, one.verifier) for one in config.witnesses)
+        self.publisher.cosigning.renew(witnesses, config.witnesses_needed)
 
     def wake(self) -> None:
         """Let those who wait for something answer: this replica is stopping."""

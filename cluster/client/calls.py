@@ -193,6 +193,13 @@ class Endpoints:
         if len(self._order) > ENDPOINTS_MAX:
             raise ValueError(f"a client has {len(self._order)} addresses; at most {ENDPOINTS_MAX} are possible")
 
+    def renew(self, addresses: Iterable[Address]) -> None:
+        """Ask at these from now on, those first that led or answered before; nothing changes where there are none."""
+        wanted = dict.fromkeys(addresses)
+        if wanted:
+            kept = [address for address in self._order if address in wanted]
+            self._order = [*kept, *(address for address in wanted if address not in kept)][:ENDPOINTS_MAX]
+
     @property
     def order(self) -> tuple[Address, ...]:
         """The addresses in the order in which they should be asked."""

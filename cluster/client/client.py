@@ -130,6 +130,10 @@ class Client:
         """Close all connections."""
         await self._exchange.close()
 
+    def reach_at(self, endpoints: Iterable[Address]) -> None:
+        """Look for the replicas at these API addresses from now on."""
+        self._endpoints.renew(endpoints)
+
     def new_command_id(self) -> str:
         """Return a fresh id for a single command."""
         return new_command_id(self._clock)

@@ -45,6 +45,11 @@ class WitnessClient:
         self._contexts: dict[str, ssl.SSLContext] = {}
         self._session: aiohttp.ClientSession | None = None
 
+    def renew(self, witnesses: Sequence[WitnessConfig]) -> None:
+        """Know these from now on, and read their authorities again."""
+        self._witnesses = {one.name: one for one in witnesses}
+        self._contexts.clear()
+
     async def add_checkpoint(self, witness: str, body: bytes) -> WitnessAnswer:
         """Send a request to the witness of that name; WitnessUnreachable. Whoever calls bounds the time."""
         asked = self._witnesses[witness]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         replica_hosts,
     )
     from cluster.config.reading import find_config, read_access
+    from cluster.config.reloading import AGREED, Reloader
     from cluster.config.toml import ConfigError
     from cluster.config.witnesses import WitnessConfig
 else:
@@ -33,6 +34,7 @@ else:
         mail: MailConfig
         new_site: FIRST_START_NAME Founding FoundingRefused Owner PoolSpec found replica_hosts
         reading: find_config read_access
+        reloading: AGREED Reloader
         toml: ConfigError
         witnesses: WitnessConfig
         """,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import signal
 import sys
 from pathlib import Path
 from typing import Final
 
 from cluster.client import Client
-from cluster.config import Config, ConfigError
+from cluster.config import Config, ConfigError, Reloader
 from cluster.drill.helper import Helper, stop_on_signals
 from cluster.drill.messages import HelperRefused
 from cluster.schemas import operations
@@ -61,7 +62,18 @@ async def _serve(chosen: argparse.Namespace) -> None:
             return await client.call(operations.SHOW_DRILL, drill=drill)
 
         credentials = Credentials(files, serves=True, clock=clock)
-        await Helper(config, chosen.name, known, clock, credentials=credentials, up=chosen.up).run(stop)
+        helper = Helper(config, chosen.name, known, clock, credentials=credentials, up=chosen.up)
+
+        def use(renewed: Config) -> None:
+            client.reach_at(renewed.endpoints)
+            helper.renew(renewed)
+
+        reloader = Reloader(
+            config, chosen.name, read=Config.load, applies=("replicas", "drill"),
+            restarts=("cluster", "tls", "helpers", "storage"), use=use,
+        )  # fmt: skip
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.ask)
+        await helper.run(stop)
 
 
 if __name__ == "__main__":

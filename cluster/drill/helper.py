@@ -102,6 +102,10 @@ class Helper:
         """Drills whose fault was done here: one each."""
         self._connections = 0
 
+    def renew(self, config: Config) -> None:
+        """Allow what this configuration does from now on; where it is written down how to undo it stays."""
+        self._config = config
+
     async def run(self, stop: asyncio.Event) -> None:
         """Undo what an earlier one left, serve until `stop` is set, and undo what is under way.
 
@@ -340,5 +344,6 @@ class Helper:
 def stop_on_signals(stop: asyncio.Event) -> None:
     """Set `stop` when this process is asked to end."""
     loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # until there is something to read again
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)

@@ -36,6 +36,10 @@ CLIENTS_STEP_S: Final = 0.01
 """How long what a right clock says is taken to stand still, seconds: ids are compared to seconds with it, and to ask a
 majority's clocks each time would take a third of what a command costs."""
 
+DRIFT_S: Final = 1.0
+"""How far a wall clock may be from this replica's before that is logged, seconds: a fifth of what is off, so that
+somebody looks at the time service while nothing has happened."""
+
 AHEAD_SAID_US: Final = round(OFF_S * MICROSECONDS_PER_SECOND)
 """How far the agreed time is ahead of a majority's clocks when that is logged, microseconds."""
 
@@ -148,6 +152,8 @@ class ClockWatch:
         self._agreed = agreed
         self._off: set[str] = set()
         """Replicas whose clock was off at the last look."""
+        self._drifted: set[str] = set()
+        """Peers whose clock was DRIFT_S from this one's at the last look."""
         self._ahead = False
         self._task: asyncio.Task[None] | None = None
 
@@ -166,6 +172,17 @@ class ClockWatch:
         for name in sorted(self._off - off):
             LOGGER.info("the wall clock of %s agrees with a majority's again, or cannot be read", name)
         self._off = off
+        offsets = {peer.name: peer.clock_offset_s or 0.0 for peer in self._engine.peers()}
+        drifted = {name for name, offset_s in offsets.items() if abs(offset_s) > DRIFT_S}
+        for name in sorted(drifted - self._drifted - off):
+            LOGGER.warning(
+                "the wall clock of %s is %+.1f s from this replica's; at %.0f s from a majority's one is not to lead: "
+                "see to their time services",
+                name,
+                offsets[name],
+                OFF_S,
+            )
+        self._drifted = drifted
         ahead_us = self._agreed.ahead_us if self._engine.role == Role.LEADER else 0
         if (ahead_us > AHEAD_SAID_US) != self._ahead:
             self._ahead = not self._ahead

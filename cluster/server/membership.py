@@ -61,6 +61,11 @@ class Membership:
                 return member.api
         return None if row is None else str(row.api)
 
+    def reach(self, config: Config) -> None:
+        """Look for the others where this configuration says from now on."""
+        self._config = config
+        self._engine.reach_at(config.members)
+
     def peer_of(self, name: str) -> str | None:
         """Return where the other replicas reach `name`: where it is now, else as the file says, else its cluster."""
         member = self._engine.configuration.member(name)

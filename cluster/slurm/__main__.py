@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import signal
 import socket
 import sys
 from pathlib import Path
 from typing import Final
 
 from cluster.client import Client
-from cluster.config import ConfigError, read_access
+from cluster.config import ConfigError, Reloader, read_access
 from cluster.security import TlsRefused, until_valid
 from cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, report_served, stop_on_signals
 from cluster.slurm.calls import CALL_S
@@ -64,6 +65,11 @@ async def _serve(chosen: argparse.Namespace) -> None:
     host = socket.gethostname()
     files = Files(chosen.run, host, away=chosen.when_away)
     async with Client.from_config(access, chosen.name, deadline_s=CALL_S) as client:
+        reloader = Reloader(
+            access, chosen.name, read=read_access, applies=("replicas",), restarts=("cluster", "tls"),
+            use=lambda renewed: client.reach_at(renewed.endpoints),
+        )  # fmt: skip
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.ask)
         token = cluster_token(chosen.state)
         bridge = Bridge(
             client, files, token, host, clock,

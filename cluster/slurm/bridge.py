@@ -456,7 +456,7 @@ def _unread(descriptor: int) -> int:
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:
-    """Have SIGTERM and SIGINT set `stop`; SIGHUP does nothing: certificates are read when they change."""
+    """Have SIGTERM and SIGINT set `stop`; SIGHUP does nothing yet: certificates are read when they change."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, lambda: None)
     for number in (signal.SIGTERM, signal.SIGINT):

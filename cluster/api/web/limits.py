@@ -76,6 +76,11 @@ class UserLimits:
         self._users: dict[str, _User] = {}
         self._counting: set[asyncio.Task[None]] = set()
 
+    def renew(self, limits: LimitsConfig) -> None:
+        """Hold users to other bounds from now on; what each has used of the present minute is forgiven."""
+        self._limits = limits
+        self._users.clear()
+
     def charge(self, identity: Identity, command: Command, size_bytes: int) -> None:
         """Count one command of so many bytes; Problem 429 where its user has to wait."""
         if identity.role is not Role.USER:

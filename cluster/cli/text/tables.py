@@ -199,7 +199,20 @@ def nodes_table(nodes: Iterable[NodeView]) -> Listing:
 def members_table(members: Iterable[MemberView]) -> Listing:
     """Return the listing of replicas as the one that answered sees them."""
     return table(
-        ("REPLICA", "ROLE", "REACHABLE", "TERM", "COMMIT", "APPLIED", "LAG", "REVISION", "LAST-CONTACT", "API", "PEER"),
+        (
+            "REPLICA",
+            "ROLE",
+            "REACHABLE",
+            "TERM",
+            "COMMIT",
+            "APPLIED",
+            "LAG",
+            "REVISION",
+            "LAST-CONTACT",
+            "CLOCK",
+            "API",
+            "PEER",
+        ),
         (
             (
                 member.name,
@@ -211,13 +224,21 @@ def members_table(members: Iterable[MemberView]) -> Listing:
                 member.lag_entries,
                 member.revision,
                 ago(member.last_contact_s),
+                _offset(member.clock_offset_s),
                 member.api,
                 member.peer,
             )
             for member in members
         ),
-        right=frozenset({"TERM", "COMMIT", "APPLIED", "LAG", "REVISION", "LAST-CONTACT"}),
+        right=frozenset({"TERM", "COMMIT", "APPLIED", "LAG", "REVISION", "LAST-CONTACT", "CLOCK"}),
     )
+
+
+def _offset(seconds: float | None) -> str | None:
+    """Return how far a wall clock is ahead, in the unit that shows it."""
+    if seconds is None:
+        return None
+    return f"{seconds * 1000:+.0f} ms" if abs(seconds) < 1 else f"{seconds:+.1f} s"
 
 
 def _reachable(member: MemberView) -> str:

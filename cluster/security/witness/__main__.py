@@ -74,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _run(options: argparse.Namespace) -> None:
     stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)  # until there are keys to read again
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     logs = _logs(options.log, options.keys)
@@ -89,12 +90,27 @@ async def _run(options: argparse.Namespace) -> None:
     except OSError as error:
         seen.close()
         raise _Refused(f"the address cannot be used ({error}); name another one", EXIT_ADDRESS_UNUSABLE) from error
-    for log in logs:
-        LOGGER.info("witnessing %s: %d of %d keys must sign", plain(log.origin), log.least, len(log.keys))
+    _say(logs)
+
+    def reload() -> None:
+        try:
+            found = _logs(options.log, options.keys)
+        except _Refused as error:
+            LOGGER.error("the keys that were in force stay in force: %s", error)
+            return
+        witness.renew(found)
+        _say(found)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
     LOGGER.info("listening at %s as %s", address, witness.key)
     await stopped.wait()
     await server.stop()
     seen.close()
+
+
+def _say(logs: Sequence[Log]) -> None:
+    for log in logs:
+        LOGGER.info("witnessing %s: %d of %d keys must sign", plain(log.origin), log.least, len(log.keys))
 
 
 def _vkey(path: Path) -> str:

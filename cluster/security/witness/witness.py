@@ -98,6 +98,10 @@ class Witness:
         self._clock = clock
         self._turn = threading.Lock()
 
+    def renew(self, logs: Iterable[Log]) -> None:
+        """Cosign these logs, with these keys, from the next request on; what was cosigned of others is kept."""
+        self._logs = {log.origin: log for log in logs}
+
     @property
     def key(self) -> VerifierKey:
         """What others verify its cosignatures with."""

@@ -119,12 +119,19 @@ class Cosigning:
     ) -> None:
         """`needed`: how many of them must have cosigned a checkpoint that is called witnessed."""
         self._known = [_Known(one, RETRY_S) for one in witnesses]
-        self.needed: Final = needed
+        self.needed = needed
         self._submit = submit
         self._consistency = consistency
         self._applied_index = applied_index
         self._clock = clock
         self._last_verified: tuple[str, list[Verified]] = "", []
+
+    def renew(self, witnesses: Iterable[Witness], needed: int) -> None:
+        """Ask these from now on; what is known of those that were there before stays."""
+        known = {one.witness: one for one in self._known}
+        self._known = [known.get(one) or _Known(one, RETRY_S) for one in witnesses]
+        self.needed = needed
+        self._last_verified = "", []
 
     @property
     def witnesses(self) -> tuple[Witness, ...]:

@@ -201,6 +201,26 @@ def test_a_witness_is_made_run_killed_and_run_again_and_shows_what_it_saw(tmp_pa
     assert "REFUSED at" in listed.stderr and f"{ORIGIN}      200" in listed.stdout
 
 
+def test_a_witness_that_gets_sighup_reads_its_keys_again_and_keeps_those_it_has_where_they_are_wrong(
+    tmp_path: Path,
+) -> None:
+    real("witness", "key", "--key", tmp_path / "w", "--name", "witness.example/w1")
+    keys = tmp_path / "keys"
+    keys.write_text("".join(f"{key}\n" for key in keys_of(3)))
+    address = Address("127.0.0.1", free_port())
+    with running("--key", tmp_path / "w", "--listen", address, "--keys", keys) as process:
+        until_it_listens(process)
+        assert process.stderr is not None
+        for text, said in (
+            ("no key\n", "the keys that were in force stay in force"),
+            ("".join(f"{key}\n" for key in keys_of(5)), "3 of 5 keys must sign"),
+        ):
+            keys.write_text(text)
+            process.send_signal(signal.SIGHUP)
+            assert said in process.stderr.readline()
+            assert process.poll() is None
+
+
 def test_a_witness_that_cannot_be_one_says_why_and_does_not_begin(tmp_path: Path) -> None:
     real("witness", "key", "--key", tmp_path / "w", "--name", "witness.example/w1")
     mine, log = ("--key", tmp_path / "w"), ("--log", f"{ORIGIN}={','.join(map(str, keys_of(3)))}")

@@ -1,0 +1,138 @@
+"""A configuration that is read again: what can change applies, what cannot is named, what is wrong is kept out."""
+
+import asyncio
+import logging
+import signal
+from pathlib import Path
+
+import pytest
+
+from cluster.agent.service import RESTARTED as RESTARTED_OF_AGENTS
+from cluster.client.client import Client
+from cluster.config.config import Config
+from cluster.config.reloading import AGREED, Reloader
+from cluster.config.toml import ConfigError
+from cluster.schemas import operations as ops
+from cluster.serve import APPLIED, RESTARTED
+from tests.cluster.harness import PATIENCE_S, story
+from tests.cluster.test_serve import make, ready, request, start
+
+
+def reloader(config: Config, name: str = "r1") -> tuple[Reloader[Config], list[Config]]:
+    used: list[Config] = []
+    how = {"applies": APPLIED, "restarts": RESTARTED, "agreed": AGREED}
+    if name == "n1":
+        how = {"applies": ("replicas",), "restarts": RESTARTED_OF_AGENTS, "agreed": ()}
+    return Reloader(config, name, read=Config.load, use=used.append, **how), used  # type: ignore[arg-type]
+
+
+def changed(config: Config, *pairs: tuple[str, str]) -> None:
+    text = config.file.read_text()
+    for before, after in pairs:
+        assert before in text
+        text = text.replace(before, after)
+    config.file.write_text(text)
+
+
+def test_a_replica_finds_the_others_anew_and_keeps_its_own_row_and_its_storage(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    config = make(tmp_path, 3)
+    own, other = config.replica("r1"), config.replica("r2")
+    reload, used = reloader(config)
+    asyncio.run(reload.reload())
+    assert not used and "nothing that applies at once" in caplog.text
+    changed(
+        config,
+        (f'"{other.peer}"', '"10.0.0.2:7401"'),
+        (f'"{own.api}"', '"10.0.0.1:7411"'),
+        ("[storage]", "[limits]\ncommands_per_minute = 7\n\n[storage]"),
+        ("snapshots_kept = 2", "snapshots_kept = 3"),
+        ('granularity = "8MiB"', 'granularity = "4MiB"'),
+    )
+    asyncio.run(reload.reload())
+    (found,) = used
+    assert (found.members["r2"], found.replica("r1")) == ("10.0.0.2:7401", own)
+    assert (found.limits.commands_per_minute, found.storage) == (7, config.storage)
+    assert "changes of [[replica]], [storage] count from the next start of r1 on" in caplog.text
+    assert "changes of [[pool]] do nothing" in caplog.text
+    assert "[[replica]], [limits] apply from now on" in caplog.text
+    # An agent has nothing to do with most of that.
+    caplog.clear()
+    reload, used = reloader(config, "n1")
+    asyncio.run(reload.reload())
+    assert len(used) == 1 and "next start" not in caplog.text
+
+
+def test_a_file_that_is_refused_leaves_everything_and_the_log_says_where(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = make(tmp_path, 3)
+    reload, used = reloader(config)
+    for wrong in ("[limits]\njobs = 0\n", "[mail]\nprogramm = 1\n", "[", 'x = "'):
+        caplog.clear()
+        text = config.file.read_text()
+        config.file.write_text(text + "\n" + wrong)
+        with pytest.raises(ConfigError) as refused:
+            Config.load(config.file)
+        asyncio.run(reload.reload())
+        assert not used and f"stays in force: {refused.value}" in caplog.text
+        config.file.write_text(text)
+    config.file.unlink()
+    asyncio.run(reload.reload())
+    assert not used and f"{config.file}" in caplog.text
+
+
+def test_who_is_asked_again_while_it_reads_reads_once_more(tmp_path: Path) -> None:
+    config, reads = make(tmp_path, 1), []
+
+    def read(file: Path) -> Config:
+        reads.append(file)
+        return config
+
+    async def asked() -> None:
+        reload = Reloader(config, "r1", read=read, applies=APPLIED, restarts=RESTARTED, use=lambda _: None)
+        for _ in range(5):
+            reload.ask()
+        async with asyncio.timeout(PATIENCE_S):
+            while reload._task is not None:
+                await reload._task
+                await asyncio.sleep(0)
+
+    asyncio.run(asked())
+    assert len(reads) == 2
+
+
+@story
+async def test_sighup_applies_what_is_new_reports_what_is_wrong_and_ends_nothing(tmp_path: Path) -> None:
+    config = make(tmp_path, 1)
+    process = await start(config.file, "r1")
+    assert process.stderr is not None
+
+    async def said(words: str) -> str:
+        async with asyncio.timeout(PATIENCE_S):
+            assert process.stderr is not None
+            async for line in process.stderr:
+                if words.encode() in line:
+                    return line.decode()
+        raise AssertionError(f"it ended, and never said {words!r}")
+
+    try:
+        async with Client.from_config(config, "alice") as alice:
+            await ready(alice)
+            text = config.file.read_text()
+            config.file.write_text(text + "\n[limits]\njobs = 0\n")
+            process.send_signal(signal.SIGHUP)
+            assert "jobs" in await said("stays in force")
+            config.file.write_text(text + "\n[limits]\ncommands_per_minute = 1\n")
+            process.send_signal(signal.SIGHUP)
+            await said("[limits] apply from now on")
+            await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))
+            with pytest.raises(Exception, match="commands"):
+                await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path), deadline_s=1)
+        assert process.returncode is None
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
