@@ -12,11 +12,14 @@ if TYPE_CHECKING:
     from cluster.config.mail import MailConfig
     from cluster.config.new_site import (
         FIRST_START_NAME,
+        HOSTS_NAME,
         Founding,
         FoundingRefused,
         Owner,
         PoolSpec,
         found,
+        guide_of,
+        hosts_of,
         replica_hosts,
     )
     from cluster.config.reading import find_config, read_access
@@ -32,7 +35,8 @@ else:
         drill: DrillConfig HelperConfig
         limits: DEFAULT_LIMITS LimitsConfig
         mail: MailConfig
-        new_site: FIRST_START_NAME Founding FoundingRefused Owner PoolSpec found replica_hosts
+        new_site: FIRST_START_NAME HOSTS_NAME Founding FoundingRefused Owner PoolSpec
+        new_site: found guide_of hosts_of replica_hosts
         reading: find_config read_access
         reloading: AGREED Reloader
         toml: ConfigError

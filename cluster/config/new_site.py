@@ -36,6 +36,12 @@ TLS_NAME: Final = "tls"
 FIRST_START_NAME: Final = "first-start"
 """A file in the directory of a replica that has never run: its first start without data is as it should be."""
 
+HOSTS_NAME: Final = "hosts"
+"""The directory of the bundles, one for each host."""
+
+GUIDE_NAME: Final = "NEXT"
+"""The file of a bundle that says what to type on its host."""
+
 API_PORT_OFFSET: Final = 10
 """Ports between a replica's peer port and its API port, so that both are easy to remember (7401 and 7411)."""
 
@@ -87,6 +93,10 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
     name: str = "forebay"
     hosts: tuple[str, ...] = ("127.0.0.1",)
     """Where the replicas are: one host for all of them, or one for each."""
+    named: tuple[tuple[str, str], ...] = ()
+    """Replicas by their names, each with its host, in place of `hosts` and `replicas`: there is a bundle for each."""
+    nodes: tuple[tuple[str, str], ...] = ()
+    """Agents by their names, each with its host, in place of `agents`, where replicas are `named`."""
     base_port: int = 7401
     replicas: int = 3
     agents: int = 2
@@ -104,19 +114,31 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Refuse what cannot be founded; FoundingRefused."""
-        if self.replicas not in REPLICA_COUNTS:
-            raise FoundingRefused(f"{self.replicas} replicas are not possible; choose 1, 3 or 5")
-        if not 0 <= self.agents <= AGENTS_MAX:
-            raise FoundingRefused(f"{self.agents} agents are not possible; choose 0 to {AGENTS_MAX}")
-        if len(self.hosts) not in (1, self.replicas):
+        replicas = len(self.named) if self.named else self.replicas
+        if replicas not in REPLICA_COUNTS:
+            raise FoundingRefused(f"{replicas} replicas are not possible; choose 1, 3 or 5")
+        agents = len(self.nodes) if self.named else self.agents
+        if not 0 <= agents <= AGENTS_MAX:
+            raise FoundingRefused(f"{agents} agents are not possible; choose 0 to {AGENTS_MAX}")
+        if self.nodes and not self.named:
+            raise FoundingRefused("nodes have hosts and replicas have none; say --host NAME=HOST for each replica")
+        if self.named and self.owner is not None:
+            raise FoundingRefused("accounts of other hosts are not known here; give the bundles to them there")
+        names = (*self.replica_names, *self.agent_names)
+        for name in names:
+            if not is_name(name) or name in (AUTHORITY_NAME, OPERATOR_NAME):
+                raise FoundingRefused(f"{name!r} cannot name a replica or a node; {NAME_RULE}, and no name of another")
+            if names.count(name) > 1:
+                raise FoundingRefused(f"{name!r} is there twice; give each replica and each node a name of its own")
+        if not self.named and len(self.hosts) not in (1, self.replicas):
             raise FoundingRefused(
                 f"{len(self.hosts)} hosts for {self.replicas} replicas are not possible; "
                 "name one for all, or one for each"
             )
         try:
-            for host in self.hosts:
+            for host in (*(host for _, host in (*self.named, *self.nodes)), *self.hosts):
                 Address.parse(str(Address(host, self.base_port)))
-                Address.parse(str(Address(host, self.base_port + API_PORT_OFFSET + self.replicas - 1)))
+                Address.parse(str(Address(host, self.base_port + API_PORT_OFFSET + replicas - 1)))
         except AddressError as error:
             raise FoundingRefused(f"{error.sentence}; {error.remedy}") from error
         reserved = {AUTHORITY_NAME, OPERATOR_NAME, *self.replica_names, *self.agent_names}
@@ -133,16 +155,24 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def replica_names(self) -> tuple[str, ...]:
-        """r1, r2, …"""
+        """r1, r2, … where nobody names them."""
+        if self.named:
+            return tuple(name for name, _ in self.named)
         return tuple(f"r{number}" for number in range(1, self.replicas + 1))
 
     @property
     def agent_names(self) -> tuple[str, ...]:
-        """n1, n2, …"""
+        """n1, n2, … where nobody names the replicas."""
+        if self.named:
+            return tuple(name for name, _ in self.nodes)
         return tuple(f"n{number}" for number in range(1, self.agents + 1))
 
     def addresses(self, number: int) -> tuple[Address, Address]:
-        """Return peer and API address of a replica; `number` counts from 0."""
+        """Return peer and API address of a replica; `number` counts from 0. On each named host ports count anew."""
+        if self.named:
+            host = self.named[number][1]
+            port = self.base_port + sum(other == host for _, other in self.named[:number])
+            return Address(host, port), Address(host, port + API_PORT_OFFSET)
         host = self.hosts[number % len(self.hosts)]
         return Address(host, self.base_port + number), Address(host, self.base_port + API_PORT_OFFSET + number)
 
@@ -154,11 +184,12 @@ def found(directory: Path, founding: Founding, *, clock: Clock) -> Config:
     """
     founding.check()
     cluster_id = secrets.token_hex(16)
-    data = founding.data or directory
+    data = directory if founding.named else founding.data or directory
+    here = (HOSTS_NAME,) if founding.named else founding.replica_names
     try:
         directory.mkdir(parents=True, exist_ok=True)
         data.mkdir(parents=True, exist_ok=True)
-        for path in (directory / CONFIG_NAME, directory / TLS_NAME, *(data / name for name in founding.replica_names)):
+        for path in (directory / CONFIG_NAME, directory / TLS_NAME, *(data / name for name in here)):
             if os.path.lexists(path):
                 raise FoundingRefused(f"{path} is there already; choose another directory or remove it")
         # In a directory of its own first: an interruption leaves no half of a cluster that looks like a whole one.
@@ -166,12 +197,14 @@ def found(directory: Path, founding: Founding, *, clock: Clock) -> Config:
             _write_certificates(scratch / TLS_NAME, founding, cluster_id, clock)
             _write_text(scratch / CONFIG_NAME, render(founding, cluster_id))
             Config.load(scratch / CONFIG_NAME)
-            for name in founding.replica_names:
-                (beside_data / name).mkdir(mode=0o700)
-                (beside_data / name / FIRST_START_NAME).touch()
+            if founding.named:
+                for host in hosts_of(founding):
+                    _write_bundle(scratch, beside_data / HOSTS_NAME / host, host, founding)
+            for name in () if founding.named else founding.replica_names:
+                _allow_first_start(beside_data, name)
             if founding.owner is not None:
                 _hand_over(scratch / TLS_NAME, beside_data, founding, founding.owner)
-            for name in founding.replica_names:
+            for name in here:
                 os.rename(beside_data / name, data / name)
             for name in (TLS_NAME, CONFIG_NAME):
                 os.rename(scratch / name, directory / name)
@@ -300,6 +333,45 @@ def _hand_over(tls: Path, data: Path, founding: Founding, owner: Owner) -> None:
     for name in founding.replica_names:
         for path in (tls / f"{name}.key", data / name / FIRST_START_NAME, data / name):
             os.chown(path, owner.user_id, owner.group_id)
+
+
+def hosts_of(founding: Founding) -> dict[str, tuple[str, ...]]:
+    """Return the hosts of a cluster whose replicas are named, with the replicas and agents of each."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, host in (*founding.named, *founding.nodes):
+        found[host] = (*found.get(host, ()), name)
+    return found
+
+
+def _write_bundle(scratch: Path, bundle: Path, host: str, founding: Founding) -> None:
+    """Write all that one host needs, and no key of another; what to type there stands in it, too."""
+    (bundle / TLS_NAME).mkdir(mode=0o700, parents=True)
+    shutil.copy2(scratch / CONFIG_NAME, bundle / CONFIG_NAME)
+    shutil.copy2(scratch / TLS_NAME / f"{AUTHORITY_NAME}.pem", bundle / TLS_NAME)
+    for name in hosts_of(founding)[host]:
+        for suffix in ("pem", "key"):
+            shutil.copy2(scratch / TLS_NAME / f"{name}.{suffix}", bundle / TLS_NAME)
+        if name in founding.replica_names and founding.data is None:
+            _allow_first_start(bundle, name)
+    _write_text(bundle / GUIDE_NAME, guide_of(host, founding))
+
+
+def guide_of(host: str, founding: Founding) -> str:
+    """Return what to type on a host once its bundle is in /etc/forebay there."""
+    lines = [f"# On {host}, with this directory as /etc/forebay, which belongs to the account that runs Forebay:"]
+    for name in hosts_of(founding)[host]:
+        is_replica = name in founding.replica_names
+        if is_replica and founding.data is not None:
+            there = founding.data / name
+            lines.append(f"mkdir -p -m 700 {there} && touch {there / FIRST_START_NAME}")
+        verb = "serve" if is_replica else "agent"
+        lines.append(f"forebay --config /etc/forebay/{CONFIG_NAME} {verb} --name {name}")
+    return "\n".join((*lines, ""))
+
+
+def _allow_first_start(directory: Path, name: str) -> None:
+    (directory / name).mkdir(mode=0o700)
+    (directory / name / FIRST_START_NAME).touch()
 
 
 @contextlib.contextmanager

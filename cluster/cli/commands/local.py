@@ -19,7 +19,18 @@ from cluster.cli.session import session
 from cluster.cli.text import moment, note
 from cluster.client import Client
 from cluster.client import run as run_to_end
-from cluster.config import OPERATOR_NAME, Config, Founding, FoundingRefused, Owner, PoolSpec, found
+from cluster.config import (
+    HOSTS_NAME,
+    OPERATOR_NAME,
+    Config,
+    Founding,
+    FoundingRefused,
+    Owner,
+    PoolSpec,
+    found,
+    guide_of,
+    hosts_of,
+)
 from cluster.schemas import operations as ops
 from cluster.security import certificate_of
 from cluster.system import SystemClock, format_instant, hold_termination
@@ -42,8 +53,12 @@ _STANDARD: Final = Founding()
     "--host",
     "hosts",
     multiple=True,
-    metavar="HOST",
-    help="Address of all replicas; repeated, of each in turn.  [default: 127.0.0.1]",
+    metavar="HOST|NAME=HOST,…",
+    help="Address of all replicas; repeated, of each in turn; or by name: r1=10.0.0.1,r2=10.0.0.2,r3=10.0.0.3."
+    "  [default: 127.0.0.1]",
+)
+@click.option(
+    "--node", "nodes", multiple=True, metavar="NAME=HOST,…", help="Nodes with an agent, beside such named replicas."
 )
 @click.option(
     "--base-port", type=int, default=_STANDARD.base_port, show_default=True, help="Peers from here, API + 10."
@@ -83,23 +98,28 @@ def init(
     destinations: tuple[str, ...],
     accounts: Literal["own", "switch", "own-as-root"] | None,
     hosts: tuple[str, ...],
+    nodes: tuple[str, ...],
     data: Path | None,
     replica_account: str | None,
     **fields: Any,
 ) -> None:
     """Write a new cluster's forebay.toml and certificates into DIRECTORY.
 
-    Nothing that is there is overwritten. Staging roots are relative to the present directory, and none means that jobs
-    may stage nothing.
+    Where replicas are named with their hosts, there is one bundle for each host in DIRECTORY/hosts: all that it needs,
+    and no key of another; ca.key stays in DIRECTORY. Nothing that is there is overwritten. Staging roots are relative
+    to the present directory, and none means that jobs may stage nothing.
     """
     here, is_root = Path.cwd(), os.geteuid() == 0
+    are_named = any("=" in host for host in hosts)
     try:
         founding = Founding(
             pools=tuple(PoolSpec.parse(pool) for pool in pools) or _STANDARD.pools,
             source_roots=tuple(Path(os.path.normpath(here / root)) for root in sources),
             destination_roots=tuple(Path(os.path.normpath(here / root)) for root in destinations),
             accounts=accounts or ("switch" if is_root else "own"),
-            hosts=hosts or _STANDARD.hosts,
+            hosts=_STANDARD.hosts if are_named or not hosts else hosts,
+            named=_named("--host", hosts) if are_named else (),
+            nodes=_named("--node", nodes),
             data=None if data is None else Path(os.path.normpath(here / data)),
             owner=None if replica_account is None else _owner(replica_account),
             **fields,
@@ -113,7 +133,14 @@ def init(
         f"Wrote {config.file} and certificates for {_count(config)}, valid until "
         f"{moment(format_instant(until)).partition('T')[0]}."
     )
-    if founding.owner is None:
+    if founding.named:
+        for host in hosts_of(founding):
+            click.echo(f"Next: copy {config.file.parent / HOSTS_NAME / host} to {host} as /etc/forebay, and there:")
+            for line in guide_of(host, founding).splitlines()[1:]:
+                click.echo(f"  {line}")
+        if not founding.nodes:
+            note("forebay: warning: there are no nodes: see --node")
+    elif founding.owner is None:
         click.echo(f"Next: forebay --config {config.file} up")
     else:
         click.echo("Next: start a service for each replica and agent (docs/operations.md).")
@@ -139,6 +166,17 @@ def init(
             note(f"forebay: warning: the staging root {known} is no directory yet: make it before jobs use it")
     if not sources or not destinations:
         note(f"forebay: warning: jobs may not stage {_missing(sources, destinations)} yet: add roots to [staging]")
+
+
+def _named(option: str, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Return the pairs of names and hosts; Failure for what is none."""
+    pairs = []
+    for one in (part for text in given for part in text.split(",")):
+        name, equals, host = one.partition("=")
+        if not equals or not name or not host:
+            raise bad_input(f"{option}: {one!r} is no name with its host", f"write {option} r1=10.0.0.1,r2=10.0.0.2")
+        pairs.append((name, host))
+    return tuple(pairs)
 
 
 def _missing(sources: tuple[str, ...], destinations: tuple[str, ...]) -> str:

@@ -36,6 +36,51 @@ def test_a_new_cluster_loads_and_everybody_in_it_has_a_usable_certificate(tmp_pa
     assert {stat.S_IMODE(path.stat().st_mode) for path in keys} == {0o600}
 
 
+def test_each_host_gets_what_it_needs_and_no_key_of_another(tmp_path: Path) -> None:
+    asked = Founding(
+        named=(("r1", "10.0.0.1"), ("r2", "b.test"), ("r3", "b.test")), nodes=(("n7", "10.0.0.1"), ("n8", "c.test"))
+    )
+    config = found(tmp_path, asked, clock=CLOCK)
+    assert [str(replica.api) for replica in config.replicas] == ["10.0.0.1:7411", "b.test:7411", "b.test:7412"]
+    assert [agent.name for agent in config.agents] == ["n7", "n8"]
+    for host, names in (("10.0.0.1", ["n7", "r1"]), ("b.test", ["r2", "r3"]), ("c.test", ["n8"])):
+        bundle = tmp_path / "hosts" / host
+        there = Config.load(bundle / "forebay.toml")
+        assert there.replicas == config.replicas and there.cluster == config.cluster
+        assert sorted(key.stem for key in (bundle / "tls").glob("*.key")) == names
+        assert {stat.S_IMODE(key.stat().st_mode) for key in (bundle / "tls").glob("*.key")} == {0o600}
+        guide = (bundle / "NEXT").read_text()
+        for name in names:
+            verb = "serve" if name.startswith("r") else "agent"
+            assert f"{verb} --name {name}\n" in guide
+            assert (bundle / name / "first-start").exists() == (verb == "serve")
+            client_context(there.tls_files(name))
+            if verb == "serve":
+                found_hosts = certificate_of(bundle / "tls", name).addresses
+                assert found_hosts == (there.replica(name).api.host,)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["forebay.toml", "hosts", "tls"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "nodes", "said"),
+    [
+        ((("r1", "a"), ("r2", "b")), (), "2 replicas are not possible"),
+        ((("r1", ".."),), (), "neither an IP address nor a host name"),
+        ((("r1", "a"),), (("n1", "../x"),), "neither an IP address nor a host name"),
+        ((("../r1", "a"),), (), "cannot name a replica"),
+        ((("r1", "a"),), (("r1", "b"),), "is there twice"),
+        ((("operator", "a"),), (), "cannot name a replica"),
+        ((), (("n1", "a"),), "say --host NAME=HOST"),
+    ],
+)
+def test_hosts_that_cannot_be_are_refused_and_nothing_is_left(
+    tmp_path: Path, hosts: tuple[tuple[str, str], ...], nodes: tuple[tuple[str, str], ...], said: str
+) -> None:
+    with pytest.raises(FoundingRefused, match=said):
+        found(tmp_path, Founding(named=hosts, nodes=nodes), clock=CLOCK)
+    assert not list(tmp_path.iterdir())
+
+
 def test_every_option_reaches_the_configuration(tmp_path: Path) -> None:
     asked = Founding(
         name="site",
