@@ -43,6 +43,7 @@ _MODULES: Final = {
     "commands.submit": "submit",
     "commands.transfer": "transfer_group",
     "witness_commands": "witness_group",
+    "check": "check",
 }
 """Module of `cluster.cli` -> the commands and groups of it that the outermost group has."""
 
@@ -61,6 +62,7 @@ SUMMARIES: Final = {
     "buffer": "List buffers, and see to what is left in them.",
     "burst": "Show pools, settings, allocated buffers and their users, as `scontrol show burst` does.",
     "certificate": "Issue certificates and look at those there are.",
+    "check": "Say whether this machine is ready for its replicas and agents, before they start.",
     "cluster": "Look at the cluster's feature level and time, and set them right.",
     "config": "Show, compare and change the site's configuration (operators).",
     "diff": "Show what is not what it was between two moments, and whose command changed each thing last.",

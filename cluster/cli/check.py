@@ -1,0 +1,231 @@
+"""`forebay check`: whether this machine is ready for what is to start on it, before it is started."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import socket
+import ssl
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+import msgspec
+
+from cluster.cli.commands.options import JSON_OPTION
+from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.session import session
+from cluster.cli.text import moment, show, show_json, table
+from cluster.config import ConfigError
+from cluster.security import Role, TlsRefused, certificate_of, client_context, server_context
+from cluster.system import Clock, format_instant
+from replica.values import MICROSECONDS_PER_SECOND, plain
+
+if TYPE_CHECKING:
+    from cluster.config import AgentConfig, Config, ReplicaConfig
+
+EXPIRY_NOTICE_S: Final = 30 * 86_400
+"""A certificate that is valid for less is worth a remark, seconds."""
+
+ASK_S: Final = 2.0
+"""How long each address of another may take to be reached, seconds."""
+
+FREE_BYTES_LEAST: Final = 64 << 20
+"""What a replica needs of its disk at once, bytes: its sync log, and the first entries and snapshots."""
+
+TIMEX_BYTES: Final = 512
+"""Room for a `struct timex`, whose first field, 0, says that nothing is to be changed; it has 208 bytes on x86-64."""
+
+TIME_ERROR: Final = 5
+"""What adjtimex(2) returns where the clock is not kept."""
+
+
+class Verdict(StrEnum):
+    """What came of one check."""
+
+    OK = "ok"
+    NOTE = "note"
+    """It may be meant, or mend itself: a peer that does not run yet."""
+    FAIL = "FAIL"
+    """A start would fail, or serve nobody."""
+
+
+class CheckRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One check as `check --json` prints it."""
+
+    name: str
+    """The replica or agent that it is about."""
+    check: str
+    verdict: Verdict
+    found: str
+
+
+class CheckAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What `check --json` prints."""
+
+    config: str
+    checks: tuple[CheckRow, ...]
+
+
+_Found = tuple[str, Verdict, str]
+"""Check, verdict, and what was found."""
+
+
+@click.command("check")
+@click.option(
+    "--name", "names", multiple=True, metavar="NAME", help="What starts here.  [default: whose key lies here]"
+)
+@JSON_OPTION
+def check(names: tuple[str, ...], as_json: bool) -> None:
+    """Say whether this machine is ready for its replicas and agents, before they start.
+
+    Of each: its certificate and the hosts in it, its ports, its disk, its account, the places that are mounted, whether
+    a time service keeps the clock, and whether the other replicas are reached. Run it as the account that they run as.
+    Nothing is changed. Ends with 2 where something FAILs.
+    """
+    current = session()
+    config = current.config()
+    known = {*(one.name for one in config.replicas), *(one.name for one in config.agents)}
+    for name in names:
+        if name not in known:
+            raise bad_input(f"{config.file} has no replica and no agent {name!r}", f"it has {', '.join(sorted(known))}")
+    chosen = names or tuple(name for name in sorted(known) if (config.tls.certificates / f"{name}.key").exists())
+    if not chosen:
+        raise bad_input(
+            f"{config.tls.certificates} has no key of a replica or an agent of {config.file}",
+            "copy the bundle of this host that `forebay init` wrote, or name what starts here with --name",
+        )
+    rows = tuple(
+        CheckRow(name=name, check=what, verdict=verdict, found=found)
+        for name in chosen
+        for what, verdict, found in _checks(config, name, current.clock)
+    )
+    if as_json:
+        show_json(CheckAnswer(config=str(config.file), checks=rows))
+    else:
+        cells = ((row.name, row.check, row.verdict, plain(row.found)) for row in rows)
+        show(table(("NAME", "CHECK", "RESULT", "FOUND"), cells, flexible=frozenset({"FOUND"})))
+    failed = sum(row.verdict is Verdict.FAIL for row in rows)
+    if failed:
+        raise Failure(ExitCode.BAD_INPUT, f"{failed} of {len(rows)} checks failed", "mend them before you start")
+
+
+def _checks(config: Config, name: str, clock: Clock) -> Iterator[_Found]:
+    replica = next((one for one in config.replicas if one.name == name), None)
+    yield from _certificate(config, name, replica, clock)
+    if replica is not None:
+        yield from _ports(replica)
+        yield _disk(config.storage.directory / name, FREE_BYTES_LEAST)
+        yield from _others(config, name)
+    else:
+        own = config.agent(name)
+        yield _account(config, own)
+        yield _disk(own.directory, 0)
+        yield from _places(config)
+    yield _clock()
+
+
+def _certificate(config: Config, name: str, replica: ReplicaConfig | None, clock: Clock) -> Iterator[_Found]:
+    found = certificate_of(config.tls.certificates, name)
+    role = Role.AGENT if replica is None else Role.REPLICA
+    again = f"`forebay certificate issue {name} --role {role.value} --replace` where ca.key is"
+    if found.problem:
+        yield "certificate", Verdict.FAIL, found.problem
+        return
+    try:
+        files = config.tls_files(name)
+        server_context(files) if replica is not None else client_context(files)
+    except (ConfigError, TlsRefused, ssl.SSLError, OSError) as error:
+        yield "certificate", Verdict.FAIL, str(error)
+        return
+    left_s = (found.valid_until - clock.now()) / MICROSECONDS_PER_SECOND
+    until = f"valid until {moment(format_instant(found.valid_until))}"
+    if found.role != role.value or found.cluster_id != config.cluster.id:
+        yield "certificate", Verdict.FAIL, f"it is of {found.role} of cluster {found.cluster_id}: {again}"
+    else:
+        yield "certificate", Verdict.NOTE if left_s < EXPIRY_NOTICE_S else Verdict.OK, until
+    if replica is None:
+        return
+    missing = sorted({replica.peer.host, replica.api.host} - set(found.addresses))
+    if missing:
+        hosts = " ".join(f"--host {host}" for host in sorted({replica.peer.host, replica.api.host}))
+        yield (
+            "names in it",
+            Verdict.FAIL,
+            f"it lacks {', '.join(missing)}: {again.replace('--replace', hosts + ' --replace')}",
+        )
+    else:
+        yield "names in it", Verdict.OK, ", ".join(found.addresses)
+
+
+def _ports(replica: ReplicaConfig) -> Iterator[_Found]:
+    for what, address in (("peer", replica.peer), ("api", replica.api), ("channel", replica.channel)):
+        if address is None:
+            continue
+        try:
+            family, kind, _, _, place = socket.getaddrinfo(
+                address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            with socket.socket(family, kind) as trying:
+                trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                trying.bind(place)
+                trying.listen(1)
+        except OSError as error:
+            yield (
+                f"{what} port",
+                Verdict.FAIL,
+                f"{address}: {error.strerror}; it runs already, or the address is no own one",
+            )
+        else:
+            yield f"{what} port", Verdict.OK, f"{address} is free"
+
+
+def _disk(directory: Path, least: int) -> _Found:
+    there = next(one for one in (directory, *directory.parents) if one.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        return "disk", Verdict.FAIL, f"this account may not write in {there}"
+    free = shutil.disk_usage(there).free
+    text = f"{free >> 20} MiB are free in {there}"
+    return "disk", Verdict.FAIL if free < least else Verdict.OK, text
+
+
+def _account(config: Config, own: AgentConfig) -> _Found:
+    try:
+        config.check_accounts(own, os.geteuid())
+    except ConfigError as error:
+        return "account", Verdict.FAIL, f"{error.sentence}; {error.remedy}"
+    return "account", Verdict.OK, f"accounts = '{own.accounts}', and this is account {os.geteuid()}"
+
+
+def _places(config: Config) -> Iterator[_Found]:
+    for place in config.places:
+        is_there = os.path.isdir(place.path)
+        text = f"{place.path} is {'there' if is_there else 'not there: mount it, or jobs of it are staged elsewhere'}"
+        yield f"place {place.name}", Verdict.OK if is_there else Verdict.NOTE, text
+
+
+def _others(config: Config, name: str) -> Iterator[_Found]:
+    for other in config.replicas:
+        if other.name == name:
+            continue
+        refusals = []
+        for address in (other.peer, other.api):
+            try:
+                socket.create_connection((address.host, address.port), timeout=ASK_S).close()
+            except OSError as error:
+                refusals.append(f"{address}: {error.strerror or error}")
+        if refusals:
+            yield f"reaches {other.name}", Verdict.NOTE, f"{'; '.join(refusals)}: it may not run yet"
+        else:
+            yield f"reaches {other.name}", Verdict.OK, f"{other.peer} and {other.api} are reached"
+
+
+def _clock() -> _Found:
+    """Ask the kernel whether anything keeps its clock (adjtimex(2)): that is all that can be known before a start."""
+    state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))
+    if state == TIME_ERROR:
+        return "clock", Verdict.NOTE, "the kernel says that no time service keeps it: see that one does (chrony, ntpd)"
+    return "clock", Verdict.OK, "the kernel says that a time service keeps it"

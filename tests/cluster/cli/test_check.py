@@ -1,0 +1,82 @@
+"""`forebay check` says what a start would find, and each of its refusals is one that a start would meet."""
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.cli.exits import ExitCode
+from cluster.config.config import Config
+from cluster.config.new_site import Founding, found
+from cluster.system.clock import SystemClock
+from tests.cluster.cli.double import forebay
+from tests.ports import free_ports
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    accounts: Any = "switch" if os.geteuid() == 0 else "own"
+    hosts = (("r1", "127.0.0.1"), ("r2", "127.0.0.2"), ("r3", "127.0.0.3"))
+    founding = Founding(
+        hosts=hosts, nodes=(("n1", "127.0.0.1"),), accounts=accounts, base_port=free_ports(14)[0], users=("alice",)
+    )
+    found(tmp_path / "site", founding, clock=SystemClock())
+    return Config.load(tmp_path / "site" / "hosts" / "127.0.0.1" / "forebay.toml")
+
+
+def checked(config: Config, *words: str) -> tuple[int, dict[tuple[str, str], tuple[str, str]]]:
+    result = forebay(config, "check", "--json", *words)
+    rows = json.loads(result.stdout)["checks"]
+    return result.exit_code, {(row["name"], row["check"]): (row["verdict"], row["found"]) for row in rows}
+
+
+def test_a_bundle_is_ready_as_it_is_and_only_what_is_its_own_is_looked_at(config: Config) -> None:
+    code, found = checked(config)
+    assert code == ExitCode.OK and {name for name, _ in found} == {"r1", "n1"}, found
+    assert {verdict for (_, what), (verdict, _) in found.items() if not what.startswith(("reaches", "clock"))} == {"ok"}
+    # The others do not run yet, which is no failure.
+    assert found["r1", "reaches r2"][0] == "note"
+    table = forebay(config, "check")
+    assert table.exit_code == ExitCode.OK and "names in it" in table.stdout
+
+
+def test_each_thing_that_a_start_would_fail_at_fails(config: Config) -> None:
+    text = config.file.read_text()
+    row = config.replica("r1")
+    with socket.socket() as taken:
+        taken.bind((row.api.host, row.api.port))
+        taken.listen()
+        code, found = checked(config, "--name", "r1")
+        assert code == ExitCode.BAD_INPUT and found["r1", "api port"][0] == "FAIL"
+        assert found["r1", "peer port"][0] == "ok"
+
+    moved = text.replace(f'"{row.peer}"', f'"127.0.0.9:{row.peer.port}"')
+    config.file.write_text(moved)
+    _, found = checked(config, "--name", "r1")
+    verdict, sentence = found["r1", "names in it"]
+    assert verdict == "FAIL" and "it lacks 127.0.0.9" in sentence and "--host 127.0.0.9 --replace" in sentence
+    config.file.write_text(text.replace(f'"{row.peer}"', f'"192.0.2.1:{row.peer.port}"'))
+    assert checked(config, "--name", "r1")[1]["r1", "peer port"][0] == "FAIL"
+
+    wrong = '"own"' if os.geteuid() == 0 else '"switch"'
+    config.file.write_text(text.replace(f'accounts = "{config.agent("n1").accounts}"', f"accounts = {wrong}"))
+    assert checked(config, "--name", "n1")[1]["n1", "account"][0] == "FAIL"
+
+    config.file.write_text(text)
+    tls = config.tls.certificates
+    (tls / "r1.key").write_bytes((tls / "n1.key").read_bytes())
+    assert checked(config, "--name", "r1")[1]["r1", "certificate"][0] == "FAIL"
+    for suffix in ("pem", "key"):
+        (tls / f"r1.{suffix}").write_bytes((tls / f"n1.{suffix}").read_bytes())
+    verdict, sentence = checked(config, "--name", "r1")[1]["r1", "certificate"]
+    assert verdict == "FAIL" and "forebay certificate issue r1 --role replica --replace" in sentence
+    assert checked(config, "--name", "r2")[1]["r2", "certificate"][0] == "FAIL", "it has none here"
+
+    assert forebay(config, "check", "--name", "r9").exit_code == ExitCode.BAD_INPUT
+    for key in tls.glob("*.key"):
+        key.unlink()
+    nothing = forebay(config, "check")
+    assert nothing.exit_code == ExitCode.BAD_INPUT and "has no key of a replica or an agent" in nothing.stderr
