@@ -290,7 +290,7 @@ class Service:
         self._log_peers = log_peers
         self.past = Historian(controller)
         """Who is asked about the past: a process that is started with the replica, or with the first question."""
-        self.metrics = Metrics(controller, self.past, lambda: self.publisher)
+        self.metrics = Metrics(controller, self.past, lambda: self.publisher, self.verdicts)
         self.event_streams_of: Counter[Identity] = Counter()
         """Open streams by who reads them."""
         self.digests = asyncio.Semaphore(1)

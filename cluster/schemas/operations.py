@@ -56,8 +56,10 @@ _DRILLS: Final = frozenset({Role.OPERATOR, Role.DRILL})
 _DRILL_WATCHERS: Final = PEOPLE | {Role.DRILL}
 _READERS: Final = PEOPLE | _SCHEDULERS
 """People, and other schedulers about their own guests: `Call.job_in` finds no other job for them."""
-_EVERYBODY: Final = frozenset(Role) - {Role.AUDITOR}
+_EVERYBODY: Final = frozenset(Role) - {Role.AUDITOR, Role.MONITOR}
 """Everybody who takes part."""
+_WATCHERS: Final = _EVERYBODY | {Role.MONITOR}
+"""Who reads metrics and health; a monitor reads nothing else."""
 
 JOBS_LISTED: Final = 1_000
 """Jobs in a list when nobody says otherwise, count."""
@@ -572,12 +574,12 @@ STREAM_EVENTS = _get("stream_events", "/v1/events", PEOPLE, lambda: ledger.Event
     stale=False, tag="cluster", content_type=EVENT_STREAM, own=True)
 SHOW_OPENAPI = _get("show_openapi", "/v1/openapi.json", _EVERYBODY, lambda: Json,
     "Give the OpenAPI document.", tag="cluster", own=True)
-SHOW_HEALTH = _get("show_health", "/healthz", _EVERYBODY, lambda: str,
+SHOW_HEALTH = _get("show_health", "/healthz", _WATCHERS, lambda: str,
     "Say that the process is alive.", stale=False, tag="cluster", content_type=TEXT, own=True)
-SHOW_READINESS = _get("show_readiness", "/readyz", _EVERYBODY, lambda: str,
+SHOW_READINESS = _get("show_readiness", "/readyz", _WATCHERS, lambda: str,
     "Say whether a command sent here can be committed now: 200, or 503 with why not.",
     stale=False, tag="cluster", content_type=TEXT, own=True)
-SHOW_METRICS = _get("show_metrics", "/metrics", _EVERYBODY, lambda: str,
+SHOW_METRICS = _get("show_metrics", "/metrics", _WATCHERS, lambda: str,
     "Give Prometheus what it scrapes.", stale=False, tag="cluster", content_type=TEXT, own=True)
 
 # fmt: on

@@ -38,6 +38,8 @@ class Role(StrEnum):
     """Another scheduler: for its guests, which stand under the name of the certificate, and nothing else."""
     AUDITOR = "auditor"
     """Somebody outside: reads checkpoints, tiles and leaves of the ledger's tree, and nothing else."""
+    MONITOR = "monitor"
+    """A program that watches: reads metrics and health of each replica, and nothing else."""
     DRILL = "drill"
     """Somebody who carries out drills of the cluster, and nothing else."""
     HELPER = "helper"

@@ -39,7 +39,6 @@ from cluster.server.liveness import (
     PollRounds,
     Said,
     Transfer,
-    TransferTotals,
     read_news,
 )
 from cluster.server.membership import Membership
@@ -56,6 +55,7 @@ from cluster.server.proposer import Proposer
 from cluster.server.pruning import PruneNote
 from cluster.server.snapshots import SnapshotInstall, call_soon
 from cluster.server.storage import Storage
+from cluster.server.totals import JobTotals, TransferTotals
 from cluster.system import Clock
 from replica.fold import apply_batch, applying
 from replica.messages import Batch, FoundCluster, Request
@@ -142,6 +142,7 @@ class Controller:
         self.orders = OrderWatch(storage.state.revision)
         self.guests = GuestWatch()
         self.transfer_totals = TransferTotals()
+        self.job_totals = JobTotals(clock.now())
         self.engine = make_engine(self, self._on_change, fail)
         self.polls = PollRounds(
             engine=self.engine, current=self.current, wait_applied=self.wait_applied, hear=self._heard
@@ -383,6 +384,7 @@ class Controller:
                 self.agreed.applied(after.at)
             self.orders.applied(before, batch, after)
             self.guests.applied(batch, after)
+            self.job_totals.applied(before, batch, after)
             if before.transfers is not after.transfers:
                 self.transfer_totals.applied(batch)
         self.applied_log.append(

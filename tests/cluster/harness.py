@@ -75,6 +75,7 @@ def make_cluster(directory: Path, replicas: int = 1) -> Config:
     authority, at = load_authority(config.tls.authority.parent), SystemClock().now()
     issue(authority, config.tls.certificates, role=CertificateRole.SCHEDULER, name="slurm", at=at)
     issue(authority, config.tls.certificates, role=CertificateRole.AUDITOR, name="auditor", at=at)
+    issue(authority, config.tls.certificates, role=CertificateRole.MONITOR, name="prometheus", at=at)
     issue(authority, config.tls.certificates, role=CertificateRole.DRILL, name="dora", at=at)
     issue(authority, config.tls.certificates, role=CertificateRole.HELPER, name="h1", at=at, addresses=["127.0.0.1"])
     return config

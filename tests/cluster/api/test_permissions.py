@@ -18,6 +18,7 @@ WHO = {
     R: "r1",
     S: "slurm",
     Role.AUDITOR: "auditor",
+    Role.MONITOR: "prometheus",
     Role.DRILL: "dora",
     Role.HELPER: "h1",
 }
@@ -107,9 +108,9 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("POST", "/v1/agents/{node}/poll"): "agent",
     ("POST", "/v1/agents/{node}/reports"): "agent",
     ("GET", "/v1/openapi.json"): "operator user agent replica scheduler drill helper",
-    ("GET", "/healthz"): "operator user agent replica scheduler drill helper",
-    ("GET", "/readyz"): "operator user agent replica scheduler drill helper",
-    ("GET", "/metrics"): "operator user agent replica scheduler drill helper",
+    ("GET", "/healthz"): "operator user agent replica scheduler drill helper monitor",
+    ("GET", "/readyz"): "operator user agent replica scheduler drill helper monitor",
+    ("GET", "/metrics"): "operator user agent replica scheduler drill helper monitor",
     ("POST", "/v1/pools/{name}/add"): "operator",
     ("POST", "/v1/pools/{name}/change"): "operator",
     ("POST", "/v1/pools/{name}/remove"): "operator",
@@ -155,6 +156,11 @@ def test_an_auditor_reads_what_is_proven_of_the_ledger_and_nothing_else() -> Non
     mine = {route.path for route in OPERATIONS.values() if Role.AUDITOR in route.roles}
     assert mine == {"/v1/tlog/checkpoint", "/v1/tlog/tile/{tile}", "/v1/tlog/keys"}
     assert {route.method for route in OPERATIONS.values() if Role.AUDITOR in route.roles} == {"GET"}
+
+
+def test_a_monitor_reads_metrics_and_health_and_nothing_else() -> None:
+    mine = {(route.method, route.path) for route in OPERATIONS.values() if Role.MONITOR in route.roles}
+    assert mine == {("GET", path) for path in ("/healthz", "/readyz", "/metrics")}
 
 
 def test_a_helper_reads_whether_a_drill_is_under_way_and_what_everybody_may() -> None:

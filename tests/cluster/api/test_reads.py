@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.api.metrics import SYNCS_KEPT_MAX
+from cluster.api.metrics.registry import SYNCS_KEPT_MAX
 from cluster.api.render.jobs import job_view, why_view
 from cluster.api.render.reasons import Known
 from cluster.config.config import Config

@@ -1,0 +1,91 @@
+"""The registry of one replica, and what is counted where requests are answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+from cluster.api.metrics.replica import CertificateCollector, ReplicaCollector
+from cluster.api.metrics.work import WorkCollector
+from cluster.api.past import Historian
+from cluster.api.render import Verdicts
+from cluster.server import Controller
+from cluster.server.tlog import Publisher
+from cluster.system.eventloop import Work
+
+SYNC_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+"""Bounds of the sync histogram, seconds: from an idle NVMe to a disk that should be replaced."""
+
+LATENCY_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+"""Bounds of the request histogram, seconds: from a stale read to the longest poll."""
+
+SYNCS_KEPT_MAX = 4096
+"""Syncs whose times wait for a scrape, count: some 100 KiB."""
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """The registry of one replica."""
+
+    def __init__(
+        self, controller: Controller, past: Historian, publisher: Callable[[], Publisher], verdicts: Verdicts
+    ) -> None:
+        self._registry = CollectorRegistry()
+        self._controller = controller
+        self._rendering = asyncio.Lock()
+        self._replica = ReplicaCollector(controller, past, publisher)
+        self._work = WorkCollector(controller, verdicts)
+        self._registry.register(self._replica)
+        self._registry.register(self._work)
+        self._registry.register(CertificateCollector(controller))
+        # Memory, processor time and open files of this process, under the names that all exporters have in common.
+        ProcessCollector(registry=self._registry)
+        self._sync_times_s: list[float] = []
+        """What `_syncs` has not been told: telling takes longer than all else between a sync and its answer."""
+        self._syncs = Histogram(
+            "forebay_journal_sync_seconds",
+            "Time of each durable write of the journal.",
+            buckets=SYNC_BUCKETS_S,
+            registry=self._registry,
+        )
+        self.requests = Histogram(
+            "forebay_api_request_seconds",
+            "Time of each API request by route and status class; long polls wait on purpose.",
+            ["route", "status"],
+            buckets=LATENCY_BUCKETS_S,
+            registry=self._registry,
+        )
+        self.doors = Gauge(
+            "forebay_doors", "Doors that serve clients in front of this replica.", registry=self._registry
+        )
+        self.doors_started = Counter(
+            "forebay_doors_started_total",
+            "Doors started: more than there are to be where one has ended.",
+            registry=self._registry,
+        )
+        self.problems = Counter(
+            "forebay_api_problems_total", "API answers with an error, by code.", ["code"], registry=self._registry
+        )
+
+    def synced(self, duration_s: float) -> None:
+        """Note how long a durable write of the journal took."""
+        self._sync_times_s.append(duration_s)
+        if len(self._sync_times_s) >= SYNCS_KEPT_MAX:
+            self._tell_syncs()
+
+    async def text(self, work: Work) -> bytes:
+        """Return everything in Prometheus's text format."""
+        async with self._rendering:
+            self._tell_syncs()
+            self._replica.read()
+            await self._work.read(self._controller.state, work)
+            # In a thread: rendering a line for each route and bucket takes longer than a heartbeat may wait.
+            return await asyncio.to_thread(generate_latest, self._registry)
+
+    def _tell_syncs(self) -> None:
+        times_s, self._sync_times_s = self._sync_times_s, []
+        for duration_s in times_s:
+            self._syncs.observe(duration_s)

@@ -1,0 +1,314 @@
+"""What is true of jobs, buffers, pools, nodes and transfers; and what became of them.
+
+Labels are states, reasons, stages, pools and nodes: of each there is a bounded number. Users and jobs are never labels.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Count
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from cluster.api.metrics.replica import counter, gauge
+from cluster.api.render import Verdicts
+from cluster.server import Controller, Durations, Liveness
+from cluster.system.eventloop import RECORDS_PER_SLICE, Work, paced
+from replica.model import (
+    ACCOUNT_REASONS,
+    QOS_REASONS,
+    QUEUED_STAGES,
+    TRANSFERS,
+    Buffer,
+    BufferState,
+    Job,
+    JobState,
+    takes_cpus,
+)
+from replica.operations import rules_in_force, waiting_stage
+from replica.state import State
+from replica.values import Reason
+from replica.views import pool_use
+
+PARTS_PER_JOB = 3
+"""What counting one job takes of a slice: some four microseconds."""
+
+PARTS_PER_REASON = 4
+"""What saying the reason of one job takes of a slice."""
+
+PARTS_PER_NODE = 8
+"""What the figures of one node take of a slice."""
+
+OTHER_REASON = "other"
+"""The label of a reason that is a sentence of its own, such as what a site's script said."""
+
+_REASONS = frozenset({*Reason, *ACCOUNT_REASONS.values(), *QOS_REASONS.values()})
+_BY_PLUGIN = "burst_buffer/"
+"""How reasons begin that name what failed: up to the colon they are few, behind it they say anything."""
+
+
+def reason_label(reason: str) -> str:
+    """Return the label of a reason: itself where it is one of Slurm's words, of which there is a fixed number."""
+    if reason in _REASONS:
+        return reason
+    return reason.partition(":")[0] if reason.startswith(_BY_PLUGIN) else OTHER_REASON
+
+
+class _Queue(msgspec.Struct):
+    """What one walk over the jobs that are not over counts."""
+
+    states: Count[str]
+    buffers: Count[str]
+    stuck: Count[str]
+    waiting: Count[str] = msgspec.field(default_factory=Count)
+    """Jobs that wait for space, by pool."""
+    waiting_bytes: Count[str] = msgspec.field(default_factory=Count)
+    cpus: Count[str] = msgspec.field(default_factory=Count)
+    """CPUs in use, by node."""
+    held: Count[str] = msgspec.field(default_factory=Count)
+    """What buffers hold on a node of its own, by node."""
+
+    def add(self, job: Job, buffer: Buffer | None) -> None:
+        self.states[job.state.name] += 1
+        if takes_cpus(job, buffer):
+            self.cpus[job.node] += job.request.cpus
+        if buffer is None:
+            return
+        self.buffers[buffer.state.word] += 1
+        if buffer.held_bytes and buffer.node:
+            self.held[buffer.node] += buffer.held_bytes
+        if job.stuck:
+            stage = waiting_stage(job, buffer)
+            if stage is not None:
+                self.stuck[stage.word] += 1
+        if buffer.state is BufferState.PENDING and job.state is JobState.PENDING and not job.hold:
+            self.waiting[buffer.pool] += 1
+            self.waiting_bytes[buffer.pool] += buffer.granted_bytes
+
+
+class WorkCollector(Collector):
+    """Reads the applied state at the moment of a scrape, and what was counted of events.
+
+    `read` does so on the loop, in slices; `collect` gives what was read, in whatever thread.
+    """
+
+    def __init__(self, controller: Controller, verdicts: Verdicts) -> None:
+        self._controller = controller
+        self._verdicts = verdicts
+        self._families: list[Metric] = []
+
+    async def read(self, state: State, work: Work) -> None:
+        """Read everything, in slices."""
+        controller = self._controller
+        liveness = controller.liveness if controller.leads else None
+        queue = _Queue(
+            Count(dict.fromkeys((job_state.name for job_state in JobState), 0)),
+            Count(dict.fromkeys((buffer_state.word for buffer_state in BufferState), 0)),
+            Count(dict.fromkeys((stage.word for stage in QUEUED_STAGES), 0)),
+        )
+        async for job_id in paced(state.unfinished, work, parts=PARTS_PER_JOB):
+            queue.add(state.jobs[job_id], state.buffers.get(job_id))
+        reasons = await self._reasons(state, work) if controller.leads else Count()
+        nodes = await _nodes(state, queue, liveness, work)
+        await work.take(RECORDS_PER_SLICE)
+        self._families = [
+            *_jobs(state, queue, reasons),
+            *self._became(),
+            *_pools(state, queue),
+            *nodes,
+            *_transfers(controller, state),
+            gauge("forebay_receipts", "Answers to single commands that are kept.", len(state.receipts)),
+            gauge("forebay_sessions", "Sessions of programs.", len(state.sessions)),
+            gauge("forebay_session_answers", "Answers that are kept for them.", len(state.answers)),
+        ]
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family."""
+        yield from self._families
+
+    async def _reasons(self, state: State, work: Work) -> Count[str]:
+        """Return why jobs wait, as lists of jobs say it."""
+        known = await self._verdicts.known(state, state.unfinished, work, reasons=True)
+        reasons: Count[str] = Count()
+        async for job_id in paced(state.unfinished, work, parts=PARTS_PER_REASON):
+            if state.jobs[job_id].state is JobState.PENDING:
+                reasons[reason_label(known.reason(job_id))] += 1
+        return reasons
+
+    def _became(self) -> Iterator[Metric]:
+        """Yield what was counted of jobs since the process began."""
+        totals = self._controller.job_totals
+        yield counter("forebay_jobs_submitted", "Jobs submitted, each task of an array one.", totals.submitted)
+        yield _counters("forebay_jobs_ended", "Jobs whose result became known, by it.", "outcome", totals.ended)
+        yield counter("forebay_jobs_requeued", "Jobs that wait again after a run.", totals.requeued)
+        yield counter("forebay_buffers_revoked", "Buffers that were taken back before their job ran.", totals.revoked)
+        failed = CounterMetricFamily(
+            "forebay_stage_failures",
+            "Operations that failed, by stage and by the node whose agent had them to do.",
+            labels=["stage", "node"],
+        )
+        for (stage, node), count in sorted(totals.failed.items()):
+            failed.add_metric([stage, node], count)
+        yield failed
+        yield _counters("forebay_stage_retries", "Operations that were ordered again.", "stage", totals.retried)
+        yield _histograms(
+            "forebay_job_space_wait_seconds",
+            "From when a job could have its burst buffer to when it had the space.",
+            "pool",
+            sorted(totals.space_waits.items()),
+        )
+        yield _histogram(
+            "forebay_job_start_wait_seconds", "From when a job could start to its first start.", totals.start_waits
+        )
+        yield _histogram("forebay_job_run_seconds", "From start to end of a script, suspension left out.", totals.runs)
+        yield _histograms(
+            "forebay_stage_seconds",
+            "Operations of buffers that succeeded, from their order on; of one that was retried its last attempt.",
+            "stage",
+            totals.stages.items(),
+        )
+
+
+def _jobs(state: State, queue: _Queue, reasons: Count[str]) -> Iterator[Metric]:
+    yield _gauges("forebay_jobs", "Jobs that are not over, by state.", "state", queue.states)
+    yield _gauges("forebay_jobs_waiting", "Jobs that are pending, by reason; leader only.", "reason", reasons)
+    yield _gauges(
+        "forebay_jobs_stuck",
+        "Jobs whose operation failed for good, by stage: somebody has to release, clear or cancel them.",
+        "stage",
+        queue.stuck,
+    )
+    yield _gauges("forebay_buffers", "Buffers of those jobs, by state.", "state", queue.buffers)
+    yield gauge("forebay_jobs_finished_kept", "Finished jobs kept in the state.", len(state.finished))
+
+
+def _pools(state: State, queue: _Queue) -> Iterator[Metric]:
+    total = GaugeMetricFamily("forebay_pool_bytes", "Total of a pool.", labels=["pool"])
+    free = GaugeMetricFamily("forebay_pool_free_bytes", "Derived free capacity of a pool.", labels=["pool"])
+    held = GaugeMetricFamily("forebay_pool_held_bytes", "What buffers hold of a pool.", labels=["pool"])
+    out = GaugeMetricFamily("forebay_pool_out_of_service_bytes", "What of a pool is out of service.", labels=["pool"])
+    buffers = GaugeMetricFamily("forebay_pool_buffers", "Buffers that hold something of a pool.", labels=["pool"])
+    waiting = GaugeMetricFamily(
+        "forebay_pool_jobs_waiting", "Jobs that have no space of a pool yet and are not held.", labels=["pool"]
+    )
+    wanted = GaugeMetricFamily("forebay_pool_wanted_bytes", "What those jobs are to have of it.", labels=["pool"])
+    for name in sorted(state.pools):
+        use = pool_use(state, name)
+        total.add_metric([name], use.pool.quantity_bytes)
+        free.add_metric([name], use.free_bytes)
+        held.add_metric([name], use.held_bytes)
+        out.add_metric([name], use.pool.out_of_service_bytes)
+        buffers.add_metric([name], len(state.holders.get(name, ())))
+        waiting.add_metric([name], queue.waiting[name])
+        wanted.add_metric([name], queue.waiting_bytes[name])
+    yield from (total, free, held, out, buffers, waiting, wanted)
+
+
+async def _nodes(state: State, queue: _Queue, liveness: Liveness | None, work: Work) -> list[Metric]:
+    states: Count[str] = Count()
+    up = GaugeMetricFamily(
+        "forebay_node_up", "1 for a node whose agent is heard of, 0 for one that is DOWN.", labels=["node"]
+    )
+    drained = GaugeMetricFamily(
+        "forebay_node_drained", "1 for a node that an operator keeps new work from.", labels=["node"]
+    )
+    cpus = GaugeMetricFamily("forebay_node_cpus", "CPUs of a node.", labels=["node"])
+    used = GaugeMetricFamily("forebay_node_cpus_in_use", "CPUs of a node that jobs have.", labels=["node"])
+    jobs = GaugeMetricFamily("forebay_node_jobs", "Jobs that have something on a node.", labels=["node"])
+    held = GaugeMetricFamily("forebay_node_held_bytes", "What buffers hold on a node.", labels=["node"])
+    contact = GaugeMetricFamily(
+        "forebay_node_contact_age_seconds", "Time since the agent of a node was heard of; leader only.", labels=["node"]
+    )
+    for name in await work.ordered(state.nodes):
+        await work.take(0, parts=PARTS_PER_NODE)
+        node = state.nodes[name]
+        states[node.state.name] += 1
+        up.add_metric([name], float(not node.down))
+        drained.add_metric([name], float(node.drained))
+        cpus.add_metric([name], node.cpus)
+        used.add_metric([name], queue.cpus[name])
+        jobs.add_metric([name], len(state.on_node.get(name, ())))
+        held.add_metric([name], queue.held[name])
+        age_s = None if liveness is None else liveness.last_contact_s(name)
+        if age_s is not None:
+            contact.add_metric([name], age_s)
+    by_state = _gauges("forebay_nodes", "Nodes by state.", "state", states)
+    return [by_state, up, drained, cpus, used, jobs, held, contact]
+
+
+def _transfers(controller: Controller, state: State) -> Iterator[Metric]:
+    """Yield what agents say of transfers at the moment (leader only), and what receipts add up to."""
+    rows = controller.liveness.transfers(state) if controller.leads else []
+    yield gauge("forebay_transfers", "Operations under way, as the leader has heard.", len(rows))
+    yield gauge("forebay_transfers_done_bytes", "What they have moved.", sum(row.bytes_done for row in rows))
+    yield gauge("forebay_transfers_left_bytes", "What they have yet to move.", sum(
+        max(0, row.bytes_total - row.bytes_done) for row in rows
+    ))  # fmt: skip
+    yield gauge("forebay_transfers_rate_bytes_per_second", "Their rate.", sum(row.rate_bytes_s for row in rows))
+    yield gauge("forebay_transfers_held_back", "Those that a rate holds back.", sum(1 for row in rows if row.waiting))
+    turns = GaugeMetricFamily("forebay_transfer_turns", "Transfers that have their turn, by stage.", labels=["stage"])
+    for stage in TRANSFERS:
+        turns.add_metric([stage.word], state.operations.get(stage, 0))
+    yield turns
+    yield from _limits(state)
+    totals = controller.transfer_totals
+    ended = CounterMetricFamily(
+        "forebay_transfers_ended", "Transfers that ended since the start, by outcome.", labels=["stage", "outcome"]
+    )
+    for (stage_word, outcome), count in sorted(totals.ended.items()):
+        ended.add_metric([stage_word, outcome], count)
+    yield ended
+    yield _counters("forebay_transferred_files", "Files of those.", "stage", totals.files)
+    yield _counters("forebay_transferred_bytes", "Bytes of those.", "stage", totals.size_bytes)
+    yield _counters(
+        "forebay_transfer_resumed_bytes", "Bytes that need not be moved again.", "stage", totals.resumed_bytes
+    )
+    yield _counters("forebay_transfer_retries", "Files or chunks that were moved again.", "stage", totals.retries)
+    yield _counters("forebay_transfer_left_out", "Things that were left out.", "stage", totals.left_out)
+
+
+def _limits(state: State) -> Iterator[Metric]:
+    rules = rules_in_force(state)
+    if rules is None:
+        return
+    limits = GaugeMetricFamily(
+        "forebay_transfer_limit_bytes_per_second", "What the site allows; absent without limit.", labels=["scope"]
+    )
+    for scope, limit in (
+        ("transfer", rules.transfer_bytes_s),
+        ("user", rules.user_bytes_s),
+        ("node", rules.node_bytes_s),
+        ("cluster", rules.cluster_bytes_s),
+    ):
+        if limit is not None:
+            limits.add_metric([scope], limit)
+    yield limits
+
+
+def _gauges(name: str, help_text: str, label: str, values: Mapping[str, int]) -> Metric:
+    family = GaugeMetricFamily(name, help_text, labels=[label])
+    for value, count in sorted(values.items()):
+        family.add_metric([value], count)
+    return family
+
+
+def _counters(name: str, help_text: str, label: str, values: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(name, help_text, labels=[label])
+    for value, count in sorted(values.items()):
+        family.add_metric([value], count)
+    return family
+
+
+def _histogram(name: str, help_text: str, durations: Durations) -> Metric:
+    family = HistogramMetricFamily(name, help_text)
+    family.add_metric([], list(durations.buckets()), durations.sum_s)
+    return family
+
+
+def _histograms(name: str, help_text: str, label: str, values: Iterable[tuple[str, Durations]]) -> Metric:
+    family = HistogramMetricFamily(name, help_text, labels=[label])
+    for value, durations in values:
+        family.add_metric([value], list(durations.buckets()), durations.sum_s)
+    return family

@@ -1,0 +1,196 @@
+"""What became of jobs, counted from the events that a replica applies: how many, and how long each part took.
+
+What happened before the process began is not counted: a replica that starts or comes back folds a part of the ledger
+again, and Prometheus would see hours of work in one scrape. Times are those of the ledger, so all replicas that were
+there counted the same.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import Any, Final
+
+from replica.messages import Batch, events, job_of
+from replica.model import ENDED, BufferState, Job, Stage
+from replica.state import State
+from replica.values import MICROSECONDS_PER_SECOND, NEVER, POOLS_MAX, Instant
+
+BOUNDS_S: Final = (0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1_800, 3_600, 10_800, 43_200, 86_400)
+"""Upper bounds of the buckets, seconds: from what goes at once to a day."""
+
+PRE_RUN: Final = "pre_run"
+"""The operation before a script, which is no stage of its own."""
+
+_IN_STATE: Final = {
+    Stage.STAGE_IN: BufferState.STAGING_IN,
+    Stage.STAGE_OUT: BufferState.STAGING_OUT,
+    Stage.TEARDOWN: BufferState.TEARDOWN,
+}
+"""The stages that are timed, and the state of a buffer during each."""
+
+
+class Durations:
+    """How many durations there were up to each bound, and their sum; cheap to add to, on the way of a commit."""
+
+    __slots__ = ("_counts", "sum_s")
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._counts = [0] * (len(BOUNDS_S) + 1)
+        self.sum_s = 0.0
+
+    def add(self, duration_us: int) -> None:
+        """Count one duration, microseconds; one below zero, after a clock was set back, is none at all: 0."""
+        duration_s = max(0, duration_us) / MICROSECONDS_PER_SECOND
+        self._counts[bisect_left(BOUNDS_S, duration_s)] += 1
+        self.sum_s += duration_s
+
+    @property
+    def count(self) -> int:
+        """How many there were."""
+        return sum(self._counts)
+
+    def buckets(self) -> Iterator[tuple[str, int]]:
+        """Yield each bound as Prometheus writes it, with how many were not longer."""
+        return zip((*(str(float(bound)) for bound in BOUNDS_S), "+Inf"), accumulate(self._counts), strict=True)
+
+
+class JobTotals:
+    """Counters and histograms of jobs; labels are states, stages, pools and nodes, never users or jobs."""
+
+    def __init__(self, since: Instant) -> None:
+        """Count what happens from `since` on."""
+        self._since = since
+        self.submitted = 0
+        """Jobs, each task of an array one, and guests."""
+        self.ended: Counter[str] = Counter(dict.fromkeys(sorted(state.name for state in ENDED), 0))
+        """Jobs whose result became known, by it; one that is requeued may end again."""
+        self.space_waits: defaultdict[str, Durations] = defaultdict(Durations)
+        """By pool: from when a buffer could have its space to when it had it."""
+        self.start_waits = Durations()
+        """From when a job could start to its first start. Guests are started by their schedulers."""
+        self.runs = Durations()
+        """From start to end of a script, without the time in which it was suspended."""
+        self.stages: dict[str, Durations] = {stage.word: Durations() for stage in _IN_STATE}
+        """Operations that succeeded, from their order to their end; of one that was retried its last attempt."""
+        self.failed: Counter[tuple[str, str]] = Counter()
+        """Operations that failed, by stage and node."""
+        self.retried: Counter[str] = Counter()
+        """Operations that were ordered again, by stage."""
+        self.requeued = 0
+        self.revoked = 0
+        """Buffers that were taken back before their job ran."""
+
+    def applied(self, before: State, batch: Batch, after: State) -> None:
+        """Count the events of a batch that was just applied."""
+        if batch.at < self._since:
+            return
+        concerned: set[int] = set()
+        for entry in batch.entries:
+            for event in entry.events:
+                count = _COUNTED.get(type(event))
+                if count is not None:
+                    count(self, before, event, batch.at)
+                concerned.add(job_of(event) or 0)  # 0 is no job's
+        for job_id in concerned:
+            now = after.jobs.get(job_id)
+            if now is not None and now.state in ENDED:
+                was = before.jobs.get(job_id)
+                if was is None or was.state not in ENDED:
+                    self.ended[now.state.name] += 1
+        if len(self.space_waits) > POOLS_MAX:
+            for pool in self.space_waits.keys() - after.pools.keys():
+                del self.space_waits[pool]
+
+    # How each kind of event is counted
+
+    def _submitted(self, before: State, event: events.JobSubmitted, at: Instant) -> None:
+        self.submitted += 1 if event.array is None else len(event.array.tasks)
+
+    def _set_up(self, before: State, event: events.GuestSetUp, at: Instant) -> None:
+        self.submitted += 1
+
+    def _got_space(self, before: State, event: events.BufferAllocated | events.GuestSpaceGiven, at: Instant) -> None:
+        job, buffer = before.jobs.get(event.job), before.buffers.get(event.job)
+        if job is None or buffer is None:  # submitted in the same batch: it need not wait
+            return
+        # Of a job that was requeued, the wait for its present buffer.
+        self.space_waits[buffer.pool].add(at - max(_eligible(job, at), buffer.changed_at))
+
+    def _started(self, before: State, event: events.RunStarted, at: Instant) -> None:
+        job = before.jobs.get(event.job)
+        if job is not None and not job.interrupted.requeues:
+            self.start_waits.add(at - _eligible(job, at))
+
+    def _run_ended(self, before: State, event: events.RunEnded, at: Instant) -> None:
+        job = before.jobs.get(event.job)
+        if job is None or job.started_at == NEVER:
+            return
+        interrupted = job.interrupted
+        suspended_us = interrupted.suspended_us
+        if interrupted.suspended_at != NEVER:
+            suspended_us += at - interrupted.suspended_at
+        self.runs.add(at - job.started_at - suspended_us)
+
+    def _stage_ended(self, stage: Stage, before: State, job_id: int, at: Instant) -> None:
+        job, buffer = before.jobs.get(job_id), before.buffers.get(job_id)
+        if job is None or buffer is None or buffer.state is not _IN_STATE[stage]:
+            self.stages[stage.word].add(0)  # it was ordered in the same batch
+            return
+        # A guest has its space for as long as its scheduler likes before it is staged.
+        since = job.order_at if job.guest is not None and job.order_at != NEVER else buffer.changed_at
+        self.stages[stage.word].add(at - since)
+
+    def _staged_in(self, before: State, event: events.StagedIn, at: Instant) -> None:
+        self._stage_ended(Stage.STAGE_IN, before, event.job, at)
+
+    def _staged_out(self, before: State, event: events.StagedOut, at: Instant) -> None:
+        self._stage_ended(Stage.STAGE_OUT, before, event.job, at)
+
+    def _torn_down(self, before: State, event: events.TornDown, at: Instant) -> None:
+        self._stage_ended(Stage.TEARDOWN, before, event.job, at)
+
+    def _stage_failed(self, before: State, event: events.StageFailed, at: Instant) -> None:
+        self._failed(before, event.job, event.stage.word)
+
+    def _pre_run_failed(self, before: State, event: events.PreRunFailed, at: Instant) -> None:
+        self._failed(before, event.job, PRE_RUN)
+
+    def _failed(self, before: State, job_id: int, stage: str) -> None:
+        job = before.jobs.get(job_id)
+        self.failed[stage, "" if job is None else job.node if stage == PRE_RUN else job.staged_by] += 1
+
+    def _stage_retried(self, before: State, event: events.StageRetried, at: Instant) -> None:
+        self.retried[event.stage.word] += 1
+
+    def _requeued(self, before: State, event: events.RunRequeued, at: Instant) -> None:
+        self.requeued += 1
+
+    def _revoked(self, before: State, event: events.AllocationRevoked, at: Instant) -> None:
+        self.revoked += 1
+
+
+def _eligible(job: Job, at: Instant) -> Instant:
+    return at if job.eligible_at == NEVER else job.eligible_at
+
+
+_COUNTED: Final[dict[type, Callable[[JobTotals, State, Any, Instant], None]]] = {
+    events.JobSubmitted: JobTotals._submitted,
+    events.GuestSetUp: JobTotals._set_up,
+    events.BufferAllocated: JobTotals._got_space,
+    events.GuestSpaceGiven: JobTotals._got_space,
+    events.RunStarted: JobTotals._started,
+    events.RunEnded: JobTotals._run_ended,
+    events.StagedIn: JobTotals._staged_in,
+    events.StagedOut: JobTotals._staged_out,
+    events.TornDown: JobTotals._torn_down,
+    events.StageFailed: JobTotals._stage_failed,
+    events.PreRunFailed: JobTotals._pre_run_failed,
+    events.StageRetried: JobTotals._stage_retried,
+    events.RunRequeued: JobTotals._requeued,
+    events.AllocationRevoked: JobTotals._revoked,
+}
+"""What is counted of each kind of event; of all others nothing."""
