@@ -30,6 +30,15 @@ NOTHING: Final = "-"
 GAP: Final = 2
 """Blanks between two columns."""
 
+INDENT: Final = 4
+"""Blanks before what continues a row on another line."""
+
+SHORTENED_MIN: Final = 20
+"""Characters of a long text that are left at least where it is shortened; else it goes to a line of its own."""
+
+MARK: Final = "…"
+"""What stands for the rest of a text that was shortened; `show` has all of it."""
+
 ROWS_STYLED_MAX: Final = 1_000
 """Rows of a table for which colours and folding are worth waiting, count: about half a second."""
 
@@ -128,9 +137,10 @@ def note(sentence: str) -> None:
 
 
 class Listing:
-    """A table that looks like squeue's. Rich draws it, folding included, but takes 0.5 ms a row and long to begin.
+    """A table that looks like squeue's, a line a row where they fit.
 
-    So what fits as it is, or has very many rows, is written here: the same characters, a hundred times faster.
+    Where they do not, long texts are shortened, and what still does not fit continues on a line below: no figure is
+    ever cut. Rich draws what has parts of several styles or has no header, but takes 0.5 ms a row and long to begin.
     """
 
     def __init__(
@@ -156,36 +166,70 @@ class Listing:
         return sum(self._widths) + GAP * (len(self._widths) - 1)
 
     def print_as_it_is(self) -> bool:
-        """Print it where nobody has to fold a line of it; say whether that was so."""
+        """Print it where nobody has to fold a text of it; say whether that was so."""
         long = len(self.rows) > ROWS_STYLED_MAX
         on_terminal = is_terminal()
-        if not long and on_terminal and not (sys.stdout.isatty() and self._is_simple() and self.width <= _terminal()):
+        room = _terminal() if sys.stdout.isatty() else _columns() or WIDTH_WITHOUT_TERMINAL
+        narrow = not long and self.width > room > 0
+        if narrow and not (self._header and self._is_simple()):
             return False
-        if not long and not on_terminal and self.width > (_columns() or WIDTH_WITHOUT_TERMINAL):
+        if not long and not narrow and on_terminal and not (sys.stdout.isatty() and self._is_simple()):
             return False
         styled = on_terminal and not long and os.environ.get("TERM", "").lower() not in _PLAIN_TERMINALS
-        click.echo(self.text(styled=styled), nl=False, color=True if styled else None)
+        click.echo(self.text(styled=styled, room=room if narrow else 0), nl=False, color=True if styled else None)
         return True
 
     def _is_simple(self) -> bool:
         return all(isinstance(cell, str | Styled) for row in self.rows for cell in row)
 
-    def text(self, *, styled: bool = False) -> str:
-        """Return all lines, each as long as its text; `styled`: with what tells a terminal colours and weights."""
+    def text(self, *, styled: bool = False, room: int = 0) -> str:
+        """Return all lines; `styled`: with what tells a terminal colours and weights.
+
+        Each is as long as its text, or has `room` characters at most, as far as none but long texts are shortened.
+        """
         lines: list[tuple[Any, ...]] = [*self.rows]
         if self._header:
             lines.insert(0, tuple(Styled(column, "bold") for column in self.columns))
-        right = [column in self._right for column in self.columns]
+        groups, widths = self._laid_out(room) if room else ([range(len(self.columns))], self._widths)
         made = []
         for row in lines:
-            padded = []
-            for cell, width, on_the_right in zip(row, self._widths, right, strict=True):
-                text = _text_in(cell)
-                blanks = " " * (width - _width(text))
-                shown = _in_style(text, cell.style) if styled and isinstance(cell, Styled) else text
-                padded.append(blanks + shown if on_the_right else shown + blanks)
-            made.append((" " * GAP).join(padded).rstrip() + "\n")
+            for group in groups:
+                padded = []
+                for number in group:
+                    cell, width = row[number], widths[number]
+                    text = _shortened(_text_in(cell), width)
+                    blanks = " " * (width - _width(text))
+                    shown = _in_style(text, cell.style) if styled and isinstance(cell, Styled) else text
+                    padded.append(blanks + shown if self.columns[number] in self._right else shown + blanks)
+                indent = " " * (INDENT if group[0] else 0)
+                made.append(indent + (" " * GAP).join(padded).rstrip() + "\n")
         return "".join(made)
+
+    def _laid_out(self, room: int) -> tuple[list[range], list[int]]:
+        """Return which columns go on each line of a row, and the width of each column."""
+        widths = list(self._widths)
+        flexible = [number for number, column in enumerate(self.columns) if column in self._flexible]
+        over = self.width - room
+        for number in sorted(flexible, key=lambda number: -widths[number]):
+            least = max(SHORTENED_MIN, _width(self.columns[number]))
+            cut = min(over, widths[number] - least)
+            if cut > 0:
+                widths[number], over = widths[number] - cut, over - cut
+        if over > 0:
+            # Several lines a row: there a long text has as much as a line has.
+            widths = [
+                min(width, room - INDENT) if number in flexible else width for number, width in enumerate(self._widths)
+            ]
+        groups: list[range] = []
+        first, used = 0, 0
+        for number, width in enumerate(widths):
+            if number > first and used + GAP + width > room:
+                groups.append(range(first, number))
+                first, used = number, INDENT + width
+            else:
+                used += width + (GAP if number > first else 0)
+        groups.append(range(first, len(widths)))
+        return groups, widths
 
     def __rich__(self) -> Table:
         from rich.table import Table
@@ -223,6 +267,15 @@ def _width(text: str) -> int:
     from rich.cells import cell_len
 
     return cell_len(text)
+
+
+def _shortened(text: str, width: int) -> str:
+    """Return a text of at most so many columns of a terminal, with a mark where some of it is left out."""
+    if _width(text) <= width:
+        return text
+    from rich.cells import set_cell_size
+
+    return set_cell_size(text, max(0, width - len(MARK))).rstrip() + MARK
 
 
 def _in_style(text: str, style: str) -> str:

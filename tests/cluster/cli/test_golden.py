@@ -19,7 +19,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from cluster.cli.text.job import job_block, spans, timeline, why_text
-from cluster.cli.text.output import ROWS_STYLED_MAX, Listing, show, table
+from cluster.cli.text.output import INDENT, MARK, ROWS_STYLED_MAX, SHORTENED_MIN, Listing, show, table
 from cluster.cli.text.squeue import STANDARD, Column, Field, in_order, line, read_format
 from cluster.cli.text.tables import buffers_table, jobs_table, members_table, nodes_table, pools_table
 from cluster.cli.text.transfer import drawing, job_transfers_text, receipt_text, transfers_table
@@ -146,6 +146,7 @@ def test_what_fits_is_written_exactly_as_rich_draws_it(
     SHOWN[name]()
     written = capsys.readouterr().out
     monkeypatch.setattr("cluster.cli.text.output.Listing.width", 10**6)
+    monkeypatch.setattr("cluster.cli.text.output.Listing._is_simple", lambda _: False)
     SHOWN[name]()
     assert written == capsys.readouterr().out
 
@@ -169,6 +170,49 @@ def test_any_cells_are_written_as_rich_draws_them(rows: list[tuple[str, str, str
     drawn = console.file.getvalue()  # type: ignore[attr-defined]
     lines = [line.rstrip() for line in drawn.split("\n")]
     assert made.text().split("\n") == lines
+
+
+@given(
+    st.lists(st.tuples(*[st.text("0123456789", min_size=1, max_size=30)] * 5, st.text("abc", max_size=90)), min_size=1),
+    st.integers(30, 120),
+)
+def test_no_figure_is_cut_however_narrow_the_terminal_is(rows: list[tuple[str, ...]], room: int) -> None:
+    made = table(("A", "B", "C", "D", "E", "REASON"), rows, right=frozenset({"B"}), flexible=frozenset({"REASON"}))
+    lines = made.text(room=room).splitlines()
+    each, rest = divmod(len(lines), len(rows) + 1)
+    assert rest == 0, "all rows have as many lines"
+    assert max(map(len, lines)) <= max(room, 30 + INDENT)
+    for number, row in enumerate(rows, 1):
+        words = " ".join(lines[number * each : (number + 1) * each]).split()
+        assert words[:5] == [*row[:5]]
+        reason = row[5] or "-"
+        assert words[5] == reason or (words[5].endswith(MARK) and reason.startswith(words[5][:-1]))
+        assert len(words[5]) >= min(len(reason), SHORTENED_MIN)
+
+
+@pytest.mark.parametrize("columns", [80, 100, 120])
+@pytest.mark.parametrize("name", [name for name in SHOWN if name.endswith("list")])
+def test_every_list_has_all_of_each_figure_in_a_narrow_terminal(
+    name: str, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    SHOWN[name]()
+    whole = capsys.readouterr().out.split()
+    monkeypatch.setenv("COLUMNS", str(columns))
+    SHOWN[name]()
+    text = capsys.readouterr().out
+    figures = [word for word in whole if any(sign.isdigit() for sign in word) and not word.endswith((":", ","))]
+    missing = [word for word in figures if word not in text.split()]
+    assert missing == []
+
+
+def test_a_long_reason_takes_one_line_and_a_mark_and_a_line_break_in_it_breaks_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    show(jobs_table([job(reason="no\nspace " * 50, name="n", pool="p")], NOW))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and len(lines[1]) <= 100 and lines[1].endswith(MARK)
 
 
 def test_a_very_long_table_is_not_drawn_by_rich(
