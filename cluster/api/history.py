@@ -63,6 +63,11 @@ ROWS_MAX = 10_000
 
 REVISION_MAX = 2**63 - 1
 
+OF_DRILLS = frozenset({"stage_retried", "job_requeued", "run_requeued", "node_went_down"}) | {
+    name for name in map(kind_name, EVENTS) if name.startswith("drill")
+}
+"""Events that the role drill may see: what a drill should not lead to, and drills."""
+
 _BEGINNINGS = ("job_submitted", "guest_set_up")
 """Events that a job begins with."""
 
@@ -168,6 +173,13 @@ def _sought(call: Call[None], state: State) -> Seeking:
         if kind not in known:
             near = difflib.get_close_matches(kind, known, n=3) or sorted(known)
             raise bad(f"there is no event {kind[:64]!r}", f"use one or more of {', '.join(near)}", "query kind")
+    if call.identity.role is Role.DRILL:
+        beyond = sorted(set(kinds) - OF_DRILLS)
+        if beyond:
+            raise denied(
+                f"{call.identity} may not see {beyond[0]}", f"use one or more of {', '.join(sorted(OF_DRILLS))}"
+            )
+        kinds = kinds or tuple(sorted(OF_DRILLS))
     of, name = query.get("of", ""), query.get("name", "")
     if of not in ("", *ops.HISTORY_OF):
         raise bad(f"of is {of[:64]!r}", f"use one of {', '.join(ops.HISTORY_OF)}", "query of")
@@ -202,16 +214,25 @@ def _story_rows(call: Call[None], happened: Happened, provider: str) -> Iterator
     if entry.refusal is not None:
         words, remedy = entry.refusal.sentence, entry.refusal.remedy
         yield StoryRow(**head, event=REFUSED, sentence=words, remedy=remedy)
+    of_drills = call.identity.role is Role.DRILL
     for sequence, (event, user) in enumerate(zip(entry.events, happened.users, strict=False)):
-        names = call.identity.role is not Role.USER or user == call.identity.name
+        if of_drills and event_name(event) not in OF_DRILLS:
+            continue
+        names = not of_drills and (call.identity.role is not Role.USER or user == call.identity.name)
+        detail = {} if isinstance(event, JobSubmitted) else as_json(event, private=False, names=names)
+        sentence = sentence_of(event, names=names, provider=provider)
+        if of_drills:
+            # What went wrong with a job is its user's business; which node it was is a drill's.
+            user, detail = "", {name: value for name, value in detail.items() if name == "node"}
+            sentence = sentence if job_of(event) is None else event_name(event).replace("_", " ")
         yield StoryRow(
             **head,
             sequence=sequence,
             event=event_name(event),
             job_id=job_of(event),
             user=user or None,
-            sentence=sentence_of(event, names=names, provider=provider),
-            detail={} if isinstance(event, JobSubmitted) else as_json(event, private=False, names=names),
+            sentence=sentence,
+            detail=detail,
         )
 
 

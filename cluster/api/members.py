@@ -19,6 +19,7 @@ from replica.messages import RaiseFeatureLevel, features
 from replica.messages import commands as c
 from replica.model import Drill, DrillVerdict
 from replica.state import State
+from replica.values import Instant
 from wal import Action
 
 NOT_FOUND = "unknown_member"
@@ -202,32 +203,32 @@ def _reply(state: State, members: tuple[MemberLevel, ...]) -> Reply[FeatureLevel
 
 @handles(ops.LIST_DRILLS)
 async def list_drills(call: Call[None]) -> Reply[d.DrillsAnswer]:
-    return _drills(await call.state())
+    return _drills(call, await call.state())
 
 
 @handles(ops.SHOW_DRILL)
 async def show_drill(call: Call[None]) -> Reply[d.DrillAnswer]:
-    return _drill(await call.state(), _number(call))
+    return _drill(call, await call.state(), _number(call))
 
 
 @handles(ops.START_DRILL)
 async def start_drill(call: Call[d.StartDrillRequest]) -> Reply[d.DrillAnswer]:
     body = call.body
-    command = c.StartDrill(body.scenario, body.target, body.lasts_s, body.forced, body.plan)
+    command = c.StartDrill(body.scenario, body.target, body.lasts_s, body.forced, body.plan, body.lease_s)
     state = (await call.service.settle(call, command)).state
-    return _drill(state, max(state.drills))
+    return _drill(call, state, max(state.drills))
 
 
 @handles(ops.CONFIRM_DRILL)
 async def confirm_drill(call: Call[Command]) -> Reply[d.DrillAnswer]:
     number = _number(call)
-    return _drill((await call.service.settle(call, c.ConfirmDrill(number))).state, number)
+    return _drill(call, (await call.service.settle(call, c.ConfirmDrill(number))).state, number)
 
 
 @handles(ops.ABORT_DRILL)
 async def abort_drill(call: Call[d.AbortDrillRequest]) -> Reply[d.DrillAnswer]:
     number = _number(call)
-    return _drill((await call.service.settle(call, c.AbortDrill(number, call.body.reason))).state, number)
+    return _drill(call, (await call.service.settle(call, c.AbortDrill(number, call.body.reason))).state, number)
 
 
 @handles(ops.END_DRILL)
@@ -237,7 +238,7 @@ async def end_drill(call: Call[d.EndDrillRequest]) -> Reply[d.DrillAnswer]:
     if verdict is None:
         raise bad(f"{body.verdict[:32]!r} is no verdict", "use passed, failed or aborted", "verdict")
     command = c.EndDrill(number, verdict, body.sentence, tuple(sorted(body.figures.items())))
-    return _drill((await call.service.settle(call, command)).state, number)
+    return _drill(call, (await call.service.settle(call, command)).state, number)
 
 
 @handles(ops.PROBE_DRILL)
@@ -249,12 +250,12 @@ async def probe_drill(call: Call[Command]) -> Reply[d.DrillProbeAnswer]:
 
 @handles(ops.LOCK_DRILLS)
 async def lock_drills(call: Call[d.AbortDrillRequest]) -> Reply[d.DrillsAnswer]:
-    return _drills((await call.service.settle(call, c.LockDrills(call.body.reason))).state)
+    return _drills(call, (await call.service.settle(call, c.LockDrills(call.body.reason))).state)
 
 
 @handles(ops.UNLOCK_DRILLS)
 async def unlock_drills(call: Call[Command]) -> Reply[d.DrillsAnswer]:
-    return _drills((await call.service.settle(call, c.UnlockDrills(call.params["name"]))).state)
+    return _drills(call, (await call.service.settle(call, c.UnlockDrills(call.params["name"]))).state)
 
 
 def _number(call: Call[Any]) -> int:
@@ -264,15 +265,16 @@ def _number(call: Call[Any]) -> int:
     raise bad(f"{text[:32]!r} is no number of a drill", "forebay drill list shows them", "drill")
 
 
-def _drill(state: State, number: int) -> Reply[d.DrillAnswer]:
+def _drill(call: Call[Any], state: State, number: int) -> Reply[d.DrillAnswer]:
     known = state.drills.get(number)
     if known is None:
         raise Problem(404, "unknown_drill", f"there is no drill {number}", "forebay drill list shows them", "drill")
-    return Reply(state.revision, d.DrillAnswer(revision=state.revision, **_shown(state, known)))
+    return Reply(state.revision, d.DrillAnswer(revision=state.revision, **_shown(known, _at(call, state))))
 
 
-def _drills(state: State) -> Reply[d.DrillsAnswer]:
-    rows = tuple(d.DrillView(**_shown(state, state.drills[number])) for number in sorted(state.drills, reverse=True))
+def _drills(call: Call[Any], state: State) -> Reply[d.DrillsAnswer]:
+    at = _at(call, state)
+    rows = tuple(d.DrillView(**_shown(state.drills[number], at)) for number in sorted(state.drills, reverse=True))
     locks = tuple(
         d.DrillLockView(by=name, reason=lock.reason, since=format_instant(lock.at))
         for name, lock in sorted(state.drill_locks.items())
@@ -280,10 +282,15 @@ def _drills(state: State) -> Reply[d.DrillsAnswer]:
     return Reply(state.revision, d.DrillsAnswer(revision=state.revision, drills=rows, locks=locks))
 
 
-def _shown(state: State, drill: Drill) -> dict[str, Any]:
+def _at(call: Call[Any], state: State) -> Instant:
+    """Return when it is now: a drill is over also where nothing happens any more."""
+    return max(state.at, call.service.controller.agreed.now())
+
+
+def _shown(drill: Drill, at: Instant) -> dict[str, Any]:
     """Return what is shown of a drill, by the fields of DrillView."""
     # That it is lost is written down when the next one begins.
-    is_lost = drill.verdict is DrillVerdict.UNDER_WAY and not drill.is_under_way(state.at)
+    is_lost = drill.verdict is DrillVerdict.UNDER_WAY and not drill.is_under_way(at)
     return {
         "drill": drill.id,
         "scenario": drill.scenario,

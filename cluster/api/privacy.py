@@ -50,6 +50,8 @@ def may_see(call: Call[Any], state: State, job_id: int) -> bool:
 
 def owns(call: Call[Any], state: State, job_id: int) -> bool:
     """Whether names of files of the job are the caller's to see: its user's, and operators'."""
+    if call.identity.role is Role.DRILL:
+        return False
     job = state.jobs.get(job_id)
     return call.identity.role is not Role.USER or (job is not None and job.request.user == call.identity.name)
 

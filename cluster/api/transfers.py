@@ -27,6 +27,7 @@ from cluster.schemas import (
     made_of,
 )
 from cluster.schemas import operations as ops
+from cluster.security import Role
 from cluster.server import Transfer
 from cluster.system import format_instant
 from cluster.system.eventloop import paced
@@ -161,7 +162,8 @@ def transfer_view(call: Call[Any], state: State, job_id: int, said: Transfer | N
         stage=stage.word,
         user=job.request.user,
         state=words,
-        message=job.message if words in ("retrying", "failed") else "",
+        # Why it failed may name files; to a drill it is one that is not over.
+        message=job.message if words in ("retrying", "failed") and call.identity.role is not Role.DRILL else "",
         order_time=format_instant(job.order_at),
         transfer_limit_bytes_s=limits[0],
         user_limit_bytes_s=limits[1],

@@ -501,7 +501,7 @@ REBUILDERS: Final[Mapping[type[Command], Rebuilder]] = {
     c.ConfirmDrill: Rebuilder(_as_event(c.ConfirmDrill, e.DrillConfirmed)),
     c.AbortDrill: Rebuilder(_abort_drill),
     c.EndDrill: Rebuilder(_as_event(c.EndDrill, e.DrillEnded)),
-    c.ProbeDrill: Rebuilder(None, "anything: nothing comes of it but its answer"),
+    c.ProbeDrill: Rebuilder(_as_event(c.ProbeDrill, e.DrillRenewed)),
     c.LockDrills: Rebuilder(_as_event(c.LockDrills, e.DrillsLocked)),
     c.UnlockDrills: Rebuilder(_as_event(c.UnlockDrills, e.DrillsUnlocked)),
     c.SetupGuest: Rebuilder(_setup_guest, "directives that say more than was given, as its scheduler counted it"),

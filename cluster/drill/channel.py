@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from typing import Final
 
 import msgspec
 
 from cluster.drill.messages import ANSWERS, JSON, LINE_BYTES_MAX, PROTOCOL, Answer, Ask, HelperRefused
-from cluster.security import TlsFiles, client_context, identify
+from cluster.security import HELPER_HOST, TlsFiles, client_context, identify
 from cluster.system import Address
 
 ANSWER_S: Final = 60.0
@@ -33,8 +34,15 @@ class Channel:
         try:
             async with asyncio.timeout(CONNECT_S):
                 reader, writer = await asyncio.open_connection(
-                    address.host, address.port, ssl=client_context(tls), limit=LINE_BYTES_MAX
+                    address.host,
+                    address.port,
+                    ssl=client_context(tls),
+                    server_hostname=HELPER_HOST,
+                    limit=LINE_BYTES_MAX,
                 )
+        except ssl.SSLCertVerificationError as error:
+            remedy = f"at {address} is no helper; or issue its certificate again: forebay certificate issue {name}"
+            raise HelperRefused(f"helper {name} is not believed ({error.verify_message})", remedy) from error
         except (OSError, TimeoutError) as error:
             remedy = f"start it there: forebay drill helper --name {name}"
             raise HelperRefused(f"helper {name} does not answer at {address} ({error or 'in time'})", remedy) from error

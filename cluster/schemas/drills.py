@@ -24,6 +24,8 @@ class StartDrillRequest(Command, frozen=True, kw_only=True):
     """The preconditions that do not hold and are overridden."""
     plan: Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)] = ""
     """Id of the plan that was confirmed."""
+    lease_s: Annotated[int, msgspec.Meta(ge=0, le=DRILL_S_MAX)] = 0
+    """After so many seconds without a probe of who carries it out it is over; 0: only after `lasts_s`."""
 
 
 class AbortDrillRequest(Command, frozen=True, kw_only=True):
@@ -53,7 +55,7 @@ class DrillView(View, frozen=True, kw_only=True):
     """under way, passed, failed, aborted; lost: nothing was heard of it in its time."""
     began: str | None
     until: str | None
-    """It is over by then, whatever is heard of it."""
+    """It is over by then unless something is heard of it."""
     ended: str | None = None
     forced: tuple[str, ...] = ()
     abort: str = ""

@@ -8,7 +8,16 @@ if TYPE_CHECKING:
     from cluster.security.certificates import certificate_of, certificates_in
     from cluster.security.credentials import Credentials
     from cluster.security.glance import context_of
-    from cluster.security.identity import AUTHORITY_NAME, NAME_RULE, Identity, NotIdentified, Role, identify, is_name
+    from cluster.security.identity import (
+        AUTHORITY_NAME,
+        HELPER_HOST,
+        NAME_RULE,
+        Identity,
+        NotIdentified,
+        Role,
+        identify,
+        is_name,
+    )
     from cluster.security.peers import PeerCertificate, Peers, certificate_shown
     from cluster.security.pki import (
         CERTIFICATE_LIFETIME_DAYS,
@@ -44,7 +53,7 @@ else:
         certificates: certificate_of certificates_in
         credentials: Credentials
         glance: context_of
-        identity: AUTHORITY_NAME NAME_RULE Identity NotIdentified Role identify is_name
+        identity: AUTHORITY_NAME HELPER_HOST NAME_RULE Identity NotIdentified Role identify is_name
         peers: PeerCertificate Peers certificate_shown
         pki: CERTIFICATE_LIFETIME_DAYS CERTIFICATE_MODE SHARED_DIRECTORY_MODE Authority PkiRefused create_authority
         pki: issue load_authority renew_authority retire_authorities

@@ -16,6 +16,10 @@ from replica.values import NAME_CHARACTERS_MAX
 AUTHORITY_NAME: Final = "ca"
 """Stem of the authority's two files, ca.pem and ca.key; nobody else may have this name."""
 
+HELPER_HOST: Final = "drill-helper.forebay.invalid"
+"""What a helper's certificate is for instead of an address. No host has such a name (RFC 6761): a client that connects
+to a replica, wherever it is, refuses a helper there; who connects to a helper asks for this name."""
+
 NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 """Names are also file names (`<name>.pem`) and X.509 common names (64 characters).
 

@@ -1,8 +1,9 @@
 """The cluster's own certificate authority: who made it, whom it vouches for, and as what.
 
-A certificate's subject is O = cluster id, OU = role, CN = name. Only a replica's certificate may serve (extended key
-usage serverAuth); an agent's or user's certificate cannot be used to pose as a replica. `ca.key` is needed to issue
-certificates and for nothing else: on a cluster of several machines it stays with the operator.
+A certificate's subject is O = cluster id, OU = role, CN = name. Only a replica's and a helper's certificate may serve
+(extended key usage serverAuth); an agent's or user's certificate cannot be used to pose as a replica. A helper's is for
+one name that is no address, HELPER_HOST: who has its key poses as no replica, at no address, to no client. `ca.key` is
+needed to issue certificates and for nothing else: on a cluster of several machines it stays with the operator.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from cluster.security.identity import AUTHORITY_NAME, NAME_RULE, Role, is_name
+from cluster.security.identity import AUTHORITY_NAME, HELPER_HOST, NAME_RULE, Role, is_name
 from cluster.security.tls import TlsFiles, TlsRefused, check_key_file, parsed_certificates, read_pem
 from replica.values import MICROSECONDS_PER_SECOND, Instant
 
@@ -166,8 +167,8 @@ def issue(
 ) -> TlsFiles:
     """Issue a certificate and write <name>.pem and <name>.key (mode 0600) into `directory`.
 
-    `addresses` are host names or IP addresses (without ports) at which a replica or a helper is reached, which need
-    at least one; nobody else may have any. `at` is the wall clock, µs. PkiRefused if the name is not one, or its files
+    `addresses` are host names or IP addresses (without ports) at which a replica is reached, which needs at least one;
+    nobody else may have any. `at` is the wall clock, µs. PkiRefused if the name is not one, or its files
     exist and `replace` is false.
     """
     if not is_name(name) or name == AUTHORITY_NAME:
@@ -210,16 +211,21 @@ _SERVERS = frozenset({Role.REPLICA, Role.HELPER})
 
 
 def _alternative_names(name: str, role: Role, addresses: list[str]) -> list[x509.GeneralName]:
-    if role not in _SERVERS:
+    if role is not Role.REPLICA:
+        if addresses and role is Role.HELPER:
+            said = ", ".join(addresses)
+            raise PkiRefused(f"{role} {name!r} is known by its role and name at any address; leave out {said}")
         if addresses:
             raise PkiRefused(f"{role} {name!r} serves nobody and needs no addresses; leave out {', '.join(addresses)}")
-        return []
+        return [x509.DNSName(HELPER_HOST)] if role is Role.HELPER else []
     if not addresses:
         raise PkiRefused(f"{role} {name!r} needs the address it is reached at, e.g. addresses=['127.0.0.1']")
     if len(addresses) > MAX_SUBJECT_ALTERNATIVE_NAMES:
         raise PkiRefused(f"{role} {name!r} has {len(addresses)} addresses; at most {MAX_SUBJECT_ALTERNATIVE_NAMES} fit")
     alternatives: list[x509.GeneralName] = []
     for address in addresses:
+        if address.lower().rstrip(".") == HELPER_HOST:
+            raise PkiRefused(f"{HELPER_HOST} is what helpers are known by; give {role} {name!r} its own address")
         try:
             alternatives.append(x509.IPAddress(ipaddress.ip_address(address)))
         except ValueError:

@@ -17,6 +17,7 @@ from replica.model import SCENARIOS, Drill, DrillVerdict
 from replica.state import Facts
 from replica.values import (
     DRILL_FIGURES_MAX,
+    DRILL_LEASE_S_LEAST,
     DRILL_LOCKS_MAX,
     DRILL_S_MAX,
     DRILLS_KEPT,
@@ -47,7 +48,8 @@ def _start_drill(state: Facts, actor: c.Actor, command: c.StartDrill, at: Instan
                 f"wait for its end, or end it: forebay drill abort {last.id}",
                 "scenario",
             )
-        events.append(e.DrillEnded(last.id, DrillVerdict.LOST, f"nothing was heard of it for {last.lasts_s} s"))
+        silent_s = last.lease_s or last.lasts_s
+        events.append(e.DrillEnded(last.id, DrillVerdict.LOST, f"nothing was heard of it for {silent_s} s"))
     forgotten = min(state.drills) if len(state.drills) >= DRILLS_KEPT else 0
     events.append(
         e.DrillStarted(
@@ -59,6 +61,7 @@ def _start_drill(state: Facts, actor: c.Actor, command: c.StartDrill, at: Instan
             command.forced,
             forgotten,
             command.plan,
+            command.lease_s,
         )
     )
     return Accepted(tuple(events))
@@ -79,6 +82,9 @@ def _start_fault(command: c.StartDrill) -> Refusal | None:
     if not 1 <= command.lasts_s <= DRILL_S_MAX:
         sentence = f"a drill cannot last {command.lasts_s} s"
         return Refusal(RefusalCode.INVALID_FIELD, sentence, f"use 1 to {DRILL_S_MAX}", "lasts_s")
+    if command.lease_s and not DRILL_LEASE_S_LEAST <= command.lease_s <= DRILL_S_MAX:
+        remedy = f"use {DRILL_LEASE_S_LEAST} to {DRILL_S_MAX}, or 0 for none"
+        return Refusal(RefusalCode.INVALID_FIELD, f"a lease cannot last {command.lease_s} s", remedy, "lease_s")
     return None
 
 
@@ -128,9 +134,13 @@ def _end_drill(state: Facts, actor: c.Actor, command: c.EndDrill, at: Instant) -
     refusal = _text_fault(command.sentence, "sentence")
     if refusal is not None:
         return refusal
-    drill = _under_way(state, command.drill, at)
-    if isinstance(drill, Refusal):
-        return drill
+    drill = state.drills.get(command.drill)
+    # Who was silent for too long, as a cluster is where writes stop, may still say how it ended while no other began.
+    if drill is None or drill.verdict is not DrillVerdict.UNDER_WAY or at >= drill.latest:
+        late = _under_way(state, command.drill, at)
+        if isinstance(late, Refusal):
+            return late
+        drill = late
     if command.verdict not in (DrillVerdict.PASSED, DrillVerdict.FAILED, DrillVerdict.ABORTED):
         sentence = f"a drill does not end as {command.verdict.word}"
         return Refusal(RefusalCode.INVALID_FIELD, sentence, "use passed, failed or aborted", "verdict")
@@ -153,7 +163,11 @@ def _text_fault(text: str, field: str) -> Refusal | None:
 
 def _probe_drill(state: Facts, actor: c.Actor, command: c.ProbeDrill, at: Instant) -> Decision:
     drill = _under_way(state, command.drill, at)
-    return drill if isinstance(drill, Refusal) else NOTHING
+    if isinstance(drill, Refusal):
+        return drill
+    if drill.by == actor.name and drill.is_due_for_renewal(at):
+        return Accepted((e.DrillRenewed(drill.id),))
+    return NOTHING
 
 
 def _lock_drills(state: Facts, actor: c.Actor, command: c.LockDrills, at: Instant) -> Decision:

@@ -27,6 +27,7 @@ def _started(builder: StateBuilder, event: e.DrillStarted) -> None:
         event.forced,
         Instant(builder.at),
         plan=event.plan,
+        lease_s=event.lease_s,
     )
     builder.drills = builder.drills.set(begun.id, begun)
 
@@ -40,6 +41,11 @@ def _known(builder: StateBuilder, drill: int) -> Drill:
 
 def _confirmed(builder: StateBuilder, event: e.DrillConfirmed) -> None:
     builder.drills = builder.drills.set(event.drill, replace(_known(builder, event.drill), second=event.by))
+
+
+def _renewed(builder: StateBuilder, event: e.DrillRenewed) -> None:
+    known = _known(builder, event.drill)
+    builder.drills = builder.drills.set(event.drill, replace(known, renewed_at=Instant(builder.at)))
 
 
 def _abort_asked(builder: StateBuilder, event: e.DrillAbortAsked) -> None:
@@ -69,6 +75,7 @@ def _unlocked(builder: StateBuilder, event: e.DrillsUnlocked) -> None:
 DRILL_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.DrillStarted: _started,
     e.DrillConfirmed: _confirmed,
+    e.DrillRenewed: _renewed,
     e.DrillAbortAsked: _abort_asked,
     e.DrillEnded: _ended,
     e.DrillsLocked: _locked,

@@ -534,6 +534,8 @@ class StartDrill(msgspec.Struct, frozen=True):
     """The preconditions that do not hold and are overridden."""
     plan: str = ""
     """Id of the plan that was confirmed; helpers on the hosts do nothing for another one."""
+    lease_s: int = 0
+    """After so many seconds without a probe of who carries it out it is over; 0: only after `lasts_s`."""
 
 
 class ConfirmDrill(msgspec.Struct, frozen=True):
@@ -559,7 +561,9 @@ class EndDrill(msgspec.Struct, frozen=True):
 
 
 class ProbeDrill(msgspec.Struct, frozen=True):
-    """See whether commands are settled, during a drill (operator, drill): nothing changes but that it was answered."""
+    """See whether commands are settled, during a drill (operator, drill): nothing changes but that it was answered, and
+    now and then that who carries it out is still there.
+    """
 
     drill: int
 

@@ -749,6 +749,14 @@ class DrillStarted(EventRecord, frozen=True, tag=140):
     """An earlier drill that makes room for it in the state; 0: none."""
     plan: str = ""
     """Id of the plan that was confirmed."""
+    lease_s: int = 0
+    """After so many seconds without a word of who carries it out it is over; 0: only after its time."""
+
+
+class DrillRenewed(EventRecord, frozen=True, tag=146):
+    """Who carries out a drill is still there."""
+
+    drill: int
 
 
 class DrillConfirmed(EventRecord, frozen=True, tag=145):
@@ -930,6 +938,7 @@ _ROUTINE = frozenset(
         StateDigested,
         HistoriesCounted,
         DisclosureKeyDrawn,
+        DrillRenewed,
         SessionOpened,
         SessionsEnded,
         ReceiptsDropped,

@@ -72,11 +72,27 @@ class Drill(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Id of the plan that was confirmed: helpers do nothing for another one."""
     second: str = ""
     """The other operator who agreed to it; none: nobody did."""
+    lease_s: int = 0
+    """After so many seconds without a word of who carries it out it is over; 0: only after its time."""
+    renewed_at: Instant = NEVER
+    """When that was heard last, after its beginning."""
+
+    @property
+    def latest(self) -> Instant:
+        """When it is over whatever is heard of it."""
+        return Instant(self.at + self.lasts_s * MICROSECONDS_PER_SECOND)
 
     @property
     def until(self) -> Instant:
-        """When it is over at the latest."""
-        return Instant(self.at + self.lasts_s * MICROSECONDS_PER_SECOND)
+        """When it is over unless something is heard of it."""
+        if not self.lease_s:
+            return self.latest
+        return min(self.latest, Instant(max(self.at, self.renewed_at) + self.lease_s * MICROSECONDS_PER_SECOND))
+
+    def is_due_for_renewal(self, at: Instant) -> bool:
+        """Whether a word of who carries it out is worth an event: a third of its lease is over."""
+        since = at - max(self.at, self.renewed_at)
+        return self.lease_s > 0 and 3 * since >= self.lease_s * MICROSECONDS_PER_SECOND
 
     def is_under_way(self, at: Instant) -> bool:
         """Whether it may still be carried out."""

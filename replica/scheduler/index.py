@@ -97,6 +97,7 @@ TOUCHES: dict[type[e.Event], Touches] = {
     e.GuestMissed: Touches.NOTHING,
     e.DrillStarted: Touches.NOTHING,
     e.DrillConfirmed: Touches.NOTHING,
+    e.DrillRenewed: Touches.NOTHING,
     e.DrillAbortAsked: Touches.NOTHING,
     e.DrillEnded: Touches.NOTHING,
     e.DrillsLocked: Touches.NOTHING,

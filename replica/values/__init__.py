@@ -30,6 +30,7 @@ from replica.values.limits import (
     DIRECTIVES_MAX,
     DISCLOSURE_KEY_BYTES,
     DRILL_FIGURES_MAX,
+    DRILL_LEASE_S_LEAST,
     DRILL_LOCKS_MAX,
     DRILL_S_MAX,
     DRILLS_KEPT,

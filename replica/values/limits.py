@@ -171,6 +171,9 @@ hundred times what may be pending at once. What agents hold under one of them st
 DRILL_S_MAX = 600
 """How long one drill may last, seconds."""
 
+DRILL_LEASE_S_LEAST = 5
+"""The shortest lease of a drill, seconds: a take-over in the midst of it must not end it."""
+
 DRILL_FIGURES_MAX = 64
 """What one drill measures, count."""
 

@@ -77,7 +77,7 @@ def make_cluster(directory: Path, replicas: int = 1) -> Config:
     issue(authority, config.tls.certificates, role=CertificateRole.AUDITOR, name="auditor", at=at)
     issue(authority, config.tls.certificates, role=CertificateRole.MONITOR, name="prometheus", at=at)
     issue(authority, config.tls.certificates, role=CertificateRole.DRILL, name="dora", at=at)
-    issue(authority, config.tls.certificates, role=CertificateRole.HELPER, name="h1", at=at, addresses=["127.0.0.1"])
+    issue(authority, config.tls.certificates, role=CertificateRole.HELPER, name="h1", at=at)
     return config
 
 

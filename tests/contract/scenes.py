@@ -849,6 +849,12 @@ async def drills(m: Maker) -> None:
     for _ in range(2):
         await m.operator("POST /v1/drill-locks/operator/remove")
     await m.ask("user ada", "POST /v1/drills", **switchover)
+    # Under a lease, which probes of who carries it out renew.
+    for lease_s in (4, 9):
+        await m.operator("POST /v1/drills", **switchover, lease_s=lease_s)
+    for who, after_s in (("operator", 2), ("operator", 3), ("operator eve", 4), ("operator", 1)):
+        await m.ask(who, "POST /v1/drills/4/probe", after_s)
+    await m.operator("POST /v1/drills/4/end", 2, verdict="passed", sentence="well")
 
 
 async def _persistent_of_guests(m: Maker, slurm: Bridge) -> None:

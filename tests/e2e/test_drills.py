@@ -96,6 +96,7 @@ def test_a_switchover_is_planned_confirmed_measured_and_told_and_no_job_notices_
     figures = ended["figures"]
     assert (ended["verdict"], figures["writes_lost"], figures["states_agree"]) == ("passed", 0, 1)
     assert figures["writes_acknowledged"] > 0 < figures["write_stop_us"]
+    assert figures["user_write_stop_us"] > 0
     assert (figures["stages_again"], figures["runs_again"], figures["nodes_lost"]) == (0, 0, 0)
     assert operator.json("member", "list")["leader"] == made["target"]
 

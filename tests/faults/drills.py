@@ -1,9 +1,9 @@
 """Drills of `forebay drill` on three hosts, as an operator types them. Run by scripts/drills.
 
 Hosts are network namespaces: each has a replica on a file system of its own, a helper, and two of them an agent. Jobs
-are under way all the time, and a probe that knows nothing of the drill's client sends writes to every replica. After
+are under way all the time, and a stopwatch that knows nothing of drills sends writes to every replica. After
 each drill: it passed, no script ran twice, results are what they must be, nothing is stopped, cut off or full, and for
-how long writes stopped is what the probe saw.
+how long writes stopped is what the stopwatch saw.
 """
 
 import argparse
@@ -19,27 +19,24 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-
-import aiohttp
 
 from cluster.client import ApiError, Client
 from cluster.config.config import Config
 from cluster.drill.faults import ThisMachine
-from cluster.schemas import new_command_id
 from cluster.schemas import operations as ops
 from cluster.schemas.job_fields import SubmitRequest
-from cluster.security import Role, client_context, issue, load_authority
+from cluster.security import Role, issue, load_authority
 from cluster.server.storage import allow_first_start
-from cluster.system import Address, SystemClock, fields_of, parse_instant
+from cluster.system import Address, SystemClock, fields_of
 from replica.model import SCENARIOS
 from tests.account import OWN
 from tests.faults import kernel, network, verify
 from tests.faults.ending import perform
 from tests.faults.local_cluster import AGENTS, FOREBAY, REPLICAS, USER, LocalCluster, RunFailed
 from tests.faults.network import Network
+from tests.faults.stops import AGREES_MS, Stops, Stopwatch
 from tests.faults.workload import EXAMPLES, Workload
 
 CLIENTS = "clients"
@@ -54,10 +51,6 @@ POOLS = {"fast": "40MiB/8MiB,default", "bulk": "80MB/10MB"}
 COPY_RATE = "2MiB"
 NUMBERS = 300_000
 JOBS = ("sum", "sort", "words", "digest")
-AGREES_MS = 20.0
-"""How far the figure of a drill may be off from what the independent probe saw, ms."""
-
-PROBE_EVERY_S = 0.01
 DRILL_S = 300.0
 OVER_S = 180.0
 NODE_DOWN_S = 12
@@ -92,7 +85,7 @@ class Hosts(LocalCluster):
             place = self.net.addresses[name]
             targets = ", ".join(f'"{one}"' for one in (*REPLICAS, *AGENTS) if HOSTS[one] == name)
             text += f'[[helper]]\nname = "h{number}"\naddress = "{place}:{HELPER_PORT}"\ntargets = [{targets}]\n'
-            issue(authority, tls, role=Role.HELPER, name=f"h{number}", at=at, addresses=(place,))
+            issue(authority, tls, role=Role.HELPER, name=f"h{number}", at=at)
         start = json.dumps(["/bin/sh", str(self.directory / "start"), "{name}"])
         text += f'[drill]\nallow = ["process", "network", "disk"]\nstart = {start}\n'
         self.file.write_text(text)
@@ -171,63 +164,6 @@ class Hosts(LocalCluster):
                 kernel.tool("umount", "-l", str(self.directory / name))
 
 
-class Witness:
-    """A probe that knows the addresses of three replicas, and when a write is acknowledged by one of them."""
-
-    def __init__(self, hosts: Hosts, job: int) -> None:
-        assert hosts.config is not None
-        self._bases = [replica.api.url for replica in hosts.config.replicas]
-        self._tls = client_context(hosts.config.tls_files(USER))
-        self._job = job
-        self._clock = SystemClock()
-        self.acknowledged_s: list[float] = []
-
-    @contextlib.asynccontextmanager
-    async def watching(self) -> AsyncIterator[None]:
-        """Send a write to each replica every few milliseconds until the end of the block."""
-        timeout = aiohttp.ClientTimeout(total=4.0)
-        async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=self._tls, limit=0), timeout=timeout
-        ) as session:
-            sending = [asyncio.create_task(self._send(session, base)) for base in self._bases]
-            try:
-                yield
-            finally:
-                for task in sending:
-                    task.cancel()
-                await asyncio.gather(*sending, return_exceptions=True)
-
-    async def _send(self, session: aiohttp.ClientSession, base: str) -> None:
-        under_way = set[asyncio.Task[None]]()
-        began_s, sent = time.perf_counter(), 0
-        while True:
-            if len(under_way) < 24:
-                task = asyncio.create_task(self._one(session, base))
-                under_way.add(task)
-                task.add_done_callback(under_way.discard)
-            sent += 1
-            await asyncio.sleep(max(0.0, began_s + sent * PROBE_EVERY_S - time.perf_counter()))
-
-    async def _one(self, session: aiohttp.ClientSession, base: str) -> None:
-        verb = "hold" if len(self.acknowledged_s) % 2 else "release"
-        body = json.dumps({"command_id": new_command_id(self._clock)})
-        headers = {"Content-Type": "application/json"}
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
-            async with session.post(
-                f"{base}/v1/jobs/{self._job}/{verb}", data=body, headers=headers, allow_redirects=False
-            ) as answer:
-                await answer.read()
-                # A refusal of what is so already is decided and durable, too.
-                if answer.status < 300 or answer.status == 409:
-                    self.acknowledged_s.append(time.perf_counter())
-
-    def longest_ms(self, since_s: float, until_s: float) -> float:
-        """Return the longest time without an acknowledgement between two moments."""
-        moments = sorted(self.acknowledged_s)
-        gaps = (b - a for a, b in zip(moments, moments[1:], strict=False) if b > since_s and a < until_s)
-        return max(gaps, default=0.0) * 1000
-
-
 class Drills:
     """A cluster on hosts, and each drill of it."""
 
@@ -276,18 +212,14 @@ class Drills:
     async def round(self, client: Client, scenario: str, held: int, number: int) -> None:
         """Carry one drill out with jobs under way, and look at what is left."""
         jobs = [await self.submit(client, name) for name in JOBS]
-        witness = Witness(self.hosts, held)
-        async with witness.watching():
-            await asyncio.sleep(1.0)
+        assert self.hosts.config is not None
+        stopwatch = Stopwatch(self.hosts.config, USER, held)
+        with stopwatch.watching():
             ended = await self.drill(scenario)
         figures: dict[str, int] = ended["figures"]
         if ended["verdict"] != "passed" or figures["writes_lost"]:
             raise RunFailed(f"{scenario}: {ended['verdict']}: {ended['sentence']}")
-        # The same stretch of time, by the wall clock of this machine.
-        began = (parse_instant(ended["began"]) - SystemClock().now()) / 1e6 + time.perf_counter()
-        fault_s = began + figures["fault_at_us"] / 1e6
-        saw_ms = witness.longest_ms(fault_s, fault_s + figures["watched_us"] / 1e6)
-        said_ms = figures["write_stop_us"] / 1000
+        saw_ms, said_ms = stopwatch.longest_ms(ended), figures["write_stop_us"] / 1000
         self.stops_ms[scenario].append(said_ms)
         self.off_ms[scenario].append(round(said_ms - saw_ms, 1))
         self.figures[scenario].append(figures)
@@ -303,7 +235,7 @@ class Drills:
             raise RunFailed(f"{scenario}: left of it: {'; '.join(left)}")
         late_ms, normal_ms = figures["client_late_us"] / 1000, figures["control_write_gap_us"] / 1000
         print(
-            f"{number + 1:2} {scenario:<14} of {ended['target']}: writes stopped {said_ms:7.1f} ms, the probe saw "
+            f"{number + 1:2} {scenario:<14} of {ended['target']}: writes stopped {said_ms:7.1f} ms, the stopwatch saw "
             f"{saw_ms:7.1f} ms; the client was {late_ms:.0f} ms late, {normal_ms:.0f} ms without a fault; "
             f"stages again {figures['stages_again']}, runs again {figures['runs_again']}",
             flush=True,
@@ -356,9 +288,17 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10, help="how often each scenario (default: 10)")
     parser.add_argument("--scenario", action="append", choices=SCENARIOS, help="only this one; may be repeated")
     parser.add_argument("--seed", type=int, default=None, help="of the jobs' input (default: drawn)")
+    parser.add_argument(
+        "--loopback", action="store_true", help="switchovers and leader-kills on `forebay up` instead; no root"
+    )
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
     kernel.end_on_signals()
+    if options.loopback:
+        directory = Path(tempfile.mkdtemp(prefix="forebay-drills-")).resolve()
+        stops = Stops(directory)
+        ended = perform("drills", stops.run(options.rounds), release=stops.release, directory=directory, seed=seed)
+        return ended.report(rounds=options.rounds, **stops.figures())
     try:
         kernel.require_root("make network namespaces")
         kernel.require_tools(network.TOOLS)
@@ -376,7 +316,7 @@ def main() -> int:
         rounds=options.rounds,
         jobs=len(drills.acknowledged),
         write_stop_ms=dict(drills.stops_ms),
-        off_from_probe_ms=dict(drills.off_ms),
+        off_from_stopwatch_ms=dict(drills.off_ms),
         within_20_ms=all(abs(one) <= AGREES_MS for row in drills.off_ms.values() for one in row),
     )
 

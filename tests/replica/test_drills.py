@@ -50,6 +50,41 @@ def test_there_is_one_drill_at_a_time_and_one_that_was_not_heard_of_again_is_los
     assert world.state.drills[1].sentence == "nothing was heard of it for 60 s"
 
 
+LEASED = c.StartDrill("switchover", "r2", 60, lease_s=9)
+
+
+def test_a_drill_is_over_when_nothing_was_heard_of_who_carries_it_out_for_as_long_as_its_lease() -> None:
+    world = World()
+    world.settle(LEASED)
+    for _ in range(4):
+        world.at += 8 * SECOND_US
+        assert world.settle(c.ProbeDrill(1)) == 0
+        assert world.state.drills[1].renewed_at == world.state.at
+    renewed_at = world.state.drills[1].renewed_at
+    world.at += 2 * SECOND_US
+    assert world.settle(c.ProbeDrill(1)) == 0
+    assert world.state.drills[1].renewed_at == renewed_at, "that is no event yet"
+    world.at += 4 * SECOND_US
+    assert world.settle(c.ProbeDrill(1), EVE) == 0
+    assert world.state.drills[1].renewed_at == renewed_at, "somebody else keeps nobody alive"
+    world.at += 3 * SECOND_US
+    assert refused(world.settle(c.ProbeDrill(1))) == "drill 1 is beyond its time"
+    assert world.settle(LEASED, EVE) == 0
+    assert world.state.drills[1].sentence == "nothing was heard of it for 9 s"
+    late = c.EndDrill(1, DrillVerdict.PASSED, "so")
+    assert refused(world.settle(late)) == "drill 1 is lost", "it was said to be"
+
+
+def test_who_was_silent_for_too_long_may_still_say_how_it_ended_until_another_begins_or_its_time_is_over() -> None:
+    world = World()
+    world.settle(LEASED)
+    world.at += 59 * SECOND_US
+    assert world.settle(c.EndDrill(1, DrillVerdict.ABORTED, "no write was acknowledged")) == 0
+    world.settle(LEASED)
+    world.at += 60 * SECOND_US
+    assert refused(world.settle(c.EndDrill(2, DrillVerdict.ABORTED, "late"))) == "drill 2 is beyond its time"
+
+
 def test_while_one_operator_wants_no_drills_there_is_none() -> None:
     world = World()
     for actor in (ROOT, EVE):

@@ -429,6 +429,7 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
         f"{event.by} began drill {event.drill}: {event.scenario} of {event.target}"
         + (f", although these did not hold: {', '.join(event.forced)}" if event.forced else "")
     ),
+    e.DrillRenewed: lambda event: f"who carries out drill {event.drill} is still there",
     e.DrillConfirmed: lambda event: f"{event.by} agreed to drill {event.drill}",
     e.DrillAbortAsked: lambda event: f"drill {event.drill} is to end: {event.reason}",
     e.DrillEnded: lambda event: f"drill {event.drill} {event.verdict.word}: {event.sentence}",

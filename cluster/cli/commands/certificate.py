@@ -252,15 +252,15 @@ def _check(config: Config, role: Role, name: str, hosts: tuple[str, ...]) -> tup
         )
     replicas = {replica.name: replica for replica in config.replicas}
     agents = {agent.name for agent in config.agents}
-    helpers = {helper.name: helper for helper in config.helpers}
+    helpers = {helper.name for helper in config.helpers}
     roles = ((replicas, Role.REPLICA), (agents, Role.AGENT), (helpers, Role.HELPER))
     taken = {name: role for names, role in roles for name in names} | {OPERATOR_NAME: Role.OPERATOR}
     if taken.get(name, role) is not role:
         raise bad_input(f"{name} is {_article(taken[name])} of {config.file}", "choose another name")
     if role is Role.AGENT and name not in agents:
         note(f"forebay: warning: {config.file} has no agent {name!r} yet: add [[agent]] to it")
-    if role is Role.HELPER and not hosts and name in helpers:
-        return (helpers[name].address.host,)
+    if role is Role.HELPER and name not in helpers:
+        note(f"forebay: warning: {config.file} has no helper {name!r} yet: add [[helper]] to it")
     if role is not Role.REPLICA or hosts:
         return hosts
     if name not in replicas:

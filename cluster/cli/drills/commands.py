@@ -148,6 +148,7 @@ def _wanted(asked: dict[str, Any]) -> Wanted:
 def _coordinator(client: Client) -> Coordinator:
     from cluster.cli.drills.coordinator import Coordinator
     from cluster.cli.drills.machines import Alarm, Machines
+    from cluster.cli.drills.probes import prober
 
     current = session()
     config = current.config()
@@ -161,6 +162,7 @@ def _coordinator(client: Client) -> Coordinator:
         current.clock,
         replicas,
         machines,
+        prober(config.file, current.identity, replicas),
         note,
         require_second=config.drill.require_second,
         alarm=alarm,

@@ -17,7 +17,7 @@ import msgspec
 from cluster.cli.drills.figures import SLOWER_MAX, Probe, gap_at_us, latency_us, longest_gap_us, lost
 from cluster.cli.drills.machines import Machines
 from cluster.cli.drills.preconditions import DURATION_MORE_S, Found, Plan, Wanted, target_of
-from cluster.cli.drills.probes import Probes
+from cluster.cli.drills.probes import NotMeasured, Probes, Writer
 from cluster.cli.drills.scenarios import SCENARIOS, Scenario
 from cluster.client import ApiError, Client
 from cluster.drill import RENEW_EVERY_S, Begin, Channel, End, HelperRefused, Renew
@@ -48,6 +48,12 @@ BACK_S: Final = 60.0
 
 SECOND_S: Final = 300
 """Seconds in which another operator has to agree where a machine wants that."""
+
+ALIVE_EVERY_S: Final = 1.0
+"""Seconds between two words of this client that it is there."""
+
+LEASE_MORE_S: Final = 5
+"""Seconds for which the cluster waits for one beyond the time that writes may stop."""
 
 LASTS_S: Final = 60
 """Seconds, beside the hold of a fault and what waits for its end, after which the ledger takes a drill for over."""
@@ -120,12 +126,14 @@ class Coordinator:
         clock: Clock,
         replicas: dict[str, Address],
         machines: Machines,
+        writer: Writer,
         tell: Callable[[str], None],
         *,
         require_second: bool = False,
         alarm: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
-        """`replicas`: where each is asked about itself; `tell` is called with what is done, a sentence each.
+        """`replicas`: where each is asked about itself; `writer` measures for how long writes stop; `tell` is called
+        with what is done, a sentence each.
 
         `alarm` is asked each second why a drill has to end, and says nothing while it has not.
         """
@@ -133,6 +141,7 @@ class Coordinator:
         self._clock = clock
         self._replicas = replicas
         self._machines = machines
+        self._writer = writer
         self._tell = tell
         self._require_second = require_second
         self._alarm = alarm
@@ -209,11 +218,13 @@ class Coordinator:
             lasts_s=lasts_s,
             forced=plan.forced,
             plan=plan.id,
+            lease_s=lease_of(goals),
         )
         drill = self._drill = await self._client.call(ops.START_DRILL, request)
         self._began_s = self._clock.monotonic_s()
         self._tell(f"drill {drill.drill} began: {plan.scenario} of {plan.target}")
         verdict, sentence, figures = "aborted", "ended from the keyboard", dict[str, int]()
+        alive = asyncio.create_task(self._alive(drill.drill))
         try:
             async with asyncio.timeout(lasts_s - END_S / 2):
                 if self._require_second:
@@ -223,15 +234,27 @@ class Coordinator:
             sentence = str(error)
         except HelperRefused as error:
             sentence = f"its helper: {error}"
+        except NotMeasured as error:
+            sentence = str(error)
         except TimeoutError:
             sentence = "it was not over in its time"
         except ApiError as error:
             sentence = f"it could not go on: {error}"
         finally:
+            alive.cancel()
             ending = asyncio.ensure_future(self._end(drill.drill, verdict, sentence, figures))
             # Also where the keyboard ended it: once more, and nobody waits.
             ended = await asyncio.shield(ending)
         return ended
+
+    async def _alive(self, drill: int) -> None:
+        """Have the cluster know that somebody carries it out."""
+        while True:
+            await asyncio.sleep(ALIVE_EVERY_S)
+            request = Command(command_id=self._client.new_command_id())
+            # Why a probe is refused is found by those that are measured.
+            with contextlib.suppress(ApiError):
+                await self._client.call(ops.PROBE_DRILL, request, drill=drill, deadline_s=STATUS_S)
 
     async def _seconded(self, drill: int) -> None:
         """Wait for another operator; Aborted."""
@@ -258,11 +281,12 @@ class Coordinator:
     # ---- what is done
 
     async def _carried_out(self, plan: Plan, goals: Goals) -> tuple[str, str, dict[str, int]]:
-        scenario, began_s = SCENARIOS[plan.scenario], self._clock.monotonic_s()
-        probes = Probes(self._client, self._clock, self._replicas, self._number())
+        scenario = SCENARIOS[plan.scenario]
+        probes = Probes(self._client, self._clock, self._replicas, self._number(), self._writer)
         nodes = (await self._client.call(ops.LIST_NODES)).nodes
         self._up = frozenset(one.name for one in nodes if one.state == "UP")
         async with self._watched(probes, goals):
+            began_s = self._clock.monotonic_s()
             self._tell(f"for {CONTROL_S:g} s nothing is done, to see what is normal")
             await self._while_well(CONTROL_S)
             fault_s = self._clock.monotonic_s()
@@ -275,12 +299,14 @@ class Coordinator:
                 more = {"handover_us": round((self._clock.monotonic_s() - fault_s) * MICROSECONDS_PER_SECOND)}
                 faults = [] if led == plan.target else [f"{led or 'nobody'} leads, not {plan.target}"]
             await self._while_well(SETTLE_S)
-        over_s = self._clock.monotonic_s()
+            # Not what it takes to end those who measure.
+            over_s = self._clock.monotonic_s()
         figures = _measured(probes, began_s, fault_s, over_s) | more
         figures |= {"fault_at_us": round((fault_s - self._began_s) * MICROSECONDS_PER_SECOND)}
         figures |= {"goal_us": goals.write_stop_us, "watched_us": round((over_s - fault_s) * MICROSECONDS_PER_SECOND)}
         self._tell("every acknowledged write is asked for again, and all states are compared")
-        gone = lost(probes.writes, await self._answered_again(probes.writes))
+        writes = [*probes.writes, *probes.user_writes]
+        gone = lost(writes, await self._answered_again(writes))
         agrees, meanwhile = await self._states_agree(), await self._meanwhile(plan.target)
         figures |= {"writes_lost": len(gone), "states_agree": int(agrees), **meanwhile}
         took_ms, goal_ms = figures["write_stop_us"] / 1000, goals.write_stop_us / 1000
@@ -463,6 +489,7 @@ class Coordinator:
             reasons = (
                 probes.abort,
                 f"a write was refused: {probes.refusal}" if probes.refusal else "",
+                probes.unmeasured(),
                 f"no write was acknowledged for {after_s:g} s" if now_s - probes.answered_s > after_s else "",
                 f"{halt} is there" if halt else "",
                 _slow(probes, now_s, normal_us, goals.slower_max),
@@ -500,6 +527,11 @@ class Coordinator:
         return self._drill.drill
 
 
+def lease_of(goals: Goals) -> int:
+    """Return after how long without a word of this client a drill is over, seconds: longer than writes may stop."""
+    return round(goals.abort_after_us / MICROSECONDS_PER_SECOND) + LEASE_MORE_S
+
+
 async def _undone(channel: Channel, drill: int) -> None:
     """Have a fault undone that may be, and give the connection up."""
     with contextlib.suppress(HelperRefused):
@@ -525,10 +557,12 @@ def _slow(probes: Probes, now_s: float, normal_us: int, slower_max: int = SLOWER
 
 def _measured(probes: Probes, began_s: float, fault_s: float, over_s: float) -> dict[str, int]:
     """Return what users meet, before the fault and from it on."""
-    writes, reads, stale, settled_s = probes.writes, probes.reads, probes.stale_reads, began_s + CONTROL_S / 4
+    writes, reads, stale, user = probes.writes, probes.reads, probes.stale_reads, probes.user_writes
+    settled_s = began_s + CONTROL_S / 4
     return {
         "write_stop_us": longest_gap_us(writes, fault_s, over_s),
         "write_stop_at_us": gap_at_us(writes, fault_s, over_s),
+        "user_write_stop_us": longest_gap_us(user, fault_s, over_s),
         "read_stop_us": longest_gap_us(reads, fault_s, over_s),
         "stale_read_stop_us": longest_gap_us(stale, fault_s, over_s),
         "control_write_gap_us": longest_gap_us(writes, settled_s, fault_s),

@@ -1,7 +1,8 @@
-"""A drill's client: a write and two kinds of reads every few milliseconds, sent as long as they are measured.
+"""A drill's clients: what the cluster acknowledges and when, what is read of it, and what a user meets.
 
-It waits for nobody, follows no redirect and never backs off: it asks the replica that answered last, and once that does
-not, all of them. So what it measures is when the cluster answers, not when a client comes to try again.
+Writes are sent by a process of their own (`prober`), which measures. Here two kinds of reads are sent every few
+milliseconds, each once and without redirects, and one write after the other as a user's program does: with the waits
+between its tries, and following whoever leads.
 """
 
 from __future__ import annotations
@@ -9,23 +10,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from cluster.cli.drills.figures import Probe
+from cluster.cli.drills.prober import LINE_BYTES_MAX, PROBE_EVERY_S, PROBE_S, Assignment, Report
 from cluster.client import ApiError, Client
 from cluster.schemas import Command
 from cluster.schemas import operations as ops
 from cluster.system import Address, Clock
 
-PROBE_EVERY_S: Final = 0.01
-"""Between two probes of a kind, seconds: the resolution of the figures."""
-
-PROBE_S: Final = 5.0
-"""Seconds after which a probe is given up."""
+READ_EVERY_S: Final = 0.02
+"""Between two reads of a kind, seconds."""
 
 SILENT_S: Final = 0.03
 """Seconds without an answer after which all replicas are asked."""
@@ -33,48 +35,147 @@ SILENT_S: Final = 0.03
 UNDER_WAY_MAX: Final = 24
 """Probes of a kind that wait for one replica, count: one that hangs holds no more, and gets no more when it goes on."""
 
+USER_S: Final = 30.0
+"""Seconds until a user's program gives one write up."""
+
+READY_S: Final = 20.0
+"""Seconds in which the process that measures is to begin."""
+
+ENDS_S: Final = 5.0
+"""Seconds in which it is to end."""
+
+Writer = Callable[[int, Callable[[Report], None]], AbstractAsyncContextManager[Callable[[], str]]]
+"""Sends the writes of a drill during a block and reports each; NotMeasured where it cannot begin. What the block is
+given says why it measures no more, and nothing while it does."""
+
+
+class NotMeasured(Exception):
+    """The process that measures has ended, or does not begin."""
+
+
+def prober(config: Path, identity: str, replicas: dict[str, Address]) -> Writer:
+    """Return what starts the process that measures, for the replicas of a configuration."""
+
+    @contextlib.asynccontextmanager
+    async def writing(drill: int, take: Callable[[Report], None]) -> AsyncIterator[Callable[[], str]]:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "cluster.cli.drills.prober"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            # The keyboard ends a drill through who carries it out, who has it measured to its end.
+            start_new_session=True,
+            limit=LINE_BYTES_MAX,
+        )
+        assert process.stdin is not None
+        places = {name: (at.host, at.port) for name, at in replicas.items()}
+        reading = None
+        try:
+            process.stdin.write(msgspec.json.encode(Assignment(str(config), identity, drill, places)) + b"\n")
+            begun = asyncio.Event()
+            reading = asyncio.create_task(_read(process, take, begun))
+            await asyncio.wait(
+                (reading, begin := asyncio.create_task(begun.wait())),
+                timeout=READY_S,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            begin.cancel()
+            if not begun.is_set():
+                raise NotMeasured("the process that measures writes does not begin")
+            read = reading
+            yield lambda: "the process that measures writes has ended" if read.done() else ""
+        finally:
+            process.stdin.close()
+            if reading is not None:
+                await asyncio.wait((reading,), timeout=ENDS_S)
+                reading.cancel()
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+            await process.wait()
+
+    return writing
+
+
+async def _read(process: asyncio.subprocess.Process, take: Callable[[Report], None], begun: asyncio.Event) -> None:
+    assert process.stdout is not None
+    decoder = msgspec.json.Decoder(Report)
+    while line := await process.stdout.readline():
+        report = decoder.decode(line)
+        if report.command_id:
+            take(report)
+        else:
+            begun.set()
+
 
 class Probes:
     """What is sent during one drill, and what came of it."""
 
-    def __init__(self, client: Client, clock: Clock, replicas: dict[str, Address], drill: int) -> None:
+    def __init__(
+        self, client: Client, clock: Clock, replicas: dict[str, Address], drill: int, writer: Writer | None = None
+    ) -> None:
         """`replicas`: where each answers."""
         self._client = client
         self._clock = clock
         self._replicas = replicas
         self._drill = drill
+        self._writer = writer
         self.writes: list[Probe] = []
         self.reads: list[Probe] = []
         self.stale_reads: list[Probe] = []
+        self.user_writes: list[Probe] = []
+        """Those of a user's program."""
         self.refusal = ""
         """Why a write was refused, the first time."""
         self.abort = ""
         """Who wants the drill to end, and why."""
         self.late_s = 0.0
-        """How late the client itself was at most to send a probe, seconds: as far off may a figure be."""
+        """How late a write was sent at most, seconds: as far off may a figure be."""
         self.answered_s = clock.monotonic_s()
         """When a write was acknowledged last."""
+        self.unmeasured: Callable[[], str] = lambda: ""
+        """Says why writes are not measured any more, and nothing while they are."""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Send probes until the end of the block; those that wait for an answer then are given up."""
+        """Send probes until the end of the block; those that wait for an answer then are given up. NotMeasured."""
+        assert self._writer is not None
         turns = itertools.cycle(self._replicas)
-        tasks = [
-            asyncio.create_task(self._send(self.writes, self._write)),
-            asyncio.create_task(self._send(self.reads, self._read)),
-            asyncio.create_task(self._send(self.stale_reads, self._stale_read, lambda: (next(turns),))),
-        ]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        async with self._writer(self._drill, self._take) as self.unmeasured:
+            self.answered_s = self._clock.monotonic_s()
+            tasks = [
+                asyncio.create_task(self._send(self.reads, self._read)),
+                asyncio.create_task(self._send(self.stale_reads, self._stale_read, lambda: (next(turns),))),
+                asyncio.create_task(self._use()),
+            ]
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _take(self, report: Report) -> None:
+        self.writes.append(Probe(report.sent_s, report.answered_s, report.command_id, report.revision))
+        self.late_s = max(self.late_s, report.late_s)
+        self.refusal = self.refusal or report.refusal
+        if report.answered_s is not None:
+            self.answered_s = max(self.answered_s, report.answered_s)
+
+    async def _use(self) -> None:
+        """Write as a user's program does, one after the other."""
+        while True:
+            probe = Probe(self._clock.monotonic_s(), command_id=self._client.new_command_id())
+            self.user_writes.append(probe)
+            request = Command(command_id=probe.command_id)
+            with contextlib.suppress(ApiError):
+                answer = await self._client.call(ops.PROBE_DRILL, request, drill=self._drill, deadline_s=USER_S)
+                probe.answered_s, probe.revision = self._clock.monotonic_s(), answer.revision
+            await asyncio.sleep(PROBE_EVERY_S)
 
     async def _send(
         self,
         probes: list[Probe],
-        ask: Callable[[Probe, Address], Awaitable[int | None]],
+        ask: Callable[[Address], Awaitable[int | None]],
         choose: Callable[[], tuple[str, ...]] | None = None,
     ) -> None:
         under_way, waits = set[asyncio.Task[None]](), Counter[str]()
@@ -84,7 +185,7 @@ class Probes:
             nonlocal leads, last_s
             waits[name] += 1
             try:
-                revision = await ask(probe, self._replicas[name])
+                revision = await ask(self._replicas[name])
             finally:
                 waits[name] -= 1
             if revision is None:
@@ -97,7 +198,7 @@ class Probes:
         try:
             due_s = self._clock.monotonic_s()
             while True:
-                probe = Probe(self._clock.monotonic_s(), command_id=self._client.new_command_id())
+                probe = Probe(self._clock.monotonic_s())
                 probes.append(probe)
                 silent = not leads or probe.sent_s - last_s > SILENT_S
                 names = choose() if choose is not None else (tuple(self._replicas) if silent else (leads,))
@@ -106,34 +207,17 @@ class Probes:
                         task = asyncio.create_task(one(probe, name))
                         under_way.add(task)
                         task.add_done_callback(under_way.discard)
-                # By the clock, not one interval after the last: what sending costs must not thin them out. But a
-                # client that is late sends none of those that it missed: it would be later still.
-                due_s = max(due_s + PROBE_EVERY_S, self._clock.monotonic_s() + PROBE_EVERY_S / 2)
+                due_s = max(due_s + READ_EVERY_S, self._clock.monotonic_s() + READ_EVERY_S / 2)
                 await asyncio.sleep(due_s - self._clock.monotonic_s())
-                self.late_s = max(self.late_s, self._clock.monotonic_s() - due_s)
         finally:
             for task in list(under_way):
                 task.cancel()
             await asyncio.gather(*under_way, return_exceptions=True)
 
-    async def _write(self, probe: Probe, replica: Address) -> int | None:
-        request = Command(command_id=probe.command_id)
-        try:
-            answer = await self._client.ask_once(
-                ops.PROBE_DRILL, request, replica=replica, timeout_s=PROBE_S, drill=self._drill
-            )
-        except (ApiError, msgspec.MsgspecError) as error:
-            self.refusal = self.refusal or str(error)
-            return None
-        if answer is None:
-            return None
-        self.answered_s = self._clock.monotonic_s()
-        return answer.revision
-
-    async def _read(self, probe: Probe, replica: Address) -> int | None:
+    async def _read(self, replica: Address) -> int | None:
         return await self._read_as(replica)
 
-    async def _stale_read(self, probe: Probe, replica: Address) -> int | None:
+    async def _stale_read(self, replica: Address) -> int | None:
         return await self._read_as(replica, stale="ok")
 
     async def _read_as(self, replica: Address, **more: str) -> int | None:

@@ -57,7 +57,7 @@ EVENTS = """
     119:SchedulerBound:0 120:CertificateRevoked:0 121:CertificatesUnrevoked:0 122:NodeAdmitted:0
     123:SchedulerReleased:0 124:GuestRunBegan:1 125:GuestRunEnded:1 126:GuestMissed:0 130:SessionOpened:0
     131:SessionsEnded:0 132:ReceiptsDropped:0 140:DrillStarted:0 141:DrillAbortAsked:0 142:DrillEnded:0
-    143:DrillsLocked:0 144:DrillsUnlocked:0 145:DrillConfirmed:0 170:ClockSet:0
+    143:DrillsLocked:0 144:DrillsUnlocked:0 145:DrillConfirmed:0 146:DrillRenewed:0 170:ClockSet:0
     180:StateDigested:0 181:DisclosureKeyDrawn:0 182:HistoriesCounted:0
 """
 KINDS = {int(tag): (name, int(field)) for tag, name, field in (row.split(":") for row in EVENTS.split())}

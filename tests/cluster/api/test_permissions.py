@@ -240,6 +240,33 @@ def test_who_carries_out_drills_hands_the_leadership_over_in_a_switchover_of_its
     run()
 
 
+def test_who_carries_out_drills_reads_of_the_past_what_a_drill_should_not_lead_to_and_nobodys_job(
+    config: Config,
+) -> None:
+    @story
+    async def run() -> None:
+        async with Harness(config) as harness:
+            job = {"command_id": harness.new_id(), "script": "#!/bin/sh\n", "time_limit_s": 60, "workdir": "/tmp"}
+            assert (await harness.ask("POST", "/v1/jobs", job)).status == 201
+            for who in ("operator", "dora"):
+                await end_of(harness, who)
+            told = (await harness.ask("GET", "/v1/history", who="dora")).body
+            assert {row["event"] for row in told["rows"]} == {"drill_started", "drill_ended"}
+            everything = (await harness.ask("GET", "/v1/history")).body
+            assert "job_submitted" in {row["event"] for row in everything["rows"]}
+            for kind in ("job_submitted", "refused", "drill_started,job_submitted"):
+                refused = await harness.ask("GET", f"/v1/history?kind={kind}", who="dora")
+                assert refused.status == 403 and "stage_retried" in str(refused.body)
+
+    async def end_of(harness: Harness, who: str) -> None:
+        body = {"command_id": harness.new_id(), "scenario": "leader-hang", "target": "r1", "lasts_s": 60}
+        number = (await harness.ask("POST", "/v1/drills", body, who=who)).body["drill"]
+        body = {"command_id": harness.new_id(), "verdict": "passed", "sentence": "so"}
+        assert (await harness.ask("POST", f"/v1/drills/{number}/end", body, who=who)).status == 200
+
+    run()
+
+
 @pytest.mark.parametrize("what", ["register", "poll", "reports"])
 def test_an_agent_may_touch_its_own_node_only(config: Config, what: str) -> None:
     @story

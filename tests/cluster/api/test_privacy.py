@@ -104,3 +104,18 @@ async def nothing_is_told(purged: bool) -> None:
     assert any(target.endswith("/receipts") for target in theirs)
     assert purged or SECRET in text_of(own[f"/v1/jobs/{jobs[0]}"])
     assert SECRET in text_of((await asked(m, "operator", jobs))[f"/v1/transfers/{jobs[-1]}/receipts"])
+
+
+@pytest.mark.parametrize("flags", ("PrivateData,EnablePersistent", "EnablePersistent"))
+def test_who_carries_out_drills_sees_what_a_drill_should_not_lead_to_and_nothing_of_files_and_texts(flags: str) -> None:
+    asyncio.run(of_a_drill(flags))
+
+
+async def of_a_drill(flags: str) -> None:
+    m = Maker(1)
+    jobs = await with_jobs_at_every_point(m)
+    await m.configure(Flags=flags, StageRetries="1")
+    told = await asked(m, "drill dora", jobs)
+    leaks = [target for target, answer in told.items() if SECRET in text_of(answer)]
+    assert not leaks, {target: text_of(told[target]) for target in leaks}
+    assert told["/v1/transfers"].body["transfers"], "that something is moved is its business"

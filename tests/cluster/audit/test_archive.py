@@ -46,7 +46,7 @@ from wal import (
 BELOW = 600
 PRUNED = 513
 """What comes of it in whole tiles."""
-VERIFIER = ROOT / "cluster" / "proofs" / "verify_proof.py"
+VERIFIER = ROOT / "cluster" / "security" / "proofs" / "verify_proof.py"
 
 
 @pytest.fixture(scope="module")

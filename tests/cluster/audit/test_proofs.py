@@ -27,7 +27,7 @@ from tests.cluster.audit.ledgers import real, typed
 from tests.cluster.harness import PATIENCE_S, PLAIN, SCRIPT, Harness, make_cluster, placed, story
 from tests.repo.tree import ROOT
 
-VERIFIER = ROOT / "cluster" / "proofs" / "verify_proof.py"
+VERIFIER = ROOT / "cluster" / "security" / "proofs" / "verify_proof.py"
 FLIPS = 10_000
 
 

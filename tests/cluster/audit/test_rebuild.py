@@ -21,8 +21,8 @@ from replica.state.state import EMPTY
 from tests.golden.make_ledger import lived
 from tests.replica.world import World
 
-NEVER_MADE_AGAIN = {"raise_feature_level", "probe_drill"}
-"""Commands that the ledger does not keep enough of, by law 1: `REBUILDERS` says what. Of a probe nothing ever comes."""
+NEVER_MADE_AGAIN = {"raise_feature_level"}
+"""Commands that the ledger does not keep enough of, by law 1: `REBUILDERS` says what."""
 
 
 def settled(batches: list[Batch]) -> Iterator[tuple[SpeculativeState, Entry]]:

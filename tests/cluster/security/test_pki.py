@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from cluster.security.certificates import certificate_of
-from cluster.security.identity import Identity, Role, identify
+from cluster.security.identity import HELPER_HOST, Identity, Role, identify
 from cluster.security.pki import Authority, PkiRefused, create_authority, issue, load_authority
 from cluster.security.tls import (
     TlsFiles,
@@ -59,7 +59,7 @@ def test_both_ends_know_each_other_over_tls_1_3(tls: Path) -> None:
     authority = authority_in(tls)
     replica = issue(authority, tls, role=Role.REPLICA, name="r1", addresses=["127.0.0.1", "host.example"], at=NOW)
     for role in Role:
-        hosts = ["127.0.0.1"] if role in (Role.REPLICA, Role.HELPER) else []
+        hosts = ["127.0.0.1"] if role is Role.REPLICA else []
         files = issue(authority, tls, role=role, name=f"the-{role.value}", addresses=hosts, at=NOW)
         for host in ("127.0.0.1", "host.example"):
             server_end, client_end = shake_hands(server_context(replica), client_context(files), host)
@@ -133,6 +133,23 @@ def test_only_a_replica_may_serve(tls: Path, role: Role) -> None:
     lenient.check_hostname = False
     with pytest.raises(ssl.SSLCertVerificationError, match="purpose|certificate"):
         shake_hands(server_context(other), lenient, "127.0.0.1")
+
+
+def test_who_has_the_key_of_a_helper_poses_as_no_replica_and_no_replica_as_a_helper(tls: Path) -> None:
+    authority = authority_in(tls)
+    helper = issue(authority, tls, role=Role.HELPER, name="h1", at=NOW)
+    replica = issue(authority, tls, role=Role.REPLICA, name="r1", addresses=["127.0.0.1"], at=NOW)
+    for address in ("127.0.0.1", "localhost", "h1", "::1"):
+        with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
+            shake_hands(server_context(helper), client_context(replica), address)
+    _, client_end = shake_hands(server_context(helper), client_context(replica), HELPER_HOST)
+    assert identify(client_end.getpeercert()) == Identity(Role.HELPER, "h1")
+    with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
+        shake_hands(server_context(replica), client_context(helper), HELPER_HOST)
+    with pytest.raises(PkiRefused, match="known by its role and name at any address; leave out 127"):
+        issue(authority, tls, role=Role.HELPER, name="h2", addresses=["127.0.0.1"], at=NOW)
+    with pytest.raises(PkiRefused, match=f"{HELPER_HOST} is what helpers are known by"):
+        issue(authority, tls, role=Role.REPLICA, name="r2", addresses=[HELPER_HOST.upper()], at=NOW)
 
 
 def test_each_side_refuses_the_certificate_of_another_authority(tmp_path: Path) -> None:

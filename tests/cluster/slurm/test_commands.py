@@ -33,8 +33,7 @@ def double(tmp_path: Path) -> Iterator[Double]:
 def certify(double: Double, name: str, role: Role, at: Instant | None = None) -> Path:
     tls = double.config.tls
     authority = load_authority(tls.authority.parent)
-    addresses = ["127.0.0.1"] if role is Role.HELPER else []
-    issue(authority, tls.certificates, role=role, name=name, at=at or SystemClock().now(), addresses=addresses)
+    issue(authority, tls.certificates, role=role, name=name, at=at or SystemClock().now())
     return tls.certificates / f"{name}.pem"
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
 from cluster.cli.drills import coordinator as module
-from cluster.cli.drills import probes as probing
+from cluster.cli.drills import prober as probing
 from cluster.cli.drills.coordinator import Coordinator, Goals
 from cluster.cli.drills.figures import Probe
 from cluster.cli.drills.machines import Machines
 from cluster.cli.drills.preconditions import DURATION_MORE_S, Found, Plan, Site, Wanted
-from cluster.cli.drills.probes import Probes
+from cluster.cli.drills.prober import CONNECTIONS, Report, asking, send_writes
+from cluster.cli.drills.probes import NotMeasured, Probes, Writer
 from cluster.client import ApiError, Client
 from cluster.drill import Answer, Begin, End, HelperRefused, Renew
 from cluster.schemas import NodesAnswer, TransferAnswer, TransfersAnswer
@@ -36,6 +38,9 @@ PLAN = Plan(
 DRILL = DrillAnswer(
     revision=9, drill=3, scenario="switchover", target="r2", by="root", verdict="under way", began=None, until=None
 )
+
+
+REPLICAS = {f"r{port}": Address("127.0.0.1", port) for port in (1, 2, 3)}
 
 
 class ClusterDouble:
@@ -168,11 +173,35 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> ClusterDouble:
     return ClusterDouble()
 
 
+def writes_of(cluster: ClusterDouble, unmeasured: Callable[[], str] = lambda: "") -> Writer:
+    """Return what sends writes to the double from this process."""
+
+    @contextlib.asynccontextmanager
+    async def writing(drill: int, take: Callable[[Report], None]) -> AsyncIterator[Callable[[], str]]:
+        ask = asking(cast(Client, cluster), REPLICAS, drill)
+        begun = asyncio.Event()
+
+        def tell(report: Report) -> None:
+            if report.command_id:
+                take(report)
+            else:
+                begun.set()
+
+        sending = asyncio.create_task(send_writes(REPLICAS, ask, cluster.new_command_id, SystemClock(), tell))
+        await begun.wait()
+        try:
+            yield unmeasured
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+    return writing
+
+
 def carried_out_by(cluster: ClusterDouble, machines: MachinesDouble | None = None, **more: Any) -> Coordinator:
-    replicas = {f"r{port}": Address("127.0.0.1", port) for port in (1, 2, 3)}
-    machines = machines or MachinesDouble(cluster)
+    machines, writer = machines or MachinesDouble(cluster), more.pop("writer", None) or writes_of(cluster)
     return Coordinator(
-        cast(Client, cluster), SystemClock(), replicas, cast(Machines, machines), lambda sentence: None, **more
+        cast(Client, cluster), SystemClock(), REPLICAS, cast(Machines, machines), writer, lambda sentence: None, **more
     )
 
 
@@ -471,6 +500,54 @@ async def test_a_target_that_does_not_come_back_fails_it(
     machines.on_end = lambda: setattr(cluster, "not_ready", "r1")
     found = await held(cluster, machines)
     assert found.verdict == "failed" and "r1 was not back within 0.2 s" in found.sentence
+
+
+@story
+async def test_without_anybody_who_measures_nothing_is_done_and_nothing_goes_on(cluster: ClusterDouble) -> None:
+    @contextlib.asynccontextmanager
+    async def none(drill: int, take: Callable[[Report], None]) -> AsyncIterator[Callable[[], str]]:
+        raise NotMeasured("it does not begin")
+        yield lambda: ""
+
+    machines = MachinesDouble(cluster)
+    await carried_out_by(cluster, machines, writer=none).run(HANG, GOALS)
+    assert cluster.ended is not None and machines.asked == []
+    assert (cluster.ended.verdict, cluster.ended.sentence) == ("aborted", "it does not begin")
+
+    said = [""]
+    machines.on_begin = lambda: said.insert(0, "it has ended")
+    writer = writes_of(cluster, lambda: said[0])
+    await carried_out_by(cluster, machines, writer=writer).run(replace(HANG, hold_s=20), GOALS)
+    assert (cluster.ended.verdict, cluster.ended.sentence) == ("aborted", "it has ended") and not machines.broken
+
+
+@story
+async def test_who_answers_is_asked_for_each_write_and_all_are_once_that_one_is_silent() -> None:
+    asked, told = list[tuple[str, str]](), list[Report]()
+    leader, never = ["r3"], asyncio.Event()
+    moved, over = asyncio.Event(), asyncio.Event()
+
+    async def ask(name: str, command_id: str) -> int | None:
+        asked.append((name, command_id))
+        if name == "r1":
+            await never.wait()
+        (moved if len(told) > 20 else asyncio.Event()).set()
+        (over if len(told) > 40 else asyncio.Event()).set()
+        return 7 if name == leader[0] else None
+
+    ids = iter(range(10_000))
+    sending = asyncio.create_task(send_writes(REPLICAS, ask, lambda: f"id{next(ids)}", SystemClock(), told.append))
+    await moved.wait()
+    leader[0], count = "r2", len(asked)
+    await over.wait()
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+    writes = [report for report in told if report.command_id]
+    assert {name for name, _ in asked[:count]} == {name for name, _ in asked[count:]} | {"r1"} == set(REPLICAS)
+    assert sum(name == "r1" for name, _ in asked) <= CONNECTIONS, "one that hangs gets no more"
+    by_id = [{name for name, sent in asked if sent == report.command_id} for report in writes]
+    assert {"r2"} in by_id and {"r3"} in by_id and set(REPLICAS) in by_id
+    assert len({report.command_id for report in writes}) == len(writes), "each is reported once"
 
 
 @story

@@ -1,0 +1,208 @@
+"""The process that measures for how long a drill stops writes, and does nothing else.
+
+It sends a write every few milliseconds over connections that are open before the fault: to the replica that answered
+last, and as soon as that is silent to each of them. It follows no redirect and never waits before it tries again. So
+what it measures is when the cluster acknowledges, not when a client comes to ask; whatever else the drill is busy with
+makes no answer late, and what it sends is no load that would be measured itself.
+
+    stdin   the assignment, one line of JSON; its end is the end of the measurement
+    stdout  a report, one line of JSON, of each write that was answered or given up; the first says that it measures
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cluster.client import ApiError, Client
+from cluster.config import read_access
+from cluster.schemas import Command
+from cluster.schemas import operations as ops
+from cluster.security import TlsRefused
+from cluster.system import Address, Clock, SystemClock
+
+PROBE_EVERY_S: Final = 0.01
+"""Between two probes of a kind, seconds: the resolution of the figures."""
+
+SILENT_S: Final = 0.02
+"""Seconds without an acknowledgement after which all replicas are asked."""
+
+PROBE_S: Final = 5.0
+"""Seconds after which a probe is given up."""
+
+CONNECTIONS: Final = 12
+"""Writes that wait for one replica at a time, count, each on a connection of its own. A replica that hangs holds no
+more and gets no more when it goes on; those of the others are enough, who say at once that they do not lead."""
+
+OPENED_S: Final = 1.0
+"""Seconds in which the connections are to be open, before measuring begins all the same."""
+
+LINE_BYTES_MAX: Final = 64 * 1024
+"""Bytes of the assignment or of a report."""
+
+EXIT_FAILED: Final = 1
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """What one process is to measure."""
+
+    config: str
+    """File of the configuration."""
+    identity: str
+    drill: int
+    replicas: dict[str, tuple[str, int]]
+    """Where each answers."""
+
+
+class Report(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """What came of one write. Moments are seconds of the monotonic clock, which all processes of a machine share."""
+
+    sent_s: float
+    command_id: str = ""
+    """Empty: it is about no write, and measuring begins."""
+    answered_s: float | None = None
+    """None: no replica acknowledged it."""
+    revision: int = 0
+    late_s: float = 0.0
+    """How late this process was to send it."""
+    refusal: str = ""
+    """Why a replica refused it."""
+
+
+Ask = Callable[[str, str], Awaitable[int | None]]
+"""Sends a write with a command id to a replica, and returns the revision of its answer; None: it acknowledged nothing,
+ApiError: it refused it."""
+
+
+async def send_writes(
+    names: Iterable[str], ask: Ask, new_id: Callable[[], str], clock: Clock, tell: Callable[[Report], None]
+) -> None:
+    """Send a write every PROBE_EVERY_S until cancelled, and report each; what waits then is given up."""
+    replicas, waits, open_writes = tuple(names), Counter[str](), dict[str, tuple[float, float]]()
+    under_way, leads, last_s = set[asyncio.Task[None]](), "", 0.0
+
+    async def one(command_id: str, name: str) -> int | None:
+        nonlocal leads, last_s
+        waits[name] += 1
+        try:
+            revision = await ask(name, command_id)
+        finally:
+            waits[name] -= 1
+        if revision is not None:
+            leads, last_s = name, clock.monotonic_s()
+        elif leads == name:
+            leads = ""
+        return revision
+
+    async def write(sent_s: float, late_s: float, chosen: tuple[str, ...]) -> None:
+        command_id, refusal = new_id(), ""
+        open_writes[command_id] = (sent_s, late_s)
+        tries = [asyncio.ensure_future(one(command_id, name)) for name in chosen]
+        try:
+            for first in asyncio.as_completed(tries):
+                try:
+                    revision = await first
+                except ApiError as error:
+                    refusal = str(error)
+                    continue
+                if revision is not None and open_writes.pop(command_id, False):
+                    tell(Report(sent_s, command_id, clock.monotonic_s(), revision, late_s))
+        finally:
+            for task in tries:
+                task.cancel()
+        if open_writes.pop(command_id, False):
+            tell(Report(sent_s, command_id, None, 0, late_s, refusal))
+
+    def begin(late_s: float) -> None:
+        is_silent = not leads or clock.monotonic_s() - last_s > SILENT_S
+        asked = replicas if is_silent else (leads,)
+        chosen = tuple(name for name in asked if waits[name] < CONNECTIONS)
+        task = asyncio.create_task(write(clock.monotonic_s(), late_s, chosen))
+        under_way.add(task)
+        task.add_done_callback(under_way.discard)
+
+    try:
+        # All connections, before there is anything to measure: a handshake costs more than a write.
+        for _ in range(CONNECTIONS):
+            begin(0.0)
+        await asyncio.wait(set(under_way), timeout=OPENED_S)
+        due_s = clock.monotonic_s()
+        tell(Report(due_s))
+        while True:
+            begin(max(0.0, clock.monotonic_s() - due_s))
+            # By the clock, not one interval after the last: what sending costs must not thin them out. But who is late
+            # sends none of those that it missed: it would be later still.
+            due_s = max(due_s + PROBE_EVERY_S, clock.monotonic_s() + PROBE_EVERY_S / 2)
+            await asyncio.sleep(due_s - clock.monotonic_s())
+    finally:
+        for task in list(under_way):
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+        for command_id, (sent_s, late_s) in open_writes.items():
+            tell(Report(sent_s, command_id, None, 0, late_s))
+
+
+def asking(client: Client, replicas: dict[str, Address], drill: int) -> Ask:
+    """Return what sends one write of a drill to one replica, once."""
+
+    async def ask(name: str, command_id: str) -> int | None:
+        try:
+            answer = await client.ask_once(
+                ops.PROBE_DRILL, Command(command_id=command_id), replica=replicas[name], timeout_s=PROBE_S, drill=drill
+            )
+        except msgspec.MsgspecError:
+            return None
+        return None if answer is None else answer.revision
+
+    return ask
+
+
+async def _measured(assignment: Assignment, stdin: asyncio.StreamReader) -> None:
+    replicas = {name: Address(host, port) for name, (host, port) in assignment.replicas.items()}
+    encoder = msgspec.json.Encoder()
+
+    def tell(report: Report) -> None:
+        os.write(sys.stdout.fileno(), encoder.encode(report) + b"\n")
+
+    async with Client.from_config(read_access(Path(assignment.config)), assignment.identity) as client:
+        ask = asking(client, replicas, assignment.drill)
+        sending = asyncio.create_task(send_writes(replicas, ask, client.new_command_id, SystemClock(), tell))
+        ending = asyncio.create_task(stdin.read())
+        await asyncio.wait((sending, ending), return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        sending.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await sending
+
+
+async def _serve() -> None:
+    stdin = asyncio.StreamReader(limit=LINE_BYTES_MAX)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
+    assignment = msgspec.json.decode(await stdin.readline(), type=Assignment)
+    # Some seconds of it hold little, and a collection would make an answer late.
+    gc.disable()
+    await _measured(assignment, stdin)
+
+
+def run() -> int:
+    """Measure what is assigned until standard input ends; return the exit code."""
+    try:
+        asyncio.run(_serve())
+    except (OSError, ValueError, TlsRefused, msgspec.MsgspecError) as error:
+        # Who reads the reports has ended, or what is assigned cannot be: either way there is nothing to measure.
+        print(f"forebay drill: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run())
