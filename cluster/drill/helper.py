@@ -59,6 +59,9 @@ _MAY: Final = frozenset({Role.OPERATOR, Role.DRILL})
 Known = Callable[[int], Awaitable[DrillAnswer]]
 """Asks the cluster about a drill; ApiError."""
 
+Spawn = Callable[..., Awaitable[asyncio.subprocess.Process]]
+"""Starts a process, as asyncio.create_subprocess_exec does."""
+
 
 class UnderWay:
     """A fault that a process does."""
@@ -85,15 +88,26 @@ class Helper:
     """One helper in its directory."""
 
     def __init__(
-        self, config: Config, name: str, known: Known, clock: Clock, *, credentials: Credentials, up: int | None = None
+        self,
+        config: Config,
+        name: str,
+        known: Known,
+        clock: Clock,
+        *,
+        credentials: Credentials,
+        up: int | None = None,
+        spawn: Spawn = asyncio.create_subprocess_exec,
     ) -> None:
-        """`up`: descriptor of a pipe to `forebay up`, which starts again what was killed. ConfigError."""
+        """`up`: descriptor of a pipe to `forebay up`, which starts again what was killed; `spawn` starts the process
+        that does a fault. ConfigError.
+        """
         self._config = config
         self._me = config.helper(name)
         self._known = known
         self._clock = clock
         self._credentials = credentials
         self._up = up
+        self._spawn = spawn
         self._directory: Path = config.drill.directory / name
         self._under_way: UnderWay | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -244,7 +258,7 @@ class Helper:
         fault = await asyncio.to_thread(fault_of, self._config, self._me, ask.scenario, ask.target, ask.drill)
         await self._check_under_way(ask, who)
         up = () if self._up is None else (self._up,)
-        process = await asyncio.create_subprocess_exec(
+        process = await self._spawn(
             *(sys.executable, "-P", "-m", "cluster.drill.performer", "--directory", str(self._directory)),
             *(("--up", str(self._up)) if self._up is not None else ()),
             stdin=asyncio.subprocess.PIPE,

@@ -23,7 +23,7 @@ import msgspec
 from cluster.drill.faults import Fault, ThisMachine, of_target
 from cluster.drill.messages import HelperRefused
 from cluster.drill.record import Busy, Record
-from cluster.system import SystemClock
+from cluster.system import Clock, SystemClock
 
 LINE_BYTES_MAX: Final = 256 * 1024
 """Bytes of the assignment: rules of nft for sixteen replicas are some kilobytes."""
@@ -71,19 +71,31 @@ class Lines:
         return line.decode("utf-8", "replace") or " "
 
 
-def wait_for_end(lines: Lines, lease_s: float, duration_s: float) -> None:
-    """Return when the fault is to be undone: the lease or its time has ended, `end` was said, or the helper is gone."""
-    clock = SystemClock()
-    last_s = clock.monotonic_s() + duration_s
-    until_s = min(clock.monotonic_s() + lease_s, last_s)
-    while (left_s := until_s - clock.monotonic_s()) > 0:
-        line = lines.next(left_s)
-        if line is None:
-            return
+class Lease:
+    """For how long a fault is held: until the lease or its time ends, something else is said, or the helper is gone."""
+
+    def __init__(self, clock: Clock, lease_s: float, duration_s: float) -> None:
+        self._clock = clock
+        self._last_s = clock.monotonic_s() + duration_s
+        self._until_s = min(clock.monotonic_s() + lease_s, self._last_s)
+
+    @property
+    def left_s(self) -> float:
+        """For how long it is held unless something is heard, seconds."""
+        return self._until_s - self._clock.monotonic_s()
+
+    def hear(self, line: str) -> None:
+        """Take note of a line of the helper, or of its end, which is empty."""
         word, _, value = line.partition(" ")
-        if word != "lease":
-            return
-        until_s = min(float(value), last_s)
+        self._until_s = min(float(value), self._last_s) if word == "lease" else self._clock.monotonic_s()
+
+
+def wait_for_end(lines: Lines, lease: Lease) -> None:
+    """Return when the fault is to be undone."""
+    while (left_s := lease.left_s) > 0:
+        line = lines.next(left_s)
+        if line is not None:
+            lease.hear(line)
 
 
 def run(arguments: list[str]) -> int:
@@ -109,7 +121,7 @@ def run(arguments: list[str]) -> int:
         signal.signal(signal.SIGTERM, _ended)
         with contextlib.suppress(_Ended):
             _say("done")
-            wait_for_end(lines, assignment.lease_s, assignment.duration_s)
+            wait_for_end(lines, Lease(SystemClock(), assignment.lease_s, assignment.duration_s))
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         record.settle(machine)
     except HelperRefused as error:

@@ -15,7 +15,7 @@ from cluster.drill import allowed as module
 from cluster.drill.allowed import fault_of
 from cluster.drill.faults import Cut, Fill, disk_fault, nft_fault
 from cluster.drill.messages import JSON, Answer
-from cluster.drill.performer import Lines, wait_for_end
+from cluster.drill.performer import Lease, Lines, wait_for_end
 from cluster.system import Address, SystemClock
 from tests.cluster.harness import make_cluster, story
 
@@ -120,7 +120,7 @@ def lasted_s(said: bytes, lease_s: float, duration_s: float, *, gone: bool = Fal
         os.close(begin)
     clock = SystemClock()
     since_s = clock.monotonic_s()
-    wait_for_end(Lines(end), lease_s, duration_s)
+    wait_for_end(Lines(end), Lease(SystemClock(), lease_s, duration_s))
     took_s = clock.monotonic_s() - since_s
     os.close(end)
     if not gone:

@@ -559,6 +559,12 @@ async def test_where_two_have_to_agree_nothing_is_done_before_the_other_does(
     await carried_out_by(cluster, machines, require_second=True).run(HANG, GOALS)
     assert cluster.ended is not None and cluster.ended.sentence == "no other operator agreed within 0 s"
     assert machines.asked == []
+    monkeypatch.setattr(module, "ALIVE_EVERY_S", 0.0)
+    monkeypatch.setattr(module, "SECOND_S", 1)
+    cluster.given.clear()
+    await carried_out_by(cluster, machines, require_second=True).run(HANG, GOALS)
+    assert cluster.given and machines.asked == [], "the cluster knows meanwhile that somebody is there"
+    monkeypatch.setattr(module, "ALIVE_EVERY_S", 1.0)
     monkeypatch.setattr(module, "SECOND_S", 5)
     cluster.second, machines.on_begin = "eve", lambda: setattr(cluster, "leader", "r3")
     await carried_out_by(cluster, machines, require_second=True).run(HANG, GOALS)
