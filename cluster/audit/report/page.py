@@ -7,9 +7,9 @@ from html import escape
 from typing import Final
 
 from cluster.audit.report.figures import COLUMNS, Bar, JobBars, PoolUse, Report, Waiting
-from cluster.cli.page import Bar as Drawn
-from cluster.cli.page import Frame, Layer, bars, details, html_table, key, lines, moment, page, stacked
 from cluster.cli.text import format_span
+from cluster.schemas.page import Bar as Drawn
+from cluster.schemas.page import Frame, Layer, bars, details, html_table, key, lines, moment, page, stacked
 from replica.values import format_size
 
 NODES_SHOWN_MAX: Final = 8

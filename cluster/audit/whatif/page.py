@@ -15,8 +15,8 @@ from cluster.audit.whatif.text import (
     rows_of,
     worlds_of,
 )
-from cluster.cli.page import Bar as Drawn
-from cluster.cli.page import Frame, Layer, bars, details, html_table, key, lines, moment, page
+from cluster.schemas.page import Bar as Drawn
+from cluster.schemas.page import Frame, Layer, bars, details, html_table, key, lines, moment, page
 
 _COLOURS = {"recorded": "c7", "unchanged": "c4", "changed": "c0"}
 

@@ -9,8 +9,8 @@ import click
 
 from cluster.audit.report import amount
 from cluster.audit.whatif.figures import Figures, Moved, PoolFigures, Waits, WhatIf
-from cluster.cli.page import moment
 from cluster.cli.text import fields_table, format_span, show, table
+from cluster.schemas.page import moment
 from replica.values import plain
 
 Row = tuple[str, ...]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from cluster.cli.page import Bar, Frame, bars, details, html_table, key, moment, page
 from cluster.schemas.drills import DrillAnswer, DrillView
 from cluster.schemas.ledger import LeaderTermView, StoryRow
+from cluster.schemas.page import Bar, Frame, bars, details, html_table, key, moment, page
 from cluster.system import parse_instant
 from replica.values import Instant
 

@@ -20,7 +20,7 @@ from cluster.audit.report import COLUMNS, Bar, Report, page_of, read_window
 from cluster.audit.report.page import KIND_COLOURS, KINDS
 from cluster.audit.report.window import BARS_MAX, Window
 from cluster.cli.exits import ExitCode
-from cluster.cli.page import BAR, Frame, number
+from cluster.schemas.page import BAR, Frame, number
 from cluster.system import format_instant
 from replica.fold import apply_batch
 from replica.model import BufferState, JobState, Pool

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from replica.faces import shown
 
 if TYPE_CHECKING:
-    from cluster.cli.page.document import COLOURS, details, html_table, key, page
-    from cluster.cli.page.svg import BAR, Bar, Frame, Layer, bars, lines, moment, number, stacked
+    from cluster.schemas.page.document import COLOURS, details, html_table, key, page
+    from cluster.schemas.page.svg import BAR, Bar, Frame, Layer, bars, lines, moment, number, stacked
 else:
     __getattr__ = shown(
         __name__,
