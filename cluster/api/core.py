@@ -21,6 +21,7 @@ from cluster.api import (
     nodes,
     pools,
     transfers,
+    watch,
 )
 from cluster.api.service import Call, Handler, Route, Service, is_long
 from cluster.api.web import (
@@ -68,7 +69,7 @@ _HANDLING = (
 ROUTES = {
     route.operation.name: route
     for module in _HANDLING
-    for route in vars(module).values()
+    for route in (*vars(module).values(), watch.show_overview, watch.list_pool_use)
     if isinstance(route, Route)
 }  # fmt: skip
 """Routes by the name of their operation: each operation has one."""

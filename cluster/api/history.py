@@ -74,6 +74,7 @@ _BEGINNINGS = ("job_submitted", "guest_set_up")
 
 @handles(ops.SHOW_JOB_HISTORY)
 async def show_job_history(call: Call[None]) -> Reply[HistoryAnswer]:
+    last = call.integer("last", ROWS_MAX, least=1, most=ROWS_MAX)
     state = await call.state()
     recorded = recorded_job(call, state)
     found, work = await records_of(call, recorded), call.work
@@ -92,8 +93,9 @@ async def show_job_history(call: Call[None]) -> Reply[HistoryAnswer]:
         revision=state.revision,
         job_id=recorded.job_id,
         task=task_words(state, recorded.job_id),
-        rows=tuple([encoded(row) async for row in paced(rows[:ROWS_MAX], work)]),
+        rows=tuple([encoded(row) async for row in paced(rows[:ROWS_MAX][-last:], work)]),
         complete=complete,
+        left_out=max(0, len(rows[:ROWS_MAX]) - last),
         archived=archived,
     )
     return Reply(state.revision, answer)

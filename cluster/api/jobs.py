@@ -88,7 +88,9 @@ def _shared(call: Call[Any], state: State, job_id: int) -> tuple[str, ...]:
 
 @handles(ops.LIST_JOBS)
 async def list_jobs(call: Call[None]) -> Reply[JobsAnswer]:
-    limit = call.integer("limit", ops.JOBS_LISTED, least=1, most=ops.JOBS_LISTED_MAX)
+    expected = call.query.get("expected") == "yes"
+    most = ops.EXPECTED_LISTED_MAX if expected else ops.JOBS_LISTED_MAX
+    limit = call.integer("limit", min(most, ops.JOBS_LISTED), least=1, most=most)
     wanted = frozenset(word.upper() for word in call.query.get("state", "").split(",") if word)
     unknown = sorted(wanted - _WORDS)
     if unknown:
@@ -111,7 +113,11 @@ async def list_jobs(call: Call[None]) -> Reply[JobsAnswer]:
     shown_ids = list(islice(await work.ordered(found, reverse=after is None), limit))
     known = await call.service.verdicts.known(state, shown_ids, work, reasons=True)
     async for job_id in paced(shown_ids if after is not None else reversed(shown_ids), work):
-        rows.append(encoded(shown(call, state, job_view(state, job_id, known))))
+        view = shown(call, state, job_view(state, job_id, known))
+        job = state.jobs[job_id]
+        if expected and job.state is JobState.PENDING and job.guest is None and may_see(call, state, job_id):
+            view = await _expected(call, state, view)
+        rows.append(encoded(view))
     answer = JobsAnswer(
         revision=state.revision, jobs=tuple(rows), truncated=truncated, at=format_instant(call.service.then or NEVER)
     )
@@ -146,7 +152,7 @@ async def show_job(call: Call[None]) -> Reply[JobView]:
     return Reply(state.revision, msgspec.structs.replace(view, uid=uids[view.user]))
 
 
-async def _expected(call: Call[None], state: State, view: JobView) -> JobView:
+async def _expected(call: Call[Any], state: State, view: JobView) -> JobView:
     """Return a job that waits with when it should start."""
     at = Instant(max(state.at, call.service.clock.now()))
     found = await call.service.verdicts.estimate(state, view.job_id, at, call.work)

@@ -16,6 +16,7 @@ from cluster.api.metrics import CONTENT_TYPE
 from cluster.api.past import HistorianBusy, HistorianLate, NotProven
 from cluster.api.render import entry_view, record_event, record_head
 from cluster.api.service import Call, Reply, encoded, handles
+from cluster.api.watch import of_this_machine
 from cluster.api.web import Problem, bad, too_busy
 from cluster.consensus import OFF_US, Role
 from cluster.schemas import (
@@ -368,18 +369,23 @@ def _clock(call: Call[Any], state: State) -> Reply[ClockAnswer]:
 
 @handles(ops.SHOW_STATUS)
 async def show_status(call: Call[None]) -> Reply[StatusView]:
+    state, view = call.service.controller.state, status_of(call)
+    if call.query.get("digest") == "yes":
+        async with call.service.digests:
+            # In a thread: hashing a large state takes longer than a heartbeat, and a State never changes.
+            digest = (await asyncio.to_thread(state_digest, state)).hex()
+        view = msgspec.structs.replace(view, state_digest=digest)
+    return Reply(state.revision, view)
+
+
+def status_of(call: Call[Any]) -> StatusView:
+    """Return what this replica says of itself now, without the digest of its state."""
     service = call.service
     controller, engine, config = service.controller, service.controller.engine, service.config
-    publisher = service.publisher
-    state, index, digest = controller.state, controller.applied_index, controller.applied_digest
-    state_hex = None
-    if call.query.get("digest") == "yes":
-        async with service.digests:
-            # In a thread: hashing a large state takes longer than a heartbeat, and a State never changes.
-            state_hex = (await asyncio.to_thread(state_digest, state)).hex()
+    publisher, state = service.publisher, service.controller.state
     why_not = not_ready(call)
     leader = engine.leader
-    view = StatusView(
+    return StatusView(
         cluster=config.cluster.name,
         cluster_id=config.cluster.id,
         incarnation=str(controller.incarnation),
@@ -391,13 +397,12 @@ async def show_status(call: Call[None]) -> Reply[StatusView]:
         ready=not why_not,
         not_ready=why_not,
         commit_index=engine.commit_index,
-        applied_index=index,
+        applied_index=controller.applied_index,
         last_index=engine.last_index,
         first_index=controller.applied_log.first_index,
         revision=state.revision,
         at=format_instant(state.at),
-        state_digest=state_hex,
-        ledger_digest=digest.hex(),
+        ledger_digest=controller.applied_digest.hex(),
         snapshot_index=controller.snapshot_index or None,
         queued_commands=controller.proposer.queued,
         version=service.version,
@@ -409,8 +414,8 @@ async def show_status(call: Call[None]) -> Reply[StatusView]:
         unwitnessed_s=publisher.unwitnessed_s if publisher.cosigning.needed else None,
         witness_disputes=publisher.cosigning.disputes,
         witness_errors=publisher.cosigning.errors,
+        **of_this_machine(controller),
     )
-    return Reply(state.revision, view)
 
 
 @handles(ops.SHOW_HEALTH)
@@ -440,7 +445,7 @@ async def show_metrics(call: Call[None]) -> Reply[str]:
     return reply
 
 
-def not_ready(call: Call[None]) -> str:
+def not_ready(call: Call[Any]) -> str:
     """Return why this replica can neither commit nor forward, as far as is known without asking; else nothing."""
     controller = call.service.controller
     engine = controller.engine

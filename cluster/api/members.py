@@ -7,7 +7,15 @@ from typing import Any
 from cluster.api.service import AskedCommand, Call, Reply, handles
 from cluster.api.web import Problem, bad, denied, no_leader, outcome_unknown
 from cluster.consensus import ChangeRefused, Wanted
-from cluster.schemas import Command, FeatureLevelAnswer, MemberLevelView, MembersAnswer, TransferAnswer, made_of
+from cluster.schemas import (
+    Command,
+    FeatureLevelAnswer,
+    MemberLevelView,
+    MembersAnswer,
+    MemberView,
+    TransferAnswer,
+    made_of,
+)
 from cluster.schemas import drills as d
 from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
@@ -37,13 +45,6 @@ async def _members(call: Call[Any]) -> Reply[MembersAnswer]:
     controller = call.service.controller
     state = await call.state()
     engine = controller.engine
-    rows = member_rows(
-        controller.name,
-        engine,
-        controller.membership,
-        applied_index=controller.applied_index,
-        revision=state.revision,
-    )
     answer = MembersAnswer(
         revision=state.revision,
         replica=controller.name,
@@ -51,9 +52,22 @@ async def _members(call: Call[Any]) -> Reply[MembersAnswer]:
         term=engine.term,
         version=engine.configuration.version,
         incarnation=str(controller.incarnation),
-        members=tuple(rows),
+        members=members_of(call, state),
     )
     return Reply(state.revision, answer)
+
+
+def members_of(call: Call[Any], state: State) -> tuple[MemberView, ...]:
+    """Return the replicas as the one that answers sees them."""
+    controller = call.service.controller
+    rows = member_rows(
+        controller.name,
+        controller.engine,
+        controller.membership,
+        applied_index=controller.applied_index,
+        revision=state.revision,
+    )
+    return tuple(rows)
 
 
 @handles(ops.ADD_MEMBER)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from cluster.api import wire
-from cluster.api.render import node_view
+from cluster.api.render import NODE_WORDS, node_view, node_word
 from cluster.api.service import AskedCommand, Call, Reply, encoded, handles
-from cluster.api.web import Problem, no_leader, permit_node
+from cluster.api.web import Problem, bad, no_leader, permit_node
 from cluster.schemas import (
     AdmittedAnswer,
     Command,
@@ -33,6 +33,7 @@ from cluster.server import (
 from replica.messages import commands as c
 from replica.model import SeenPlace
 from replica.state import State
+from replica.values import NODES_MAX
 from replica.views import orders_for
 
 PARTS_PER_NODE = 12
@@ -44,13 +45,28 @@ _SEND_AGAIN = frozenset({429, 500, 503})
 
 @handles(ops.LIST_NODES)
 async def list_nodes(call: Call[None]) -> Reply[NodesAnswer]:
+    limit = call.integer("limit", NODES_MAX, least=1, most=NODES_MAX)
+    wanted = frozenset(word.upper() for word in call.query.get("state", "").split(",") if word)
+    unknown = sorted(wanted - NODE_WORDS)
+    if unknown:
+        raise bad(
+            f"the node state {unknown[0]!r:.40} is unknown", f"use {', '.join(sorted(NODE_WORDS))}", "query state"
+        )
+    after = call.query.get("after", "")
     state, work, liveness = await call.state(), call.work, _liveness(call)
-    rows = []
+    rows: list[NodeView] = []
+    truncated = False
     for name in await work.ordered(state.nodes):
+        if name <= after or (wanted and node_word(state, name) not in wanted):
+            await work.take(0, parts=1)
+            continue
+        if len(rows) == limit:
+            truncated = True
+            break
         # Its CPUs in use are those of each job there.
         await work.take(0, parts=PARTS_PER_NODE + 2 * len(state.on_node.get(name, ())))
         rows.append(encoded(node_view(state, name, liveness)))
-    return Reply(state.revision, NodesAnswer(revision=state.revision, nodes=tuple(rows)))
+    return Reply(state.revision, NodesAnswer(revision=state.revision, nodes=tuple(rows), truncated=truncated))
 
 
 @handles(ops.ADMIT_NODE)

@@ -16,6 +16,7 @@ from cluster.api.metrics import Metrics
 from cluster.api.past import Historian
 from cluster.api.providing import Providing
 from cluster.api.render import Verdicts
+from cluster.api.watch import Statuses
 from cluster.api.web import (
     COMMAND_TOO_OLD,
     COMMIT_WAIT_S,
@@ -290,6 +291,8 @@ class Service:
         self._log_peers = log_peers
         self.past = Historian(controller)
         """Who is asked about the past: a process that is started with the replica, or with the first question."""
+        self.statuses = Statuses(controller)
+        """What the other replicas say of themselves."""
         self.metrics = Metrics(controller, self.past, lambda: self.publisher, self.verdicts)
         self.event_streams_of: Counter[Identity] = Counter()
         """Open streams by who reads them."""
@@ -308,6 +311,7 @@ class Service:
     def wake(self) -> None:
         """Let those who wait for something answer: this replica is stopping."""
         self.stopping.set()
+        self.statuses.stop()
         self.controller.orders.wake_all()
         self.controller.guests.wake_all()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
@@ -22,6 +23,7 @@ from cluster.schemas import (
     ReceiptsAnswer,
     ReceiptView,
     TransfersAnswer,
+    TransfersSummary,
     TransferState,
     TransferView,
     made_of,
@@ -30,16 +32,13 @@ from cluster.schemas import operations as ops
 from cluster.security import Role
 from cluster.server import Transfer
 from cluster.system import format_instant
-from cluster.system.eventloop import paced
+from cluster.system.eventloop import Work, paced
 from replica.messages import events as e
 from replica.model import TRANSFERS, Job, RateShares, TransferCheckpoint, TransferReceipt, stage_of, waits_for_slot
 from replica.operations import node_bytes_s, rules_in_force, shares_of
 from replica.state import State
 from replica.values import NEVER
 from replica.views import NO_TRANSFERS, not_exported
-
-TRANSFERS_LISTED_MAX = 10_000
-"""Transfers in one list, count: more than two stages' worth of the default limit on operations."""
 
 RECEIPTS_LISTED_MAX = 1_000
 """Receipts of one job in one answer, count: a job that is retried for ever has more; the newest are shown."""
@@ -52,26 +51,48 @@ _SAID = {*Transfer.__struct_fields__} & {*TransferView.__struct_fields__} - {"at
 
 @handles(ops.LIST_TRANSFERS)
 async def list_transfers(call: Call[None]) -> Reply[TransfersAnswer]:
-    state, work = await call.service.current(), call.work
+    most = ops.TRANSFERS_LISTED_MAX
+    limit, after = call.integer("limit", most, least=1, most=most), call.integer("after", 0, least=0, most=2**63 - 1)
+    state, work = await call.state(), call.work
     said = _said(call, state)
-    # Few of many jobs, so they are looked for where something is: on the nodes.
-    found: list[int] = []
-    for jobs in state.on_node.values():
-        async for job_id in paced(jobs, work, parts=2):
-            if is_transfer(state, job_id) and may_see(call, state, job_id):
-                found.append(job_id)
-    transfers = frozenset(found)
+    transfers = frozenset(await _transferring(call, state, work))
     rest = [row.job for row in said.values() if row.job not in transfers and may_see(call, state, row.job)]
-    listed = await work.ordered([*found, *rest])
+    listed = await work.ordered(job for job in (*transfers, *rest) if job > after)
     rows: list[TransferView] = []
-    async for job_id in paced(islice(listed, TRANSFERS_LISTED_MAX), work):
+    seen = list(islice(listed, limit + 1))
+    async for job_id in paced(seen[:limit], work):
         if job_id in transfers:
             rows.append(encoded(transfer_view(call, state, job_id, said.get(job_id))))
         else:
             # What agents say of other operations, such as a removal.
             rows.append(encoded(_said_view(call, state, said[job_id])))
-    truncated = len(found) + len(rest) > len(rows)
-    return Reply(state.revision, TransfersAnswer(revision=state.revision, transfers=tuple(rows), truncated=truncated))
+    answer = TransfersAnswer(revision=state.revision, transfers=tuple(rows), truncated=len(seen) > limit)
+    return Reply(state.revision, answer)
+
+
+async def _transferring(call: Call[Any], state: State, work: Work) -> list[int]:
+    """Return the jobs with a transfer, of those that the caller may see."""
+    # Few of many jobs, so they are looked for where something is: on the nodes.
+    found: dict[int, bool] = {}
+    for jobs in state.on_node.values():
+        async for job_id in paced(jobs, work, parts=2):
+            if is_transfer(state, job_id) and may_see(call, state, job_id):
+                found[job_id] = True
+    return list(found)
+
+
+async def summary_of(call: Call[Any], state: State, work: Work) -> TransfersSummary:
+    """Return how many transfers there are, by state, and how fast all of them are, of those that the caller may see."""
+    said = _said(call, state)
+    words: Counter[str] = Counter()
+    rate_bytes_s = 0.0
+    async for job_id in paced(await _transferring(call, state, work), work, parts=2):
+        job = state.jobs[job_id]
+        word = _word(job, queued=waits_for_slot(job, state.buffers.get(job_id)) is not None)
+        words[word] += 1
+        if word == "moving" and job_id in said:
+            rate_bytes_s += said[job_id].rate_bytes_s
+    return TransfersSummary(**dict(words), rate_bytes_s=rate_bytes_s)
 
 
 @handles(ops.SHOW_JOB_TRANSFERS)

@@ -112,6 +112,16 @@ if TYPE_CHECKING:
         WitnessKeyView,
     )
     from cluster.schemas.operations import OPERATIONS, PEOPLE, Operation, Parameter
+    from cluster.schemas.overview import (
+        NeedKind,
+        NeedView,
+        OverviewAnswer,
+        PoolStepView,
+        PoolUseAnswer,
+        PoolUseView,
+        TransfersSummary,
+        days_left,
+    )
     from cluster.schemas.requests import (
         BULK_COMMANDS_MAX,
         FEATURE_LEVEL_MAX,
@@ -171,6 +181,8 @@ else:
         ledger: LogKeysAnswer LogKeyView MemberLevelView MomentView SignedAnswer SignRequest StoryAnswer StoryRow
         ledger: SnapshotPoolView SnapshotsAnswer SnapshotView StoredSnapshotView WitnessKeyView
         operations: OPERATIONS PEOPLE Operation Parameter
+        overview: NeedKind NeedView OverviewAnswer PoolStepView PoolUseAnswer PoolUseView TransfersSummary
+        overview: days_left
         requests: BULK_COMMANDS_MAX FEATURE_LEVEL_MAX PROGRESS_ROWS_MAX BulkCommand BulkRequest CancelCommand
         requests: ContinueCommand FeatureLevelRequest HoldCommand OpenSessionCommand PersistentCleared PollRequest
         requests: PoolRequest Progress RegisterRequest ReleaseCommand Report ReportsRequest RequeueCommand

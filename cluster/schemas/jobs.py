@@ -92,7 +92,8 @@ class JobView(View, frozen=True, kw_only=True):
     transfers: JobTransfersView | None = None
     """Only in the answer about one job: what is moved for it, what was, and what was not exported; null for nothing."""
     expected_start: str | None = None
-    """Only in the answer about one job that waits: when it should start; null where nobody knows."""
+    """Of one that waits, in the answer about it alone or where it is asked for: when it should start; null where nobody
+    knows."""
     expected_after: tuple[str, ...] = ()
     """What it waits for until then, in this order; GET /v1/jobs/{id}/estimate explains each."""
     burst_buffer_path: str | None = None
@@ -149,6 +150,8 @@ class HistoryAnswer(Answer, frozen=True, kw_only=True):
     rows: tuple[HistoryRow, ...]
     complete: bool = True
     archived: ArchivedView | None = None
+    left_out: int = 0
+    """Rows before these that were not asked for."""
 
 
 class WhyView(View, frozen=True, kw_only=True):
@@ -310,9 +313,10 @@ class AdmittedAnswer(Answer, frozen=True, kw_only=True):
 
 
 class NodesAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/nodes."""
+    """Answer of GET /v1/nodes. `truncated`: there are more than `limit`; go on after the last name."""
 
     nodes: tuple[NodeView, ...]
+    truncated: bool = False
 
 
 # The cluster itself
@@ -347,6 +351,14 @@ class MemberView(View, frozen=True, kw_only=True):
     addresses_differ: str = ""
     """What the cluster has agreed on and what the file of the replica that answers says, where that is not the same,
     and what would be right."""
+    room_bytes: int | None = None
+    """What is free where it stores its ledger. This and what follows is what it says of itself."""
+    journal_fill: float | None = None
+    """How much of its journal's room is used, from 0 to 1."""
+    certificate_until: str | None = None
+    """When the certificate that it shows expires."""
+    authority_until: str | None = None
+    """When the authority expires that issued it: all have to come from a later one by then."""
 
 
 class MembersAnswer(Answer, frozen=True, kw_only=True):
@@ -416,6 +428,14 @@ class StatusView(View, frozen=True, kw_only=True):
     history altered."""
     witness_errors: dict[str, str] = {}
     """Witness -> why it did not cosign when the leader asked it last."""
+    room_bytes: int | None = None
+    """What is free where it stores its ledger, bytes; null where the file system does not say."""
+    journal_fill: float = 0.0
+    """How much of the journal's room is used, from 0 to 1."""
+    certificate_until: str | None = None
+    """When the certificate expires that it shows."""
+    authority_until: str | None = None
+    """When the authority expires that issued it."""
 
 
 class DigestsAnswer(Answer, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from cluster.schemas.base import Command, Json
 from cluster.schemas.job_fields import SubmitRequest, UpdateRequest
 from cluster.security import Role
 from replica.faces import Later
+from replica.values import NODES_MAX
 
 if TYPE_CHECKING:
     from cluster.schemas import accounts as a
@@ -27,15 +28,15 @@ if TYPE_CHECKING:
     from cluster.schemas import drills as d
     from cluster.schemas import guests as g
     from cluster.schemas import jobs as j
-    from cluster.schemas import ledger, sessions
+    from cluster.schemas import ledger, overview, sessions
     from cluster.schemas import requests as r
     from cluster.schemas import transfers as t
 else:
     # Shapes are made when somebody asks for them: a command that is typed uses two of these hundred.
     a, b, c, j = map(Later, [f"cluster.schemas.{name}" for name in ("accounts", "burst", "configuration", "jobs")])
     r, s, t = map(Later, [f"cluster.schemas.{name}" for name in ("requests", "certificates", "transfers")])
-    d, g, ledger, sessions = map(
-        Later, [f"cluster.schemas.{name}" for name in ("drills", "guests", "ledger", "sessions")]
+    d, g, ledger, overview, sessions = map(
+        Later, [f"cluster.schemas.{name}" for name in ("drills", "guests", "ledger", "overview", "sessions")]
     )
 
 Asked = TypeVar("Asked")
@@ -66,6 +67,12 @@ JOBS_LISTED: Final = 1_000
 
 JOBS_LISTED_MAX: Final = 10_000
 """Jobs in one list, count: about ten megabytes of JSON; ask by state or user for fewer."""
+
+EXPECTED_LISTED_MAX: Final = 100
+"""Jobs in one list that says when each should start, count: it is computed for each, over all that stand before it."""
+
+TRANSFERS_LISTED_MAX: Final = 10_000
+"""Transfers in one list, count: more than two stages' worth of the default limit on operations."""
 
 ENTRIES_READ: Final = 100
 """Entries of the ledger in one answer when nobody says otherwise, count."""
@@ -218,6 +225,7 @@ LIST_JOBS = _get("list_jobs", "/v1/jobs", PEOPLE, lambda: j.JobsAnswer,
         "guests": "`yes`: only guests, which are jobs of other schedulers",
         "job": "only this job, or these tasks: `12`, `12_3`, `12_[1-4]`; `12` is all tasks of an array",
         "after": "only jobs with a larger id, the smallest first: for reading all of them, page by page",
+        "expected": f"`yes`: with when those that wait should start; at most {EXPECTED_LISTED_MAX} jobs then",
         "limit": f"at most so many jobs (default {JOBS_LISTED}, at most {JOBS_LISTED_MAX})",
     }, then=True)
 SEND_COMMANDS = _write("send_commands", "POST /v1/commands", PEOPLE, lambda: r.BulkRequest, lambda: j.BulkAnswer,
@@ -225,7 +233,8 @@ SEND_COMMANDS = _write("send_commands", "POST /v1/commands", PEOPLE, lambda: r.B
 SHOW_JOB = _get("show_job", "/v1/jobs/{id}", PEOPLE, lambda: j.JobView,
     "Show one job.", then=True)
 SHOW_JOB_HISTORY = _get("show_job_history", "/v1/jobs/{id}/history", _READERS, lambda: j.HistoryAnswer,
-    "Show what happened to a job, oldest first, with its state and reason after each event.")
+    "Show what happened to a job, oldest first, with its state and reason after each event.",
+    {"last": "only so many rows, the last ones"})
 EXPLAIN_JOB = _get("explain_job", "/v1/jobs/{id}/why", _READERS, lambda: j.WhyView,
     "Explain what holds a job back, now or at a moment of the past.",
     {"at": "the revision to explain, or a time, 2026-01-31T12:00:00Z; now if left out"})
@@ -362,7 +371,12 @@ COMPARE_CONFIGURATION = _write("compare_configuration", "POST /v1/configuration/
 # Nodes and their agents, transfers
 
 LIST_NODES = _get("list_nodes", "/v1/nodes", _DRILL_WATCHERS, lambda: j.NodesAnswer,
-    "List nodes with the jobs that have something there.", tag="nodes", then=True)
+    "List nodes with the jobs that have something there.",
+    {
+        "state": "node states, separated by commas",
+        "after": "only nodes with a later name: for reading all of them, page by page",
+        "limit": f"at most so many nodes; all if left out, and there are at most {NODES_MAX}",
+    }, tag="nodes", then=True)
 ADMIT_NODE = _write("admit_node", "POST /v1/nodes/{name}/admit", _OPERATORS, lambda: Command, lambda: j.AdmittedAnswer,
     "Let the agent of a node register that the cluster was not founded with.")
 DRAIN_NODE = _write("drain_node", "POST /v1/nodes/{name}/drain", _OPERATORS, lambda: r.DrainRequest, lambda: j.NodeView,
@@ -380,7 +394,10 @@ REPORT_OPERATIONS = _write("report_operations", "POST /v1/agents/{node}/reports"
     "Settle results of operations, in order; what is refused is acknowledged too.", tag="agents")
 LIST_TRANSFERS = _get("list_transfers", "/v1/transfers", _DRILL_WATCHERS, lambda: t.TransfersAnswer,
     "List what is moved, waits for its turn, or waits for somebody; with what agents told this leader last.",
-    stale=False, tag="transfers")
+    {
+        "after": "only of jobs with a larger id: for reading all of them, page by page",
+        "limit": f"at most so many transfers (default and at most {TRANSFERS_LISTED_MAX})",
+    }, tag="transfers")
 SHOW_JOB_TRANSFERS = _get("show_job_transfers", "/v1/transfers/{id}", _READERS, lambda: t.JobTransfersView,
     "Show what is moved for one job, what was, and what was not exported.", stale=False, tag="transfers")
 LIST_RECEIPTS = _get("list_receipts", "/v1/transfers/{id}/receipts", PEOPLE, lambda: t.ReceiptsAnswer,
@@ -496,6 +513,9 @@ SHOW_CLOCK = _get("show_clock", "/v1/clock", PEOPLE, lambda: ledger.ClockAnswer,
     "Show the cluster's time, and what the wall clocks of a majority of the replicas say.", tag="cluster")
 SET_CLOCK = _write("set_clock", "POST /v1/clock", _OPERATORS, lambda: r.SetClockRequest, lambda: ledger.ClockAnswer,
     "Set the cluster's time back to what a majority's wall clocks say, where it is ahead of them.", tag="cluster")
+SHOW_OVERVIEW = _get("show_overview", "/v1/overview", PEOPLE, lambda: overview.OverviewAnswer,
+    "Show the cluster at a glance: replicas, counts of jobs, nodes and transfers, and what needs somebody.",
+    tag="cluster")
 SHOW_STATUS = _get("show_status", "/v1/status", _EVERYBODY, lambda: j.StatusView,
     "Show the replica that was asked, as it is now.",
     {"digest": "`yes`: with the digest of the state"}, tag="cluster", own=True)
@@ -521,6 +541,9 @@ SHOW_HISTORY = _get("show_history", "/v1/history", _DRILL_WATCHERS, lambda: ledg
 LIST_LEADERS = _get("list_leaders", "/v1/history/leaders", _DRILL_WATCHERS, lambda: ledger.LeadersAnswer,
     "List the terms of leaders, oldest first: who led when, and how long nobody did.",
     {"limit": f"the last so many (default {LEADERS_LIMIT}, at most {LEADERS_LIMIT_MAX})"}, tag="cluster", own=True)
+LIST_POOL_USE = _get("list_pool_use", "/v1/history/pools", PEOPLE, lambda: overview.PoolUseAnswer,
+    "Show how full each pool was in the last day, as far as this replica has followed.",
+    {"name": "of this pool only; of the first ones by name if left out"}, tag="capacity", own=True)
 SHOW_DIFF = _get("show_diff", "/v1/diff", PEOPLE, lambda: ledger.DiffAnswer,
     "Show what is not what it was between two moments, and whose command changed each thing last.",
     {

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from replica.faces import shown
 
 if TYPE_CHECKING:
-    from cluster.security.certificates import certificate_of, certificates_in
+    from cluster.security.certificates import certificate_of, certificates_in, expiries
     from cluster.security.credentials import Credentials
     from cluster.security.glance import context_of
     from cluster.security.identity import (
@@ -50,7 +50,7 @@ else:
     __getattr__ = shown(
         __name__,
         """
-        certificates: certificate_of certificates_in
+        certificates: certificate_of certificates_in expiries
         credentials: Credentials
         glance: context_of
         identity: AUTHORITY_NAME HELPER_HOST NAME_RULE Identity NotIdentified Role identify is_name

@@ -7,10 +7,11 @@ from typing import Final
 
 import msgspec
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.x509.oid import NameOID
 
 from cluster.security.pki import AUTHORITY_NAME
-from cluster.security.tls import TlsRefused, parsed_certificates, read_pem
+from cluster.security.tls import TlsFiles, TlsRefused, parsed_certificates, read_pem
 from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 AUTHORITY_ROLE: Final = "authority"
@@ -60,11 +61,31 @@ def certificate_of(directory: Path, name: str) -> Certificate:
         role=AUTHORITY_ROLE if name == AUTHORITY_NAME else str(units[0].value) if units else "",
         cluster_id=str(organisations[0].value) if organisations else "",
         valid_from=Instant(int(found.not_valid_before_utc.timestamp()) * MICROSECONDS_PER_SECOND),
-        valid_until=Instant(int(found.not_valid_after_utc.timestamp()) * MICROSECONDS_PER_SECOND),
+        valid_until=_until(found),
         addresses=_addresses(found),
         serial=f"{found.serial_number:x}",
         has_key=has_key,
     )
+
+
+def expiries(files: TlsFiles) -> tuple[Instant, Instant]:
+    """Return until when a process's certificate is valid, and the authority that issued it; NEVER where that cannot be
+    said.
+    """
+    try:
+        shown = parsed_certificates(read_pem(files.certificate, "the certificate"))[0]
+        authorities = parsed_certificates(read_pem(files.authority, "the certificate authority"))
+    except (TlsRefused, ValueError):
+        return NEVER, NEVER
+    for authority in authorities:
+        with contextlib.suppress(ValueError, TypeError, InvalidSignature):
+            shown.verify_directly_issued_by(authority)
+            return _until(shown), _until(authority)
+    return _until(shown), NEVER
+
+
+def _until(certificate: x509.Certificate) -> Instant:
+    return Instant(int(certificate.not_valid_after_utc.timestamp()) * MICROSECONDS_PER_SECOND)
 
 
 def _addresses(found: x509.Certificate) -> tuple[str, ...]:

@@ -48,7 +48,8 @@ class FeatureLevels:
         """For the replica called `name`, whose release has `version`."""
         self._name = name
         self._engine = engine
-        self._ask_peer = ask
+        self.ask = ask
+        """Returns the status of a peer; raises what it likes."""
         self._version = version
 
     async def gather(self) -> tuple[MemberLevel, ...]:
@@ -65,7 +66,7 @@ class FeatureLevels:
         if name == self._name:
             return features.FEATURE_LEVEL_KNOWN, self._version
         try:
-            status = await self._ask_peer(name)
+            status = await self.ask(name)
         except Exception as error:
             # Whatever it is: not to know is an answer, and the level is not raised then.
             LOGGER.info("%s did not say which feature level it knows: %s", name, error)

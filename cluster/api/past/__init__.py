@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         AskThen,
         Explained,
         Happened,
+        PoolSteps,
         Record,
         Records,
         Seeking,
@@ -26,7 +27,8 @@ else:
         __name__,
         """
         follower: Follower
-        frames: NO_JOB REFUSED TURNED AskThen Explained Happened Record Records Seeking TermLed Then Unanswered
+        frames: NO_JOB REFUSED TURNED AskThen Explained Happened PoolSteps Record Records Seeking TermLed Then
+        frames: Unanswered
         link: Historian HistorianBusy HistorianLate NotProven
         """,
     )

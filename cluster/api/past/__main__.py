@@ -22,6 +22,7 @@ from cluster.api.past.follower import Follower
 from cluster.api.past.frames import (
     Ask,
     AskChanges,
+    AskPools,
     AskRecords,
     AskStory,
     AskTerms,
@@ -124,6 +125,8 @@ class Process:
                     self._waiting.append(asked)
                 else:
                     self._say(said)
+            elif isinstance(asked, AskPools):
+                self._say(self._follower.capacity.told(asked))
             elif isinstance(asked, AskRecords | AskStory | AskChanges):
                 # Whose a job is, and who changed what, the index says.
                 if self._follower.index < asked.through:

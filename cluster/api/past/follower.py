@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from cluster.api.past.capacity import Capacity
 from cluster.server.tlog import recorded_in
 from replica.fold import SpeculativeState, apply_batch
 from replica.messages import EVENTS, Batch, Event, HistoriesCounted, concerns_cluster, jobs_of
@@ -130,6 +131,8 @@ class Follower:
         """Called with each job that a command concerns whose row is noted."""
         self.on_counted: Callable[[int, HistoriesCounted], None] = _ignored
         """Called with each record of counts in what is noted, and the entry that it is in."""
+        self.capacity = Capacity()
+        """How full pools were in what was folded."""
         self.begun = 0
         """How often the index was begun, or opened, count."""
         self._begin()
@@ -281,6 +284,9 @@ class Follower:
                 self.jobs.begin_anew()
             self._position, start = self.jobs.position, Point(0, EMPTY)
         self._reached = start
+        self.capacity = Capacity()
+        if start.index:
+            self.capacity.note(start.state)
         self._imaged = self._position.revision + IMAGE_REVISIONS
         self.keep(start)
 
@@ -313,6 +319,7 @@ class Follower:
             digest = self.ledger.row_at(point.index).digest
             self._position = Position(point.index, int(point.state.revision), digest, (*self._position.holes, hole))
         self._reached, self._index = point, None
+        self.capacity.note(point.state)
         self._unread.clear()
         self.keep(point)
         self.write()
@@ -330,6 +337,7 @@ class Follower:
             else:
                 state = apply_batch(state, batch) or state
         self._reached = Point(entry.index, state)
+        self.capacity.note(state)
         if notes:
             self._position = Position(entry.index, int(state.revision), entry.digest, self._position.holes)
         if state.revision - self._points[-1].state.revision >= self._stride:

@@ -239,6 +239,32 @@ class Terms(_Frame, frozen=True, tag=27):
     terms: tuple[TermLed, ...]
 
 
+class AskPools(_Frame, frozen=True, tag=28):
+    """How full the pools were, as far as the ledger was followed: answered at once."""
+
+    name: str = ""
+    """Of this one only."""
+
+
+class PoolUse(msgspec.Struct, frozen=True, array_like=True):
+    """One pool over time: its unit, and from when on it had so much held, in service and in all."""
+
+    name: str
+    unit: int
+    """A PoolUnit; 0 for a pool that there never was in this time."""
+    steps: tuple[tuple[Instant, int, int, int], ...]
+
+
+class PoolSteps(_Frame, frozen=True, tag=29):
+    """Answer of AskPools: from `since`, up to `until`, in steps of `step_s` at least."""
+
+    since: Instant
+    until: Instant
+    step_s: float
+    pools: tuple[PoolUse, ...]
+    truncated: bool
+
+
 class AskRoot(_Frame, frozen=True, tag=7):
     """The root over the first `size` leaves of the ledger's tree, once it has as many."""
 
@@ -295,8 +321,8 @@ TURNED = "turned"
 AskTree = AskRoot | AskConsistency | AskTile | AskProof | AskCounts
 """What is asked of the tree over the ledger, and of what goes with it."""
 
-Ask = AskRecords | AskWhy | AskThen | AskStory | AskChanges | AskTerms | AskTree
-Said = Records | Explained | Then | Story | Changes | Terms | Unanswered | Progress | Found | Counts
+Ask = AskRecords | AskWhy | AskThen | AskStory | AskChanges | AskTerms | AskPools | AskTree
+Said = Records | Explained | Then | Story | Changes | Terms | PoolSteps | Unanswered | Progress | Found | Counts
 
 _ask_decoder: msgspec.msgpack.Decoder[Ask] = msgspec.msgpack.Decoder(Ask)
 _said_decoder: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)

@@ -24,6 +24,7 @@ from cluster.api.past.frames import (
     AskChanges,
     AskConsistency,
     AskCounts,
+    AskPools,
     AskProof,
     AskRecords,
     AskRoot,
@@ -36,6 +37,7 @@ from cluster.api.past.frames import (
     Counts,
     Explained,
     Found,
+    PoolSteps,
     Progress,
     Records,
     Said,
@@ -63,6 +65,9 @@ QUESTIONS_WAITING_MAX = 16
 
 QUESTIONS_PER_ASKER_MAX = 4
 """Questions about the past of one asker that wait, count: a quarter of all, so that he waits for himself."""
+
+POOLS_LATE_S = 10.0
+"""How late it may be what is told of pools, seconds."""
 
 BACK_OFF_S = 0.1
 BACK_OFF_S_MAX = 5.0
@@ -107,6 +112,7 @@ class Historian:
         self._writer: asyncio.StreamWriter | None = None
         self._questions: dict[int, tuple[Ask, asyncio.Future[Said]]] = {}
         self._numbers = 0
+        self._pools_asked_s = float("-inf")
         self._asked: Counter[Hashable] = Counter()
         """Questions that wait, by who asks them."""
         self.progress = Progress(0, 0, 0, 0)
@@ -230,6 +236,19 @@ class Historian:
             through = self._controller.applied_index
             found = await self._ask(AskTerms(self._number(), through, limit), through)
         assert isinstance(found, Terms)
+        return found
+
+    async def pools(self, who: Hashable, name: str = "") -> PoolSteps:
+        """Return how full the pools were, or one, as far as it has followed; HistorianBusy, HistorianLate."""
+        async with self._turn(who):
+            # What is applied is written for it now and then only: pages ask every second, and each writing is a flush.
+            now_s = asyncio.get_running_loop().time()
+            is_due = now_s - self._pools_asked_s >= POOLS_LATE_S
+            if is_due:
+                self._pools_asked_s = now_s
+            through = self._controller.applied_index if is_due else 0
+            found = await self._ask(AskPools(self._number(), name), through)
+        assert isinstance(found, PoolSteps)
         return found
 
     async def root(self, size: int) -> bytes:

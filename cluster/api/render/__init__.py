@@ -14,6 +14,7 @@ from cluster.api.render.events import (
     verdict_words,
 )
 from cluster.api.render.jobs import (
+    NODE_WORDS,
     buffer_view,
     capacity_controls,
     guest_fields,
@@ -21,6 +22,7 @@ from cluster.api.render.jobs import (
     job_view,
     job_words,
     node_view,
+    node_word,
     persistent_view,
     pool_view,
     task_words,

@@ -52,6 +52,10 @@ _HOLDS: dict[Hold, Literal["user", "admin", "system"] | None] = {
 
 _OF_OPTIONS = shared_fields(JobOptions, JobDetailsView)
 
+DRAINING = "DRAINING"
+NODE_WORDS = frozenset({*(state.name for state in NodeState), DRAINING})
+"""States of a node, as they are shown."""
+
 BLOCKERS_MAX = 100
 """Jobs named as holding what another waits for, count: more do not help a person."""
 
@@ -223,16 +227,21 @@ def _buffer_view(state: State, buffer: Buffer | PersistentBuffer, **differing: A
     )
 
 
+def node_word(state: State, name: str) -> str:
+    """Return the state of a node as it is shown: one of NODE_WORDS. KeyError if it is not there."""
+    found = state.nodes[name].state
+    # Slurm's word for a node that gets nothing new while it finishes what it has.
+    return DRAINING if found is NodeState.DRAINED and state.on_node.get(name) else found.name
+
+
 def node_view(state: State, name: str, liveness: Liveness | None) -> NodeView:
     """Return one node at `state` with the jobs that have something there; KeyError if it is not there. `liveness`: None
     on a replica that does not lead."""
     node, jobs = state.nodes[name], sorted(state.on_node.get(name, ()))
-    # Slurm's word for a node that gets nothing new while it finishes what it has.
-    draining = node.state is NodeState.DRAINED and bool(jobs)
     return made_of(
         node,
         NodeView,
-        state="DRAINING" if draining else node.state.name,
+        state=node_word(state, name),
         cpus_in_use=sum(
             state.jobs[job].request.cpus
             for job in jobs

@@ -93,6 +93,7 @@ def check_query(operation: Operation[Any, Any], query: Mapping[str, str], names:
         ("guests", "yes"),
         ("parked", "yes"),
         ("alone", "yes"),
+        ("expected", "yes"),
     ):
         if query.get(name, word) != word:
             raise bad(f"{name} is {query[name]!r}", f"write {name}={word}, or leave it out", f"query {name}")

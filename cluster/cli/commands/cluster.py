@@ -7,14 +7,68 @@ import click
 from cluster.cli.commands.options import JSON_OPTION
 from cluster.cli.exits import ExitCode, Failure
 from cluster.cli.session import Session, session
-from cluster.cli.text import fields_table, moment, note, present, show, show_json, table
+from cluster.cli.text import fields_table, members_table, moment, note, present, readable_size, show, show_json, table
 from cluster.client import ApiError, Client
-from cluster.schemas import FEATURE_LEVEL_MAX, ClockAnswer, FeatureLevelAnswer, FeatureLevelRequest, SetClockRequest
+from cluster.schemas import (
+    FEATURE_LEVEL_MAX,
+    ClockAnswer,
+    FeatureLevelAnswer,
+    FeatureLevelRequest,
+    OverviewAnswer,
+    SetClockRequest,
+)
 from cluster.schemas import operations as ops
 from replica.values import plain
 
 UNKNOWN_ROUTE = "unknown_route"
 """The code with which a replica answers to what its release does not have."""
+
+
+@click.command("overview")
+@JSON_OPTION
+def overview(as_json: bool) -> None:
+    """Show the cluster at a glance: replicas, jobs, nodes, transfers, and what needs somebody.
+
+    A browser shows the same at /page of each replica, with the queue and pools over time.
+    """
+    answer = session().read(ops.SHOW_OVERVIEW)
+    if as_json:
+        show_json(answer)
+        return
+    moved = answer.transfers
+    counts = f"moving:{moved.moving} queued:{moved.queued} retrying:{moved.retrying} failed:{moved.failed}"
+    show(
+        fields_table(
+            [
+                ("Cluster", answer.cluster),
+                ("Leader", answer.leader),
+                ("Revision", answer.revision),
+                ("At", moment(answer.at)),
+                ("Jobs", _counts(answer.jobs)),
+                ("Waiting", _counts(answer.waiting)),
+                ("Nodes", _counts(answer.nodes)),
+                ("Transfers", f"{counts} at {readable_size(moved.rate_bytes_s)}/s"),
+            ]
+        )
+    )
+    click.echo()
+    show(members_table(answer.members))
+    click.echo()
+    _show_needs(answer)
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return " ".join(f"{plain(name)}:{count}" for name, count in counts.items()) or "none"
+
+
+def _show_needs(answer: OverviewAnswer) -> None:
+    if not answer.needs:
+        click.echo("Nothing needs anybody.")
+        return
+    rows = [(one.subject, one.kind, moment(one.since), one.sentence, one.remedy) for one in answer.needs]
+    show(table(("NEEDS-SOMEBODY", "KIND", "SINCE", "WHAT", "WHAT-TO-DO"), rows, flexible=frozenset({"WHAT"})))
+    if answer.needs_count > len(rows):
+        note(f"There are {answer.needs_count} of them; these are the first {len(rows)}.")
 
 
 @click.group("cluster")

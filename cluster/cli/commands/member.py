@@ -104,7 +104,10 @@ MEMBER_ANSWER_S = 2.0
 """How long `member list` waits for one replica's word about itself, seconds: its row is shown without it then."""
 
 
-_OWN_WORD = ("term", "commit_index", "applied_index", "revision")
+_OWN_WORD = (
+    *("term", "commit_index", "applied_index", "revision"),
+    *("room_bytes", "journal_fill", "certificate_until", "authority_until"),
+)
 """What only that replica knows for sure."""
 
 

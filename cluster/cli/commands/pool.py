@@ -10,9 +10,9 @@ import click
 from cluster.cli.commands.options import AT_OPTION, JSON_OPTION, NAME
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import session
-from cluster.cli.text import note, pools_table, present, size, table, unit_in
+from cluster.cli.text import Listing, moment, note, pools_table, present, size, table, unit_in
 from cluster.client import Client
-from cluster.schemas import PlacesAnswer, PoolRequest, PoolView, UnitWord
+from cluster.schemas import PlacesAnswer, PoolRequest, PoolStepView, PoolUseView, PoolView, UnitWord
 from cluster.schemas import operations as ops
 from replica.model import UNIT_WORDS, PoolUnit, format_amount, parse_amount, unit_of
 from replica.values import SizeError, parse_size, plain
@@ -27,6 +27,35 @@ def list_pools(at: str | None, as_json: bool) -> None:
     """List pools with total, used and free capacity."""
     answer = session().read(ops.LIST_POOLS, at=at)
     present(answer, as_json, lambda: pools_table(answer.pools))
+
+
+@pool_group.command("history")
+@click.argument("name", required=False)
+@JSON_OPTION
+def show_pool_use(name: str | None, as_json: bool) -> None:
+    """Show how full pools were in the last day, or one of them: as far as the replica that is asked has followed."""
+    answer = session().read(ops.LIST_POOL_USE, name=name)
+    if name is not None and not answer.pools:
+        sentence = f"nothing is known of a pool {name!r} in the last day"
+        raise Failure(ExitCode.NOT_FOUND, sentence, "correct the name")
+    if answer.truncated:
+        note(f"There are more than these {len(answer.pools)} pools: name one.")
+    present(answer, as_json, lambda: _use_table(answer.pools))
+
+
+def _use_table(pools: tuple[PoolUseView, ...]) -> Listing:
+    rows = [
+        (pool.name, moment(step.at), *(format_amount(number, unit) for number in _figures(step)))
+        for pool in pools
+        for unit in (unit_of(pool.unit) or PoolUnit.BYTES,)
+        for step in pool.steps
+    ]
+    figures = ("USED", "IN-SERVICE", "TOTAL")
+    return table(("POOL", "FROM", *figures), rows, right=frozenset(figures))
+
+
+def _figures(step: PoolStepView) -> tuple[int, int, int]:
+    return step.held_bytes, step.served_bytes, step.quantity_bytes
 
 
 @pool_group.command("set")

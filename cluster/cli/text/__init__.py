@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     )
     from cluster.cli.text.output import (
         Cell,
+        Listing,
         fields_table,
         is_terminal,
         note,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
         stdout_console,
         table,
     )
-    from cluster.cli.text.squeue import STANDARD, Field, details_of, in_order, line, read_format
+    from cluster.cli.text.squeue import STANDARD, STARTS, Field, details_of, in_order, line, read_format
     from cluster.cli.text.tables import (
         buffers_table,
         guests_table,
@@ -51,9 +52,9 @@ else:
         history: changes_text story_line terms_table
         job: job_block timeline why_text
         moments: PAST_FORMS format_duration format_elapsed format_span parse_begin parse_duration parse_past
-        output: Cell fields_table is_terminal note present readable_size show show_json
+        output: Cell Listing fields_table is_terminal note present readable_size show show_json
         output: size stderr_console stdout_console table
-        squeue: STANDARD Field details_of in_order line read_format
+        squeue: STANDARD STARTS Field details_of in_order line read_format
         tables: buffers_table guests_table job_number jobs_table members_table moment nodes_table pools_table
         tables: snapshot_fields unit_in
         transfer: drawing job_transfers_text receipt_text transfers_table

@@ -19,6 +19,10 @@ STANDARD: Final = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
 """Squeue's own format: each column right-aligned, and cut to its width."""
 
 
+STARTS: Final = "%.18i %.9P %.8j %.8u %.2t %.19S %.6D %R"
+"""Squeue's format with `--start`, without the column of nodes that nobody knows before."""
+
+
 FORMAT_CHARACTERS_MAX: Final = 1_000
 
 
@@ -90,7 +94,7 @@ FIELDS: Final = {
     "r": Field("REASON", lambda job, now: job.reason),
     "N": Field("NODELIST", lambda job, now: shown_node(job)),
     "B": Field("EXEC_HOST", lambda job, now: shown_node(job) or "n/a"),
-    "S": Field("START_TIME", lambda job, now: _time(job.start_time)),
+    "S": Field("START_TIME", lambda job, now: _time(job.start_time or job.expected_start)),
     "e": Field("END_TIME", lambda job, now: _time(job.end_time)),
     "V": Field("SUBMIT_TIME", lambda job, now: _time(job.submit_time)),
     "Q": Field("PRIORITY", lambda job, now: str(0 if job.hold else job.priority)),

@@ -1,4 +1,4 @@
-"""Pages that open without a network: pictures over one time axis, and the figures under each as a table."""
+"""Pictures over one time axis, and pages that open without a network, with the figures under each as a table."""
 
 from typing import TYPE_CHECKING
 
@@ -6,12 +6,24 @@ from replica.faces import shown
 
 if TYPE_CHECKING:
     from cluster.schemas.page.document import COLOURS, details, html_table, key, page
-    from cluster.schemas.page.svg import BAR, Bar, Frame, Layer, bars, lines, moment, number, stacked
+    from cluster.schemas.page.svg import (
+        BAR,
+        Bar,
+        Frame,
+        Layer,
+        area_strip,
+        bar_strip,
+        bars,
+        lines,
+        moment,
+        number,
+        stacked,
+    )
 else:
     __getattr__ = shown(
         __name__,
         """
         document: COLOURS details html_table key page
-        svg: BAR Bar Frame Layer bars lines moment number stacked
+        svg: BAR Bar Frame Layer area_strip bar_strip bars lines moment number stacked
         """,
     )

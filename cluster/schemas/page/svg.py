@@ -31,8 +31,11 @@ class Frame(NamedTuple):
 
     def x(self, at_us: float) -> float:
         """Return where a moment lies, in the picture's units; at the edge if it lies outside."""
-        share = (at_us - self.from_us) / max(1, self.to_us - self.from_us)
-        return LEFT + min(max(share, 0.0), 1.0) * (WIDTH - LEFT - RIGHT)
+        return LEFT + self.share(at_us) * (WIDTH - LEFT - RIGHT)
+
+    def share(self, at_us: float) -> float:
+        """Return where a moment lies, from 0 to 1."""
+        return min(max((at_us - self.from_us) / max(1, self.to_us - self.from_us), 0.0), 1.0)
 
     def ticks(self) -> list[int]:
         """Return the moments that are written at the axis: round ones, eight at most."""
@@ -127,6 +130,52 @@ def stacked(
         parts.append(f'<polygon points="{path}" class="{escape(kinds[name])}"><title>{escape(name)}</title></polygon>')
         below = above
     return _picture(frame, TOP + height, parts)
+
+
+STRIP: Final = 1000
+"""Width of a strip, units: it is stretched to the room that there is."""
+
+
+def area_strip(frame: Frame, layers: Sequence[Layer], most: float, label: str, height: int = 100) -> str:
+    """Return steps as areas, without any text, stretched to the room that there is: the page says the scale beside it.
+
+    `label` says in words what it shows, for those who do not see it.
+    """
+    parts = []
+    for layer in layers:
+        points = [
+            (frame.share(at_us) * STRIP, height - min(value / most, 1.0) * height) for at_us, value in layer.steps
+        ]
+        corners: list[tuple[float, float]] = []
+        for x, y in points:
+            if corners:
+                corners.append((x, corners[-1][1]))
+            corners.append((x, y))
+        if not corners:
+            continue
+        path = " ".join(f"{number(x)},{number(y)}" for x, y in (*corners, (STRIP, corners[-1][1])))
+        closed = f"{number(corners[0][0])},{height} {path} {STRIP},{height}"
+        parts.append(f'<polygon points="{closed}" class="{escape(layer.kind)}"/>')
+    return _strip(parts, label, height)
+
+
+def bar_strip(frame: Frame, found: Iterable[Bar], label: str, height: int = 100) -> str:
+    """Return bars in one row, each with its title, stretched to the room that there is."""
+    parts = []
+    for bar in found:
+        left, right = frame.share(bar.from_us) * STRIP, frame.share(bar.to_us) * STRIP
+        parts.append(
+            f'<rect x="{number(left)}" y="0" width="{number(max(right - left, 1))}" height="{height}" '
+            f'class="{escape(bar.kind)}"><title>{escape(bar.title)}</title></rect>'
+        )
+    return _strip(parts, label, height)
+
+
+def _strip(parts: Iterable[str], label: str, height: int) -> str:
+    return (
+        f'<svg class="strip" viewBox="0 0 {STRIP} {height}" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(label)}">{"".join(parts)}</svg>'
+    )
 
 
 def _corners(frame: Frame, steps: Sequence[tuple[int, float]], most: float, height: int) -> list[tuple[float, float]]:

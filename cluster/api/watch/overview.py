@@ -1,0 +1,144 @@
+"""The cluster at a glance: `/v1/overview`, and how full pools were: `/v1/history/pools`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from cluster.api.history import busy
+from cluster.api.ledger import status_of
+from cluster.api.members import members_of
+from cluster.api.past import HistorianBusy, HistorianLate, PoolSteps
+from cluster.api.render import capacity_controls, holders, node_word, pool_view
+from cluster.api.service import Call, Reply, handles
+from cluster.api.transfers import summary_of
+from cluster.api.watch.needs import Needs, find_jobs, find_ledger, find_nodes, find_pools, find_replicas
+from cluster.schemas import (
+    MemberView,
+    OverviewAnswer,
+    PoolStepView,
+    PoolUseAnswer,
+    PoolUseView,
+    StatusView,
+    made_of,
+)
+from cluster.schemas import operations as ops
+from cluster.system import format_instant
+from cluster.system.eventloop import Work, paced
+from replica.model import JobState, PoolUnit
+from replica.state import State
+
+REASONS_COUNTED_MAX = 20
+"""Reasons that pending jobs are counted by, count; all others are counted together."""
+
+OTHER_REASONS = "others"
+FAILED = "a failed operation"
+"""What jobs are counted under that are held because of what an operation said, which may name files."""
+
+_OF_STATUS = ("room_bytes", "journal_fill", "certificate_until", "authority_until")
+_OWN_WORD = ("commit_index", "applied_index", "revision", *_OF_STATUS)
+"""What only that replica knows for sure."""
+
+
+@handles(ops.SHOW_OVERVIEW)
+async def show_overview(call: Call[None]) -> Reply[OverviewAnswer]:
+    state, work = await call.state(), call.work
+    status = status_of(call)
+    members = await _members(call, state, status)
+    needs = Needs()
+    find_replicas(members, needs, call.service.controller.clock.now())
+    find_ledger(status, needs)
+    counts, controls = holders(state), capacity_controls(state)
+    find_pools((pool_view(state, name, counts[name], controls) for name in sorted(state.pools)), needs)
+    await find_nodes(state, needs, work)
+    await find_jobs(call, state, needs, work)
+    jobs, pending = await _jobs(state, work)
+    nodes: Counter[str] = Counter()
+    async for name in paced(state.nodes, work, parts=2):
+        nodes[node_word(state, name)] += 1
+    answer = made_of(
+        status,
+        OverviewAnswer,
+        revision=state.revision,
+        at=format_instant(state.at),
+        members=members,
+        jobs=jobs,
+        waiting=await _waiting(call, state, pending, work),
+        nodes=dict(sorted(nodes.items())),
+        transfers=await summary_of(call, state, work),
+        needs=tuple(needs.rows),
+        needs_count=needs.count,
+    )
+    return Reply(state.revision, answer)
+
+
+async def _members(call: Call[Any], state: State, status: StatusView) -> tuple[MemberView, ...]:
+    """Return the replicas, each with what it said of itself last."""
+    rows = members_of(call, state)
+    others = [row.name for row in rows if row.reachable and row.name != status.replica]
+    said = {**await call.service.statuses.of(others), status.replica: status}
+    completed = []
+    for row in rows:
+        word = said.get(row.name)
+        if word is not None:
+            names = _OF_STATUS if row.name == status.replica else _OWN_WORD
+            row = msgspec.structs.replace(row, **{name: getattr(word, name) for name in names})
+        completed.append(row)
+    return tuple(completed)
+
+
+async def _jobs(state: State, work: Work) -> tuple[dict[str, int], list[int]]:
+    """Return how many jobs that are not over there are in each state, and those that are pending."""
+    counts: Counter[JobState] = Counter()
+    pending: list[int] = []
+    async for job_id in paced(state.unfinished, work, parts=1):
+        job = state.jobs[job_id]
+        counts[job.state] += 1
+        if job.state is JobState.PENDING:
+            pending.append(job_id)
+    return {job_state.name: counts[job_state] for job_state in JobState if counts[job_state]}, pending
+
+
+async def _waiting(call: Call[Any], state: State, pending: list[int], work: Work) -> dict[str, int]:
+    """Return how many jobs wait for each reason, the most frequent ones."""
+    known = await call.service.verdicts.known(state, pending, work, reasons=True)
+    counts: Counter[str] = Counter()
+    async for job_id in paced(pending, work, parts=4):
+        job, reason = state.jobs[job_id], known.reason(job_id)
+        own = reason in (job.message, job.interrupted.held_because)
+        counts[FAILED if own else reason] += 1
+    found = dict(counts.most_common(REASONS_COUNTED_MAX))
+    rest = counts.total() - sum(found.values())
+    return {**found, OTHER_REASONS: rest} if rest else found
+
+
+@handles(ops.LIST_POOL_USE)
+async def list_pool_use(call: Call[None]) -> Reply[PoolUseAnswer]:
+    state = await call.state()
+    try:
+        found = await call.service.past.pools(call.identity, call.query.get("name", ""))
+    except (HistorianBusy, HistorianLate) as error:
+        raise busy(error) from error
+    await call.work.take(0, parts=sum(2 * len(pool.steps) for pool in found.pools))
+    return Reply(state.revision, _use(found, state.revision))
+
+
+def _use(found: PoolSteps, revision: int) -> PoolUseAnswer:
+    rows = []
+    for pool in found.pools:
+        steps = tuple(
+            PoolStepView(at=format_instant(at) or "", held_bytes=held, served_bytes=served, quantity_bytes=quantity)
+            for at, held, served, quantity in pool.steps
+        )
+        unit = PoolUnit(pool.unit) if pool.unit else PoolUnit.BYTES
+        rows.append(PoolUseView(name=pool.name, unit=unit.word, steps=steps))
+    return PoolUseAnswer(
+        revision=revision,
+        from_time=format_instant(found.since),
+        to_time=format_instant(found.until),
+        step_s=found.step_s,
+        pools=tuple(rows),
+        truncated=found.truncated,
+    )
