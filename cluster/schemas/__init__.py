@@ -113,6 +113,7 @@ if TYPE_CHECKING:
     )
     from cluster.schemas.operations import OPERATIONS, PEOPLE, Operation, Parameter
     from cluster.schemas.overview import (
+        EXPIRY_NOTICE_DAYS,
         NeedKind,
         NeedView,
         OverviewAnswer,
@@ -182,7 +183,7 @@ else:
         ledger: SnapshotPoolView SnapshotsAnswer SnapshotView StoredSnapshotView WitnessKeyView
         operations: OPERATIONS PEOPLE Operation Parameter
         overview: NeedKind NeedView OverviewAnswer PoolStepView PoolUseAnswer PoolUseView TransfersSummary
-        overview: days_left
+        overview: EXPIRY_NOTICE_DAYS days_left
         requests: BULK_COMMANDS_MAX FEATURE_LEVEL_MAX PROGRESS_ROWS_MAX BulkCommand BulkRequest CancelCommand
         requests: ContinueCommand FeatureLevelRequest HoldCommand OpenSessionCommand PersistentCleared PollRequest
         requests: PoolRequest Progress RegisterRequest ReleaseCommand Report ReportsRequest RequeueCommand

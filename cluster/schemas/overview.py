@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from cluster.schemas.base import Answer, View
 from cluster.schemas.jobs import MemberView
@@ -99,6 +99,9 @@ class PoolUseAnswer(Answer, frozen=True, kw_only=True):
     pools: tuple[PoolUseView, ...]
     truncated: bool = False
 
+
+EXPIRY_NOTICE_DAYS: Final = 30
+"""How long before its end a certificate needs somebody, days."""
 
 _DAY_US = 86_400 * MICROSECONDS_PER_SECOND
 

@@ -14,6 +14,7 @@ import msgspec
 from aiohttp import web
 
 from cluster.api import wire
+from cluster.api.page import PAGES_PATH, Ask, Pages, find_page, is_page, page_headers
 from cluster.api.web import (
     FIXED_HEADERS,
     HEADERS_MAX,
@@ -37,7 +38,7 @@ from cluster.api.web import (
     read_body,
     unforeseen,
 )
-from cluster.schemas import Operation
+from cluster.schemas import PEOPLE, Operation
 from cluster.security import NotIdentified, PeerCertificate
 from cluster.system import Address
 from cluster.system.eventloop import BYTES_PER_SLICE, Acceptor
@@ -63,6 +64,10 @@ STREAM_BUFFER_BYTES_MAX = 256 * 1024
 """What is held for the reader of a stream, bytes, besides the part that is being written."""
 
 
+_FROM_BROWSERS = ("Origin", "Sec-Fetch-Site")
+"""Headers that browsers send with whatever may change something, and that no page can leave out."""
+
+
 class Server:
     """Listens on a replica's api address and answers."""
 
@@ -82,6 +87,7 @@ class Server:
         self._listening = listening
         self._budget = BodyBudget()
         self._reader = wire.Reader()
+        self._pages = Pages()
         self._guarded: GuardedServer | None = None
         self._acceptor: Acceptor | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -137,29 +143,35 @@ class Server:
         connection.begin()
         loop = asyncio.get_running_loop()
         started_s = loop.time()
-        name, code = "none", ""
+        name, code, path = "none", "", request.raw_path.partition("?")[0]
         try:
             try:
                 certificate = self._certificate(connection)
-                operation, params = self._operation(request)
-                name = operation.name
-                asked = await self._asked(request, connection, certificate, operation, params)
-                outcome = await self._core.respond(asked)
-                if isinstance(outcome, Stream):
-                    response = await self._stream(request, connection, outcome)
-                    self._core.observe(name, response.status, loop.time() - started_s, "")
-                    return response
-                response = self._answer(outcome.status, outcome.content, outcome.content_type, outcome.revision, {})
+                if is_page(path):
+                    name = "page"
+                    response = await self._page(request, connection, certificate, path)
+                else:
+                    _refuse_browsers(request)
+                    operation, params = self._operation(request)
+                    name = operation.name
+                    asked = await self._asked(request, connection, certificate, operation, params)
+                    outcome = await self._core.respond(asked)
+                    if isinstance(outcome, Stream):
+                        streamed = await self._stream(request, connection, outcome)
+                        self._core.observe(name, streamed.status, loop.time() - started_s, "")
+                        return streamed
+                    response = self._answer(outcome.status, outcome.content, outcome.content_type, outcome.revision, {})
             except Redirect as redirect:
                 headers = {"Location": redirect.base + request.raw_path}
                 response = self._answer(307, b"", "application/json", self._core.revision, headers)
             except Problem as problem:
-                code, response = problem.view.code, self._problem(problem)
+                code = problem.view.code
+                response = await self._wrong(request, path, problem)
             except Exception:
                 LOGGER.exception("%s %s failed", request.method, name)
                 remedy = "report it with the replica's log; if it was a write, send it again with the same command_id"
                 fault = unforeseen(remedy, "unknown" if request.method != "GET" else "refused")
-                code, response = fault.view.code, self._problem(fault)
+                code, response = fault.view.code, await self._wrong(request, path, fault)
             await self._send(request, response)
             self._core.observe(name, response.status, loop.time() - started_s, code)
             return response
@@ -172,11 +184,15 @@ class Server:
         return connection.certificate
 
     def _operation(self, request: web.BaseRequest) -> tuple[Operation[Any, Any], dict[str, str]]:
+        self._check_target(request)
+        return find_operation(request.method, request.raw_path.partition("?")[0])
+
+    @staticmethod
+    def _check_target(request: web.BaseRequest) -> None:
         if len(request.raw_path) > QUERY_CHARACTERS_MAX:
             raise Problem(
                 414, "limit_exceeded", f"the target has more than {QUERY_CHARACTERS_MAX} characters", "ask for less"
             )
-        return find_operation(request.method, request.raw_path.partition("?")[0])
 
     async def _asked(
         self,
@@ -201,6 +217,47 @@ class Server:
             await read_body(request, self._budget, identity, bytes_max=0)
         last = request.headers.get("Last-Event-ID")
         return Asked(operation, certificate, params, dict(query), body, content, prepared, last, connection.gone)
+
+    async def _page(
+        self, request: web.BaseRequest, connection: Connection, certificate: PeerCertificate, path: str
+    ) -> web.Response:
+        """Return a page of what the caller may see, or a file that pages load; Problem, Redirect."""
+        permit(certificate.identity, PEOPLE, f"see {PAGES_PATH}")
+        self._check_target(request)
+        found = find_page(request.method, path)
+        if request.can_read_body:
+            await read_body(request, self._budget, certificate.identity, bytes_max=0)
+        if found.elsewhere:
+            return self._answer(303, b"", "text/plain", self._core.revision, {"Location": found.elsewhere})
+        if found.file:
+            shown = self._pages.file(found.file)
+        else:
+            query, names = dict(request.query), [name for name, _ in request.query.items()]
+            ask, work = self._asking(connection, certificate), self._core.slices.work(certificate.identity)
+            shown = await self._pages.page(found, query, names, ask, work)
+        revision = shown.revision or self._core.revision
+        return self._answer(shown.status, shown.content, shown.content_type, revision, page_headers())
+
+    def _asking(self, connection: Connection, certificate: PeerCertificate) -> Ask:
+        """Return what asks the core what the API is asked, for the caller."""
+
+        async def ask(operation: Operation[Any, Any], params: dict[str, str], query: dict[str, str]) -> Any:
+            permit(certificate.identity, operation.roles, f"{operation.method} {operation.path}")
+            check_query(operation, query, list(query))
+            asked = Asked(operation, certificate, params, query, None, b"", None, None, connection.gone)
+            outcome = await self._core.respond(asked)
+            assert not isinstance(outcome, Stream)  # no page asks for one
+            return msgspec.json.decode(outcome.content, type=operation.answer)
+
+        return ask
+
+    async def _wrong(self, request: web.BaseRequest, path: str, problem: Problem) -> web.Response:
+        """Return what is wrong, to a person as a page."""
+        if not is_page(path):
+            return self._problem(problem)
+        content = await self._pages.problem(problem, self._core.slices.work(request.protocol))
+        headers = {**page_headers(), **problem.headers}
+        return self._answer(problem.status, content, "text/html; charset=utf-8", self._core.revision, headers)
 
     def _problem(self, problem: Problem) -> web.Response:
         content = msgspec.json.encode(problem.body)
@@ -281,6 +338,16 @@ class Server:
         finally:
             stream.release()
         return response
+
+
+def _refuse_browsers(request: web.BaseRequest) -> None:
+    """Refuse a request that changes something and comes from a page in a browser; Problem 403.
+
+    A browser shows its certificate for any page that is open in it, whoever wrote that: it may look, and no more.
+    """
+    if request.method != "GET" and any(name in request.headers for name in _FROM_BROWSERS):
+        words = "a page in a browser may change nothing"
+        raise Problem(403, "from_a_browser", words, "use the command line, or a program that sends no Origin")
 
 
 def _cut(request: web.BaseRequest, comment: bytes) -> None:

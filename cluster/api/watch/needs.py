@@ -12,7 +12,7 @@ from typing import Any
 from cluster.api.privacy import may_see
 from cluster.api.render import job_words
 from cluster.api.service import Call
-from cluster.schemas import MemberView, NeedKind, NeedView, PoolView, StatusView, days_left
+from cluster.schemas import EXPIRY_NOTICE_DAYS, MemberView, NeedKind, NeedView, PoolView, StatusView, days_left
 from cluster.system import format_instant
 from cluster.system.eventloop import Work, paced
 from replica.model import Buffer, BufferState, Job, PoolUnit, format_amount, unit_of
@@ -22,9 +22,6 @@ from replica.values import Instant
 
 NEEDS_SHOWN_MAX = 100
 """Things in one answer, count; the others are counted."""
-
-EXPIRY_NOTICE_DAYS = 30
-"""How long before its end a certificate needs somebody, days."""
 
 JOURNAL_FILL_NOTICE = 0.8
 """From when on a journal needs somebody, as a share of its room."""

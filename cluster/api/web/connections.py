@@ -64,6 +64,7 @@ HEADERS_MAX = 64
 FIXED_HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
     "Server": "forebay",
 }
 """Headers of every answer."""

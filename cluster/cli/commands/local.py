@@ -262,6 +262,7 @@ def _how_to_talk(config: Config, leader: str | None) -> list[str]:
         f"  export FOREBAY_CONFIG={config.file}",
         "  forebay member list",
         "  forebay submit SCRIPT && forebay job list",
+        f"In a browser that has a certificate (docs/operations.md): {config.replicas[0].api.url}/page",
     ]
     if first_agent is None:
         lines.append("There are no agents: jobs will wait. Start one with forebay agent --name NAME.")

@@ -64,6 +64,7 @@ def cases(harness: Harness) -> dict[str, list[Case]]:
             Case("alice", "/v1/jobs?limit=10000&after=0"),
             Case("alice", "/v1/jobs?user=nobody"),
             Case("alice", "/v1/jobs?limit=1&state=RUNNING"),
+            Case("alice", "/v1/jobs?state=PENDING&after=0&expected=yes"),
         ],
         "send_commands": [
             Case("alice", "/v1/commands", {"commands": [
@@ -182,6 +183,7 @@ def cases(harness: Harness) -> dict[str, list[Case]]:
         "close_session": [Case("alice", "/v1/sessions/1/close", command(), 404)],
         "show_clock": [Case("alice", "/v1/clock")],
         "set_clock": [Case("operator", "/v1/clock", command(at="2001-01-01T00:00:00Z"), 409)],
+        "show_overview": [Case("alice", "/v1/overview")],
         "show_status": [Case("alice", "/v1/status"), Case("alice", "/v1/status?digest=yes")],
         "list_digests": [Case("operator", "/v1/digests")],
         "show_history": [
@@ -189,6 +191,7 @@ def cases(harness: Harness) -> dict[str, list[Case]]:
             Case("alice", "/v1/history?job=5"), Case("operator", "/v1/history?kind=refused&limit=10000"),
         ],
         "list_leaders": [Case("alice", "/v1/history/leaders?limit=1000")],
+        "list_pool_use": [Case("alice", "/v1/history/pools")],
         "show_diff": [Case("operator", "/v1/diff?from=1&limit=10000"), Case("alice", "/v1/diff?from=700&job=3")],
         "read_ledger": [Case("operator", "/v1/ledger?limit=1000")],
         "read_stored_entries": [Case("r1", "/v1/ledger/history?last=8")],
@@ -207,6 +210,9 @@ def cases(harness: Harness) -> dict[str, list[Case]]:
         "show_readiness": [Case("alice", "/readyz")],
         "show_metrics": [Case("alice", "/metrics")],
     }  # fmt: skip
+
+
+PAGES = tuple(Case("alice", f"/page{path}") for path in ("", "/jobs", "/jobs/1", "/transfers", "/nodes"))
 
 
 def ask(config: Config, method: str, case: Case, events: int, replica: str = "r1") -> tuple[int, bytes]:
@@ -277,10 +283,10 @@ async def test_no_operation_holds_the_loop(config: Config) -> None:
             most = watch.callback
             if most.lines > LINES_MAX or most.size_bytes > BYTES_MAX:
                 held["a checkpoint"] = most
-            for name, asked in cases(harness).items():
+            for name, asked in {**cases(harness), "page": PAGES}.items():
                 for case in asked:
                     watch.reset()
-                    method = OPERATIONS[name].method
+                    method = "GET" if name == "page" else OPERATIONS[name].method
                     status, body = await asyncio.to_thread(ask, config, method, case, events)
                     if status != case.status:
                         wrong[name] = (case.target, status, body[:200])

@@ -1,0 +1,283 @@
+"""The status page in Chromium, of a real cluster: what `--json` says, by keyboard, on small and large screens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.api.page.words import moment, size
+from cluster.client import ApiError
+from cluster.schemas import operations as ops
+from tests.browser import CHROMIUM, ENTER, TAB, Browser, browser, relayed
+from tests.faults.local_cluster import USER, LocalCluster
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: scripts/install-backends --browser")
+
+DW = "#DW jobdw capacity={} access_mode=striped type=scratch"
+RATE = "64KiB"
+"""So slow that what is moved is moved while it is looked at."""
+
+STARTS_S = 180.0
+"""Seconds until a cluster has something of everything: a bound against hanging, on a machine that does other things."""
+
+PAGES = ("", "/jobs", "/jobs/1", "/transfers", "/nodes")
+SCREENS = {
+    "phone": {"width": 380, "height": 800},
+    "desk": {"width": 1300, "height": 900},
+    "dark": {"width": 1300, "height": 900, "dark": True},
+    "wall": {"width": 3840, "height": 2160},
+}
+
+CELLS = """(id) => [...document.querySelectorAll(`#${id} tbody tr`)].map(
+  row => [...row.children].map(cell => cell.innerText.trim().replace(/\\s+/g, " ")))"""
+
+CONTRASTS = """(() => {
+  const channel = (one) => (one /= 255) <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4;
+  const parse = (text) => (text.match(/[0-9.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  const behind = (one) => {
+    for (; one; one = one.parentElement) {
+      const found = parse(getComputedStyle(one).backgroundColor);
+      if (found.length === 3 || found[3] === 1) return found;
+    }
+  };
+  const poor = [];
+  for (const one of document.querySelectorAll("body *")) {
+    if (![...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim())) continue;
+    const style = getComputedStyle(one), box = one.getBoundingClientRect();
+    if (!box.width || style.visibility === "hidden" || one.closest("progress, svg")) continue;
+    const [above, below] = [light(parse(style.color)), light(behind(one))];
+    const ratio = (Math.max(above, below) + 0.05) / (Math.min(above, below) + 0.05);
+    if (ratio < 4.5) poor.push([one.textContent.trim().slice(0, 40), ratio]);
+  }
+  return poor;
+})()"""
+
+FOCUS = """(() => {
+  const one = document.activeElement, style = getComputedStyle(one);
+  return [one.tagName, one.getAttribute("href") || one.getAttribute("aria-label") || "", style.outlineStyle !== "none"];
+})()"""
+
+NEEDS = "[...document.querySelectorAll('#needs li')].map((one) => one.innerText)"
+
+REACHABLE = """[...document.querySelectorAll("a[href], [tabindex='0'], summary, button, input")]
+  .filter((one) => one.getClientRects().length).length"""
+
+
+def submit(cluster: LocalCluster, name: str, *lines: str) -> int:
+    script = cluster.work / name
+    script.write_text("\n".join(("#!/bin/sh", *lines, "")))
+    words = ["submit", "--json", "--chdir", str(cluster.work), "--job-name", name, str(script)]
+    done = subprocess.run(cluster.command(*words, identity=USER), capture_output=True, text=True, check=True)
+    return int(json.loads(done.stdout)["job_id"])
+
+
+def said(cluster: LocalCluster, *words: str) -> Any:
+    return json.loads(cluster.forebay("--identity", "operator", *words, "--json"))
+
+
+def test_the_page_says_what_the_command_line_says_and_can_be_used_by_everybody(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path / "c")
+    cluster.found({"fast": "64MiB/1MiB,default", "wide": "1GiB/16MiB"}, RATE)
+    cluster.start_all()
+    try:
+        asyncio.run(story(cluster, tmp_path))
+        assert not cluster.ended()
+    finally:
+        cluster.stop_all()
+
+
+async def story(cluster: LocalCluster, directory: Path) -> None:
+    assert cluster.config is not None
+    failed, moved = await busy(cluster)
+    async with browser(directory / "profile") as page:
+        leader = await leader_of(cluster)
+        while True:
+            # A machine that does other things as well may elect another one meanwhile.
+            try:
+                async with relayed(cluster.config, "operator", leader) as url:
+                    await as_led(cluster, page, url, directory, failed, moved)
+                break
+            except AssertionError:
+                before, leader = leader, await leader_of(cluster)
+                if leader == before:
+                    raise
+        other = next(name for name in ("r1", "r2", "r3") if name != leader)
+        # Chromium itself would go where a follower sends it, and have no certificate there.
+        async with relayed(cluster.config, USER, other) as url:
+            await page.open(f"{url}/page?stale=ok")
+            assert f"told by {other}" in await page.run("document.getElementById('as-of').innerText")
+            assert "may not be the latest" in await page.run("document.getElementById('banner').innerText")
+            await says_that_its_replica_has_gone(cluster, page, url, other)
+
+
+async def leader_of(cluster: LocalCluster) -> str:
+    async with cluster.client(deadline_s=30) as client:
+        leader = (await client.call(ops.LIST_MEMBERS)).leader
+    assert leader is not None
+    return leader
+
+
+async def as_led(cluster: LocalCluster, page: Browser, url: str, directory: Path, failed: int, moved: int) -> None:
+    """Look at the page of the replica that leads."""
+    page.said.clear()
+    page.asked.clear()
+    await page.look(width=1300, height=900)
+    await page.scripts(run=False)
+    await page.open(f"{url}/page")
+    await says_what_the_commands_say(cluster, page, failed, moved)
+    await page.open(f"{url}/page/jobs/{failed}")
+    await tells_of_a_job(cluster, page, failed)
+    await page.scripts(run=True)
+    await looks_right(page, url, directory)
+    await can_be_walked_through(page, url)
+    await is_kept_up_to_date(cluster, page, url)
+    assert not page.said
+    assert all(one.startswith((url, "about:")) for one in page.asked)
+
+
+async def busy(cluster: LocalCluster) -> tuple[int, int]:
+    """Have something of everything; return the job whose results are not exported, and the one that is staged in."""
+    async with cluster.client(deadline_s=30) as client:
+        async with asyncio.timeout(STARTS_S):
+            while sum(node.state == "UP" for node in (await _nodes(client))) < 2:
+                await asyncio.sleep(0.1)
+        await asyncio.to_thread(cluster.forebay, "config", "set", "StageRetries=0")
+        (cluster.work / "input").mkdir(exist_ok=True)
+        (cluster.work / "input" / "big").write_bytes(b"x" * 12 * 2**20)
+        (cluster.work / "blocked").write_text("a file, where a directory would have to be")
+        out = f"#DW stage_out type=file source=$DW_JOB_STRIPED/r destination={cluster.work}/blocked/r"
+        failed = submit(cluster, "results", DW.format("8MiB"), out, "echo r > $DW_JOB_STRIPED/r")
+        into = f"#DW stage_in type=file source={cluster.work}/input/big destination=$DW_JOB_STRIPED/big"
+        moved = submit(cluster, "mover", DW.format("16MiB"), into, "true")
+        submit(cluster, "waits", "#SBATCH --array=0-11", DW.format("48MiB"), "true")
+        async with asyncio.timeout(STARTS_S):
+            while True:
+                overview = await client.call(ops.SHOW_OVERVIEW)
+                moving = overview.transfers.rate_bytes_s > 0
+                use = (await client.call(ops.LIST_POOL_USE)).pools
+                if moving and any(one.job_id == failed for one in overview.needs) and use:
+                    return failed, moved
+                await asyncio.sleep(0.1)
+
+
+async def _nodes(client: Any) -> Any:
+    try:
+        return (await client.call(ops.LIST_NODES)).nodes
+    except ApiError:
+        return ()
+
+
+def called(job: Any) -> str:
+    details = job["details"] or {}
+    array = details.get("array_job_id")
+    return str(job["job_id"]) if array is None else f"{array}_{details['array_task_id']}"
+
+
+async def says_what_the_commands_say(cluster: LocalCluster, page: Browser, failed: int, moved: int) -> None:
+    text = await page.run("document.body.innerText")
+    overview = said(cluster, "overview")
+    replicas = await page.run(f"({CELLS})('replicas')")
+    members = overview["members"]
+    assert [row[0] for row in replicas] == [member["name"] for member in members]
+    for row, member in zip(replicas, members, strict=True):
+        assert row[1].endswith(member["role"]) and row[2].isdigit()
+        # What changes from one moment to the next is there, and of its kind.
+        assert row[4].endswith(" s") and row[5].endswith(" GiB") and row[6].endswith("%") and row[7].endswith(" days")
+    for pool in said(cluster, "pool", "list")["pools"]:
+        assert f"{size(pool['held_bytes'])} of {size(pool['quantity_bytes'])} in use" in text
+    strips = await page.run("[...document.querySelectorAll('#pools svg')].map(one => one.getAttribute('aria-label'))")
+    assert [one.split(":")[0] for one in strips] == ["Pool fast", "Pool wide"]
+    held = await page.run(
+        "document.querySelectorAll('#pools svg')[0].querySelector('.held').getBoundingClientRect().width"
+    )
+    assert held > 100
+    queue = await page.run(f"({CELLS})('queue')")
+    jobs = said(cluster, "queue", "--start", "--limit", "10")["jobs"]
+    assert [tuple(row[:4]) for row in queue] == [(called(job), job["name"], job["user"], job["reason"]) for job in jobs]
+    assert queue[-1][-1][:13] == moment(jobs[-1]["expected_start"])[:13]
+    waiting = " ".join((await page.run("document.querySelector('#queue p').innerText")).split())
+    assert all(f"{count} for {reason}" in waiting for reason, count in overview["waiting"].items())
+    transfers = {row[0]: row for row in await page.run(f"({CELLS})('transfers')")}
+    for transfer in said(cluster, "transfer", "list")["transfers"]:
+        row = transfers[str(transfer["job_id"])]
+        assert row[1] == transfer["stage"].replace("_", " ") and row[5] == transfer["user"]
+        assert transfer["state"] in row[7]
+    assert transfers[str(moved)][3].endswith("KiB/s") and f"of {size(12 * 2**20)}" in transfers[str(moved)][2]
+    needs = await page.run(
+        "[...document.querySelectorAll('#needs li')].map(one => one.innerText.replace(/\\s+/g, ' '))"
+    )
+    assert len(needs) == overview["needs_count"] == 1
+    (need,) = overview["needs"]
+    assert need["job_id"] == failed and need["kind"] == "not_exported"
+    assert all(one in needs[0] for one in (need["subject"], "not exported", need["sentence"], need["remedy"]))
+    assert "Reload to see how it is now" in text
+
+
+async def tells_of_a_job(cluster: LocalCluster, page: Browser, job: int) -> None:
+    rows = said(cluster, "job", "history", str(job))["rows"]
+    cells = await page.run(f"({CELLS})('timeline')")
+    assert [(row[0], row[1]) for row in cells] == [
+        (moment(row["at"]), " ".join(row["sentence"].split())) for row in rows
+    ]
+    kinds = await page.run("[...document.querySelectorAll('#timeline rect')].map(one => one.getAttribute('class'))")
+    assert kinds[-1] == "failed"
+    facts = await page.run("document.getElementById('job').innerText")
+    shown = said(cluster, "job", "show", str(job))
+    assert all(one in facts for one in (shown["name"], shown["user"], shown["node"], shown["reason"]))
+
+
+async def looks_right(page: Browser, url: str, directory: Path) -> None:
+    """Nothing is wider than the screen, every text can be read; and pictures are left for a person to look at."""
+    for name, screen in SCREENS.items():
+        await page.look(**screen)  # type: ignore[arg-type]
+        # The others are tables, as are parts of these two.
+        for path in PAGES if name == "desk" else ("", "/jobs/1"):
+            await page.open(f"{url}/page{path}")
+            await page.picture(directory / f"page-{name}{path.replace('/', '-')}.png")
+            assert await page.run("document.documentElement.scrollWidth <= innerWidth"), (name, path)
+            assert await page.run(CONTRASTS) == [], (name, path)
+
+
+async def can_be_walked_through(page: Browser, url: str) -> None:
+    await page.look(width=1300, height=900)
+    await page.open(f"{url}/page")
+    reachable = await page.run(REACHABLE)
+    stops = []
+    for _ in range(reachable):
+        await page.press(TAB)
+        stops.append(await page.run(FOCUS))
+    assert all(is_visible for *_, is_visible in stops), stops
+    assert stops[0][:2] == ["A", "#main"] and [stop[1] for stop in stops[2:6]] == [
+        "/page", "/page/jobs", "/page/transfers", "/page/nodes",
+    ]  # fmt: skip
+    assert {"Jobs that wait", "Transfers", "Replicas"} <= {stop[1] for stop in stops}
+    await page.open(f"{url}/page")
+    await page.press(TAB)
+    await page.press(ENTER)
+    assert await page.run("document.activeElement.id") == "main"
+    levels = await page.run("[...document.querySelectorAll('h1, h2, h3')].map(one => Number(one.tagName[1]))")
+    assert levels[0] == 1 and all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+
+
+async def is_kept_up_to_date(cluster: LocalCluster, page: Browser, url: str) -> None:
+    await page.open(f"{url}/page")
+    await page.until("document.getElementById('live').textContent.includes('kept up to date')")
+    await page.run("document.querySelector('#queue a').focus()")
+    before = await page.run("document.activeElement.getAttribute('href')")
+    held = submit(cluster, "held", DW.format("48MiB"), "true")
+    await asyncio.to_thread(cluster.forebay, "job", "hold", str(held))
+    await page.until("document.querySelector('#queue p').innerText.includes('JobHeld')")
+    assert await page.run("document.activeElement.getAttribute('href')") == before
+
+
+async def says_that_its_replica_has_gone(cluster: LocalCluster, page: Browser, url: str, replica: str) -> None:
+    await page.until("document.getElementById('live').textContent.includes('kept up to date')")
+    cluster.kill(replica)
+    await page.until("document.getElementById('live').classList.contains('lost')")
+    assert await page.run("document.querySelectorAll('#replicas tbody a').length") == 3
