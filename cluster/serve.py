@@ -233,7 +233,8 @@ class Replica:
         """
         try:
             me = config.replica(name)
-            credentials = Credentials(config.tls_files(name), serves=True, clock=clock)
+            files = config.tls_files(name)
+            credentials = Credentials(files, serves=True, open_to_all=config.access.munge, clock=clock)
             timing = timing_of(config)
         except (ConfigError, TlsRefused) as error:
             raise Refused(str(error), EXIT_CONFIGURATION_REFUSED) from error
@@ -368,12 +369,11 @@ class Replica:
         self.fronts: list[Doors | Server | ChannelServer] = []
         """What serves clients, in the order in which it starts: doors in processes of their own, or this process."""
         if me.doors:
-            files = config.tls_files(name)
             doors = Doors(core, count=me.doors, api=me.api, channel=me.channel, files=files)
             credentials.on_renewed.append(doors.refresh)
             self.fronts.append(doors)
         else:
-            self.fronts.append(Server(core, address=me.api, tls=credentials.server_context))
+            self.fronts.append(Server(core, address=me.api, tls=credentials.api_context))
             if me.channel is not None:
                 self.fronts.append(ChannelServer(core, address=me.channel, tls=credentials.server_context))
         self.collector = Collector(

@@ -15,6 +15,9 @@ hypothesis.settings.register_profile("workers", deadline=None, suppress_health_c
 hypothesis.settings.load_profile("workers")
 
 
+# Most tests ask as the operator, whoever runs them: those about who one is take it out.
+os.environ["FOREBAY_IDENTITY"] = "operator"
+
 _MEMORY = Path("/dev/shm")
 
 

@@ -25,12 +25,14 @@ from cluster.api import (
 )
 from cluster.api.service import Call, Handler, Route, Service, is_long
 from cluster.api.web import (
+    AccessRules,
     CommandAsker,
     Prepared,
     Problem,
     Redirect,
     Response,
     Stream,
+    Vouching,
     no_leader,
     refused,
     unforeseen,
@@ -93,6 +95,8 @@ class LocalCore:
         self.peers = service.peers
         self.slices = service.slices
         self.cluster_id = service.config.cluster.id
+        self.access = AccessRules.of(service.config.access)
+        self.vouching = Vouching(self.access, self.cluster_id, clock=service.controller.clock)
         service.document()  # made now, since it takes longer than others should wait
 
     @property

@@ -23,7 +23,7 @@ from cluster.api.core import FAULT_REMEDY, LocalCore
 from cluster.api.door import frames as f
 from cluster.api.web import Asked, Problem, Program, Redirect, Response, Stream, bad_body, decode, permit, unforeseen
 from cluster.schemas import OPERATIONS, BulkCommand, ChannelRefused, Cutter
-from cluster.security import Identity, PeerCertificate, Role, TlsFiles
+from cluster.security import Identity, PeerCertificate, Role, TlsFiles, revocable_as
 from cluster.system import Address
 from cluster.system.eventloop import BYTES_PER_SLICE, ReadingProtocol, listen, read_buffer
 from replica.values import NEVER
@@ -171,6 +171,7 @@ class Doors:
             str(files.authority),
             str(files.certificate),
             str(files.key),
+            self.core.access,
         )
 
     def count_serving(self) -> None:
@@ -343,13 +344,13 @@ class Link(ReadingProtocol):
         if len(self._requests) + self.commands + len(self._programs) >= 2 * f.OUTSTANDING_MAX:
             raise ChannelRefused(f"more than {2 * f.OUTSTANDING_MAX} of its requests wait")
 
-    def _certificate(self, role: Role, name: str, serial: str) -> PeerCertificate:
+    def _certificate(self, role: Role, name: str, serial: str, through: str = "") -> PeerCertificate:
         identity = self._identities.get((role, name))
         if identity is None:
             if len(self._identities) > f.OUTSTANDING_MAX:
                 self._identities.clear()
             identity = self._identities[role, name] = Identity(role, name)
-        return PeerCertificate(identity, serial, NEVER, (f"serial:{serial}", f"{role}:{name}"))
+        return PeerCertificate(identity, serial, NEVER, revocable_as(identity, serial, through), through)
 
     def _revoked(self, shown: PeerCertificate) -> Problem | None:
         revocations: Mapping[str, Any] = self._service.controller.state.revocations
@@ -410,7 +411,7 @@ class Link(ReadingProtocol):
 
     def _asked(self, frame: f.Asks, request: _Request) -> Asked:
         operation = OPERATIONS[frame.operation]
-        shown = self._certificate(frame.role, frame.name, frame.serial)
+        shown = self._certificate(frame.role, frame.name, frame.serial, frame.through)
         if (revoked := self._revoked(shown)) is not None:
             raise revoked
         permit(shown.identity, operation.roles, f"{operation.method} {operation.path}")

@@ -14,7 +14,7 @@ import click
 
 from cluster.cli.exits import bad_input
 from cluster.cli.group import SETTINGS, ForebayGroup, LazyCommands
-from cluster.cli.session import CONFIG_VARIABLE, DEADLINE_S, DEADLINE_S_MAX, IDENTITY_DEFAULT, Session
+from cluster.cli.session import CONFIG_VARIABLE, DEADLINE_S, DEADLINE_S_MAX, Session
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,7 @@ _MODULES: Final = {
     "drills.commands": "drill_group",
     "commands.history": "history_group diff",
     "commands.job": "job_group",
-    "commands.local": "init up serve agent recover ledger_group report_group snapshot_group whatif",
+    "commands.local": "init up serve agent gateway recover ledger_group report_group snapshot_group whatif",
     "commands.member": "member_group",
     "commands.node": "node_group partition_group",
     "commands.pool": "place_group pool_group",
@@ -67,6 +67,7 @@ SUMMARIES: Final = {
     "config": "Show, compare and change the site's configuration (operators).",
     "diff": "Show what is not what it was between two moments, and whose command changed each thing last.",
     "drill": "Exercise a take-over of the running cluster (operators).",
+    "gateway": "Run a login node's gateway in the foreground: people there need no certificate.",
     "history": "Tell what happened, and what was refused: everything, or what is asked for, oldest first.",
     "init": "Write a new cluster's forebay.toml and certificates into DIRECTORY.",
     "job": "List, explain and steer jobs.",
@@ -139,10 +140,10 @@ def _version() -> str:
     "--identity",
     "--user",
     "identity",
-    default=IDENTITY_DEFAULT,
     envvar="FOREBAY_IDENTITY",
     metavar="NAME",
-    help="Whose certificate of the tls directory to use.  [default: $FOREBAY_IDENTITY or operator]",
+    help="Whose certificate of the tls directory to use.  [default: $FOREBAY_IDENTITY, or none: you come as your own "
+    "account, by this machine's gateway, by MUNGE, or with the certificate of its name]",
 )
 @click.option("--stale", is_flag=True, help="Let any replica answer reads at once, perhaps not with the latest.")
 @click.option(

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 CONFIG_VARIABLE: Final = "FOREBAY_CONFIG"
 
-IDENTITY_DEFAULT: Final = "operator"
-"""`cluster.config.OPERATOR_NAME`, written again for the help, which imports no configuration."""
-
 DEADLINE_S: Final = 10.0
 """Seconds that a command waits for an answer: a take-over ends within two; a person waits no longer."""
 
@@ -58,17 +55,13 @@ class Session:
         deadline_s: float = DEADLINE_S,
         clock: Clock | None = None,
     ) -> None:
-        """Without `identity` it is the operator's, without `clock` the machine's."""
+        """Without `identity` it is the account that runs the command, without `clock` the machine's."""
         self.config_path = config_path
-        self._identity = identity
+        self.identity = identity
+        """Whose certificate is shown; None: one comes as the account that one is."""
         self.stale = stale
         self.deadline_s = deadline_s
         self._clock = clock
-
-    @property
-    def identity(self) -> str:
-        """Whose certificate is shown."""
-        return self._identity or IDENTITY_DEFAULT
 
     @property
     def clock(self) -> Clock:

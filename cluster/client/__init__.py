@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING
 from replica.faces import shown
 
 if TYPE_CHECKING:
-    from cluster.client.blocking import finish
-    from cluster.client.calls import NOBODY_S
+    from cluster.client.calls import NOBODY_S, finish
     from cluster.client.client import Client, run
     from cluster.client.errors import NO_ANSWER, UNTRUSTED, ApiError, error_of_view
+    from cluster.client.ways import GatewayWay, connected
     from cluster.client.witnesses import WitnessAnswer, WitnessClient, WitnessUnreachable
 else:
     __getattr__ = shown(
         __name__,
         """
-        blocking: finish
-        calls: NOBODY_S
+        calls: NOBODY_S finish
         client: Client run
         errors: NO_ANSWER UNTRUSTED ApiError error_of_view
+        ways: GatewayWay connected
         witnesses: WitnessAnswer WitnessClient WitnessUnreachable
         """,
     )

@@ -5,14 +5,20 @@ Two exchanges send requests: many at a time on an event loop (`exchange`), or on
 whether the request may have reached the replica, because then its outcome is unknown.
 """
 
-import ssl
-from typing import Final, Protocol
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
 from cluster.client.errors import ANSWER_TOO_LARGE, NO_ANSWER, UNREACHABLE, UNTRUSTED, ApiError
-from cluster.security import TlsFiles, describe_authority, describe_certificate
 from cluster.system import Address
+
+if TYPE_CHECKING:
+    # Whoever comes by a gateway loads no TLS.
+    import ssl
+
+    from cluster.security import TlsFiles
 
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 """Largest answer that is read, bytes: a list of 50,000 jobs; nobody can fill a client's memory."""
@@ -25,6 +31,9 @@ IDLE_CONNECTION_S: Final = 30.0
 
 CONNECT_SHARE_MAX: Final = 0.9
 """Share of a request's time that connecting may take: it must end first, for only then has nothing arrived for sure."""
+
+ATTEMPT_HEADER: Final = "Forebay-Attempt"
+"""Header of an answer that is no replica's: its body is an AttemptView."""
 
 _HOST_MISMATCHES: Final = frozenset({62, 64})
 _CERTIFICATE_NOT_YET_VALID: Final = 9
@@ -71,6 +80,31 @@ class AttemptFailed(ApiError):
         return self.code == UNTRUSTED
 
 
+class AttemptView(msgspec.Struct, frozen=True):
+    """An AttemptFailed as a gateway tells it."""
+
+    code: str
+    sentence: str
+    remedy: str
+    may_have_arrived: bool
+    nobody_listens: bool
+
+    @classmethod
+    def of(cls, failure: AttemptFailed) -> AttemptView:
+        """Return a failure as it is told."""
+        return cls(failure.code, failure.sentence, failure.remedy, failure.may_have_arrived, failure.nobody_listens)
+
+    def failure(self) -> AttemptFailed:
+        """Return it as the client has it."""
+        return AttemptFailed(
+            self.sentence,
+            code=self.code,
+            may_have_arrived=self.may_have_arrived,
+            remedy=self.remedy,
+            nobody_listens=self.nobody_listens,
+        )
+
+
 class Sending(Protocol):
     """What carries requests to replicas with one identity."""
 
@@ -105,13 +139,13 @@ def no_answer(address: Address, timeout_s: float) -> AttemptFailed:
     return AttemptFailed(f"{address} did not answer within {timeout_s:.3g} s", may_have_arrived=True)
 
 
-def broken(address: Address, error: Exception, tls: TlsFiles) -> AttemptFailed:
+def broken(address: Address, error: Exception, tls: TlsFiles | None) -> AttemptFailed:
     """Return the failure of a connection that ended before the answer was complete."""
     return AttemptFailed(
         f"the connection to {address} broke before the answer was complete ({error or type(error).__name__})",
         may_have_arrived=True,
         # TLS 1.3 lets a server refuse a client after the handshake; asyncio then closes without an alert.
-        remedy=f"if every replica does this, it may be refusing {describe_certificate(tls.certificate)}",
+        remedy="" if tls is None else f"if every replica does this, it may be refusing {_shown(tls)}",
     )
 
 
@@ -126,6 +160,8 @@ def server_refused(address: Address, error: Exception, tls: TlsFiles) -> Attempt
         sentence = f"the certificate of {address} {when}"
         remedy = "issue a new one, or set this machine's clock"
     else:
+        from cluster.security import describe_authority
+
         expected = describe_authority(tls.authority)
         sentence = f"the certificate of {address} is not signed by the expected authority, {expected}"
         remedy = "use the ca.pem of that replica's cluster, or the address of a replica of this one"
@@ -136,7 +172,7 @@ def client_refused(address: Address, error: ssl.SSLError, tls: TlsFiles) -> Atte
     """Say that a replica refused our certificate, and which that is."""
     reason = (error.reason or str(error)).replace("_", " ").lower()
     return AttemptFailed(
-        f"{address} refused {describe_certificate(tls.certificate)}: {reason}",
+        f"{address} refused {_shown(tls)}: {reason}",
         code=UNTRUSTED,
         may_have_arrived=False,
         remedy="use a certificate that the authority of that replica's cluster issued",
@@ -151,6 +187,12 @@ def too_large(address: Address, bytes_max: int) -> AttemptFailed:
         may_have_arrived=True,
         remedy="ask for less, for example with a limit",
     )
+
+
+def _shown(tls: TlsFiles) -> str:
+    from cluster.security import describe_certificate
+
+    return "who shows no certificate" if tls.shows_nothing else describe_certificate(tls.certificate)
 
 
 def is_alert(error: ssl.SSLError) -> bool:

@@ -17,8 +17,8 @@ reached refused our certificate or showed one that we refuse: trust does not com
 once nothing has listened at any address for half a second: a cluster that is down is not one that elects.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Final
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -36,6 +36,8 @@ from cluster.client.errors import (
     error_of,
 )
 from cluster.system import Address, AddressError, Clock
+
+_T = TypeVar("_T")
 
 REDIRECTS_MAX: Final = 4
 """Redirects followed in a row, count: one is normal, two happen in an election; more are replicas that disagree."""
@@ -128,6 +130,17 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds for one request; a long poll adds its own wait."""
     once: bool = False
     """Whether nobody is asked twice: the caller knows better whom to ask next."""
+
+
+def finish(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine that waits for nothing but a blocking exchange to its end; RuntimeError for one that does."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: _T = end.value
+        return result
+    coroutine.close()
+    raise RuntimeError("a call that is to finish without an event loop waits for one")
 
 
 def draw() -> float:

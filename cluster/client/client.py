@@ -22,7 +22,6 @@ import msgspec
 from msgspec.structs import replace
 
 from cluster.client.attempt import AttemptFailed, Sending
-from cluster.client.blocking import BlockingExchange
 from cluster.client.calls import (
     ATTEMPT_S,
     DEADLINE_S,
@@ -40,8 +39,8 @@ from cluster.client.calls import (
 )
 from cluster.client.errors import BAD_ANSWER, OUTCOME_UNKNOWN, ApiError, error_of
 from cluster.client.session_ids import SessionIds
+from cluster.client.ways import GatewayWay, MungeWay, Way, way_of
 from cluster.schemas import Command, Operation, Parameter, new_command_id, operations
-from cluster.security import TlsFiles, check_validity
 from cluster.system import Address, Clock, SystemClock
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class Client:
     def __init__(
         self,
         endpoints: Iterable[Address],
-        tls: TlsFiles,
+        way: Way,
         *,
         clock: Clock | None = None,
         deadline_s: float = DEADLINE_S,
@@ -92,12 +91,12 @@ class Client:
 
         `deadline_s` holds for calls that do not name their own; `nobody_s`: when a call is over before, because
         nothing listens at any address. `blocking`: calls are run by `finish`, one after the
-        other. TlsRefused if certificate or key cannot be used: it is malformed, expired, readable by others, or of
-        another authority.
+        other. `way`: the certificate to show, or how else one is known. TlsRefused if certificate or key cannot be
+        used: it is malformed, expired, readable by others, or of another authority.
         """
         self._clock = clock or SystemClock()
         self._endpoints = Endpoints(endpoints)
-        self._exchange: Sending = BlockingExchange(tls, self._clock) if blocking else _on_a_loop(tls, self._clock)
+        self._exchange: Sending = _blocking(way, self._clock) if blocking else _on_a_loop(way, self._clock)
         self._sleep = _doze if blocking else rest
         self._caller = Caller(self._exchange, self._endpoints, self._clock, sleep=self._sleep, nobody_s=nobody_s)
         self._deadline_s = deadline_s
@@ -107,16 +106,19 @@ class Client:
     def from_config(
         cls,
         config: Access,
-        identity: str,
+        identity: str | None,
         *,
         clock: Clock | None = None,
         deadline_s: float = DEADLINE_S,
         nobody_s: float | None = None,
         blocking: bool = False,
     ) -> Client:
-        """Return a client of the configured cluster as `identity`; ConfigError or TlsRefused if that cannot be."""
-        files = config.tls_files(identity)
-        return cls(config.endpoints, files, clock=clock, deadline_s=deadline_s, nobody_s=nobody_s, blocking=blocking)
+        """Return a client of the configured cluster as `identity`, or as the account that this process runs as.
+
+        ConfigError or TlsRefused if that cannot be.
+        """
+        way = way_of(config, identity)
+        return cls(config.endpoints, way, clock=clock, deadline_s=deadline_s, nobody_s=nobody_s, blocking=blocking)
 
     async def __aenter__(self) -> Self:
         return self
@@ -363,11 +365,34 @@ def _command_id(request: object) -> str | None:
     return reports[0].command_id if reports else None
 
 
-def _on_a_loop(tls: TlsFiles, clock: Clock) -> Exchange:
-    from cluster.client.exchange import Exchange
+def _blocking(way: Way, clock: Clock) -> Sending:
+    if isinstance(way, GatewayWay):
+        from cluster.client.own_account import GatewayExchange
 
-    check_validity(tls.certificate, clock.now())
-    return Exchange(tls)
+        return GatewayExchange(way, clock)
+    if isinstance(way, MungeWay):
+        from cluster.client.own_account import by_munge
+
+        return by_munge(way, clock)
+    from cluster.client.blocking import BlockingExchange
+
+    return BlockingExchange(way, clock)
+
+
+def _on_a_loop(way: Way, clock: Clock) -> Exchange:
+    if isinstance(way, GatewayWay):
+        from cluster.client.own_account_loop import GatewayLoopExchange
+
+        return GatewayLoopExchange(way)
+    if isinstance(way, MungeWay):
+        from cluster.client.own_account_loop import MungeLoopExchange
+
+        return MungeLoopExchange(way)
+    from cluster.client.exchange import Exchange
+    from cluster.security import check_validity
+
+    check_validity(way.certificate, clock.now())
+    return Exchange(way)
 
 
 async def _doze(duration_s: float) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
 import aiohttp
@@ -37,7 +37,7 @@ class Exchange:
     def __init__(self, tls: TlsFiles) -> None:
         """Read the certificate and key; TlsRefused if they cannot be used. Nothing is connected yet."""
         self._tls = tls
-        self._credentials = Credentials(tls)
+        self._credentials = None if tls.shows_nothing else Credentials(tls)
         self._session: aiohttp.ClientSession | None = None
 
     async def send(
@@ -51,7 +51,7 @@ class Exchange:
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s)
         async with self._attempt(address, timeout_s, connect_s):
             async with self._request(address, method, target, body, timeout) as response:
-                return _answer(response, await _read_bounded(response, address))
+                return self._checked(response, _answer(response, await _read_bounded(response, address)))
 
     @contextlib.asynccontextmanager
     async def stream(
@@ -65,7 +65,27 @@ class Exchange:
         async with self._attempt(address, idle_s, connect_s):
             async with self._request(address, "GET", target, None, timeout, accept="text/event-stream") as response:
                 body = b"" if response.status == 200 else await _read_bounded(response, address)
-                yield _answer(response, body), response.content.iter_chunked(CHUNK_BYTES)
+                yield self._checked(response, _answer(response, body)), response.content.iter_chunked(CHUNK_BYTES)
+
+    @contextlib.asynccontextmanager
+    async def relay(
+        self,
+        address: Address,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: AsyncIterator[bytes] | None,
+        *,
+        connect_s: float,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Pass a request of somebody else on, and give the answer as it arrives; AttemptFailed.
+
+        Nothing but the connecting is bounded in time: whoever asked goes away when it takes too long.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s)
+        async with self._attempt(address, connect_s, connect_s):
+            async with self._request(address, method, target, body, timeout, headers=headers) as response:
+                yield response
 
     async def close(self) -> None:
         """Close all connections; the exchange may be used again and then opens new ones."""
@@ -78,26 +98,25 @@ class Exchange:
         address: Address,
         method: str,
         target: str,
-        body: bytes | None,
+        body: bytes | AsyncIterator[bytes] | None,
         timeout: aiohttp.ClientTimeout,
         accept: str = "application/json",
+        headers: Mapping[str, str] | None = None,
     ) -> "aiohttp.client._RequestContextManager":
-        self._credentials.refresh()
+        if self._credentials is not None:
+            self._credentials.refresh()
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                # Names are resolved anew for each connection: a replica may have moved since the last one.
-                connector=aiohttp.TCPConnector(
-                    limit=CONNECTIONS_MAX, keepalive_timeout=IDLE_CONNECTION_S, use_dns_cache=False
-                ),
+                connector=self._connector(),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 # An answer that grows when it is unpacked would get past the bound on what is read.
                 auto_decompress=False,
                 skip_auto_headers=("Accept-Encoding",),
             )
-        headers = {"Accept": accept}
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-        url = URL(address.url + target, encoded=True)
+        if headers is None:
+            headers = {"Accept": accept} | ({"Content-Type": "application/json"} if body is not None else {})
+        url = URL(self._base(address) + target, encoded=True)
+        headers = {**headers, **self._more_headers(address, method, target, body)}
         return self._session.request(
             method,
             url,
@@ -106,8 +125,29 @@ class Exchange:
             timeout=timeout,
             allow_redirects=False,
             # A pooled connection is for requests of its own context: one of an earlier certificate is left to idle out.
-            ssl=self._credentials.client_context(),
+            ssl=self._context(),
         )
+
+    def _connector(self) -> aiohttp.BaseConnector:
+        # Names are resolved anew for each connection: a replica may have moved since the last one.
+        return aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=IDLE_CONNECTION_S, use_dns_cache=False)
+
+    def _base(self, address: Address) -> str:
+        return address.url
+
+    def _context(self) -> ssl.SSLContext | bool:
+        assert self._credentials is not None
+        return self._credentials.client_context()
+
+    def _more_headers(
+        self, address: Address, method: str, target: str, body: bytes | AsyncIterator[bytes] | None
+    ) -> Mapping[str, str]:
+        """Return what the head of a request says besides."""
+        return {}
+
+    def _checked(self, response: aiohttp.ClientResponse, answer: Answer) -> Answer:
+        """Return the answer, if it is a replica's."""
+        return answer
 
     @contextlib.asynccontextmanager
     async def _attempt(self, address: Address, timeout_s: float, connect_s: float) -> AsyncIterator[None]:

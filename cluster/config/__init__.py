@@ -6,6 +6,7 @@ from replica.faces import shown
 
 if TYPE_CHECKING:
     from cluster.config.access import OPERATOR_NAME, Access, ReplicaConfig
+    from cluster.config.accounts import GROUP_SIGN, MUNGE, AccessTable
     from cluster.config.config import AgentConfig, Config, RetentionConfig
     from cluster.config.drill import DrillConfig, HelperConfig
     from cluster.config.limits import DEFAULT_LIMITS, LimitsConfig
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from cluster.config.new_site import (
         FIRST_START_NAME,
         HOSTS_NAME,
+        LOCAL_GATEWAY,
         Founding,
         FoundingRefused,
         Owner,
@@ -31,11 +33,12 @@ else:
         __name__,
         """
         access: OPERATOR_NAME Access ReplicaConfig
+        accounts: GROUP_SIGN MUNGE AccessTable
         config: AgentConfig Config RetentionConfig
         drill: DrillConfig HelperConfig
         limits: DEFAULT_LIMITS LimitsConfig
         mail: MailConfig
-        new_site: FIRST_START_NAME HOSTS_NAME Founding FoundingRefused Owner PoolSpec
+        new_site: FIRST_START_NAME HOSTS_NAME LOCAL_GATEWAY Founding FoundingRefused Owner PoolSpec
         new_site: found guide_of hosts_of replica_hosts
         reading: find_config read_access
         reloading: AGREED Reloader

@@ -1,7 +1,7 @@
 """Where a cluster is and who one is to it: what a command that asks it needs of forebay.toml.
 
-Such a command reads the tables [cluster], [[replica]] and [tls], and no table that this page does not name; what the
-others hold is for whoever uses it, and read by `cluster.config.config`. Most of a command is what it imports.
+Such a command reads the tables [cluster], [[replica]], [tls] and [access], and no table that this page does not name;
+what the others hold is for whoever uses it, and read by `cluster.config.config`. Most of a command is what it imports.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import force_setattr
 
+from cluster.config.accounts import NO_ACCESS, AccessTable
 from cluster.config.toml import ConfigError, Document, InvalidValue, Name, Text, Written
 from cluster.security import AUTHORITY_NAME, NAME_RULE, TlsFiles, find_unsafe_keys, is_name, is_there
 from cluster.system import Address
@@ -84,6 +85,8 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     cluster: ClusterConfig
     replicas: tuple[ReplicaConfig, ...]
     tls: TlsConfig
+    access: AccessTable = NO_ACCESS
+    """Who may come as the account that he is."""
 
     @classmethod
     def glance(cls, path: Path) -> Access | None:
@@ -96,7 +99,14 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         tables = document.taken(_File)
         if tables is None or not tables.replica:
             return None
-        access = cls(file=file, cluster=tables.cluster, replicas=tables.replica, tls=absolute(tables.tls, file.parent))
+        base = file.parent
+        access = cls(
+            file=file,
+            cluster=tables.cluster,
+            replicas=tables.replica,
+            tls=absolute(tables.tls, base),
+            access=absolute(tables.access, base),
+        )
         found = find_unsafe_keys(access.tls.certificates)
         if found is not None:
             raise document.refuse(("tls", "certificates"), *found)
@@ -136,6 +146,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cluster: ClusterConfig
     replica: Annotated[tuple[ReplicaConfig, ...], Meta(max_length=REPLICAS_MAX)] = ()
     tls: TlsConfig = TlsConfig()
+    access: AccessTable = NO_ACCESS
     agent: Any = None
     place: Any = None
     pool: Any = None

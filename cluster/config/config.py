@@ -22,6 +22,7 @@ from cluster.config.access import (
     TlsConfig,
     absolute,
 )
+from cluster.config.accounts import NO_ACCESS, AccessTable
 from cluster.config.drill import HELPERS_MAX, NO_DRILLS, DrillConfig, HelperConfig
 from cluster.config.initial_state import (
     PlaceTable,
@@ -222,6 +223,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     place: Annotated[tuple[PlaceTable, ...], Meta(max_length=PLACES_MAX)] = ()
     pool: Annotated[tuple[PoolTable, ...], Meta(max_length=POOLS_MAX)] = ()
     tls: TlsConfig = TlsConfig()
+    access: AccessTable = NO_ACCESS
     storage: StorageConfig = StorageConfig()
     timing: TimingConfig = TimingConfig()
     staging: StagingTable = StagingTable()
@@ -368,6 +370,7 @@ def _read(file: Path, document: Document) -> Config:
         pools=pools_of(document, tables.pool, places),
         places=places,
         tls=absolute(tables.tls, base),
+        access=absolute(tables.access, base),
         storage=absolute(tables.storage, base),
         timing=tables.timing,
         policy=policy_of(document, tables.policy, tables.staging, base),

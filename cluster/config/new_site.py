@@ -42,6 +42,11 @@ HOSTS_NAME: Final = "hosts"
 GUIDE_NAME: Final = "NEXT"
 """The file of a bundle that says what to type on its host."""
 
+LOCAL_GATEWAY: Final = "local"
+"""Name of the gateway that `forebay up` runs for who is on its machine."""
+
+GATEWAY_SOCKET: Final = "gateway.sock"
+
 API_PORT_OFFSET: Final = 10
 """Ports between a replica's peer port and its API port, so that both are easy to remember (7401 and 7411)."""
 
@@ -111,6 +116,8 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
     """The directory in which replicas and agents keep theirs, absolute; None: they are beside forebay.toml."""
     owner: Owner | None = None
     """Who is given the keys and directories of the replicas; None: whoever founds."""
+    founder: str = ""
+    """The account that is the operator on this machine; empty: nobody is without a certificate."""
 
     def check(self) -> None:
         """Refuse what cannot be founded; FoundingRefused."""
@@ -141,7 +148,7 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
                 Address.parse(str(Address(host, self.base_port + API_PORT_OFFSET + replicas - 1)))
         except AddressError as error:
             raise FoundingRefused(f"{error.sentence}; {error.remedy}") from error
-        reserved = {AUTHORITY_NAME, OPERATOR_NAME, *self.replica_names, *self.agent_names}
+        reserved = {AUTHORITY_NAME, OPERATOR_NAME, LOCAL_GATEWAY, *self.replica_names, *self.agent_names}
         for user in self.users:
             if not is_name(user):
                 raise FoundingRefused(f"{user!r} cannot name a user: {NAME_RULE}")
@@ -271,6 +278,12 @@ def render(founding: Founding, cluster_id: str) -> str:
         f'authority = "{TLS_NAME}/{AUTHORITY_NAME}.pem"',
         f'certificates = "{TLS_NAME}"',
         "",
+        "# Who may come without a certificate, as the account that he is: by a gateway, a service on the machine, or",
+        "# by MUNGE. operators: accounts, and groups as %group. The founder is one on this machine: `forebay up`",
+        f"# has the gateway that is called {LOCAL_GATEWAY}.",
+        "[access]",
+        *_access_lines(founding),
+        "",
         "[storage]",
         f"directory = {quote(str(founding.data or storage.directory))}  # r1 keeps r1/wal and r1/snapshots in it",
         f"map_size = {map_size}  # address space, not disk: the journal can grow up to it",
@@ -293,6 +306,18 @@ def render(founding: Founding, cluster_id: str) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _access_lines(founding: Founding) -> list[str]:
+    lines = [f"socket = {quote(GATEWAY_SOCKET)}"]
+    if founding.founder:
+        lines.append(f"operators = [{quote(founding.founder)}]")
+        lines.append(f"operators_through = [{quote(LOCAL_GATEWAY)}]")
+    if founding.accounts != "switch":
+        users = dict.fromkeys((*founding.users, *([founding.founder] if founding.founder else ())))
+        names = ", ".join(map(quote, users or (OPERATOR_NAME,)))
+        lines.append(f"users = [{names}]  # jobs run as the agent's account: whoever may submit has what that has")
+    return lines
 
 
 def quote(text: str) -> str:
@@ -318,6 +343,7 @@ def _write_certificates(directory: Path, founding: Founding, cluster_id: str, cl
     for name in founding.agent_names:
         issue(authority, directory, role=Role.AGENT, name=name, at=at)
     issue(authority, directory, role=Role.OPERATOR, name=OPERATOR_NAME, at=at)
+    issue(authority, directory, role=Role.GATEWAY, name=LOCAL_GATEWAY, at=at)
     for name in founding.users:
         issue(authority, directory, role=Role.USER, name=name, at=at)
     return authority

@@ -57,8 +57,8 @@ _DRILLS: Final = frozenset({Role.OPERATOR, Role.DRILL})
 _DRILL_WATCHERS: Final = PEOPLE | {Role.DRILL}
 _READERS: Final = PEOPLE | _SCHEDULERS
 """People, and other schedulers about their own guests: `Call.job_in` finds no other job for them."""
-_EVERYBODY: Final = frozenset(Role) - {Role.AUDITOR, Role.MONITOR}
-"""Everybody who takes part."""
+_EVERYBODY: Final = frozenset(Role) - {Role.AUDITOR, Role.MONITOR, Role.GATEWAY}
+"""Everybody who takes part; a gateway does in the name of people only."""
 _WATCHERS: Final = _EVERYBODY | {Role.MONITOR}
 """Who reads metrics and health; a monitor reads nothing else."""
 

@@ -7,6 +7,7 @@ from replica.faces import shown
 if TYPE_CHECKING:
     from cluster.security.certificates import certificate_of, certificates_in, expiries
     from cluster.security.credentials import Credentials
+    from cluster.security.files import NO_CERTIFICATE, TlsFiles, TlsRefused, find_unsafe_keys, is_there
     from cluster.security.glance import context_of
     from cluster.security.identity import (
         AUTHORITY_NAME,
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
         identify,
         is_name,
     )
-    from cluster.security.peers import PeerCertificate, Peers, certificate_shown
+    from cluster.security.munge import SCHEME, Munge, MungeRefused, MungeUnavailable, Vouched, purpose_of
+    from cluster.security.peers import MUNGE_WAY, PeerCertificate, Peers, certificate_shown, revocable_as
     from cluster.security.pki import (
         CERTIFICATE_LIFETIME_DAYS,
         CERTIFICATE_MODE,
@@ -32,14 +34,11 @@ if TYPE_CHECKING:
         retire_authorities,
     )
     from cluster.security.tls import (
-        TlsFiles,
-        TlsRefused,
+        authority_context,
         check_validity,
         client_context,
         describe_authority,
         describe_certificate,
-        find_unsafe_keys,
-        is_there,
         open_client_context,
         open_server_context,
         server_context,
@@ -52,12 +51,14 @@ else:
         """
         certificates: certificate_of certificates_in expiries
         credentials: Credentials
+        files: NO_CERTIFICATE TlsFiles TlsRefused find_unsafe_keys is_there
         glance: context_of
         identity: AUTHORITY_NAME HELPER_HOST NAME_RULE Identity NotIdentified Role identify is_name
-        peers: PeerCertificate Peers certificate_shown
+        munge: SCHEME Munge MungeRefused MungeUnavailable Vouched purpose_of
+        peers: MUNGE_WAY PeerCertificate Peers certificate_shown revocable_as
         pki: CERTIFICATE_LIFETIME_DAYS CERTIFICATE_MODE SHARED_DIRECTORY_MODE Authority PkiRefused create_authority
         pki: issue load_authority renew_authority retire_authorities
-        tls: TlsFiles TlsRefused check_validity client_context describe_authority describe_certificate
-        tls: find_unsafe_keys is_there open_client_context open_server_context server_context until_valid valid_until
+        tls: authority_context check_validity client_context describe_authority describe_certificate
+        tls: open_client_context open_server_context server_context until_valid valid_until
         """,
     )

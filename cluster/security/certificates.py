@@ -10,8 +10,9 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.x509.oid import NameOID
 
+from cluster.security.files import TlsFiles, TlsRefused
 from cluster.security.pki import AUTHORITY_NAME
-from cluster.security.tls import TlsFiles, TlsRefused, parsed_certificates, read_pem
+from cluster.security.tls import parsed_certificates, read_pem
 from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 AUTHORITY_ROLE: Final = "authority"

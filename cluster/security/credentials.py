@@ -34,8 +34,13 @@ _Signature = tuple[tuple[int, int, int], ...]
 class Credentials:
     """What one process shows to others, and whom it believes; both kinds of contexts are of the same files."""
 
-    def __init__(self, files: TlsFiles, *, serves: bool = False, clock: Clock | None = None) -> None:
-        """Read the files; TlsRefused if they cannot be used. `serves`: contexts for listeners are asked for."""
+    def __init__(
+        self, files: TlsFiles, *, serves: bool = False, open_to_all: bool = False, clock: Clock | None = None
+    ) -> None:
+        """Read the files; TlsRefused if they cannot be used.
+
+        `serves`: contexts for listeners are asked for; `open_to_all`: that of the API lets in who shows no certificate.
+        """
         self.files: Final = files
         self._serves: Final = serves
         self._clock: Final = clock or SystemClock()
@@ -43,6 +48,8 @@ class Credentials:
         self._authorities = read_pem(files.authority, _AUTHORITIES)
         self._client = client_context(files)
         self._server = server_context(files) if serves else None
+        self._open_to_all: Final = open_to_all
+        self._api = server_context(files, required=False) if open_to_all else self._server
         self._read_s = self._clock.monotonic_s()
         self.generation = 0
         """How often the files were read again: contexts of an earlier one are for connections that are open."""
@@ -60,6 +67,11 @@ class Credentials:
         assert self._server is not None
         return self._server
 
+    def api_context(self) -> ssl.SSLContext:
+        """Return the context of the next connection that the API accepts."""
+        assert self._api is not None
+        return self._api
+
     def refresh(self, *, at_once: bool = False) -> None:
         """Read the files again if they have changed, looking at most once in REFRESH_S unless `at_once`."""
         now_s = self._clock.monotonic_s()
@@ -74,10 +86,11 @@ class Credentials:
             authorities = read_pem(self.files.authority, _AUTHORITIES)
             client = client_context(self.files)
             server = server_context(self.files) if self._serves else None
+            api = server_context(self.files, required=False) if self._open_to_all else server
         except TlsRefused as error:
             LOGGER.error("the certificates that were in use stay in use: %s", error)
             return
-        self._client, self._server = client, server
+        self._client, self._server, self._api = client, server, api
         self.generation += 1
         LOGGER.info("from now on %s is used", describe_certificate(self.files.certificate))
         for call in self.on_renewed:

@@ -9,7 +9,8 @@ import ssl
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cluster.security.tls import TlsFiles, TlsRefused, check_validity, client_context, examine, read_pem
+from cluster.security.files import TlsFiles, TlsRefused
+from cluster.security.tls import check_validity, client_context, examine, read_pem
 from replica.values import MICROSECONDS_PER_SECOND, Instant
 
 _SEQUENCE: Final = 0x30

@@ -48,6 +48,8 @@ class Role(StrEnum):
     """Somebody who carries out drills of the cluster, and nothing else."""
     HELPER = "helper"
     """A machine's helper for drills: reads whether one is under way, and does what its own machine allows."""
+    GATEWAY = "gateway"
+    """A login node's service: speaks for the accounts of the people on it, and asks nothing for itself."""
 
 
 class Identity(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from cluster.security.identity import Identity, NotIdentified, identify
+from cluster.security.identity import Identity, NotIdentified, Role, identify
 from cluster.security.tls import valid_until
 from cluster.system import Clock
 from replica.model import Revocation
@@ -34,6 +34,25 @@ class PeerCertificate(msgspec.Struct, frozen=True):
     valid_until: Instant
     revocable_as: tuple[str, ...] = ()
     """Under which words it may be in the list of what is revoked (`replica.model.accounts`)."""
+    through: str = ""
+    """Who vouches for an account that has shown no certificate itself: `gateway:NAME`, or `munge`; empty: nobody."""
+
+
+MUNGE_WAY: Final = "munge"
+"""`through` of whoever came with a MUNGE credential."""
+
+
+def revocable_as(identity: Identity, serial: str, through: str = "") -> tuple[str, ...]:
+    """Return under which words somebody may be in the list of what is revoked.
+
+    An account that others vouch for is one of the site's users whatever else it is: `user:NAME` keeps it out on every
+    way, as does what is said of its gateway, or of the gateway's certificate.
+    """
+    words = [f"serial:{serial}"] if serial else []
+    words.append(f"{identity.role}:{identity.name}")
+    if through:
+        words += [through, f"{Role.USER}:{identity.name}"]
+    return tuple(dict.fromkeys(words))
 
 
 Revocations = Callable[[], Mapping[str, Revocation]]
@@ -47,8 +66,7 @@ def certificate_shown(transport: asyncio.BaseTransport | None, cluster_id: str) 
     shown: dict[str, Any] = (transport.get_extra_info("peercert") if transport is not None else None) or {}
     identity = identify(shown, cluster_id=cluster_id)
     serial = str(shown.get("serialNumber", "")).lower().lstrip("0")
-    keys = (f"serial:{serial}", f"{identity.role}:{identity.name}")
-    return PeerCertificate(identity, serial, valid_until(shown), keys)
+    return PeerCertificate(identity, serial, valid_until(shown), revocable_as(identity, serial))
 
 
 class Peers:
@@ -91,6 +109,21 @@ class Peers:
         """Return what the other end of a connection that is watched showed; KeyError for others."""
         return self._open[transport]
 
+    def speak(self, transport: asyncio.BaseTransport | None, shown: PeerCertificate | None) -> None:
+        """Watch a connection as that of an account it is used for from now on; None: as nobody's in particular.
+
+        NotIdentified where that account, or who vouches for it, may not come.
+        """
+        if transport is None:
+            raise NotIdentified("the connection has ended")
+        if shown is None:
+            self._open.pop(transport, None)
+            return
+        why = self._why_not(shown, self._revocations())
+        if why:
+            raise NotIdentified(why)
+        self._open[transport] = shown
+
     def forget(self, transport: asyncio.BaseTransport | None) -> None:
         """Watch a connection no more: it has ended."""
         if transport is not None:
@@ -129,6 +162,8 @@ class Peers:
 
     def _why_not(self, shown: PeerCertificate, revocations: Mapping[str, Revocation]) -> str:
         if self._clock.now() > shown.valid_until:
+            if shown.through:
+                return f"{shown.through} has vouched for {shown.identity} for long enough; come again"
             return f"the certificate of {shown.identity} has expired; issue a new one"
         for key in shown.revocable_as if revocations else ():
             found = revocations.get(key)

@@ -22,8 +22,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from cluster.security.files import TlsFiles, TlsRefused
 from cluster.security.identity import AUTHORITY_NAME, HELPER_HOST, NAME_RULE, Role, is_name
-from cluster.security.tls import TlsFiles, TlsRefused, check_key_file, parsed_certificates, read_pem
+from cluster.security.tls import check_key_file, parsed_certificates, read_pem
 from replica.values import MICROSECONDS_PER_SECOND, Instant
 
 AUTHORITY_LIFETIME_DAYS: Final = 3650

@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
+from cluster.security.files import FORBIDDEN_KEY_BITS, TlsFiles, TlsRefused
 from cluster.system import Clock, SystemClock
 from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
 
     # Imported where a certificate is looked into: a command that is typed mostly looks at what is plain (`glance`).
     from cryptography import x509
-
-FORBIDDEN_KEY_BITS: Final = stat.S_IRWXG | stat.S_IRWXO
-"""Permission bits that a private key must not have: anybody but its owner could impersonate its holder."""
 
 MAX_PEM_BYTES: Final = 256 * 1024
 """Bytes of a certificate or key file: a chain of certificates is a few KiB; more is not one."""
@@ -40,29 +36,18 @@ VALIDITY_LOOK_S: Final = 5.0
 """How often a process that waits for its certificate to be valid looks again, seconds: a time service needs some."""
 
 
-class TlsRefused(Exception):
-    """A certificate, key or authority file cannot be used; the message names the file and the remedy."""
-
-
 class NotValidNow(TlsRefused):
     """A certificate is not valid by this machine's clock: either may be set right while a process waits."""
 
 
-class TlsFiles(msgspec.Struct, frozen=True):
-    """The three files that one side of a connection needs."""
-
-    authority: Path
-    certificate: Path
-    key: Path
-
-
-def server_context(files: TlsFiles) -> ssl.SSLContext:
+def server_context(files: TlsFiles, *, required: bool = True) -> ssl.SSLContext:
     """Return a context for a listener: TLS 1.3 only, and a client without a certificate of the authority is refused.
 
+    Not `required`: one that shows none may connect, and is nobody; one that shows another is refused all the same.
     TlsRefused if a file is missing, malformed or a key that others may read.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
     # In TLS 1.3 the option alone makes tickets that name a session kept here; none at all needs both.
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
@@ -82,6 +67,17 @@ def client_context(files: TlsFiles, *, examined: bool = False) -> ssl.SSLContext
     context.check_hostname = True
     context.sslobject_class = _WhileValid
     return _prepared(context, files)
+
+
+def authority_context(authority: Path) -> ssl.SSLContext:
+    """Return a context for a connection to a replica that is shown no certificate: the replica's is verified all the
+    same. TlsRefused.
+    """
+    context = open_client_context(authority)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    context.sslobject_class = _WhileValid
+    return context
 
 
 def open_server_context(certificate: Path, key: Path) -> ssl.SSLContext:
@@ -167,36 +163,6 @@ def check_key_file(path: Path) -> None:
     mode = stat.S_IMODE(status.st_mode)
     if mode & FORBIDDEN_KEY_BITS:
         raise TlsRefused(f"{path}: the private key has mode {mode:04o}, others may use it; run: chmod 600 {path}")
-
-
-def is_there(certificate: Path) -> bool:
-    """Say whether a certificate exists; TlsRefused if its directory is somebody else's and may not be looked into."""
-    try:
-        return certificate.exists()
-    except OSError as error:
-        raise TlsRefused(
-            f"{certificate} may not be read ({error.strerror}); use a copy of forebay.toml whose [tls] names a "
-            f"directory of your own, made by an operator with `forebay certificate issue NAME --into DIR`"
-        ) from error
-
-
-def find_unsafe_keys(directory: Path) -> tuple[str, str] | None:
-    """Return (sentence, remedy) if others may change the directory of keys or read a key in it, else None.
-
-    Whoever may not look into the directory sees no keys: the one that is used is checked again when it is loaded.
-    """
-    try:
-        mode = stat.S_IMODE(directory.stat().st_mode)
-        keys = sorted(path for path in directory.iterdir() if path.suffix == ".key")
-        modes = [(path, stat.S_IMODE(path.stat().st_mode)) for path in keys]
-    except OSError:
-        return None
-    if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"{directory} has mode {mode:04o}, others may replace the keys in it", f"run: chmod 700 {directory}"
-    for path, key_mode in modes:
-        if key_mode & FORBIDDEN_KEY_BITS:
-            return f"the private key {path} has mode {key_mode:04o}, others may use it", f"run: chmod 600 {path}"
-    return None
 
 
 def describe_authority(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import os
 import pwd
 
 
@@ -14,6 +15,29 @@ def uid_of(name: str) -> int | None:
         return pwd.getpwnam(name).pw_uid
     except (KeyError, ValueError, OSError):
         return None
+
+
+def account_of(uid: int) -> str | None:
+    """Return the name of an account of this machine, None if there is none; OSError where nobody can tell."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return None
+
+
+def is_member(account: str, group: str) -> bool:
+    """Say whether an account belongs to a group of this machine; OSError where nobody can tell."""
+    try:
+        found = grp.getgrnam(group)
+    except KeyError:
+        return False
+    if account in found.gr_mem:
+        return True
+    try:
+        primary = pwd.getpwnam(account).pw_gid
+    except KeyError:
+        return False
+    return found.gr_gid in os.getgrouplist(account, primary)
 
 
 def group_name(gid: int) -> str | None:

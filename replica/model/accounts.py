@@ -398,7 +398,7 @@ def check_asked(licenses: tuple[tuple[str, int], ...], nice: int) -> Refusal | N
 # ---- certificates that are not good any more although they are valid
 
 SERIAL: Final = "serial"
-HOLDERS: Final = ("replica", "agent", "operator", "user", "scheduler")
+HOLDERS: Final = ("replica", "agent", "operator", "user", "scheduler", "gateway")
 
 _DIGITS: Final = re.compile(r"[1-9a-f][0-9a-f]{0,39}", re.ASCII)
 """A serial number has at most 20 octets (RFC 5280, 4.1.2.2)."""

@@ -328,10 +328,11 @@ class Harness:
         self.service.identities = Identities(self.controller.clock, lookup=self.accounts.get)
         replica = self.config.replica("r1")
         core, files = LocalCore(self.service), self.config.tls_files("r1")
+        self.core, required = core, not self.config.access.munge
         self.server: Server | Doors = (
             Doors(core, count=self.doors, api=replica.api, channel=replica.channel, files=files)
             if self.doors
-            else Server(core, address=replica.api, tls=lambda: server_context(files))
+            else Server(core, address=replica.api, tls=lambda: server_context(files, required=required))
         )
         await self.server.start()
         self.service.peers.start()

@@ -36,6 +36,7 @@ def place() -> Iterator[Path]:
 
 def typed(*words: str, directory: Path, config: Path | None = None) -> str:
     environment = {**os.environ, **({"FOREBAY_CONFIG": str(config)} if config else {})}
+    del environment["FOREBAY_IDENTITY"]
     done = subprocess.run(
         [str(FOREBAY), *words], cwd=directory, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
     )
@@ -68,6 +69,7 @@ def test_the_quick_start_runs_a_job_which_as_root_reads_nothing_but_what_is_publ
         found = private(site)
         assert {"tls", "ca.key", "operator.key", "n1.key", "r1.key", "r1", "data.mdb"} <= {path.name for path in found}
         (data / "private").write_text("".join(f"{path}\n" for path in found))
+        assert "leader" in typed("member", "list", directory=data, config=file)
         typed("--identity", user.pw_name, "submit", "job.sh", directory=data, config=file)
         for line in cluster.stdout:
             said.append(line)

@@ -40,7 +40,6 @@ FORKING_CALLS = {"os.fork": "asyncio.create_subprocess_exec (a forked child inhe
 
 BANNED_ATTRIBUTES = {
     "ssl.CERT_NONE": "cluster.security.tls: both sides show a certificate",
-    "ssl.CERT_OPTIONAL": "cluster.security.tls: both sides show a certificate",
     "ssl._create_unverified_context": "cluster.security.tls",
 }
 """Names that are wrong wherever they stand."""

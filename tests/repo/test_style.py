@@ -19,6 +19,12 @@ def test_no_banned_name_is_used() -> None:
     assert found_in(modules(), rules.banned_names) == []
 
 
+def test_a_listener_lets_in_who_shows_no_certificate_in_one_place_only() -> None:
+    """For MUNGE: nobody else asks for it but `cluster.security.tls.server_context`."""
+    said = {str(path): text.count("CERT_OPTIONAL") for path in modules() if "CERT_OPTIONAL" in (text := text_of(path))}
+    assert said == {"cluster/security/tls.py": 1}
+
+
 def test_nothing_in_a_replica_forks() -> None:
     # The guard runs in workers, which hold neither LMDB nor sockets: tests/cluster/providers shows that replicas do not
     # even load it.

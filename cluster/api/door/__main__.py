@@ -41,13 +41,14 @@ async def run(core_fd: int, api_fd: int, channel_fd: int) -> None:
     )
     welcome = await core.welcome
     files = TlsFiles(*map(Path, (welcome.authority, welcome.certificate, welcome.key)))
-    credentials = Credentials(files, serves=True)
+    credentials = Credentials(files, serves=True, open_to_all=welcome.access.munge)
     core.peers.checks.append(credentials.refresh)
     credentials.on_authorities.append(core.peers.close_all)
     loop.add_signal_handler(signal.SIGHUP, lambda: credentials.refresh(at_once=True))
     core.peers.start()
     tls = credentials.server_context
-    server = Server(core, address=Address.parse(welcome.api), tls=tls, listening=_listening(api_fd))
+    api, api_tls = Address.parse(welcome.api), credentials.api_context
+    server = Server(core, address=api, tls=api_tls, listening=_listening(api_fd))
     await server.start()
     channel = None
     if channel_fd >= 0:

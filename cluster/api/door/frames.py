@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.api.web import Prepared
+from cluster.api.web import AccessRules, Prepared
 from cluster.schemas import LENGTH, ErrorView
 from cluster.security import Role
 from replica.model import Revocation, Site
@@ -55,6 +55,7 @@ class Asks(Frame, frozen=True, tag=2):
     content: bytes
     prepared: Prepared | None
     last_event_id: str | None
+    through: str = ""
 
 
 class Gone(Frame, frozen=True, tag=3):
@@ -109,6 +110,7 @@ class Welcome(Frame, frozen=True, tag=21):
     authority: str
     certificate: str
     key: str
+    access: AccessRules
 
 
 class Settings(Frame, frozen=True, tag=22):

@@ -11,6 +11,7 @@ import msgspec
 
 from cluster.api.door import frames as f
 from cluster.api.web import (
+    AccessRules,
     Asked,
     CommandAsker,
     Part,
@@ -19,6 +20,7 @@ from cluster.api.web import (
     Redirect,
     Response,
     Stream,
+    Vouching,
     queue_full,
 )
 from cluster.schemas import BulkCommand, ChannelRefused, Cutter
@@ -61,6 +63,7 @@ class RemoteCore(ReadingProtocol):
         self._teller: asyncio.TimerHandle | None = None
         self.welcome: asyncio.Future[f.Welcome] = self._loop.create_future()
         self.cluster_id = ""
+        self.vouching = Vouching(AccessRules(), "")
         self.peers = Peers("", SystemClock())
         self.slices = Slices()
         self.revision = 0
@@ -129,6 +132,7 @@ class RemoteCore(ReadingProtocol):
         if welcome.version != f.DOOR_VERSION:
             raise ChannelRefused(f"it speaks version {welcome.version}, and this door {f.DOOR_VERSION}")
         self.cluster_id = welcome.cluster_id
+        self.vouching = Vouching(welcome.access, welcome.cluster_id)
         self.peers = Peers(welcome.cluster_id, SystemClock())
         self.peers.follow(lambda: self._revocations)
         if not self.welcome.done():
@@ -185,6 +189,7 @@ class RemoteCore(ReadingProtocol):
                     asked.content,
                     asked.prepared,
                     asked.last_event_id,
+                    asked.certificate.through,
                 )
             )
             begun = await waiting.begun

@@ -22,6 +22,7 @@ from cluster.api.web import (
     LINE_CHARACTERS_MAX,
     QUERY_CHARACTERS_MAX,
     SWEEP_PERIOD_S,
+    USER_HEADER,
     Asked,
     BodyBudget,
     Connection,
@@ -30,16 +31,21 @@ from cluster.api.web import (
     Problem,
     Redirect,
     Stream,
+    Voucher,
+    bad,
     check_query,
     decode,
+    denied,
     find_operation,
     not_identified,
+    not_named,
     permit,
     read_body,
+    too_many,
     unforeseen,
 )
 from cluster.schemas import PEOPLE, Operation
-from cluster.security import NotIdentified, PeerCertificate
+from cluster.security import NotIdentified, PeerCertificate, Role
 from cluster.system import Address
 from cluster.system.eventloop import BYTES_PER_SLICE, Acceptor
 
@@ -146,16 +152,20 @@ class Server:
         name, code, path = "none", "", request.raw_path.partition("?")[0]
         try:
             try:
-                certificate = self._certificate(connection)
+                voucher = await self._voucher(request, connection)
                 if is_page(path):
                     name = "page"
-                    response = await self._page(request, connection, certificate, path)
+                    response = await self._page(request, connection, voucher, path)
                 else:
                     _refuse_browsers(request)
                     operation, params = self._operation(request)
                     name = operation.name
-                    asked = await self._asked(request, connection, certificate, operation, params)
+                    asked = await self._asked(request, connection, voucher, operation, params)
                     outcome = await self._core.respond(asked)
+                    if asked.certificate.through and operation.method != "GET":
+                        # The ledger says whose a command is; by whom he came, with the command's id, this line.
+                        who, words = asked.identity, (asked.certificate.through, name, _id_of(asked))
+                        LOGGER.info("%s, by %s: %s %s", who, *words)
                     if isinstance(outcome, Stream):
                         streamed = await self._stream(request, connection, outcome)
                         self._core.observe(name, streamed.status, loop.time() - started_s, "")
@@ -176,12 +186,38 @@ class Server:
             self._core.observe(name, response.status, loop.time() - started_s, code)
             return response
         finally:
+            if connection.is_spoken_on and not connection.gone.is_set():
+                connection.is_spoken_on = False
+                self._core.peers.speak(connection.transport, connection.certificate)
             connection.end()
 
-    def _certificate(self, connection: Connection) -> PeerCertificate:
-        if connection.certificate is None:
-            raise not_identified(connection.stranger or NotIdentified("the connection has ended"))
-        return connection.certificate
+    async def _voucher(self, request: web.BaseRequest, connection: Connection) -> Voucher:
+        """Return who asks: whose certificate it is, or the account that a gateway names, or munged vouches for."""
+        certificate, vouching = connection.certificate, self._core.vouching
+        named = request.headers.getall(USER_HEADER, [])
+        authorization = request.headers.getall("Authorization", [])
+        if certificate is None:
+            if named or len(authorization) != 1 or not vouching.takes_munge or not connection.shows_nothing:
+                raise not_identified(connection.stranger or NotIdentified("the connection has ended"))
+            voucher = await vouching.by_munge(authorization[0])
+        elif authorization:
+            raise bad("there is a certificate and an Authorization", "use one of both", "head")
+        elif certificate.identity.role is not Role.GATEWAY:
+            if named:
+                raise denied(f"{certificate.identity} may not speak for a user", "leave it to a gateway", USER_HEADER)
+            return Voucher(certificate)
+        elif len(named) != 1:
+            raise not_identified(not_named())
+        else:
+            voucher = await vouching.through_gateway(certificate, named[0])
+        try:
+            self._core.peers.speak(connection.transport, voucher.shown)
+            connection.is_spoken_on = True
+        except NotIdentified as error:
+            raise not_identified(error) from error
+        if certificate is None and not connection.become(voucher.shown.identity):
+            raise too_many(f"{voucher.shown.identity} has as many connections as one user may have", "close some")
+        return voucher
 
     def _operation(self, request: web.BaseRequest) -> tuple[Operation[Any, Any], dict[str, str]]:
         self._check_target(request)
@@ -198,11 +234,11 @@ class Server:
         self,
         request: web.BaseRequest,
         connection: Connection,
-        certificate: PeerCertificate,
+        voucher: Voucher,
         operation: Operation[Any, Any],
         params: dict[str, str],
     ) -> Asked:
-        identity = certificate.identity
+        certificate, identity = voucher.shown, voucher.shown.identity
         permit(identity, operation.roles, f"{operation.method} {operation.path}")
         query = request.query
         check_query(operation, dict(query), [name for name, _ in query.items()])
@@ -211,22 +247,27 @@ class Server:
             if request.content_type not in ("application/json", "application/octet-stream"):
                 raise Problem(415, "unsupported_type", f"the body is {request.content_type}", "send application/json")
             content = await read_body(request, self._budget, identity)
+            voucher.check(lambda: self._purpose(request, content))
             body = decode(content, operation.request)
             prepared = await self._reader.read(body, identity, self._core.site)
         elif request.can_read_body:
             await read_body(request, self._budget, identity, bytes_max=0)
+        if not operation.has_body:
+            voucher.check(lambda: self._purpose(request, b""))
         last = request.headers.get("Last-Event-ID")
         return Asked(operation, certificate, params, dict(query), body, content, prepared, last, connection.gone)
 
     async def _page(
-        self, request: web.BaseRequest, connection: Connection, certificate: PeerCertificate, path: str
+        self, request: web.BaseRequest, connection: Connection, voucher: Voucher, path: str
     ) -> web.Response:
         """Return a page of what the caller may see, or a file that pages load; Problem, Redirect."""
+        certificate = voucher.shown
         permit(certificate.identity, PEOPLE, f"see {PAGES_PATH}")
         self._check_target(request)
         found = find_page(request.method, path)
         if request.can_read_body:
             await read_body(request, self._budget, certificate.identity, bytes_max=0)
+        voucher.check(lambda: self._purpose(request, b""))
         if found.elsewhere:
             return self._answer(303, b"", "text/plain", self._core.revision, {"Location": found.elsewhere})
         if found.file:
@@ -258,6 +299,9 @@ class Server:
         content = await self._pages.problem(problem, self._core.slices.work(request.protocol))
         headers = {**page_headers(), **problem.headers}
         return self._answer(problem.status, content, "text/html; charset=utf-8", self._core.revision, headers)
+
+    def _purpose(self, request: web.BaseRequest, content: bytes) -> bytes:
+        return self._core.vouching.purpose(str(self._address), request.method, request.raw_path, content)
 
     def _problem(self, problem: Problem) -> web.Response:
         content = msgspec.json.encode(problem.body)
@@ -348,6 +392,14 @@ def _refuse_browsers(request: web.BaseRequest) -> None:
     if request.method != "GET" and any(name in request.headers for name in _FROM_BROWSERS):
         words = "a page in a browser may change nothing"
         raise Problem(403, "from_a_browser", words, "use the command line, or a program that sends no Origin")
+
+
+def _id_of(asked: Asked) -> str:
+    """Return the ids of the commands of a request."""
+    if asked.prepared is not None:
+        return asked.prepared.command_id
+    commands = getattr(asked.body, "commands", (asked.body,))
+    return " ".join(str(getattr(one, "command_id", "")) for one in commands)
 
 
 def _cut(request: web.BaseRequest, comment: bytes) -> None:

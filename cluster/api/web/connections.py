@@ -26,7 +26,7 @@ from aiohttp.http_exceptions import (
 from aiohttp.web_protocol import RequestHandler
 
 from cluster.api.web.problems import Problem
-from cluster.security import NotIdentified, PeerCertificate, Peers, Role
+from cluster.security import Identity, NotIdentified, PeerCertificate, Peers, Role
 
 LOGGER = logging.getLogger(__name__)
 
@@ -42,10 +42,19 @@ CONNECTIONS_OF_USERS_MAX = 3072
 """Open connections of all users together, count: the others are for operators, agents and replicas."""
 
 NOBODY = "nobody"
-"""Under this name all are counted whose certificate does not say who they are."""
+"""Under this name, and their address, all are counted who have not said yet who they are."""
 
-USERS = f"{Role.USER} "
-"""How the names begin under which users are counted."""
+CONNECTIONS_OF_NOBODY_MAX = 1024
+"""Open connections of all of them together, count."""
+
+CONNECTIONS_OF_A_STRANGER_MAX = 128
+"""Those of one address, count: whoever comes with MUNGE is nobody until his first request is there."""
+
+STRANGER_S_MAX = 10.0
+"""How long one may stay nobody, seconds."""
+
+USERS = (f"{Role.USER} ", f"{Role.GATEWAY} ")
+"""How the names begin under which users are counted, and those who speak for them."""
 
 IDLE_S_MAX = 75.0
 """How long a connection may do nothing, seconds: longer than clients keep theirs, so that they close first."""
@@ -81,7 +90,17 @@ _KINDS: Mapping[type[HttpProcessingError], str] = {
 class Connection(RequestHandler):
     """One connection: aiohttp's, with the time at which it last came to rest, and at which its present head began."""
 
-    __slots__ = ("busy", "certificate", "gone", "head_since_s", "holder", "rest_since_s", "stranger")
+    __slots__ = (
+        "busy",
+        "certificate",
+        "gone",
+        "head_since_s",
+        "holder",
+        "is_spoken_on",
+        "made_s",
+        "rest_since_s",
+        "stranger",
+    )
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -94,12 +113,15 @@ class Connection(RequestHandler):
         """Whom it is counted for while it is open."""
         self.head_since_s: float | None = None
         self.rest_since_s = 0.0
+        self.made_s = 0.0
+        self.is_spoken_on = False
+        """Whether it is watched as an account's that another vouches for, while a request of his lasts."""
         self.gone = asyncio.Event()
         """Set once the connection is over: who only writes now and then would learn it late."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection, or refuse it where there are too many."""
-        self.rest_since_s = asyncio.get_running_loop().time()
+        self.made_s = self.rest_since_s = asyncio.get_running_loop().time()
         manager = self._manager
         super().connection_made(transport)
         if not isinstance(manager, GuardedServer):
@@ -110,14 +132,12 @@ class Connection(RequestHandler):
             self.certificate = manager.peers.shown(transport)
         except NotIdentified as error:
             self.stranger = error
-        self.holder = NOBODY if self.certificate is None else str(self.certificate.identity)
-        manager.held[self.holder] += 1
-        manager.users += self.holder.startswith(USERS)
-        if (
-            len(manager.connections) > CONNECTIONS_MAX
-            or manager.held[self.holder] > CONNECTIONS_PER_IDENTITY_MAX
-            or (manager.users > CONNECTIONS_OF_USERS_MAX and self.holder.startswith(USERS))
-        ):
+        if self.certificate is not None:
+            fits = manager.count(self, str(self.certificate.identity))
+        else:
+            host = (transport.get_extra_info("peername") or ("",))[0]
+            fits = manager.count(self, f"{NOBODY} at {host}")
+        if not fits or len(manager.connections) > CONNECTIONS_MAX:
             transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -125,12 +145,8 @@ class Connection(RequestHandler):
         self.gone.set()
         manager, holder = self._manager, self.holder
         if isinstance(manager, GuardedServer) and holder is not None:
-            self.holder = None
             manager.peers.forget(self.transport)
-            manager.held[holder] -= 1
-            manager.users -= holder.startswith(USERS)
-            if not manager.held[holder]:
-                del manager.held[holder]
+            manager.count(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -166,6 +182,17 @@ class Connection(RequestHandler):
         response.force_close()
         return response
 
+    @property
+    def shows_nothing(self) -> bool:
+        """Whether the other end has shown no certificate at all: one that is not good is not made good otherwise."""
+        transport = self.transport
+        return transport is not None and not transport.get_extra_info("peercert")
+
+    def become(self, identity: Identity) -> bool:
+        """Count it for somebody who was nobody before; return whether he may have it."""
+        manager = self._manager
+        return not isinstance(manager, GuardedServer) or manager.count(self, str(identity))
+
     def begin(self) -> None:
         """A request's head is complete and its handler runs."""
         self.busy += 1
@@ -180,6 +207,8 @@ class Connection(RequestHandler):
         """Whether the connection has idled, or been sending a head, for too long."""
         if self.busy:
             return False
+        if self.holder is not None and self.holder.startswith(NOBODY) and now_s - self.made_s > STRANGER_S_MAX:
+            return True
         if self.head_since_s is not None and now_s - self.head_since_s > HEADERS_S_MAX:
             return True
         return now_s - self.rest_since_s > IDLE_S_MAX
@@ -196,10 +225,31 @@ class GuardedServer(web.Server):
         """Open connections by who is at the other end."""
         self.users = 0
         """Those of users among them."""
+        self.strangers = 0
+        """Those of nobody known."""
 
     def __call__(self) -> RequestHandler:
         """Make the protocol of a new connection."""
         return Connection(self, loop=self._loop, **self._kwargs)
+
+    def count(self, connection: Connection, holder: str | None) -> bool:
+        """Count an open connection for whom it is, and no more for whom it was; return whether he may have it."""
+        for name, change in ((connection.holder, -1), (holder, 1)):
+            if name is not None:
+                self.held[name] += change
+                self.users += change * name.startswith(USERS)
+                self.strangers += change * name.startswith(NOBODY)
+                if not self.held[name]:
+                    del self.held[name]
+        connection.holder = holder
+        if holder is None:
+            return True
+        if holder.startswith(NOBODY):
+            return self.held[holder] <= CONNECTIONS_OF_A_STRANGER_MAX and self.strangers <= CONNECTIONS_OF_NOBODY_MAX
+        of_users = holder.startswith(USERS)
+        return self.held[holder] <= CONNECTIONS_PER_IDENTITY_MAX and not (
+            of_users and self.users > CONNECTIONS_OF_USERS_MAX
+        )
 
     def sweep(self) -> int:
         """End the connections that are overdue; return how many."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from cluster.api.web.problems import Problem, Redirect
+from cluster.api.web.vouching import Vouching
 from cluster.schemas import BulkCommand, ErrorView, Operation
 from cluster.security import Identity, PeerCertificate, Peers
 from cluster.system.eventloop import Slices
@@ -142,6 +143,7 @@ class Core(Protocol):
     peers: Peers
     slices: Slices
     cluster_id: str
+    vouching: Vouching
 
     @property
     def revision(self) -> int:

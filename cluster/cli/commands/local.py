@@ -1,5 +1,7 @@
-"""`forebay init|up|serve|agent|ledger|snapshot`: making a cluster, running its processes, reading what they keep."""
+"""`forebay init|up|serve|agent|gateway|ledger|snapshot`: making a cluster, running its processes and reading."""
 
+import asyncio
+import contextlib
 import os
 import pwd
 import stat
@@ -17,7 +19,7 @@ from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.group import LazyCommands
 from cluster.cli.session import session
 from cluster.cli.text import moment, note
-from cluster.client import Client
+from cluster.client import Client, GatewayWay, connected
 from cluster.client import run as run_to_end
 from cluster.config import (
     HOSTS_NAME,
@@ -32,11 +34,14 @@ from cluster.config import (
     hosts_of,
 )
 from cluster.schemas import operations as ops
-from cluster.security import certificate_of
-from cluster.system import SystemClock, format_instant, hold_termination
+from cluster.security import certificate_of, is_name
+from cluster.system import SystemClock, account_of, format_instant, hold_termination
 
 READY_S: Final = 60.0
 """Seconds that `up` waits for a leader before it says that there is none: an election takes less than one."""
+
+LOOK_S: Final = 0.05
+"""How often `up` looks whether its gateway listens, seconds."""
 
 _STANDARD: Final = Founding()
 
@@ -122,6 +127,7 @@ def init(
             nodes=_named("--node", nodes),
             data=None if data is None else Path(os.path.normpath(here / data)),
             owner=None if replica_account is None else _owner(replica_account),
+            founder=_founder(),
             **fields,
         )
         config = found(directory, founding, clock=SystemClock())
@@ -179,6 +185,11 @@ def _named(option: str, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
+def _founder() -> str:
+    name = account_of(os.geteuid())
+    return name if name is not None and is_name(name) else ""
+
+
 def _missing(sources: tuple[str, ...], destinations: tuple[str, ...]) -> str:
     return " or ".join(word for word, roots in (("in", sources), ("out", destinations)) if not roots)
 
@@ -234,7 +245,11 @@ def up() -> None:
         sys.stdout.flush()
 
     async def announce() -> None:
-        async with Client.from_config(config, current.identity, clock=current.clock, deadline_s=READY_S) as client:
+        if any(child.kind == "gateway" for child in replicas):
+            await _gateway_listens(config)
+        # One of the replicas tells, whether or not who has started them may ask in his own name.
+        name = current.identity or config.replicas[0].name
+        async with Client.from_config(config, name, clock=current.clock, deadline_s=READY_S) as client:
             answer = await client.call(ops.LIST_MEMBERS)
         for line in _how_to_talk(config, answer.leader):
             say(line)
@@ -253,6 +268,18 @@ def up() -> None:
             "read what they said above: ports in use, or directories of another cluster, are the usual causes",
         )
     say("All processes have ended.")
+
+
+async def _gateway_listens(config: Config) -> None:
+    """Wait until the gateway of `up` takes connections, for READY_S at most: what is told to be typed needs it."""
+    way = GatewayWay(config.access.socket, frozenset({os.geteuid()}))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(READY_S):
+            while True:
+                with contextlib.suppress(OSError):
+                    connected(way, READY_S).close()
+                    return
+                await asyncio.sleep(LOOK_S)
 
 
 def _how_to_talk(config: Config, leader: str | None) -> list[str]:
@@ -293,6 +320,21 @@ def serve(name: str, first_start: bool, join: bool, found_without: tuple[str, ..
     words += [word for one in found_without for word in ("--found-without", one)]
     hold_termination()
     become(module_command("cluster.serve", "--config", str(config.file), "--name", name, *words))
+
+
+@click.command("gateway")
+@click.option("--name", required=True, help="Whose certificate of the tls directory it has, of the role gateway.")
+def gateway(name: str) -> None:
+    """Run a login node's gateway in the foreground: people there need no certificate.
+
+    It listens at [access] socket, takes each caller for the account that the kernel says it is, and speaks to the
+    replicas in its name.
+    """
+    current = session()
+    file = current.config_file()
+    current.config().tls_files(name)  # refused here, before another program begins
+    hold_termination()
+    become(module_command("cluster.client.gateway", "--config", str(file), "--name", name))
 
 
 _RECEIPT = {"receipt": "cluster.cli.commands.agent_receipt:agent_receipt"}

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 from cluster.cli.exits import ExitCode, Failure
-from cluster.config import Config
+from cluster.config import LOCAL_GATEWAY, Config
 from replica.values import plain
 
 GRACE_S: Final = 10.0
@@ -70,12 +70,18 @@ def become(command: tuple[str, ...]) -> NoReturn:
 
 
 def children_of(config: Config) -> tuple[list[Child], list[Child], list[Child]]:
-    """Return the replicas, the agents, and the helpers that are allowed something, of a configuration as commands."""
+    """Return the replicas, the agents, and the helpers that are allowed something, of a configuration as commands.
+
+    The gateway that `forebay init` has made a certificate for comes with the replicas.
+    """
     file = str(config.file)
     replicas = [
         Child(replica.name, "replica", module_command("cluster.serve", "--config", file, "--name", replica.name))
         for replica in config.replicas
     ]
+    if (config.tls.certificates / f"{LOCAL_GATEWAY}.pem").exists():
+        command = module_command("cluster.client.gateway", "--config", file, "--name", LOCAL_GATEWAY)
+        replicas.append(Child(LOCAL_GATEWAY, "gateway", command))
     agents = [
         Child(agent.name, "agent", module_command("cluster.agent", "--config", file, "--name", agent.name))
         for agent in config.agents
@@ -207,7 +213,7 @@ async def _watch(running: Running, width: int, stop: asyncio.Event, say: Print) 
     if stop.is_set():
         return
     how = f"with signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"with exit code {code}"
-    command = {"replica": "serve", "helper": "drill helper"}.get(child.kind, "agent")
+    command = {"replica": "serve", "helper": "drill helper"}.get(child.kind, child.kind)
     say(f"{child.name:<{width}} | ended {how}; start it again with: forebay {command} --name {child.name}")
 
 

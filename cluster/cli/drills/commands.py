@@ -153,6 +153,9 @@ def _coordinator(client: Client) -> Coordinator:
     current = session()
     config = current.config()
     replicas = {replica.name: replica.api for replica in config.replicas}
+    if current.identity is None:
+        remedy = "give --identity with the name of an operator's certificate, or of one with the role drill"
+        raise bad_input("helpers of machines are spoken to with a certificate", remedy)
     machines = Machines(config, current.identity, current.clock)
     alarm = None
     if config.drill.prometheus:

@@ -8,6 +8,7 @@ from replica.faces import shown
 if TYPE_CHECKING:
     from cluster.system.eventloop.background import Background
     from cluster.system.eventloop.listener import Acceptor, ReadingProtocol, listen, read_buffer
+    from cluster.system.eventloop.name_service import NameService, NotKnownNow
     from cluster.system.eventloop.slices import BYTES_PER_SLICE, RECORDS_PER_SLICE, Slices, Work, paced
     from cluster.system.eventloop.users import Identities
     from cluster.system.eventloop.watchdog import Watchdog
@@ -17,6 +18,7 @@ else:
         """
         background: Background
         listener: Acceptor ReadingProtocol listen read_buffer
+        name_service: NameService NotKnownNow
         slices: BYTES_PER_SLICE RECORDS_PER_SLICE Slices Work paced
         users: Identities
         watchdog: Watchdog

@@ -21,6 +21,7 @@ WHO = {
     Role.MONITOR: "prometheus",
     Role.DRILL: "dora",
     Role.HELPER: "h1",
+    Role.GATEWAY: "local",
 }
 
 ALLOWED: dict[tuple[str, str], str] = {
@@ -205,6 +206,9 @@ async def test_each_role_may_ask_exactly_what_the_table_says(config: Config) -> 
                 more = {"/v1/bbstat": "wrong_state", "/v1/drills/{drill}": "unknown_drill"}
                 refusals = ("invalid_field", more.get(route.path))
                 assert answer.status < 300 or answer.code in refusals, asked
+            elif role is Role.GATEWAY:
+                # It asks nothing for itself.
+                assert (answer.status, answer.code) == (401, "not_identified"), asked
             else:
                 assert (answer.status, answer.code) == (403, "permission_denied"), asked
                 assert answer.sentence.startswith(str(role)), asked

@@ -105,6 +105,6 @@ def forebay(
     config: Config, *words: str, stdin: bytes | None = None, columns: int | None = None, **options: Any
 ) -> Result:
     """Type a command; options are those of the session."""
-    session = Session(config_path=config.file, **options)
+    session = Session(config_path=config.file, **{"identity": "operator", **options})
     environment = {"COLUMNS": None if columns is None else str(columns), "FOREBAY_CONFIG": None}
     return CliRunner().invoke(cli, words, input=stdin, env=environment, obj=session)

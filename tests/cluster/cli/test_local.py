@@ -67,7 +67,7 @@ def test_init_writes_a_configuration_that_loads_and_keys_that_are_private(tmp_pa
     assert str(config.replicas[2].api) == "127.0.0.1:17413"
     assert config.tls_files("alice").certificate.exists()
     keys = list(config.tls.certificates.glob("*.key"))
-    assert len(keys) == 1 + 3 + 1 + 2
+    assert len(keys) == 1 + 3 + 1 + 2 + 1, "the authority, replicas, the agent, people, and the gateway"
     assert {stat.S_IMODE(key.stat().st_mode) for key in keys} == {0o600}
     assert f"forebay --config {config.file} up" in result.stdout
 
@@ -185,7 +185,7 @@ def test_every_replica_and_agent_of_the_configuration_is_started_from_safe_modul
     assert typed("init", str(tmp_path / "c")).exit_code == 0
     replicas, agents, helpers = children_of(Config.load(tmp_path / "c" / "forebay.toml"))
     assert helpers == [], "nothing is allowed where nothing says so"
-    assert [one.name for one in replicas] == ["r1", "r2", "r3"]
+    assert [one.name for one in replicas] == ["r1", "r2", "r3", "local"]
     assert [one.name for one in agents] == ["n1", "n2"]
     for one in (*replicas, *agents):
         assert one.command[1] == "-P", "a file of the present directory must not stand in for a module"

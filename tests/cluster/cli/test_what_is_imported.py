@@ -10,8 +10,6 @@ import click
 import pytest
 
 from cluster.cli.app import SUMMARIES, cli
-from cluster.cli.session import IDENTITY_DEFAULT
-from cluster.config.access import OPERATOR_NAME
 from tests.cluster.cli.double import Double
 from tests.cluster.cli.views import PENDING
 
@@ -79,10 +77,6 @@ def test_the_outermost_help_says_of_each_command_what_its_own_says_first(charact
         stub = click.Command(name, help=SUMMARIES.get(name, command.help))
         assert stub.get_short_help_str(characters_max) == command.get_short_help_str(characters_max), name
     assert SUMMARIES.keys() <= cli.commands.keys()
-
-
-def test_who_asks_by_default_is_who_is_called_operator() -> None:
-    assert IDENTITY_DEFAULT == OPERATOR_NAME
 
 
 REQUESTS = [

@@ -8,7 +8,8 @@ import pytest
 
 from cluster.client import client as client_module
 from cluster.client.attempt import Answer
-from cluster.client.blocking import BlockingExchange, finish
+from cluster.client.blocking import BlockingExchange
+from cluster.client.calls import finish
 from cluster.security.tls import TlsFiles
 from cluster.system.address import Address
 from cluster.system.clock import Clock, SystemClock

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.client import blocking
+from cluster.client import answers
+from cluster.client.answers import HEAD_BYTES_MAX
 from cluster.client.attempt import Answer, AttemptFailed
-from cluster.client.blocking import HEAD_BYTES_MAX, finish
+from cluster.client.calls import finish
 from cluster.system.address import Address
 from tests.clocks import ManualClock
 
@@ -32,7 +33,8 @@ class Arriving:
 def read(data: bytes, piece_bytes: int = 10_000) -> tuple[Answer, bool]:
     pieces = (data[at : at + piece_bytes] for at in range(0, len(data), piece_bytes))
     connection: Any = Arriving(pieces)
-    return blocking._read_answer(blocking._Reader(connection, ManualClock(), 10.0), WHO)
+    answer, _, is_open = answers.read_answer(answers.Reader(connection, ManualClock(), 10.0), WHO)
+    return answer, is_open
 
 
 def answered(head: str, body: bytes = b"", piece_bytes: int = 10_000) -> tuple[Answer, bool]:
@@ -83,13 +85,13 @@ def test_headers_that_matter_are_read_whatever_their_case_and_what_comes_before_
     ],
 )
 def test_what_is_not_an_answer_of_http_is_refused(head: str) -> None:
-    with pytest.raises(blocking._Malformed):
+    with pytest.raises(answers.Malformed):
         answered(head)
 
 
 @pytest.mark.parametrize("head", ["Content-Length: 2000", "Transfer-Encoding: chunked", "Server: x"])
 def test_no_more_than_the_bound_is_read(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocking, "ANSWER_BYTES_MAX", 1_000)
+    monkeypatch.setattr(answers, "ANSWER_BYTES_MAX", 1_000)
     body = b"7d0\r\n" + b"x" * 2_000 + b"\r\n0\r\n\r\n" if "chunked" in head else b"x" * 2_000
     with pytest.raises(AttemptFailed, match="more than 1000 bytes"):
         answered(f"HTTP/1.1 200 OK\n{head}", body)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.client import ApiError, Client
+from cluster.client import answers as answers_module
 from cluster.client import blocking as blocking_module
 from cluster.client import exchange as exchange_module
 from cluster.client.calls import REDIRECTS_MAX
@@ -413,7 +414,7 @@ def test_one_untrusted_replica_does_not_hide_the_others(pki: Pki, foreign_pki: P
 
 
 def test_an_answer_that_is_too_large_is_not_read_to_its_end(pki: Pki, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (exchange_module, blocking_module):
+    for module in (exchange_module, answers_module):
         monkeypatch.setattr(module, "ANSWER_BYTES_MAX", 1000)
 
     async def scenario() -> None:

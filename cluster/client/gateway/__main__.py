@@ -1,0 +1,69 @@
+"""What `forebay gateway` becomes: the gateway of a login node in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Final
+
+from cluster.client.gateway.service import Gateway, GatewayRefused
+from cluster.config import ConfigError, read_access
+from cluster.security import Role, TlsRefused, certificate_of, until_valid
+from cluster.system import SystemClock, leave_when_terminated
+
+EXIT_FAILED: Final = 1
+EXIT_CONFIGURATION: Final = 78
+"""EX_CONFIG of sysexits.h: starting again does not help until somebody changes something."""
+
+LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+LOGGER = logging.getLogger("cluster.client.gateway")
+
+
+def run(arguments: list[str]) -> int:
+    """Read the command line and the configuration, and be the gateway; return the exit code."""
+    leave_when_terminated()
+    parser = argparse.ArgumentParser(prog="forebay gateway", description="Run a login node's gateway.")
+    parser.add_argument("--config", type=Path, default=Path("forebay.toml"), help="the cluster's configuration")
+    parser.add_argument("--name", required=True, help="whose certificate of the tls directory it has")
+    chosen = parser.parse_args(arguments)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=LOG_FORMAT)
+    try:
+        asyncio.run(_serve(chosen))
+    except (ConfigError, TlsRefused) as error:
+        print(f"forebay gateway: {error}", file=sys.stderr)
+        return EXIT_CONFIGURATION
+    except (OSError, GatewayRefused) as error:
+        print(f"forebay gateway: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return 0
+
+
+async def _serve(chosen: argparse.Namespace) -> None:
+    config, clock, stop = read_access(chosen.config), SystemClock(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    files = config.tls_files(chosen.name)
+    found = certificate_of(files.certificate.parent, chosen.name)
+    if found.role != Role.GATEWAY:
+        raise TlsRefused(
+            f"{files.certificate} has the role {found.role or 'nobody'!r}; a gateway has a certificate of its own: "
+            f"forebay certificate issue NAME --role gateway"
+        )
+    if not await until_valid(files.certificate, clock, stop):
+        return
+    gateway = Gateway(config, files, config.access.socket, clock)
+    await gateway.start()
+    LOGGER.info("gateway %s of cluster %s listens at %s", chosen.name, config.cluster.name, config.access.socket)
+    try:
+        await stop.wait()
+    finally:
+        await gateway.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,324 @@
+"""The gateway: who asks is what the kernel says of his connection, and what he asks goes on as it is.
+
+A client names in `Host` the replica that it wants, so all that it decides by itself (whom to ask next, what may have
+happened) is decided where it always is. Nothing a client sends but the target, the body and three headers reaches a
+replica, and the account is never one of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import stat
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final, cast
+
+import msgspec
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from cluster.client.attempt import ATTEMPT_HEADER, AttemptFailed, AttemptView
+from cluster.client.calls import ENDPOINTS_MAX, REDIRECT_STATUSES, redirection
+from cluster.client.exchange import Exchange
+from cluster.config import Access
+from cluster.schemas import ErrorAnswer, ErrorView
+from cluster.security import NAME_RULE, TlsFiles, is_name
+from cluster.system import OVERFLOW_UID, Address, Clock, account_of, peer_account, short_path
+from cluster.system.eventloop import NameService, NotKnownNow
+
+LOGGER = logging.getLogger(__name__)
+
+CONNECTIONS_MAX: Final = 1_000
+"""Open connections, count: each may have a request at a replica, whose bound for one gateway is twice as many."""
+
+CONNECTIONS_PER_ACCOUNT_MAX: Final = 64
+"""Those of one account, count: nobody keeps the others out."""
+
+REFUSED_PER_ACCOUNT_MAX: Final = 64
+"""Connections of an account beyond those that are told so, count; further ones are cut."""
+
+SILENT_S_MAX: Final = 75.0
+"""How long a connection may ask nothing, seconds; and how long a request's body may take."""
+
+CONNECT_S: Final = 3.0
+"""How long a connection to a replica may take, TLS handshake included, seconds."""
+
+WRITE_S_MAX: Final = 30.0
+"""How long a client may take to read a piece of its answer, seconds."""
+
+BODY_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Bytes of a body: as many as a replica reads."""
+
+SHUTDOWN_S: Final = 3.0
+"""How long requests under way may take to end when the gateway stops, seconds."""
+
+BACKLOG: Final = 256
+MODE: Final = 0o666
+"""Everybody on the machine may connect."""
+
+USER_HEADER: Final = "Forebay-User"
+_PASSED_ON: Final = ("Accept", "Content-Type", "Last-Event-ID")
+_PASSED_BACK: Final = ("Allow", "Cache-Control", "Content-Type", "Forebay-Revision", "Location", "Retry-After")
+
+
+class GatewayRefused(Exception):
+    """The gateway cannot serve; the message is a sentence with the remedy."""
+
+
+class _Refusal(Exception):
+    """An answer that no replica gives."""
+
+    def __init__(self, status: int, code: str, sentence: str, remedy: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.view = ErrorView(code=code, sentence=sentence, remedy=remedy)
+
+
+class _Connection(RequestHandler):
+    """One client: aiohttp's connection, with the uid that the kernel says it has."""
+
+    __slots__ = ("full", "uid", "waker")
+
+    def __init__(self, server: _Server, **options: Any) -> None:
+        super().__init__(server, **options)
+        self.uid: int | None = None
+        self.full = ""
+        """Why nothing is asked for it."""
+        self.waker: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection and note whose it is."""
+        super().connection_made(transport)
+        server = cast(_Server, self._manager)
+        try:
+            self.uid = peer_account(transport.get_extra_info("socket")).uid
+        except OSError as error:
+            LOGGER.error("the kernel does not say who has connected: %s", error)
+            cast(asyncio.Transport, transport).abort()
+            return
+        server.held[self.uid] += 1
+        mine, everybodys = server.held[self.uid], server.held.total()
+        if mine > CONNECTIONS_PER_ACCOUNT_MAX:
+            self.full = f"the account with uid {self.uid} has {CONNECTIONS_PER_ACCOUNT_MAX} connections open already"
+        elif everybodys > CONNECTIONS_MAX:
+            self.full = f"this gateway has {CONNECTIONS_MAX} connections open"
+        if mine > CONNECTIONS_PER_ACCOUNT_MAX + REFUSED_PER_ACCOUNT_MAX or everybodys > 2 * CONNECTIONS_MAX:
+            cast(asyncio.Transport, transport).abort()
+        self.rest()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Count it no more."""
+        server, uid = cast("_Server | None", self._manager), self.uid
+        self.work()
+        if server is not None and uid is not None:
+            self.uid = None
+            server.held[uid] -= 1
+            if not server.held[uid]:
+                del server.held[uid]
+        super().connection_lost(exc)
+
+    def rest(self) -> None:
+        """Cut it unless it asks for something in time."""
+        self.work()
+        self.waker = asyncio.get_running_loop().call_later(SILENT_S_MAX, self.cut)
+
+    def work(self) -> None:
+        """Note that it has asked."""
+        if self.waker is not None:
+            self.waker.cancel()
+            self.waker = None
+
+    def cut(self) -> None:
+        """End it."""
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class _Server(web.Server):
+    """aiohttp's low-level server, which counts connections by account."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.held: Counter[int] = Counter()
+
+    def __call__(self) -> RequestHandler:
+        """Make the protocol of a new connection."""
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
+class Gateway:
+    """Listens at a path of this machine and speaks to the replicas."""
+
+    def __init__(self, config: Access, files: TlsFiles, path: Path, clock: Clock) -> None:
+        """`files`: the gateway's own certificate; TlsRefused if they cannot be used."""
+        self._path = path
+        self._replicas = list(config.endpoints)
+        self._exchange = Exchange(files)
+        self._accounts = NameService(account_of, clock)
+        self._server: _Server | None = None
+        self._listening: asyncio.AbstractServer | None = None
+
+    async def start(self) -> None:
+        """Listen; GatewayRefused or OSError if the path cannot be used."""
+        self._server = _Server(
+            self._handle, access_log=None, keepalive_timeout=SILENT_S_MAX, handler_cancellation=True, logger=LOGGER
+        )
+        self._listening = await asyncio.get_running_loop().create_unix_server(
+            self._server, sock=listen_at(self._path), backlog=BACKLOG
+        )
+
+    async def stop(self) -> None:
+        """Stop listening, let what is under way end, and close."""
+        if self._listening is not None:
+            self._listening.close()
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+        if self._server is not None:
+            self._server.pre_shutdown()
+            await self._server.shutdown(SHUTDOWN_S)
+        await self._exchange.close()
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        connection = cast(_Connection, request.protocol)
+        connection.work()
+        try:
+            return await self._answer(request, connection)
+        except _Refusal as refusal:
+            body = msgspec.json.encode(ErrorAnswer(error=refusal.view))
+            headers = {"Retry-After": "1"} if refusal.status in (429, 503) else {}
+            response = web.Response(status=refusal.status, body=body, content_type="application/json", headers=headers)
+            if request.body_exists and not request.content.is_eof():
+                response.force_close()
+            return response
+        finally:
+            if connection.transport is not None:
+                connection.rest()
+
+    async def _answer(self, request: web.BaseRequest, connection: _Connection) -> web.StreamResponse:
+        if connection.full or connection.uid is None:
+            raise _Refusal(429, "too_many_requests", connection.full or "the connection has ended", "close some")
+        account, address, body = await self._account(connection.uid), self._replica(request), _body_of(request)
+        headers = {name: value for name in _PASSED_ON if (value := request.headers.get(name)) is not None}
+        headers[USER_HEADER] = account
+        if body is not None:
+            headers["Content-Length"] = str(request.content_length)
+        begun: web.StreamResponse | None = None
+        try:
+            async with self._exchange.relay(
+                address, request.method, request.raw_path, headers, body, connect_s=CONNECT_S
+            ) as found:
+                location = found.headers.get("Location")
+                if found.status in REDIRECT_STATUSES and location is not None:
+                    self._learn(address, location)
+                begun = web.StreamResponse(
+                    status=found.status,
+                    headers={name: value for name in _PASSED_BACK if (value := found.headers.get(name)) is not None},
+                )
+                if found.content_length is not None:
+                    begun.content_length = found.content_length
+                await begun.prepare(request)
+                async for part in found.content.iter_any():
+                    async with asyncio.timeout(WRITE_S_MAX):
+                        await begun.write(part)
+                await begun.write_eof()
+                return begun
+        except AttemptFailed as failure:
+            if begun is None:
+                view = msgspec.json.encode(AttemptView.of(failure))
+                response = web.Response(status=502, body=view, headers={ATTEMPT_HEADER: "failed"})
+                response.force_close()
+                return response
+            LOGGER.info("an answer of %s broke: %s", address, failure)
+        except (ConnectionError, TimeoutError) as error:
+            LOGGER.debug("a client has gone, or does not read: %s", error)
+        connection.cut()
+        return begun or web.Response(status=502)
+
+    async def _account(self, uid: int) -> str:
+        if uid == OVERFLOW_UID:
+            words = "you are nobody on this machine, or an account of a user namespace that it does not know"
+            raise _Refusal(403, "permission_denied", words, "use an account of your own, outside of the container")
+        try:
+            account = await self._accounts.ask(uid)
+        except NotKnownNow as error:
+            raise _Refusal(503, "too_busy", str(error), "try again in a moment") from error
+        if account is None:
+            raise _Refusal(403, "permission_denied", f"this machine has no account with uid {uid}", "add it")
+        if not is_name(account):
+            words = f"the account {account!r:.120} cannot name a user: {NAME_RULE}"
+            raise _Refusal(403, "permission_denied", words, "give the account another name")
+        return account
+
+    def _replica(self, request: web.BaseRequest) -> Address:
+        """Return whom a request is for: a replica of the configuration, or one that another has redirected to."""
+        wanted = request.headers.get("Host", "")
+        if not request.raw_path.startswith("/v1/"):
+            raise _Refusal(404, "unknown_route", "there is nothing there", "see /v1/openapi.json")
+        for address in self._replicas:
+            if str(address) == wanted:
+                return address
+        known = ", ".join(map(str, self._replicas))
+        raise _Refusal(421, "unknown_replica", f"{wanted!r:.80} is no replica of this cluster", f"known are {known}")
+
+    def _learn(self, address: Address, location: str) -> None:
+        with contextlib.suppress(ValueError):
+            found = redirection(address, location)
+            if found not in self._replicas and len(self._replicas) < ENDPOINTS_MAX:
+                self._replicas.append(found)
+
+
+def listen_at(path: Path) -> socket.socket:
+    """Return a socket that listens at a path, to which everybody may connect; GatewayRefused, OSError."""
+    with contextlib.suppress(FileExistsError):
+        path.parent.mkdir(mode=0o755)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with short_path(path) as short:
+            _clear(path, short)
+            listening.bind(short)
+            path.chmod(MODE)
+        listening.listen(BACKLOG)
+        listening.setblocking(False)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def _clear(path: Path, short: str) -> None:
+    """Remove a socket that a gateway of before has left; GatewayRefused for anything else."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise GatewayRefused(f"{path} is there and is no socket; remove it, or name another path in [access] socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trying:
+        try:
+            trying.connect(short)
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+    raise GatewayRefused(f"another gateway listens at {path} already; stop it first")
+
+
+def _body_of(request: web.BaseRequest) -> AsyncIterator[bytes] | None:
+    size_bytes = request.content_length
+    if size_bytes is None and request.body_exists:
+        raise _Refusal(411, "length_required", "the request does not say how long its body is", "send Content-Length")
+    if not size_bytes:
+        return None
+    if size_bytes > BODY_BYTES_MAX:
+        words = f"the body has {size_bytes} bytes; at most {BODY_BYTES_MAX} are read"
+        raise _Refusal(413, "limit_exceeded", words, "send less in one request")
+    return _parts_of(request)
+
+
+async def _parts_of(request: web.BaseRequest) -> AsyncIterator[bytes]:
+    async with asyncio.timeout(SILENT_S_MAX):
+        async for part in request.content.iter_any():
+            yield part

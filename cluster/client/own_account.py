@@ -1,0 +1,122 @@
+"""Requests of an account without a certificate, one at a time and without a loop: by the gateway, or by MUNGE."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cluster.client.answers import Malformed, Reader, read_answer, request_of
+from cluster.client.attempt import (
+    ATTEMPT_HEADER,
+    IDLE_CONNECTION_S,
+    Answer,
+    AttemptFailed,
+    AttemptView,
+    broken,
+    no_answer,
+)
+from cluster.client.ways import GatewayWay, connected
+from cluster.system import Address, Clock
+
+if TYPE_CHECKING:
+    from cluster.client.attempt import Sending
+    from cluster.client.ways import MungeWay
+
+
+class GatewayExchange:
+    """Requests by the gateway of this machine: no TLS, since nobody but the kernel is between."""
+
+    def __init__(self, way: GatewayWay, clock: Clock) -> None:
+        """Connect to nothing yet."""
+        self._way = way
+        self._clock = clock
+        self._kept: tuple[socket.socket, float] | None = None
+
+    async def send(
+        self, address: Address, method: str, target: str, body: bytes | None, *, timeout_s: float, connect_s: float
+    ) -> Answer:
+        """Send one request and return the answer, whatever its status; AttemptFailed if there is none in time."""
+        until_s = self._clock.monotonic_s() + timeout_s
+        connection, kept = self._connection(min(connect_s, timeout_s)), None
+        try:
+            reader = Reader(connection, self._clock, until_s)
+            reader.send(request_of(address, method, target, body))
+            answer, headers, is_open = read_answer(reader, address)
+            if is_open:
+                kept = (connection, self._clock.monotonic_s())
+            if ATTEMPT_HEADER.lower() in headers:
+                raise attempt_of(answer)
+            return answer
+        except TimeoutError as error:
+            raise no_answer(address, timeout_s) from error
+        except (OSError, Malformed, msgspec.MsgspecError) as error:
+            raise broken(address, error, None) from error
+        finally:
+            if kept is None:
+                connection.close()
+            self._kept = kept
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._kept is not None:
+            self._kept[0].close()
+            self._kept = None
+
+    def _connection(self, connect_s: float) -> socket.socket:
+        if self._kept is not None:
+            (connection, used_s), self._kept = self._kept, None
+            if self._clock.monotonic_s() - used_s < IDLE_CONNECTION_S:
+                return connection
+            connection.close()
+        try:
+            return connected(self._way, connect_s)
+        except OSError as error:
+            raise gateway_unreachable(self._way, error) from error
+
+
+def gateway_unreachable(way: GatewayWay, error: OSError) -> AttemptFailed:
+    """Return the failure to connect to a gateway."""
+    words = f"the gateway at {way.path} cannot be reached ({error.strerror or error})"
+    return AttemptFailed(words, may_have_arrived=False)
+
+
+def attempt_of(answer: Answer) -> AttemptFailed:
+    """Return the failure that a gateway tells; msgspec.MsgspecError for an answer that says none."""
+    return msgspec.json.decode(answer.body, type=AttemptView).failure()
+
+
+class Credential:
+    """What makes MUNGE credentials of this process's account: one for each request, good for that alone."""
+
+    def __init__(self, way: MungeWay) -> None:
+        """Load libmunge; MungeUnavailable."""
+        from cluster.security import Munge
+
+        self._munge = Munge(way.socket)
+        self._cluster_id = way.cluster_id
+
+    def header(self, address: Address, method: str, target: str, body: bytes | None) -> str:
+        """Return the Authorization of one request to the replica at `address`; AttemptFailed."""
+        from cluster.security import SCHEME, MungeUnavailable, purpose_of
+
+        try:
+            payload = purpose_of(self._cluster_id, str(address), method, target, body or b"")
+            return f"{SCHEME} {self._munge.encode(payload)}"
+        except MungeUnavailable as error:
+            raise AttemptFailed(str(error), may_have_arrived=False, remedy="start munged on this machine") from error
+
+
+def by_munge(way: MungeWay, clock: Clock) -> Sending:
+    """Return what sends requests with a MUNGE credential each; TlsRefused, MungeUnavailable."""
+    from cluster.client.blocking import BlockingExchange
+    from cluster.security import authority_context
+
+    credential = Credential(way)
+
+    class Exchange(BlockingExchange):
+        def _more_headers(self, address: Address, method: str, target: str, body: bytes | None) -> tuple[str, ...]:
+            return (f"Authorization: {credential.header(address, method, target, body)}",)
+
+    return Exchange(way.files, clock, authority_context(way.files.authority))

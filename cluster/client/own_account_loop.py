@@ -1,0 +1,90 @@
+"""Requests of an account without a certificate, many at a time on an event loop: by the gateway, or by MUNGE."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import aiohttp
+import msgspec
+from aiohttp import client_proto
+
+from cluster.client.attempt import ATTEMPT_HEADER, IDLE_CONNECTION_S, Answer, broken
+from cluster.client.exchange import CONNECTIONS_MAX, Exchange
+from cluster.client.own_account import Credential, attempt_of, gateway_unreachable
+from cluster.client.ways import GatewayWay, MungeWay, connected
+from cluster.security import NO_CERTIFICATE, TlsFiles, authority_context
+from cluster.system import Address
+
+
+class _Connector(aiohttp.BaseConnector):
+    """Connections to one gateway, each checked for who listens there."""
+
+    allowed_protocol_schema_set = frozenset({"http"})
+
+    def __init__(self, way: GatewayWay, **options: Any) -> None:
+        super().__init__(**options)
+        self._way = way
+
+    async def _create_connection(
+        self, req: aiohttp.ClientRequest, traces: Any, timeout: aiohttp.ClientTimeout
+    ) -> client_proto.ResponseHandler:
+        loop = asyncio.get_running_loop()
+        try:
+            connection: socket.socket = connected(self._way, timeout.sock_connect or 1.0)
+            connection.setblocking(False)
+            _, protocol = await loop.create_unix_connection(
+                lambda: client_proto.ResponseHandler(loop=loop), sock=connection
+            )
+        except OSError as error:
+            raise gateway_unreachable(self._way, error) from error
+        return protocol
+
+
+class GatewayLoopExchange(Exchange):
+    """Requests by the gateway of this machine."""
+
+    def __init__(self, way: GatewayWay) -> None:
+        """Connect to nothing yet."""
+        super().__init__(TlsFiles(NO_CERTIFICATE, NO_CERTIFICATE, NO_CERTIFICATE))
+        self._way = way
+
+    def _connector(self) -> aiohttp.BaseConnector:
+        return _Connector(self._way, limit=CONNECTIONS_MAX, keepalive_timeout=IDLE_CONNECTION_S)
+
+    def _base(self, address: Address) -> str:
+        return f"http://{address}"
+
+    def _context(self) -> ssl.SSLContext | bool:
+        return True
+
+    def _checked(self, response: aiohttp.ClientResponse, answer: Answer) -> Answer:
+        if ATTEMPT_HEADER not in response.headers:
+            return answer
+        try:
+            failure = attempt_of(answer)
+        except msgspec.MsgspecError as error:
+            raise broken(Address.parse(response.url.authority), error, None) from error
+        raise failure
+
+
+class MungeLoopExchange(Exchange):
+    """Requests to the replicas, each with a MUNGE credential."""
+
+    def __init__(self, way: MungeWay) -> None:
+        """Read the authority, and load libmunge; TlsRefused, MungeUnavailable."""
+        super().__init__(way.files)
+        self._credential = Credential(way)
+        self._authority = authority_context(way.files.authority)
+
+    def _context(self) -> ssl.SSLContext | bool:
+        return self._authority
+
+    def _more_headers(
+        self, address: Address, method: str, target: str, body: bytes | AsyncIterator[bytes] | None
+    ) -> Mapping[str, str]:
+        assert body is None or isinstance(body, bytes)
+        return {"Authorization": self._credential.header(address, method, target, body)}

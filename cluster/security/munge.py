@@ -1,0 +1,164 @@
+"""MUNGE credentials: the account of a process, vouched for by its machine's munged to whoever has the same key.
+
+libmunge is loaded when it is asked for first; a machine without it can do all else. A call asks munged over a local
+socket and may take as long as that: servers call it in a thread (ctypes lets others run meanwhile).
+
+A credential says who made it and when, once: munged decodes it a second time for nobody. What it is for stands in its
+payload, the digest of `purpose_of`: this cluster, this replica, this very request. So whoever gets hold of one can ask
+nobody else for anything, and not the same twice. Source of the interface: munge.h, munge(3), munge_enum(3).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import threading
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+LIBRARY: Final = "libmunge.so.2"
+
+SCHEME: Final = "MUNGE"
+"""The scheme of the Authorization header that carries a credential."""
+
+TTL_S: Final = 60
+"""How long a credential is good, seconds: a request that waits for a connection, and clocks that differ."""
+
+CREDENTIAL_CHARACTERS_MAX: Final = 2_048
+"""Characters of a credential: ours have some 300."""
+
+PURPOSE: Final = b"forebay request 1\n"
+"""What a payload begins with: a credential of another program is none for us."""
+
+_SUCCESS: Final = 0
+_NO_MEMORY: Final = 5
+_SOCKET_ERROR: Final = 6
+_TIMEOUT: Final = 7
+_EXPIRED: Final = 15
+_REWOUND: Final = 16
+_REPLAYED: Final = 17
+_OPTION_TTL: Final = 4
+_OPTION_ENCODED: Final = 6
+_OPTION_DECODED: Final = 7
+_OPTION_SOCKET: Final = 8
+
+_WORDS: Final = {
+    _EXPIRED: "it has expired",
+    _REWOUND: "it is from the future: the clocks of the two machines differ",
+    _REPLAYED: "it was used already",
+}
+
+
+class MungeUnavailable(Exception):
+    """libmunge or munged cannot be used on this machine; the message is a sentence."""
+
+
+class MungeRefused(Exception):
+    """A credential is not good; the message is a sentence."""
+
+
+class Vouched(NamedTuple):
+    """Who made a credential, by the word of munged, and for what."""
+
+    uid: int
+    payload: bytes
+
+
+def purpose_of(cluster_id: str, server: str, method: str, target: str, body: bytes) -> bytes:
+    """Return the payload of a credential for one request to the replica that answers at `server` (HOST:PORT)."""
+    digest = hashlib.sha256()
+    for part in (cluster_id.encode(), server.encode(), method.encode(), target.encode(), body):
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return PURPOSE + digest.hexdigest().encode()
+
+
+class Munge:
+    """libmunge, asked by one thread or several at a time."""
+
+    def __init__(self, socket: Path | None = None) -> None:
+        """Load the library; MungeUnavailable. `socket`: where munged listens; None: where the library looks."""
+        self._socket = None if socket is None else str(socket).encode()
+        self._library = _library()
+        self._contexts = threading.local()
+
+    def encode(self, payload: bytes) -> str:
+        """Return a credential of this process's account; MungeUnavailable where munged makes none."""
+        context, found = self._context(), ctypes.c_void_p()
+        code = self._library.munge_encode(ctypes.byref(found), context, payload, len(payload))
+        try:
+            if code != _SUCCESS or not found.value:
+                raise MungeUnavailable(f"munged makes no credential: {self._words(context, code)}")
+            return ctypes.string_at(found.value).decode("ascii")
+        finally:
+            self._library.free(found)
+
+    def decode(self, credential: str) -> Vouched:
+        """Return who made a credential; MungeRefused for one that is not good, now and here."""
+        if len(credential) > CREDENTIAL_CHARACTERS_MAX or not credential.isascii() or "\0" in credential:
+            raise MungeRefused("this is no credential")
+        context, data, size = self._context(), ctypes.c_void_p(), ctypes.c_int(0)
+        uid, gid = ctypes.c_uint32(0xFFFFFFFF), ctypes.c_uint32(0xFFFFFFFF)
+        code = self._library.munge_decode(
+            credential.encode("ascii"),
+            context,
+            ctypes.byref(data),
+            ctypes.byref(size),
+            ctypes.byref(uid),
+            ctypes.byref(gid),
+        )
+        try:
+            if code in (_NO_MEMORY, _SOCKET_ERROR, _TIMEOUT):
+                raise MungeUnavailable(f"munged does not answer: {self._words(context, code)}")
+            if code != _SUCCESS:
+                raise MungeRefused(_WORDS.get(code) or self._words(context, code))
+            # Whoever makes a credential says how long it is good; munged believes him up to an hour.
+            age_s = self._number(context, _OPTION_DECODED) - self._number(context, _OPTION_ENCODED)
+            if age_s > TTL_S:
+                raise MungeRefused(f"it is {age_s} s old, and good for {TTL_S}")
+            payload = ctypes.string_at(data.value, size.value) if data.value and size.value > 0 else b""
+            return Vouched(uid.value, payload)
+        finally:
+            self._library.free(data)
+
+    def _context(self) -> Any:
+        """Return this thread's context: one is for one caller at a time."""
+        known = getattr(self._contexts, "context", None)
+        if known is not None:
+            return known
+        context = self._library.munge_ctx_create()
+        if not context:
+            raise MungeUnavailable("libmunge has no memory")
+        context = ctypes.c_void_p(context)
+        codes = [self._library.munge_ctx_set(context, _OPTION_TTL, ctypes.c_int(TTL_S))]
+        if self._socket is not None:
+            codes.append(self._library.munge_ctx_set(context, _OPTION_SOCKET, ctypes.c_char_p(self._socket)))
+        if any(codes):
+            raise MungeUnavailable(f"libmunge refuses its settings: {self._words(context, max(codes))}")
+        self._contexts.context = context
+        return context
+
+    def _number(self, context: Any, option: int) -> int:
+        found = ctypes.c_long(0)  # time_t
+        if self._library.munge_ctx_get(context, option, ctypes.byref(found)) != _SUCCESS:
+            raise MungeRefused("it does not say when it was made")
+        return found.value
+
+    def _words(self, context: Any, code: int) -> str:
+        found = self._library.munge_ctx_strerror(context) or self._library.munge_strerror(code) or b"unknown error"
+        return bytes(found).decode("utf-8", "replace")
+
+
+def _library() -> Any:
+    try:
+        library = ctypes.CDLL(LIBRARY, use_errno=True)
+    except OSError as error:
+        raise MungeUnavailable(f"{LIBRARY} is not installed on this machine ({error})") from error
+    library.munge_ctx_create.restype = ctypes.c_void_p
+    library.munge_ctx_strerror.restype = ctypes.c_char_p
+    library.munge_strerror.restype = ctypes.c_char_p
+    library.munge_encode.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int]
+    library.munge_decode.argtypes = [ctypes.c_char_p, *[ctypes.c_void_p] * 5]
+    library.free.argtypes = [ctypes.c_void_p]
+    library.free.restype = None
+    return library

@@ -1,0 +1,114 @@
+"""Questions to the name service of this machine on which something hangs: never on the loop, and never guessed.
+
+One thread asks, since a directory server may not answer; an answer is believed for a while, and for longer where the
+service does not answer. Who gets none is told so: what is not known is neither yes nor no.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, Final, Generic, TypeVar
+
+from cluster.system import Clock
+
+KEPT_S: Final = 60.0
+"""How long an answer is believed, seconds: who is taken out of a group has lost it a minute later."""
+
+KEPT_SILENT_S: Final = 600.0
+"""How long it is believed where the service does not answer, seconds."""
+
+KEPT_MAX: Final = 10_000
+"""Answers kept, count: more accounts than a cluster has; the oldest goes first."""
+
+WAIT_S: Final = 2.0
+"""How long a request waits for an answer, seconds."""
+
+WAITING_MAX: Final = 1_000
+"""Questions that wait for the thread, count."""
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class NotKnownNow(Exception):
+    """The name service has not answered; the message is a sentence."""
+
+
+class NameService(Generic[K, V]):
+    """What the name service says of keys: `lookup` may take long, and raises OSError where it cannot tell."""
+
+    def __init__(self, lookup: Callable[[K], V], clock: Clock, *, wait_s: float = WAIT_S) -> None:
+        self._lookup = lookup
+        self._clock = clock
+        self._wait_s = wait_s
+        self._known: dict[K, tuple[V, float]] = {}
+        self._under_way: dict[K, asyncio.Future[V]] = {}
+        self._asked: SimpleQueue[tuple[K, asyncio.Future[V]]] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def known(self, key: K) -> V | None:
+        """Return a fresh answer that is there already, None where somebody has to be asked."""
+        found = self._known.get(key)
+        return found[0] if found is not None and self._clock.monotonic_s() < found[1] + KEPT_S else None
+
+    async def ask(self, key: K) -> V:
+        """Return what the name service says; NotKnownNow."""
+        found, now_s = self._known.get(key), self._clock.monotonic_s()
+        if found is not None and now_s < found[1] + KEPT_S:
+            return found[0]
+        waiting = self._begin(key)
+        if waiting is not None:
+            with suppress(TimeoutError, OSError):
+                return await asyncio.wait_for(asyncio.shield(waiting), self._wait_s)
+        if found is not None and now_s < found[1] + KEPT_SILENT_S:
+            return found[0]
+        raise NotKnownNow(f"the name service of this machine says nothing of {key!r:.120} at the moment")
+
+    def _begin(self, key: K) -> asyncio.Future[V] | None:
+        waiting = self._under_way.get(key)
+        if waiting is not None:
+            return waiting
+        if len(self._under_way) >= WAITING_MAX:
+            return None
+        waiting = self._under_way[key] = asyncio.get_running_loop().create_future()
+        waiting.add_done_callback(lambda done: self._note(key, done))
+        self._asked.put((key, waiting))
+        if self._thread is None:
+            # A daemon: a name service that hangs must not keep this process from ending.
+            self._thread = threading.Thread(target=self._work, name="name-service", daemon=True)
+            self._thread.start()
+        return waiting
+
+    def _work(self) -> None:
+        while True:
+            key, waiting = self._asked.get()
+            error: Exception | None = None
+            found: V | None = None
+            try:
+                found = self._lookup(key)
+            except Exception as raised:
+                error = raised if isinstance(raised, OSError) else OSError(str(raised))
+            with suppress(RuntimeError):  # the loop may be closed
+                waiting.get_loop().call_soon_threadsafe(_settle, waiting, found, error)
+
+    def _note(self, key: K, done: asyncio.Future[V]) -> None:
+        self._under_way.pop(key, None)
+        if done.cancelled() or done.exception() is not None:
+            return
+        self._known.pop(key, None)
+        while len(self._known) >= KEPT_MAX:
+            del self._known[next(iter(self._known))]
+        self._known[key] = (done.result(), self._clock.monotonic_s())
+
+
+def _settle(waiting: asyncio.Future[Any], found: object, error: Exception | None) -> None:
+    if waiting.done():
+        return
+    if error is None:
+        waiting.set_result(found)
+    else:
+        waiting.set_exception(error)

@@ -1,0 +1,144 @@
+"""As whom one comes who names no certificate: never as an operator, and by nobody whom one should not believe."""
+
+import os
+import pwd
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from cluster.cli.app import cli
+from cluster.cli.exits import ExitCode
+from cluster.client import ways
+from cluster.client.attempt import AttemptFailed
+from cluster.client.gateway.service import GatewayRefused, listen_at
+from cluster.client.ways import GatewayWay, connected, own_way
+from cluster.config.access import Access
+from cluster.config.config import Config
+from cluster.config.new_site import Founding, found
+from cluster.config.toml import ConfigError
+from cluster.security.files import TlsFiles, TlsRefused
+from cluster.security.identity import Role
+from cluster.security.pki import issue, load_authority
+from cluster.system.clock import SystemClock
+from cluster.system.local_sockets import PeerAccount
+
+ME = pwd.getpwuid(os.geteuid()).pw_name
+STRANGER = 4_242
+
+
+@pytest.fixture(scope="module")
+def founded(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    return found(tmp_path_factory.mktemp("site"), Founding(replicas=1, agents=1, founder=ME), clock=SystemClock())
+
+
+@pytest.fixture
+def config(founded: Config, fast_path: Path) -> Access:
+    table = msgspec.structs.replace(founded.access, socket=fast_path / "run" / "gateway.sock")
+    return msgspec.structs.replace(founded, access=table)
+
+
+@pytest.fixture
+def listening(config: Access) -> Iterator[socket.socket]:
+    with listen_at(config.access.socket) as found:
+        yield found
+
+
+def test_who_has_no_way_is_told_each_that_there_might_be(config: Access) -> None:
+    with pytest.raises(ConfigError) as refused:
+        own_way(config)
+    told = str(refused.value)
+    assert f"there is no gateway at {config.access.socket}" in told
+    assert "[access] munge is not set" in told
+    assert f"there is no certificate for {ME} in {config.tls.certificates}" in told
+    assert "forebay gateway" in told and "--identity" in told
+
+
+def test_a_machine_without_munged_says_so(config: Access, tmp_path: Path) -> None:
+    table = msgspec.structs.replace(config.access, munge=True, munge_socket=tmp_path / "none")
+    with pytest.raises(ConfigError, match="munged makes no credential"):
+        own_way(msgspec.structs.replace(config, access=table))
+
+
+def test_the_gateway_comes_before_the_certificate_of_ones_own_name(founded: Config, config: Access) -> None:
+    at = SystemClock().now()
+    authority = load_authority(founded.tls.authority.parent)
+    files = issue(authority, founded.tls.certificates, role=Role.USER, name=ME, at=at)
+    try:
+        assert own_way(config) == TlsFiles(config.tls.authority, files.certificate, files.key)
+        with listen_at(config.access.socket):
+            assert own_way(config) == GatewayWay(config.access.socket, ways._owners(config))
+        # It is left behind, and nobody listens any more.
+        assert isinstance(own_way(config), TlsFiles)
+    finally:
+        files.certificate.unlink()
+        files.key.unlink()
+
+
+@pytest.mark.usefixtures("listening")
+def test_a_service_of_a_stranger_is_refused_and_nothing_is_said_to_it(
+    config: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = GatewayWay(config.access.socket, frozenset({STRANGER}))
+    with pytest.raises(AttemptFailed, match=f"is run by {ME}"):
+        connected(mine, 1.0)
+    monkeypatch.setattr(ways, "peer_account", lambda connection: PeerAccount(1, STRANGER, STRANGER))
+    with pytest.raises(TlsRefused, match=f"uid {STRANGER}"):
+        own_way(config)
+    result = CliRunner().invoke(cli, ["--config", str(config.file), "job", "list"], env={"FOREBAY_IDENTITY": None})
+    assert result.exit_code != 0
+    table = msgspec.structs.replace(config.access, gateway_account=pwd.getpwuid(1).pw_name)
+    monkeypatch.setattr(ways, "peer_account", lambda connection: PeerAccount(1, 1, 1))
+    assert isinstance(own_way(msgspec.structs.replace(config, access=table)), GatewayWay)
+
+
+@pytest.mark.usefixtures("listening")
+def test_a_second_gateway_does_not_take_the_path_of_the_first(config: Access) -> None:
+    with pytest.raises(GatewayRefused, match="another gateway listens"):
+        listen_at(config.access.socket)
+
+
+def test_what_is_no_socket_is_left_where_it_is(config: Access) -> None:
+    config.access.socket.parent.mkdir(exist_ok=True)
+    config.access.socket.write_text("mine")
+    with pytest.raises(GatewayRefused, match="is no socket"):
+        listen_at(config.access.socket)
+    assert config.access.socket.read_text() == "mine"
+
+
+def test_nobody_is_an_operator_by_default(founded: Config) -> None:
+    """Its certificate and key lie there, and are not taken."""
+    assert (founded.tls.certificates / "operator.key").exists()
+    result = CliRunner().invoke(cli, ["--config", str(founded.file), "job", "list"], env={"FOREBAY_IDENTITY": None})
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert "there is no gateway at" in result.stderr and "operator" not in result.stderr.partition("start the")[0]
+
+
+def test_the_founder_operates_his_own_cluster_through_its_own_gateway_and_others_stay_out(founded: Config) -> None:
+    table = founded.access
+    assert (table.operators, table.operators_through) == ((ME,), ("local",))
+    assert table.users == (ME,)  # jobs run as the agent's account
+    assert table.socket == founded.file.parent / "gateway.sock"
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ('operators = ["a b"]', "access.operators"),
+        ('operators = ["%"]', "access.operators"),
+        ('users = ["-x"]', "access.users"),
+        ('operators_through = ["%ops"]', "access.operators_through"),
+        ('operator = ["x"]', "access.operator"),
+    ],
+)
+def test_a_mistake_in_access_is_refused_with_its_place(founded: Config, tmp_path: Path, line: str, key: str) -> None:
+    text = founded.file.read_text()
+    head, _, tail = text.partition("[access]\n")
+    file = tmp_path / "forebay.toml"
+    file.write_text(f"{head}[access]\n{line}\n[storage]{tail.partition('[storage]')[2]}")
+    with pytest.raises(ConfigError) as refused:
+        Config.load(file)
+    assert key in str(refused.value)
