@@ -5,12 +5,20 @@ from typing import TYPE_CHECKING
 from replica.faces import shown
 
 if TYPE_CHECKING:
-    from cluster.system.accounts import account_of, group_name, is_member, uid_of
+    from cluster.system.accounts import (
+        OVERFLOW_UID,
+        PeerAccount,
+        account_of,
+        group_name,
+        is_member,
+        peer_account,
+        short_path,
+        uid_of,
+    )
     from cluster.system.address import Address, AddressError
     from cluster.system.clock import Clock, SystemClock, format_instant, parse_instant
     from cluster.system.descriptors import closing, names_in, open_directory, sync_directory, write_all
     from cluster.system.job_process import CAPABILITIES, LIMITS, UNLIMITED, JobProcess, forgo, limit, prepare, reset
-    from cluster.system.local_sockets import OVERFLOW_UID, PeerAccount, peer_account, short_path
     from cluster.system.processes import (
         all_pids,
         become_subreaper,
@@ -30,12 +38,11 @@ else:
     __getattr__ = shown(
         __name__,
         """
-        accounts: account_of group_name is_member uid_of
+        accounts: OVERFLOW_UID PeerAccount account_of group_name is_member peer_account short_path uid_of
         address: Address AddressError
         clock: Clock SystemClock format_instant parse_instant
         descriptors: closing names_in open_directory sync_directory write_all
         job_process: CAPABILITIES LIMITS UNLIMITED JobProcess forgo limit prepare reset
-        local_sockets: OVERFLOW_UID PeerAccount peer_account short_path
         processes: all_pids become_subreaper boot_id descendants die_with_parent environment_variables fields_of
         processes: hold_termination leave_when_terminated send start_time sync_file_system
         service_manager: READY STOPPING tell_manager

@@ -1,10 +1,25 @@
-"""Accounts and groups of this machine, as its name service knows them: it may take as long as it likes to answer."""
+"""Accounts and groups of this machine, and who is at the other end of a local socket.
+
+The name service may take as long as it likes to answer; the kernel tells at once who has connected.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import os
 import pwd
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+_CREDENTIALS: Final = struct.Struct("3i")
+"""struct ucred of unix(7)."""
+
+OVERFLOW_UID: Final = 65534
+"""Whom the kernel names for an account that this user namespace does not know (/proc/sys/kernel/overflowuid)."""
 
 
 def uid_of(name: str) -> int | None:
@@ -46,3 +61,29 @@ def group_name(gid: int) -> str | None:
         return grp.getgrgid(gid).gr_name
     except (KeyError, ValueError, OSError, OverflowError):
         return None
+
+
+class PeerAccount(NamedTuple):
+    """Who is at the other end: of one who connected, then; of one who listens, when it began to."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+def peer_account(connection: socket.socket) -> PeerAccount:
+    """Return who is at the other end of a connection of this machine (SO_PEERCRED); OSError."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(data)
+    return PeerAccount(pid, uid & 0xFFFFFFFF, gid & 0xFFFFFFFF)
+
+
+@contextlib.contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """Give a name for `path` that fits an address of 108 bytes while the context lasts; OSError if its directory is not
+    there."""
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)

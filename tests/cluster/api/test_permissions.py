@@ -69,6 +69,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("GET", "/v1/transfers/{id}/receipts"): "operator user",
     ("GET", "/v1/members"): "operator user agent replica scheduler drill helper",
     ("POST", "/v1/members"): "operator",
+    ("POST", "/v1/members/{name}/update"): "operator",
     ("POST", "/v1/members/transfer"): "operator drill",
     ("POST", "/v1/members/{name}/remove"): "operator",
     ("POST", "/v1/members/{name}/replace"): "operator",

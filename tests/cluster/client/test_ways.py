@@ -23,8 +23,8 @@ from cluster.config.toml import ConfigError
 from cluster.security.files import TlsFiles, TlsRefused
 from cluster.security.identity import Role
 from cluster.security.pki import issue, load_authority
+from cluster.system.accounts import PeerAccount
 from cluster.system.clock import SystemClock
-from cluster.system.local_sockets import PeerAccount
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 STRANGER = 4_242
