@@ -21,7 +21,7 @@ def config(tmp_path: Path) -> Config:
     accounts: Any = "switch" if os.geteuid() == 0 else "own"
     hosts = (("r1", "127.0.0.1"), ("r2", "127.0.0.2"), ("r3", "127.0.0.3"))
     founding = Founding(
-        hosts=hosts, nodes=(("n1", "127.0.0.1"),), accounts=accounts, base_port=free_ports(14)[0], users=("alice",)
+        named=hosts, nodes=(("n1", "127.0.0.1"),), accounts=accounts, base_port=free_ports(14)[0], users=("alice",)
     )
     found(tmp_path / "site", founding, clock=SystemClock())
     return Config.load(tmp_path / "site" / "hosts" / "127.0.0.1" / "forebay.toml")
