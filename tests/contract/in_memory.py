@@ -36,7 +36,7 @@ from cluster.security.peers import PeerCertificate
 from cluster.server.applied_log import Applied, AppliedLog
 from cluster.server.liveness import Liveness, OrderWatch, Said, Transfer
 from cluster.server.pending import Asker, Settled, resolve
-from cluster.server.totals.transfers import TransferTotals
+from cluster.server.totals.jobs import TransferTotals
 from replica.decide.arrays import job_of_task
 from replica.fold.answers import answer_to, receipt_for
 from replica.fold.apply import apply_batch

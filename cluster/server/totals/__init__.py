@@ -1,4 +1,3 @@
 """What one replica counts of what it applies: sums for Prometheus, which begin anew with each process."""
 
-from cluster.server.totals.jobs import Durations, JobTotals
-from cluster.server.totals.transfers import TransferTotals
+from cluster.server.totals.jobs import Durations, JobTotals, TransferTotals

@@ -1,4 +1,4 @@
-"""What became of jobs, counted from the events that a replica applies: how many, and how long each part took.
+"""What became of jobs and transfers, counted from the events that a replica applies, and how long each part took.
 
 What happened before the process began is not counted: a replica that starts or comes back folds a part of the ledger
 again, and Prometheus would see hours of work in one scrape. Times are those of the ledger, so all replicas that were
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any, Final
 
-from replica.messages import Batch, events, job_of
+from replica.messages import Batch, TransferRecorded, events, job_of
 from replica.model import ENDED, BufferState, Job, Stage
 from replica.state import State
 from replica.values import MICROSECONDS_PER_SECOND, NEVER, POOLS_MAX, Instant
@@ -194,3 +194,30 @@ _COUNTED: Final[dict[type, Callable[[JobTotals, State, Any, Instant], None]]] = 
     events.AllocationRevoked: JobTotals._revoked,
 }
 """What is counted of each kind of event; of all others nothing."""
+
+
+class TransferTotals:
+    """Sums over receipts by (stage, outcome); every replica counts what it applies."""
+
+    def __init__(self) -> None:
+        """Begin at zero."""
+        self.ended: Counter[tuple[str, str]] = Counter()
+        """Transfers that ended; outcome: complete or failed."""
+        self.files: Counter[str] = Counter()
+        self.size_bytes: Counter[str] = Counter()
+        self.resumed_bytes: Counter[str] = Counter()
+        self.retries: Counter[str] = Counter()
+        self.left_out: Counter[str] = Counter()
+
+    def applied(self, batch: Batch) -> None:
+        """Count the receipts of a batch that was just applied."""
+        for entry in batch.entries:
+            for event in entry.events:
+                if type(event) is TransferRecorded:
+                    receipt, stage = event.receipt, event.receipt.stage.word
+                    self.ended[stage, "complete" if receipt.complete else "failed"] += 1
+                    self.files[stage] += receipt.files
+                    self.size_bytes[stage] += receipt.size_bytes
+                    self.resumed_bytes[stage] += receipt.resumed_bytes
+                    self.retries[stage] += receipt.retries
+                    self.left_out[stage] += receipt.left_out
