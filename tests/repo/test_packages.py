@@ -1,0 +1,179 @@
+"""What the Debian packages hold: the application in a directory of its own, units that know its exit codes, no more."""
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from cluster import serve
+from cluster.agent import service as agent
+from cluster.cli.app import cli
+from cluster.cli.exits import SERVE_MEANINGS
+from tests.packages.build import PYTHON, SOURCES, build, runtime
+from tests.packages.check import documented
+from tests.packages.manual import pages
+from tests.repo.tree import PACKAGES, repository_files
+
+AT = 1_700_000_000
+MAYBE_AGAIN = {serve.EXIT_OK, serve.EXIT_ADDRESS_UNUSABLE, serve.EXIT_STOPPED_ITSELF}
+"""Codes of a replica after which a start may help: what holds the address ends, a disk has room again."""
+
+
+class File(NamedTuple):
+    """What tar says of one entry."""
+
+    mode: int
+    owner: str
+    at: int
+    is_directory: bool
+
+
+class Package(NamedTuple):
+    """What is in one package: by path, with a leading slash; and its control files."""
+
+    path: Path
+    files: dict[str, File]
+    control: str
+
+
+def read(path: Path) -> Package:
+    data = subprocess.run(("dpkg-deb", "--fsys-tarfile", path), capture_output=True, check=True).stdout
+    spooled = path.with_suffix(".tar")
+    spooled.write_bytes(data)
+    with tarfile.open(spooled) as found:
+        files = {
+            one.name.removeprefix(".").rstrip("/") or "/": File(
+                one.mode, f"{one.uname}:{one.gname}", int(one.mtime), one.isdir()
+            )
+            for one in found.getmembers()
+        }
+    control = subprocess.run(("dpkg-deb", "--field", path), capture_output=True, text=True, check=True).stdout
+    return Package(path, files, control)
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Package]]:
+    directory = tmp_path_factory.mktemp("packages")
+    umask = os.umask(0o077)  # a builder's own says nothing of what is installed
+    try:
+        made = build(directory, directory / "work", version="1.2.3", at=AT, compression=("-Znone",))
+    finally:
+        os.umask(umask)
+    yield {path.name.partition("_")[0]: read(path) for path in made}
+
+
+pytestmark = pytest.mark.skipif(sys.version_info[:2] != PYTHON, reason="the packages are for Debian 12's Python")
+
+
+def test_nothing_is_installed_outside_of_forebay_s_own_places(packages: dict[str, Package]) -> None:
+    own = (
+        "/lib/systemd/system/forebay-",
+        "/usr/bin/forebay",
+        "/usr/lib/forebay/",
+        "/usr/lib/sysusers.d/forebay.conf",
+        "/usr/lib/tmpfiles.d/forebay.conf",
+        "/usr/share/bash-completion/completions/forebay",
+        "/usr/share/doc/forebay-",
+        "/usr/share/fish/vendor_completions.d/forebay.fish",
+        "/usr/share/man/man1/forebay",
+        "/usr/share/zsh/vendor-completions/_forebay",
+    )
+    for package in packages.values():
+        strangers = [path for path, one in package.files.items() if not one.is_directory and not path.startswith(own)]
+        assert strangers == [], package.path
+
+
+def test_files_are_root_s_nobody_else_writes_them_and_all_are_of_one_second(packages: dict[str, Package]) -> None:
+    for package in packages.values():
+        for path, one in package.files.items():
+            assert one.owner == "root:root" and one.at == AT, path
+            assert one.mode & 0o022 == 0 or one.mode == 0o777, path  # links are 0777
+            assert one.mode & 0o044 == 0o044, path
+
+
+def test_the_client_holds_every_file_of_the_tree_and_each_package_that_it_runs_with(
+    packages: dict[str, Package],
+) -> None:
+    site = "/usr/lib/forebay/lib/python3.11/site-packages/"
+    files = packages["forebay-client"].files
+    missing = [str(path) for path in repository_files() if path.parts[0] in PACKAGES and site + str(path) not in files]
+    assert missing == []
+    names = {found.metadata["Name"].lower() for found in runtime()}
+    assert {"aiohttp", "cryptography", "lmdb", "msgspec", "pysyncobj", "uvloop"} <= names
+    assert not names & {"pytest", "mypy", "hypothesis", "ruff", "hatchling", "setuptools", "pip"}
+    uncompiled = [
+        path for path in files
+        if path.startswith(site) and path.endswith(".py")
+        and f"{os.path.dirname(path)}/__pycache__/{os.path.basename(path)[:-3]}.cpython-311.pyc" not in files
+    ]  # fmt: skip
+    assert uncompiled == [], "a service that may not write there would compile it at each start"
+
+
+def test_two_builds_are_the_same_byte_for_byte(packages: dict[str, Package], tmp_path: Path) -> None:
+    services, plain = ("forebay-controller", "forebay-agent"), ("-Znone",)
+    built = build(tmp_path, tmp_path / "elsewhere", version="1.2.3", at=AT, only=services, compression=plain)
+    for path in built:
+        assert path.read_bytes() == packages[path.name.partition("_")[0]].path.read_bytes()
+
+
+def test_the_services_need_the_client_of_their_own_version(packages: dict[str, Package]) -> None:
+    for name in ("forebay-controller", "forebay-agent"):
+        assert "forebay-client (= 1.2.3)" in packages[name].control
+    assert "python3 (<< 3.12)" in packages["forebay-client"].control
+
+
+def setting(unit: str, key: str) -> list[str]:
+    text = (SOURCES / f"{unit}@.service").read_text()
+    return [word for line in re.findall(rf"^{key}=(.*)$", text, re.MULTILINE) for word in line.split()]
+
+
+def test_a_replica_is_not_started_again_after_exactly_the_codes_that_no_start_helps_against() -> None:
+    codes = {value for name, value in vars(serve).items() if name.startswith("EXIT_")}
+    assert codes == set(SERVE_MEANINGS)
+    assert {int(word) for word in setting("forebay-controller", "RestartPreventExitStatus")} == codes - MAYBE_AGAIN
+
+
+def test_an_agent_is_not_started_again_after_exactly_the_codes_that_no_start_helps_against() -> None:
+    codes = {value for name, value in vars(agent).items() if name.startswith("EXIT_")}
+    stays = {int(word) for word in setting("forebay-agent", "RestartPreventExitStatus")}
+    assert stays == codes - {agent.EXIT_OK, agent.EXIT_FAILED}
+
+
+def test_units_wait_for_their_processes_watch_them_and_leave_scripts_alone() -> None:
+    for unit in ("forebay-controller", "forebay-agent"):
+        assert setting(unit, "Type") == ["notify"] and setting(unit, "Restart") == ["always"]
+        assert int(setting(unit, "WatchdogSec")[0]) >= 30
+        [home, *words] = setting(unit, "ExecStart")
+        assert home == "/usr/lib/forebay/bin/python" and words[0] == "-I" and "/etc/forebay/forebay.toml" in words
+    assert setting("forebay-agent", "KillMode") == ["process"] and setting("forebay-agent", "Delegate") == ["yes"]
+    assert setting("forebay-agent", "OOMPolicy") == ["continue"], "a job out of memory would end all jobs of its node"
+    assert setting("forebay-controller", "User") == ["forebay"]
+
+
+def test_an_agent_s_unit_keeps_from_jobs_nothing_that_a_login_has() -> None:
+    text = (SOURCES / "forebay-agent@.service").read_text()
+    kept = ("Protect", "Private", "RestrictA", "RestrictN", "RestrictS", "SystemCall", "NoNewPrivileges", "MemoryDeny")
+    assert [line for line in text.splitlines() if line.startswith((*kept, "ReadOnly", "Inaccessible"))] == []
+
+
+def test_each_command_has_a_page_that_man_can_read(packages: dict[str, Package]) -> None:
+    found = dict(pages("1.2.3", "2026-01-31"))
+    assert set(found) == {"forebay", *(f"forebay-{name}" for name in cli.commands)}
+    installed = {path for path in packages["forebay-client"].files if path.startswith("/usr/share/man/man1/forebay")}
+    assert installed == {f"/usr/share/man/man1/{name}.1.gz" for name in found}
+    for name, text in found.items():
+        assert text.startswith('.TH "') and "\n.SH SYNOPSIS\n" in text, name
+        requests = {line.split()[0] for line in text.splitlines() if line[:1] in (".", "'")}
+        assert requests <= {".TH", ".SH", ".B", ".BR", ".TP", ".PP", ".I"}, f"{name}: a line of text is a request"
+    assert "no member any more" in found["forebay-serve"]
+
+
+def test_the_document_types_what_the_check_types() -> None:
+    lines = [*documented()]
+    assert lines[0] == ("", "apt-get install -y ./forebay-*.deb") and lines[-1][0] == "alan" and len(lines) >= 8
