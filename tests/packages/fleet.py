@@ -1,0 +1,203 @@
+"""The Ansible role at three machines: founded, run twice, upgraded one after the other while jobs are submitted.
+
+Three Debians with their own systemd and sshd, in network namespaces on one bridge that leads nowhere. Its last line is
+JSON; exit 77: this machine cannot, and why.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tests.packages.build import build, committed_at
+from tests.packages.check import EXIT_IMPOSSIBLE, Clock
+from tests.packages.machine import Machine, StepFailed, debian
+from tests.repo.tree import ROOT
+
+NEEDED: Final = ("mmdebstrap", "systemd-nspawn", "nsenter", "dpkg-deb", "ip", "ssh-keygen", "ansible-playbook")
+VERSIONS: Final = ("1.0.0~1", "1.0.0")
+ADDRESS: Final = "10.77.0."
+LONGEST_PAUSE_S: Final = 10.0
+"""Seconds that one command may take while a replica is upgraded: an election or a hand-over, and much room."""
+
+
+SUBMITTING: Final = """\
+while [ ! -e /tmp/end ]; do
+  began=$(date +%s%N)
+  runuser -u alan -- env FOREBAY_CONFIG=$(echo ~alan)/.config/forebay/forebay.toml \
+    forebay --identity alan submit --hold ~alan/job.sh >> /tmp/told 2>&1 || echo FAILED >> /tmp/told
+  echo $(( ($(date +%s%N) - began) / 1000000 )) >> /tmp/took
+done
+"""
+"""What a user does meanwhile: each call's answer is in /tmp/told, and how long it took, milliseconds, in /tmp/took."""
+
+
+def ip(*words: str) -> None:
+    """Run ip(8)."""
+    subprocess.run(("ip", *words), check=True)
+
+
+@contextlib.contextmanager
+def networks(name: str, count: int) -> Iterator[str]:
+    """Yield the namespace of a bridge; `name`1, `name`2, … are behind it, with the last number of their address."""
+    hub = f"{name}0"
+    made = []
+    try:
+        for number in range(count + 1):
+            ip("netns", "add", f"{name}{number}")
+            made.append(f"{name}{number}")
+        ip("-n", hub, "link", "add", "bridge", "type", "bridge")
+        ip("-n", hub, "address", "add", f"{ADDRESS}254/24", "dev", "bridge")
+        ip("-n", hub, "link", "set", "bridge", "up")
+        for number in range(1, count + 1):
+            far = f"{name}{number}"
+            ip("-n", hub, "link", "add", f"v{number}", "type", "veth", "peer", "name", "host0", "netns", far)
+            ip("-n", hub, "link", "set", f"v{number}", "master", "bridge", "up")
+            ip("-n", far, "address", "add", f"{ADDRESS}{number}/24", "dev", "host0")
+            ip("-n", far, "link", "set", "host0", "up")
+            ip("-n", far, "link", "set", "lo", "up")
+        yield hub
+    finally:
+        for one in made:
+            ip("netns", "delete", one)
+
+
+class Playbook:
+    """packaging/ansible/site.yml at the machines."""
+
+    def __init__(self, work: Path, hub: str, count: int) -> None:
+        """Write the inventory."""
+        self._work, self._hub = work, hub
+        machines = {
+            f"m{n}": {"ansible_host": f"{ADDRESS}{n}", "forebay_address": f"{ADDRESS}{n}"} for n in range(1, count + 1)
+        }
+        variables = {
+            "ansible_user": "root",
+            "ansible_ssh_private_key_file": str(work / "key"),
+            "ansible_python_interpreter": "/usr/bin/python3",
+            "forebay_pools": ["fast=1GiB/16MiB,default"],
+            "forebay_source_roots": ["/home/%u"],
+            "forebay_destination_roots": ["/home/%u"],
+        }
+        groups = {"forebay_controllers": {"hosts": machines}, "forebay_agents": {"hosts": dict.fromkeys(machines, {})}}
+        # YAML has JSON in it.
+        (work / "inventory.yml").write_text(json.dumps({"all": {"vars": variables, "children": groups}}))
+
+    def run(self, version: str) -> dict[str, int]:
+        """Run it; return how many tasks changed something, by machine. StepFailed."""
+        words = [
+            "ip", "netns", "exec", self._hub, "ansible-playbook", "-i", str(self._work / "inventory.yml"), "site.yml",
+            "-e", f"forebay_version={version}", "-e", f"forebay_packages={self._work / 'debs'}",
+        ]  # fmt: skip
+        environment = {**os.environ, "ANSIBLE_HOST_KEY_CHECKING": "False", "ANSIBLE_NOCOLOR": "1"}
+        where = ROOT / "packaging" / "ansible"
+        done = subprocess.run(words, cwd=where, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise StepFailed(done.stdout[-4000:] + done.stderr[-2000:])
+        return {
+            name: int(count)
+            for name, count in re.findall(r"^(\w+) +: ok=\d+ +changed=(\d+)", done.stdout, re.MULTILINE)
+        }
+
+
+def exercise(work: Path, base: Path, clock: Clock) -> None:
+    """Do all of it."""
+    (work / "debs").mkdir()
+    with clock.step("build two versions of the packages"):
+        for version in VERSIONS:
+            build(work / "debs", work / "tree", version=version, at=committed_at())
+    if not base.exists():
+        with clock.step("a Debian 12 with sshd and python3 (mmdebstrap)"):
+            debian(base, "openssh-server", "python3")
+    subprocess.run(("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(work / "key")), check=True)
+    machines = []
+    with clock.step("three machines"):
+        for number in (1, 2, 3):
+            machine = Machine(work / f"m{number}", base)
+            shutil.copytree(work / "debs", machine.root / "var/tmp/debs")
+            fetch = "apt-get install -y -q --no-install-recommends --download-only /var/tmp/debs/*1_*.deb"
+            machine.prepare("sh", "-ec", f"apt-get update -q && {fetch}")
+            keys = machine.root / "root/.ssh"
+            keys.mkdir(mode=0o700, exist_ok=True)
+            (keys / "authorized_keys").write_text((work / "key.pub").read_text())
+            machines.append(machine)
+    with contextlib.ExitStack() as stack:
+        name = f"fb{os.getpid()}-"
+        hub = stack.enter_context(networks(name, 3))
+        for number, machine in enumerate(machines, 1):
+            stack.enter_context(machine.booted(f"{name}{number}"))
+            machine.until("systemctl is-active ssh")
+            machine.run("adduser", "--disabled-password", "--gecos", "", "alan")
+        playbook = Playbook(work, hub, 3)
+        with clock.step("found the cluster"):
+            assert all(playbook.run(VERSIONS[0]).values())
+        first = machines[0]
+        with clock.step("a job"):
+            first.shell(
+                "forebay certificate issue alan --role user --into ~alan/.config/forebay/tls; "
+                "cp /etc/forebay/forebay.toml ~alan/.config/forebay/; chown -R alan: ~alan/.config"
+            )
+            first.shell("printf '#!/bin/sh\\ntrue\\n' > job.sh", user="alan")
+            first.until("forebay --identity alan submit --wait job.sh", user="alan")
+        for number, machine in enumerate(machines, 1):
+            keys_there = machine.shell("cd /etc/forebay/tls; ls *.key").split()
+            own = [f"n{number}.key", f"r{number}.key"]
+            assert keys_there == own or number == 1, keys_there
+        with clock.step("run again"):
+            changed = playbook.run(VERSIONS[0])
+            assert changed == {"m1": 0, "m2": 0, "m3": 0}, changed
+        with clock.step("upgrade, with jobs submitted meanwhile"):
+            # Each answer within a few seconds, none refused: never is more than one replica away.
+            first.run("sh", "-c", f"({SUBMITTING}) >/dev/null 2>&1 &")
+            changed = playbook.run(VERSIONS[1])
+            assert all(changed.values()), changed
+            first.shell("touch /tmp/end")
+        told, took = first.shell("cat /tmp/told"), first.shell("cat /tmp/took").split()
+        assert "FAILED" not in told, told[-2000:]
+        longest_s = max(map(int, took)) / 1000
+        print(f"{len(took)} jobs submitted meanwhile, the longest call {longest_s:.1f} s")
+        assert longest_s < LONGEST_PAUSE_S
+        for machine in machines:
+            assert VERSIONS[1] in machine.run("dpkg-query", "-W", "-f", "${Version} ", "forebay-controller").split()
+        with clock.step("run again"):
+            changed = playbook.run(VERSIONS[1])
+            assert changed == {"m1": 0, "m2": 0, "m3": 0}, changed
+
+
+def main() -> int:
+    """Exercise the role of this tree."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/package --check-ansible", description="Try the role at three machines."
+    )
+    parser.add_argument("--check-ansible", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--base", type=Path, help="a tar of a Debian 12 with sshd and python3, made if it is not there")
+    chosen = parser.parse_args()
+    missing = [name for name in NEEDED if shutil.which(name) is None]
+    if os.geteuid() != 0 or missing:
+        why = f"missing: {', '.join(missing)}" if missing else "it needs root"
+        print(f"scripts/package --check-ansible: {why}", file=sys.stderr)
+        return EXIT_IMPOSSIBLE
+    work, clock, failed = Path(tempfile.mkdtemp(prefix="forebay-fleet-")), Clock(), ""
+    try:
+        exercise(work, (chosen.base or work / "base.tar").resolve(), clock)
+    except (StepFailed, AssertionError) as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        failed = f"{type(error).__name__} at line {place.lineno} ({place.line}): {error}"
+        print(f"scripts/package --check-ansible: after {clock.steps[-1:]}: {failed}", file=sys.stderr)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    print(json.dumps({"ok": not failed, "steps": clock.steps}))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
