@@ -200,7 +200,7 @@ def found(directory: Path, founding: Founding, *, clock: Clock) -> Config:
             if os.path.lexists(path):
                 raise FoundingRefused(f"{path} is there already; choose another directory or remove it")
         # In a directory of its own first: an interruption leaves no half of a cluster that looks like a whole one.
-        with _scratch(directory) as scratch, _scratch(data) as beside_data:
+        with _scratch(directory, "site") as scratch, _scratch(data, "data") as beside_data:
             _write_certificates(scratch / TLS_NAME, founding, cluster_id, clock)
             _write_text(scratch / CONFIG_NAME, render(founding, cluster_id))
             Config.load(scratch / CONFIG_NAME)
@@ -401,8 +401,8 @@ def _allow_first_start(directory: Path, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _scratch(directory: Path) -> Iterator[Path]:
-    scratch = directory / f".init-{secrets.token_hex(8)}"
+def _scratch(directory: Path, what: str) -> Iterator[Path]:
+    scratch = directory / f".init-{what}-{secrets.token_hex(8)}"
     scratch.mkdir(mode=0o700)
     try:
         yield scratch
