@@ -16,7 +16,7 @@ from cluster.api.metrics import CONTENT_TYPE
 from cluster.api.past import HistorianBusy, HistorianLate, NotProven
 from cluster.api.render import entry_view, record_event, record_head
 from cluster.api.service import Call, Reply, encoded, handles
-from cluster.api.watch import of_this_machine
+from cluster.api.statuses import of_this_machine
 from cluster.api.web import Problem, bad, too_busy
 from cluster.consensus import OFF_US, Role
 from cluster.schemas import (

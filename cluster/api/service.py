@@ -16,7 +16,7 @@ from cluster.api.metrics import Metrics
 from cluster.api.past import Historian
 from cluster.api.providing import Providing
 from cluster.api.render import Verdicts
-from cluster.api.watch import Statuses
+from cluster.api.statuses import Statuses
 from cluster.api.web import (
     COMMAND_TOO_OLD,
     COMMIT_WAIT_S,

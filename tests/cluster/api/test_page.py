@@ -14,8 +14,8 @@ from cluster.api.page.pages import _PAGES, Pages, Shown
 from cluster.api.page.words import POLICY, moment, size, span
 from cluster.api.past.capacity import POINTS_MAX, STEP_US_MAX, Capacity
 from cluster.api.past.frames import AskPools
+from cluster.api.statuses import FIRST_WAIT_S, FRESH_S, Statuses
 from cluster.api.watch.needs import _of_job
-from cluster.api.watch.statuses import FIRST_WAIT_S, FRESH_S, Statuses
 from cluster.api.web import Problem, bad
 from cluster.config.config import Config
 from cluster.schemas import ErrorView, StatusView
