@@ -50,6 +50,15 @@ TABLES: dict[str, dict[str, str]] = {
     "[tls]": {"authority": '"tls/ca.pem"', "certificates": '"tls"'},
     "[storage]": {"directory": '"."', "map_size": '"1GiB"', "snapshot_every_entries": "500", "snapshots_kept": "3"},
     "[timing]": {"election_min_ms": "200", "election_max_ms": "500", "heartbeat_ms": "50", "node_down_s": "30"},
+    "[access]": {
+        "users": '["%hpc"]',
+        "operators": '["%forebay-operators"]',
+        "operators_through": '["login1"]',
+        "socket": '"gateway.sock"',
+        "gateway_account": '"forebay"',
+        "munge": "false",
+        "munge_socket": '"/run/munge/munge.socket.2"',
+    },
     "[staging]": {"sources": '["/in/%u"]', "destinations": '["/out"]'},
     "[policy]": {
         name: str(getattr(DEFAULT_SITE, name)).lower()

@@ -255,8 +255,7 @@ class Operator:
             return members(
                 controller.name,
                 controller.engine,
-                api_of=controller.membership.api_of,
-                peer_of=controller.config.members.get,
+                controller.membership,
                 applied_index=controller.applied_index,
                 revision=state.revision,
             )
@@ -284,6 +283,8 @@ class Operator:
                 world.counts[f"refused: {getattr(answer, 'code', 'unwise')}"] += 1
                 world.note("change refused", str(answer))
                 return None
+            elif isinstance(answer, TypeError | AttributeError):
+                raise answer  # a mistake of this world, not an answer in it
             elif answer is not None and not isinstance(answer, Exception):
                 return answer
             else:

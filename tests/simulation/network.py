@@ -70,9 +70,14 @@ class SimLinks:
         world.replicas[place].links = self
 
     def set_peers(self, addresses: Mapping[str, tuple[str, ...]]) -> None:
-        before, self.peers = self.peers, {peer: places[0] for peer, places in sorted(addresses.items())}
+        # The one that its cluster has, if any: the world's files are as old as the world, and no certificate here says
+        # that somebody else has come to live at the first one.
+        before, self.peers = self.peers, {peer: places[-1] for peer, places in sorted(addresses.items())}
         if self.open and before != self.peers:
             self._world.network.rearranged(self, before)
+
+    def address_of(self, name: str) -> str | None:
+        return next((address for peer, address in self.peers.items() if peer.partition("#")[0] == name), None)
 
     async def start(self) -> None:
         self.open = True

@@ -131,5 +131,5 @@ def test_the_authority_of_another_cluster_issues_nothing_for_this_one(founded: C
 
 
 def test_every_role_can_be_issued() -> None:
-    roles = "replica agent operator user scheduler auditor drill helper gateway"
+    roles = "replica agent operator user scheduler auditor monitor drill helper gateway"
     assert {role.value for role in Role} == set(roles.split())

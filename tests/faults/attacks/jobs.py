@@ -34,6 +34,7 @@ PUBLIC: Final = {".pem", ".toml", ".lua"}
 SECRET_VARIABLE: Final = "FOREBAY_QUICK_START"
 """A variable that replicas and agents have: who reads it has read the environment of somebody else."""
 
+# A socket may be written to by everybody on purpose, the gateway above all: the kernel says who has connected.
 TRIES: Final = f"""#!/bin/sh
 #SBATCH -t 1
 exec 2>/dev/null
@@ -41,7 +42,7 @@ id -u >tried
 while read -r path; do
     [ -e "$path" ] && head -c 1 "$path" >/dev/null && echo "read $path" >>tried
     [ -d "$path" ] && ls "$path" >/dev/null && echo "listed $path" >>tried
-    [ -e "$path" ] && [ -w "$path" ] && echo "may write $path" >>tried
+    [ -e "$path" ] && [ ! -S "$path" ] && [ -w "$path" ] && echo "may write $path" >>tried
 done <private
 for process in /proc/[0-9]*; do
     [ "$process" != "/proc/$$" ] && tr '\\0' '\\n' <"$process/environ" | grep -q '^{SECRET_VARIABLE}=' \\
