@@ -55,7 +55,7 @@ TABLES: dict[str, dict[str, str]] = {
         "operators": '["%forebay-operators"]',
         "operators_through": '["login1"]',
         "socket": '"gateway.sock"',
-        "gateway_account": '"forebay"',
+        "gateway_account": '"gates"',
         "munge": "false",
         "munge_socket": '"/run/munge/munge.socket.2"',
     },
