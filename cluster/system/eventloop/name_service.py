@@ -38,17 +38,67 @@ class NotKnownNow(Exception):
     """The name service has not answered; the message is a sentence."""
 
 
+class Lookups(Generic[K, V]):
+    """One thread that looks up keys, and who waits for it; a key that is asked for twice is looked up once."""
+
+    def __init__(self, lookup: Callable[[K], V], note: Callable[[K, asyncio.Future[V]], None]) -> None:
+        """`lookup` may take long; whatever it raises, who waits is given an OSError. `note`, on the loop, is told what
+        came of each.
+        """
+        self._lookup = lookup
+        self._note = note
+        self.under_way: dict[K, asyncio.Future[V]] = {}
+        self._asked: SimpleQueue[tuple[K, asyncio.Future[V]]] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, key: K) -> asyncio.Future[V]:
+        """Return what is looked up, or is from now on."""
+        waiting = self.under_way.get(key)
+        if waiting is None or waiting.get_loop() is not asyncio.get_running_loop():
+            waiting = self.under_way[key] = asyncio.get_running_loop().create_future()
+            waiting.add_done_callback(lambda done: self._ended(key, done))
+            self._asked.put((key, waiting))
+            if self._thread is None:
+                # A daemon: a name service that hangs must not keep this process from ending.
+                self._thread = threading.Thread(target=self._work, name="name-service", daemon=True)
+                self._thread.start()
+        return waiting
+
+    def _work(self) -> None:
+        while True:
+            key, waiting = self._asked.get()
+            error: OSError | None = None
+            found: V | None = None
+            try:
+                found = self._lookup(key)
+            except Exception as raised:
+                error = raised if isinstance(raised, OSError) else OSError(str(raised))
+            with suppress(RuntimeError):  # the loop may be closed
+                waiting.get_loop().call_soon_threadsafe(_settle, waiting, found, error)
+
+    def _ended(self, key: K, done: asyncio.Future[V]) -> None:
+        self.under_way.pop(key, None)
+        if not done.cancelled():
+            self._note(key, done)
+
+
+def _settle(waiting: asyncio.Future[Any], found: object, error: OSError | None) -> None:
+    if waiting.done():
+        return
+    if error is None:
+        waiting.set_result(found)
+    else:
+        waiting.set_exception(error)
+
+
 class NameService(Generic[K, V]):
     """What the name service says of keys: `lookup` may take long, and raises OSError where it cannot tell."""
 
     def __init__(self, lookup: Callable[[K], V], clock: Clock, *, wait_s: float = WAIT_S) -> None:
-        self._lookup = lookup
         self._clock = clock
         self._wait_s = wait_s
         self._known: dict[K, tuple[V, float]] = {}
-        self._under_way: dict[K, asyncio.Future[V]] = {}
-        self._asked: SimpleQueue[tuple[K, asyncio.Future[V]]] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._lookups = Lookups(lookup, self._note)
 
     def known(self, key: K) -> V | None:
         """Return a fresh answer that is there already, None where somebody has to be asked."""
@@ -60,55 +110,17 @@ class NameService(Generic[K, V]):
         found, now_s = self._known.get(key), self._clock.monotonic_s()
         if found is not None and now_s < found[1] + KEPT_S:
             return found[0]
-        waiting = self._begin(key)
-        if waiting is not None:
+        if key in self._lookups.under_way or len(self._lookups.under_way) < WAITING_MAX:
             with suppress(TimeoutError, OSError):
-                return await asyncio.wait_for(asyncio.shield(waiting), self._wait_s)
+                return await asyncio.wait_for(asyncio.shield(self._lookups.begin(key)), self._wait_s)
         if found is not None and now_s < found[1] + KEPT_SILENT_S:
             return found[0]
         raise NotKnownNow(f"the name service of this machine says nothing of {key!r:.120} at the moment")
 
-    def _begin(self, key: K) -> asyncio.Future[V] | None:
-        waiting = self._under_way.get(key)
-        if waiting is not None:
-            return waiting
-        if len(self._under_way) >= WAITING_MAX:
-            return None
-        waiting = self._under_way[key] = asyncio.get_running_loop().create_future()
-        waiting.add_done_callback(lambda done: self._note(key, done))
-        self._asked.put((key, waiting))
-        if self._thread is None:
-            # A daemon: a name service that hangs must not keep this process from ending.
-            self._thread = threading.Thread(target=self._work, name="name-service", daemon=True)
-            self._thread.start()
-        return waiting
-
-    def _work(self) -> None:
-        while True:
-            key, waiting = self._asked.get()
-            error: Exception | None = None
-            found: V | None = None
-            try:
-                found = self._lookup(key)
-            except Exception as raised:
-                error = raised if isinstance(raised, OSError) else OSError(str(raised))
-            with suppress(RuntimeError):  # the loop may be closed
-                waiting.get_loop().call_soon_threadsafe(_settle, waiting, found, error)
-
     def _note(self, key: K, done: asyncio.Future[V]) -> None:
-        self._under_way.pop(key, None)
-        if done.cancelled() or done.exception() is not None:
+        if done.exception() is not None:
             return
         self._known.pop(key, None)
         while len(self._known) >= KEPT_MAX:
             del self._known[next(iter(self._known))]
         self._known[key] = (done.result(), self._clock.monotonic_s())
-
-
-def _settle(waiting: asyncio.Future[Any], found: object, error: Exception | None) -> None:
-    if waiting.done():
-        return
-    if error is None:
-        waiting.set_result(found)
-    else:
-        waiting.set_exception(error)

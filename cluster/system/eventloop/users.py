@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from queue import SimpleQueue
 
 from cluster.system import Clock, uid_of
+from cluster.system.eventloop.name_service import Lookups
 
 LOGGER = logging.getLogger(__name__)
 
@@ -39,19 +37,16 @@ class Identities:
     def __init__(self, clock: Clock, *, lookup: Lookup = uid_of, wait_s: float = WAIT_S) -> None:
         """`lookup` is what may take long."""
         self._clock = clock
-        self._lookup = lookup
         self._wait_s = wait_s
         self._known: dict[str, tuple[int | None, float]] = {}
-        self._under_way: dict[str, asyncio.Future[int | None]] = {}
-        self._asked: SimpleQueue[tuple[str, asyncio.Future[int | None]]] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._lookups = Lookups(lookup, self._note)
 
     async def uids(self, names: Iterable[str]) -> dict[str, int | None]:
         """Return the uid of each name, None where it is unknown or the name service took too long."""
         now_s = self._clock.monotonic_s()
         wanted = list(dict.fromkeys(names))
         unknown = [name for name in wanted if not self._is_fresh(name, now_s)]
-        asked = [self._ask(name) for name in unknown[:ASKED_MAX]]
+        asked = [self._lookups.begin(name) for name in unknown[:ASKED_MAX]]
         if asked:
             await asyncio.wait(asked, timeout=self._wait_s)
         return {name: self._known.get(name, (None, 0.0))[0] for name in wanted}
@@ -59,47 +54,10 @@ class Identities:
     def _is_fresh(self, name: str, now_s: float) -> bool:
         return name in self._known and now_s < self._known[name][1] + KEPT_S
 
-    def _ask(self, name: str) -> asyncio.Future[int | None]:
-        waiting = self._under_way.get(name)
-        if waiting is None or waiting.get_loop() is not asyncio.get_running_loop():
-            waiting = self._under_way[name] = asyncio.get_running_loop().create_future()
-            waiting.add_done_callback(lambda done: self._note(name, done))
-            self._asked.put((name, waiting))
-            if self._thread is None:
-                # A daemon: a name service that hangs must not keep this process from ending.
-                self._thread = threading.Thread(target=self._work, name="identities", daemon=True)
-                self._thread.start()
-        return waiting
-
-    def _work(self) -> None:
-        while True:
-            name, waiting = self._asked.get()
-            found: int | None = None
-            error: Exception | None = None
-            try:
-                found = self._lookup(name)
-            except Exception as raised:
-                error = raised
-            # The loop may be closed when the replica stopped meanwhile.
-            with suppress(RuntimeError):
-                waiting.get_loop().call_soon_threadsafe(_answer, waiting, found, error)
-
     def _note(self, name: str, done: asyncio.Future[int | None]) -> None:
-        self._under_way.pop(name, None)
-        if done.cancelled():
-            return
         error = done.exception()
         if error is not None:
             LOGGER.info("the uid of %s could not be looked up: %s", name, error)
         if len(self._known) >= KEPT_MAX:
             self._known.clear()
         self._known[name] = None if error is not None else done.result(), self._clock.monotonic_s()
-
-
-def _answer(waiting: asyncio.Future[int | None], found: int | None, error: Exception | None) -> None:
-    if waiting.done():
-        return
-    if error is None:
-        waiting.set_result(found)
-    else:
-        waiting.set_exception(error)
