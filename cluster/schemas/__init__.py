@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from replica.faces import shown
 
 if TYPE_CHECKING:
-    from cluster.schemas.base import Answer, Command, Json, made_of, shared_fields
+    from cluster.schemas.base import BODY_BYTES_MAX, USER_HEADER, Answer, Command, Json, made_of, shared_fields
     from cluster.schemas.burst import (
         NO_VALUE,
         BurstAnswer,
@@ -164,7 +164,7 @@ else:
     __getattr__ = shown(
         __name__,
         """
-        base: Answer Command Json made_of shared_fields
+        base: BODY_BYTES_MAX USER_HEADER Answer Command Json made_of shared_fields
         burst: NO_VALUE BurstAnswer BurstBufferView BurstPoolView BurstUseView ProviderStatus Zone burst_lines
         burst: burst_text local_time owner
         channel_frames: ANSWER_BYTES_MAX CHANNEL_VERSION FRAME_BYTES_MAX NOT_LEADER OUTSTANDING_MAX Ask ChannelRefused

@@ -21,6 +21,12 @@ CommandId = Annotated[
     ),
 ]
 
+BODY_BYTES_MAX = 8 * 1024 * 1024
+"""One request's body, bytes: a full bulk request of ordinary scripts, or one script of the largest size, escaped."""
+
+USER_HEADER = "Forebay-User"
+"""The header in which a gateway names the account that it speaks for."""
+
 NUMBER_MAX = 2**63 - 1
 """A number in a request: what a signed 64-bit field of the ledger holds. What it may be is asked where it is used."""
 

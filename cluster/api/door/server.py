@@ -22,7 +22,6 @@ from cluster.api.web import (
     LINE_CHARACTERS_MAX,
     QUERY_CHARACTERS_MAX,
     SWEEP_PERIOD_S,
-    USER_HEADER,
     Asked,
     BodyBudget,
     Connection,
@@ -44,7 +43,7 @@ from cluster.api.web import (
     too_many,
     unforeseen,
 )
-from cluster.schemas import PEOPLE, Operation
+from cluster.schemas import PEOPLE, USER_HEADER, Operation
 from cluster.security import NotIdentified, PeerCertificate, Role
 from cluster.system import Address
 from cluster.system.eventloop import BYTES_PER_SLICE, Acceptor

@@ -41,4 +41,4 @@ from cluster.api.web.problems import (
     unknown_job,
 )
 from cluster.api.web.routing import check_query, find_operation
-from cluster.api.web.vouching import USER_HEADER, AccessRules, Voucher, Vouching, not_named
+from cluster.api.web.vouching import AccessRules, Voucher, Vouching, not_named

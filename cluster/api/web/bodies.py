@@ -11,10 +11,8 @@ import msgspec
 from aiohttp import web
 
 from cluster.api.web.problems import Problem, bad, too_busy
+from cluster.schemas import BODY_BYTES_MAX
 from cluster.security import Identity, Role
-
-BODY_BYTES_MAX = 8 * 1024 * 1024
-"""One request's body, bytes: a full bulk request of ordinary scripts, or one script of the largest size, escaped."""
 
 SMALL_BODY_BYTES = 64 * 1024
 """A body up to this has room that large ones cannot take, bytes: a submit, a hold, a drain, whatever else happens."""

@@ -18,6 +18,7 @@ import msgspec
 
 from cluster.api.web.problems import Problem, denied, too_busy
 from cluster.config import GROUP_SIGN, MUNGE, AccessTable
+from cluster.schemas import USER_HEADER
 from cluster.security import (
     MUNGE_WAY,
     NAME_RULE,
@@ -39,9 +40,6 @@ from cluster.system.eventloop import NameService, NotKnownNow
 from replica.values import MICROSECONDS_PER_SECOND, Instant
 
 LOGGER = logging.getLogger(__name__)
-
-USER_HEADER: Final = "Forebay-User"
-"""The header in which a gateway names the account that it speaks for."""
 
 SPOKEN_FOR_S: Final = 3_600
 """How long one request may last in the name of an account, a stream of events above all, seconds: then its reader comes

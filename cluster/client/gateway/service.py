@@ -25,7 +25,7 @@ from cluster.client.attempt import ATTEMPT_HEADER, AttemptFailed, AttemptView
 from cluster.client.calls import ENDPOINTS_MAX, REDIRECT_STATUSES, redirection
 from cluster.client.exchange import Exchange
 from cluster.config import Access
-from cluster.schemas import ErrorAnswer, ErrorView
+from cluster.schemas import BODY_BYTES_MAX, USER_HEADER, ErrorAnswer, ErrorView
 from cluster.security import NAME_RULE, TlsFiles, is_name
 from cluster.system import OVERFLOW_UID, Address, Clock, account_of, peer_account, short_path
 from cluster.system.eventloop import NameService, NotKnownNow
@@ -50,9 +50,6 @@ CONNECT_S: Final = 3.0
 WRITE_S_MAX: Final = 30.0
 """How long a client may take to read a piece of its answer, seconds."""
 
-BODY_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Bytes of a body: as many as a replica reads."""
-
 SHUTDOWN_S: Final = 3.0
 """How long requests under way may take to end when the gateway stops, seconds."""
 
@@ -60,7 +57,6 @@ BACKLOG: Final = 256
 MODE: Final = 0o666
 """Everybody on the machine may connect."""
 
-USER_HEADER: Final = "Forebay-User"
 _PASSED_ON: Final = ("Accept", "Content-Type", "Last-Event-ID")
 _PASSED_BACK: Final = ("Allow", "Cache-Control", "Content-Type", "Forebay-Revision", "Location", "Retry-After")
 
