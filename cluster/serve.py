@@ -60,8 +60,8 @@ from cluster.server import (
 from cluster.server.mail import Mailer, sender_of
 from cluster.server.recovery import refuse_beside_history, refuse_incarnation_over
 from cluster.server.tlog import Counted, LogPeers, NoAnswer, Signed
-from cluster.system import READY, STOPPING, Address, Clock, SystemClock, leave_when_terminated, tell_manager
-from cluster.system.eventloop import Identities, Watchdog
+from cluster.system import LOG_FORMAT, READY, STOPPING, Address, Clock, SystemClock, leave_when_terminated, tell_manager
+from cluster.system.eventloop import Identities, Watchdog, stop_on_signals
 from replica.messages import ReleaseNeeded
 from snapshots import SnapshotFailed
 from wal import BrokenInvariant, Configuration, Environment, Member, RecoveryRefused, StorageFailed, initial, unknown
@@ -105,8 +105,6 @@ APPLIED = ("replicas", "mail", "limits", "witnesses", "checkpoints")
 
 RESTARTED = ("cluster", "replicas", "tls", "storage", "timing", "provider")
 """Those that count from its next start on; of the replicas its own row."""
-
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class Refused(Exception):
@@ -509,10 +507,7 @@ async def run(
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_unhandled)
     stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    # Until there is something to read again: whoever asks too early loses nothing.
-    loop.add_signal_handler(signal.SIGHUP, lambda: None)
+    stop_on_signals(stopped)
     clock = SystemClock()
     tell_manager(status="waits until its certificate is valid and the others say how they stand")
     try:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from cluster.agent import main
-from cluster.agent.service import EXIT_CONFIGURATION
 from cluster.config import Config, ConfigError
-from cluster.system import leave_when_terminated
+from cluster.system import EXIT_CONFIGURATION, leave_when_terminated
 
 
 def run(arguments: list[str]) -> int:

@@ -44,8 +44,8 @@ from cluster.schemas import (
     new_command_id,
 )
 from cluster.security import TlsRefused, until_valid
-from cluster.system import READY, STOPPING, Clock, SystemClock, tell_manager
-from cluster.system.eventloop import Watchdog
+from cluster.system import EXIT_CONFIGURATION, LOG_FORMAT, READY, STOPPING, Clock, SystemClock, tell_manager
+from cluster.system.eventloop import Watchdog, stop_on_signals
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +53,7 @@ EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_REPLACED: Final = 77
 """Another agent has its name: who is started again would take the name back, and so would that one."""
-EXIT_CONFIGURATION: Final = 78
-"""EX_CONFIG of sysexits.h: starting again does not help until somebody changes something."""
 
-LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 """As the replicas write theirs (cluster.serve), so that both can be read together."""
 
 CALL_DEADLINE_S: Final = 10.0
@@ -385,10 +382,7 @@ class _BackOff:
 @contextlib.contextmanager
 def _stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    # Until there is something to read again. Certificates are, before each request.
-    loop.add_signal_handler(signal.SIGHUP, lambda: None)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop_on_signals(stop)
     try:
         yield
     finally:

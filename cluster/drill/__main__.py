@@ -12,21 +12,18 @@ from typing import Final
 
 from cluster.client import Client
 from cluster.config import Config, ConfigError, Reloader
-from cluster.drill.helper import Helper, stop_on_signals
+from cluster.drill.helper import Helper
 from cluster.drill.messages import HelperRefused
 from cluster.schemas import operations
 from cluster.schemas.drills import DrillAnswer
 from cluster.security import Credentials, TlsRefused, until_valid
-from cluster.system import SystemClock, leave_when_terminated
+from cluster.system import EXIT_CONFIGURATION, LOG_FORMAT, SystemClock, leave_when_terminated
+from cluster.system.eventloop import stop_on_signals
 
 EXIT_FAILED: Final = 1
-EXIT_CONFIGURATION: Final = 78
-"""EX_CONFIG of sysexits.h: starting again does not help until somebody changes something."""
 
 KNOWN_S: Final = 5.0
 """How long the cluster may take to say whether a drill is under way, seconds."""
-
-LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def run(arguments: list[str]) -> int:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import datetime
 import logging
-import signal
 import ssl
 import sys
 from collections.abc import Awaitable, Callable
@@ -353,11 +352,3 @@ class Helper:
             for future, value in ((one.begun, said), (one.over, why)):
                 if not future.done():
                     future.set_result(value)
-
-
-def stop_on_signals(stop: asyncio.Event) -> None:
-    """Set `stop` when this process is asked to end."""
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # until there is something to read again
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)

@@ -11,11 +11,9 @@ from typing import Final
 
 import msgspec
 
-from cluster.system import Clock
+from cluster.system import LOG_FORMAT, Clock
 from replica.model import CreatePersistent, DestroyPersistent, Provision
 from replica.values import POOLS_MAX, SIZE_BYTES_MAX, name_fault
-
-LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class OperationError(Exception):

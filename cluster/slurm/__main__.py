@@ -14,20 +14,17 @@ from typing import Final
 from cluster.client import Client
 from cluster.config import ConfigError, Reloader, read_access
 from cluster.security import TlsRefused, until_valid
-from cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, report_served, stop_on_signals
+from cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, report_served
 from cluster.slurm.calls import CALL_S
 from cluster.slurm.checks import certificate_fault
 from cluster.slurm.files import DirectoryRefused, Files
-from cluster.system import SystemClock, leave_when_terminated
+from cluster.system import EXIT_CONFIGURATION, LOG_FORMAT, SystemClock, leave_when_terminated
+from cluster.system.eventloop import stop_on_signals
 
 EXIT_FAILED: Final = 1
-EXIT_CONFIGURATION: Final = 78
-"""EX_CONFIG of sysexits.h: starting again does not help until somebody changes something."""
 
 SERVED_S: Final = 10.0
 """Seconds after which a bridge counts as started though no leader answers: slurmctld is started after it."""
-
-LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def run(arguments: list[str]) -> int:

@@ -15,7 +15,6 @@ import fcntl
 import logging
 import os
 import secrets
-import signal
 import socket
 import struct
 import termios
@@ -453,14 +452,6 @@ def _outcome(task: asyncio.Task[Answer]) -> Answer:
 def _unread(descriptor: int) -> int:
     """Return how many bytes a FIFO holds."""
     return int(struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))[0])
-
-
-def stop_on_signals(stop: asyncio.Event) -> None:
-    """Have SIGTERM and SIGINT set `stop`; SIGHUP does nothing yet: certificates are read when they change."""
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, lambda: None)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
 
 
 def report_served() -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         start_time,
         sync_file_system,
     )
-    from cluster.system.service_manager import READY, STOPPING, tell_manager
+    from cluster.system.service_manager import EXIT_CONFIGURATION, LOG_FORMAT, READY, STOPPING, tell_manager
 else:
     __getattr__ = shown(
         __name__,
@@ -45,6 +45,6 @@ else:
         job_process: CAPABILITIES LIMITS UNLIMITED JobProcess forgo limit prepare reset
         processes: all_pids become_subreaper boot_id descendants die_with_parent environment_variables fields_of
         processes: hold_termination leave_when_terminated send start_time sync_file_system
-        service_manager: READY STOPPING tell_manager
+        service_manager: EXIT_CONFIGURATION LOG_FORMAT READY STOPPING tell_manager
         """,
     )

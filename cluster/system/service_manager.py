@@ -1,4 +1,4 @@
-"""What a process tells the service manager that started it, as sd_notify(3) has it; where there is none, nobody."""
+"""What a process tells the service manager that started it: its log, how it ended, and by sd_notify(3) how it is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ import contextlib
 import os
 import socket
 from typing import Final
+
+LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+"""How each process writes a line of its log, on stderr."""
+
+EXIT_CONFIGURATION: Final = 78
+"""EX_CONFIG of sysexits.h: starting again does not help until somebody changes something."""
 
 SOCKET_VARIABLE: Final = "NOTIFY_SOCKET"
 """Environment variable: where the service manager listens; with @ first it is no file (unix(7))."""

@@ -23,9 +23,7 @@ from cluster.api.door.channel import ChannelServer
 from cluster.api.door.link import RemoteCore
 from cluster.api.door.server import Server
 from cluster.security import Credentials, TlsFiles
-from cluster.system import Address, die_with_parent
-
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+from cluster.system import LOG_FORMAT, Address, die_with_parent
 
 EXIT_CORE_LOST = 1
 

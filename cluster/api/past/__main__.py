@@ -42,13 +42,12 @@ from cluster.api.past.terms import terms_of
 from cluster.api.past.tree import Tree
 from cluster.schemas import LENGTH
 from cluster.server.tlog import LOG_DIRECTORY
-from cluster.system import SystemClock, die_with_parent
+from cluster.system import LOG_FORMAT, SystemClock, die_with_parent
 from replica.state import State
 from wal import Environment, JobIndex, JobIndexBroken, Ledger
 
 LOGGER = logging.getLogger("cluster.api.past")
 
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 POLL_S = 0.25
 """How often the ledger is looked at while nobody asks, seconds: one look at its marks."""

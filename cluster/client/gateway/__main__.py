@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import signal
 import sys
 from pathlib import Path
 from typing import Final
@@ -13,13 +12,11 @@ from typing import Final
 from cluster.client.gateway.service import Gateway, GatewayRefused
 from cluster.config import ConfigError, read_access
 from cluster.security import Role, TlsRefused, certificate_of, until_valid
-from cluster.system import SystemClock, leave_when_terminated
+from cluster.system import EXIT_CONFIGURATION, LOG_FORMAT, SystemClock, leave_when_terminated
+from cluster.system.eventloop import stop_on_signals
 
 EXIT_FAILED: Final = 1
-EXIT_CONFIGURATION: Final = 78
-"""EX_CONFIG of sysexits.h: starting again does not help until somebody changes something."""
 
-LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 LOGGER = logging.getLogger("cluster.client.gateway")
 
 
@@ -44,9 +41,7 @@ def run(arguments: list[str]) -> int:
 
 async def _serve(chosen: argparse.Namespace) -> None:
     config, clock, stop = read_access(chosen.config), SystemClock(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop_on_signals(stop)
     files = config.tls_files(chosen.name)
     found = certificate_of(files.certificate.parent, chosen.name)
     if found.role != Role.GATEWAY:

@@ -24,7 +24,8 @@ from cluster.security.witness.keys import WitnessRefused, read_key
 from cluster.security.witness.seen import Seen
 from cluster.security.witness.server import WitnessServer
 from cluster.security.witness.witness import Log, Witness, log_of, logs_in
-from cluster.system import Address, AddressError, SystemClock, leave_when_terminated
+from cluster.system import LOG_FORMAT, Address, AddressError, SystemClock, leave_when_terminated
+from cluster.system.eventloop import stop_on_signals
 from replica.values import plain
 
 LOGGER = logging.getLogger("cluster.security.witness")
@@ -37,8 +38,6 @@ EXIT_CONFIGURATION_REFUSED: Final = 78
 
 LOGS_MAX: Final = 1024
 """Logs of one witness, count: each is a row and some keys in memory."""
-
-LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class _Refused(Exception):
@@ -74,9 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _run(options: argparse.Namespace) -> None:
     stopped = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)  # until there are keys to read again
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    stop_on_signals(stopped)
     logs = _logs(options.log, options.keys)
     address, tls = _place(options.listen, options.certificate, options.certificate_key)
     try:

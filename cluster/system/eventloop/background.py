@@ -1,11 +1,22 @@
-"""What a replica does in the background from its start to its stop: one task of the loop."""
+"""What a process does in the background from its start to its stop, one task of the loop; and who asks it to stop."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NoReturn
+
+
+def stop_on_signals(stop: asyncio.Event) -> None:
+    """Have SIGTERM and SIGINT set `stop`, in the running loop; SIGHUP ends nothing: until there is something to read
+    again, who asks for it too early loses nothing.
+    """
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
 
 
 class Background(ABC):
