@@ -134,7 +134,7 @@ def test_a_switchover_is_planned_confirmed_measured_and_told_and_no_job_notices_
 
 FORCE = ("--force", "digests")
 """States are compared about once a minute of change, and these tests are shorter."""
-HOLD = ("--hold-s", "2", *FORCE)
+HOLD = ("--hold-s", "4", *FORCE)
 LONG = ("--hold-s", "60", *FORCE)
 PATIENT = ("--goal-ms", "30000", "--abort-after-s", "30", "--abort-if-slower", "0")
 

@@ -340,7 +340,8 @@ class Coordinator:
             await channel.ask(begin)
             seen.done_s = self._clock.monotonic_s()
             tasks.append(asyncio.create_task(self._renew(channel, drill)))
-            tasks.append(asyncio.create_task(self._observe(plan, seen)))
+            tasks.append(asyncio.create_task(self._observe_leaders(plan, seen)))
+            tasks.append(asyncio.create_task(self._observe_nodes(plan, seen)))
             self._tell(f"{plan.target} {scenario.does} after {plan.hold_s} s")
             await self._while_well(plan.hold_s)
             await channel.ask(End(drill))
@@ -364,12 +365,17 @@ class Coordinator:
         except HelperRefused as error:
             self._stop = self._stop or f"the fault ended before its time: {error}"
 
-    async def _observe(self, plan: Plan, seen: Fault) -> None:
-        """Note what others see of a fault, for as long as it is held."""
-        while True:
+    async def _observe_leaders(self, plan: Plan, seen: Fault) -> None:
+        """Note who leads while the target cannot; asks the others themselves, for a leader that hangs tells nobody."""
+        while not seen.took_over:
             await asyncio.sleep(LOOK_S)
             leads = {one.leader for one in (await self._statuses()).values() if one.ready} - {plan.target, None}
-            seen.took_over = seen.took_over or next((one for one in leads if one), "")
+            seen.took_over = next((one for one in leads if one), "")
+
+    async def _observe_nodes(self, plan: Plan, seen: Fault) -> None:
+        """Note what the leader says of nodes for as long as a fault is held; a leader that hangs says it late."""
+        while True:
+            await asyncio.sleep(LOOK_S)
             with contextlib.suppress(ApiError):
                 nodes = (await self._client.call(ops.LIST_NODES, deadline_s=STATUS_S)).nodes
                 now_s, others = self._clock.monotonic_s(), self._up - self._spared

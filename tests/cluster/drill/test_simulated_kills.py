@@ -19,8 +19,11 @@ from cluster.drill.record import Record
 from cluster.system import Address
 from tests.cluster.drill.simulated import PROBE_S, RESTART_S, VICTIMS, Simulated
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-"""Coroutines of who was killed are closed in the midst of something."""
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
+]
+"""Coroutines of who was killed are closed in the midst of something, or before they began."""
 
 SETTLED_S = 2 * RESTART_S + 1.0
 """What it takes to start a helper again, which waits for whoever is at it."""

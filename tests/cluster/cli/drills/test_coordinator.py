@@ -52,7 +52,7 @@ class ClusterDouble:
         self.given: dict[str, int] = {}
         self.ended: EndDrillRequest | None = None
         self.leader = "r1"
-        self.silent = self.forgets = self.disagree = self.hangs = False
+        self.silent = self.forgets = self.disagree = self.hangs = self.mute = False
         self.dead: set[str] = set()
         self.refusal: ApiError | None = None
         self.abort = self.second = ""
@@ -78,6 +78,9 @@ class ClusterDouble:
         if operation is ops.SHOW_DRILL:
             return replace(DRILL, abort=self.abort, second=self.second)
         if operation is ops.LIST_NODES:
+            if self.mute:
+                await asyncio.sleep(more["deadline_s"])
+                raise ApiError(0, "unreachable", "it does not answer")
             rows = tuple(replace(row, last_contact_s=0.0, state=self.nodes[row.name]) for row in WELL.nodes)
             return NodesAnswer(revision=9, nodes=rows)
         if operation is ops.LIST_DIGESTS:
@@ -383,6 +386,24 @@ async def test_a_fault_is_begun_renewed_and_undone_and_others_lead_meanwhile(clu
     assert kinds[0] is Begin and kinds.count(Renew) >= 3 and kinds[-1] is End
     assert machines.asked[0] == Begin(3, "1", "leader-hang", "r1", 1 + DURATION_MORE_S)
     assert found.figures["held_us"] >= 1_000_000 and found.figures["target_back_us"] >= 0
+
+
+@story
+async def test_a_leader_that_hangs_with_every_question_to_it_keeps_nobody_from_seeing_who_leads_instead(
+    cluster: ClusterDouble,
+) -> None:
+    machines = MachinesDouble(cluster)
+    timers = list[asyncio.TimerHandle]()
+
+    def hang() -> None:
+        cluster.mute = True
+        elected = asyncio.get_running_loop().call_later(0.4, setattr, cluster, "leader", "r3")
+        timers.append(elected)
+
+    machines.on_begin = hang
+    machines.on_end = lambda: setattr(cluster, "mute", False)
+    found = await held(cluster, machines)
+    assert found.verdict == "passed" and timers, found.sentence
 
 
 FAILS: dict[str, tuple[Callable[[ClusterDouble], None], Plan, str]] = {
