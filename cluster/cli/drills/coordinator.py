@@ -514,13 +514,15 @@ class Coordinator:
         with contextlib.suppress(ApiError):
             for lock in (await self._client.call(ops.LIST_DRILLS, deadline_s=STATUS_S)).locks[:1]:
                 return f"{lock.by} wants no drills: {lock.reason}"
+        # Who is the target when all are asked may be none any more when they have answered, and the other way round.
+        spared = self._spared
         statuses = await self._statuses()
-        silent = sorted(set(self._replicas) - self._spared - set(statuses))
+        silent = sorted(set(self._replicas) - spared - self._spared - set(statuses))
         if silent:
             return f"{', '.join(silent)} did not answer for {STATUS_S:g} s"
         with contextlib.suppress(ApiError):
             nodes = (await self._client.call(ops.LIST_NODES, deadline_s=STATUS_S)).nodes
-            down = sorted({one.name for one in nodes if one.state == "DOWN"} & self._up - self._spared)
+            down = sorted({one.name for one in nodes if one.state == "DOWN"} & self._up - spared - self._spared)
             if down:
                 return f"{', '.join(down)} is DOWN, and is not the target"
         odd = sorted(name for name, one in (await self._digests()).items() if one.verdict in ("disputed", "odd"))

@@ -283,6 +283,17 @@ def _moved(site: Site, file: Path, *names: str) -> Config:
     return Config.load(file)
 
 
+async def handed_over(operator: Client, heir: str) -> str | None:
+    """Return who leads in the end; a busy machine may keep the heir from answering for an election's time."""
+    while True:
+        try:
+            return (await operator.call(ops.TRANSFER_LEADERSHIP, to(heir, operator))).leader
+        except ApiError as error:
+            if error.code != "silent":
+                raise
+            await asyncio.sleep(0.1)
+
+
 @story
 async def test_one_replica_is_renumbered_by_a_command_and_all_at_once_by_their_files(tmp_path: Path) -> None:
     async with site_of_three(tmp_path) as site:
@@ -305,7 +316,7 @@ async def test_one_replica_is_renumbered_by_a_command_and_all_at_once_by_their_f
             shown = next(member for member in found.members if member.name == moves)
             assert (shown.peer, shown.api) == (str(row.peer), str(row.api))
             assert "write the former there, and send this replica SIGHUP" in shown.addresses_differ
-            assert (await operator.call(ops.TRANSFER_LEADERSHIP, to(moves, operator))).leader == moves
+            assert await handed_over(operator, moves) == moves
             # Whoever is asked at an old address is led to the new one.
             last = old.replica(leader or "").api
             assert (await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))).job_id == 2

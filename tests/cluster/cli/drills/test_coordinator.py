@@ -29,7 +29,7 @@ from replica.values import MESSAGE_CHARACTERS_MAX
 from tests.cluster.cli.drills.test_preconditions import STATUS, WELL
 from tests.cluster.harness import story
 
-GOALS = Goals(write_stop_us=60_000_000, abort_after_us=60_000_000)
+GOALS = Goals(write_stop_us=60_000_000, abort_after_us=60_000_000, slower_max=0)
 """A machine that is busy is no reason to end these."""
 IMPATIENT = Goals(write_stop_us=500_000, abort_after_us=400_000)
 PLAN = Plan(
@@ -432,7 +432,7 @@ def test_what_does_not_come_as_it_should_fails_it(cluster: ClusterDouble, why: s
     machines = MachinesDouble(cluster)
     machines.on_begin = lambda: begin(cluster)
     found = asyncio.run(held(cluster, machines, plan))
-    assert found.verdict == "failed" and sentence in found.sentence
+    assert found.verdict == "failed" and sentence in found.sentence, found.sentence
 
 
 HELPER_STOPS: dict[str, tuple[Callable[[ClusterDouble, MachinesDouble], None], str]] = {
@@ -503,6 +503,37 @@ async def test_the_target_of_a_fault_may_be_silent_and_no_other(cluster: Cluster
     machines.on_end = lambda: cluster.dead.discard("r1")
     found = await held(cluster, machines)
     assert found.verdict == "passed", found.sentence
+
+
+@pytest.mark.parametrize("target", ["r1", "n1"])
+@pytest.mark.parametrize("turns", ["into the target", "back into one of many"])
+def test_who_was_or_became_the_target_while_all_were_asked_is_not_taken_for_lost(
+    cluster: ClusterDouble, target: str, turns: str
+) -> None:
+    before, after = frozenset({target}), frozenset[str]()
+    if turns == "into the target":
+        before, after = after, before
+
+    class Turning(ClusterDouble):
+        """Where the target is another one once the last answer is there."""
+
+        async def call(self, operation: Any, request: Any = None, **more: Any) -> Any:
+            late = ops.LIST_NODES if target == "n1" else ops.SHOW_STATUS
+            try:
+                return await super().call(operation, request, **more)
+            finally:
+                if operation is late:
+                    coordinator._spared = after
+
+    double = Turning()
+    double.dead = {target} if turns == "into the target" else set()
+    double.nodes["n1"] = "DOWN" if target == "n1" else "UP"
+    coordinator = carried_out_by(double)
+    coordinator._spared, coordinator._up = before, frozenset({"n1"})
+    assert asyncio.run(coordinator._unwell()) == ""
+    coordinator._spared, after = frozenset(), frozenset()
+    double.dead = {target}
+    assert target in asyncio.run(coordinator._unwell()), "somebody else is"
 
 
 @story
