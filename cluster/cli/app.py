@@ -44,6 +44,7 @@ _MODULES: Final = {
     "commands.transfer": "transfer_group",
     "witness_commands": "witness_group",
     "check": "check",
+    "debug": "debug",
 }
 """Module of `cluster.cli` -> the commands and groups of it that the outermost group has."""
 
@@ -65,6 +66,7 @@ SUMMARIES: Final = {
     "check": "Say whether this machine is ready for its replicas and agents, before they start.",
     "cluster": "Look at the cluster's feature level and time, and set them right.",
     "config": "Show, compare and change the site's configuration (operators).",
+    "debug": "Write a file for whoever helps: cluster, replicas and this machine as they are now, without secrets.",
     "diff": "Show what is not what it was between two moments, and whose command changed each thing last.",
     "drill": "Exercise a take-over of the running cluster (operators).",
     "gateway": "Run a login node's gateway in the foreground: people there need no certificate.",

@@ -92,17 +92,13 @@ def check(names: tuple[str, ...], as_json: bool) -> None:
     for name in names:
         if name not in known:
             raise bad_input(f"{config.file} has no replica and no agent {name!r}", f"it has {', '.join(sorted(known))}")
-    chosen = names or tuple(name for name in sorted(known) if (config.tls.certificates / f"{name}.key").exists())
+    chosen = names or starting_here(config)
     if not chosen:
         raise bad_input(
             f"{config.tls.certificates} has no key of a replica or an agent of {config.file}",
             "copy the bundle of this host that `forebay init` wrote, or name what starts here with --name",
         )
-    rows = tuple(
-        CheckRow(name=name, check=what, verdict=verdict, found=found)
-        for name in chosen
-        for what, verdict, found in _checks(config, name, current.clock)
-    )
+    rows = checked(config, chosen, current.clock)
     if as_json:
         show_json(CheckAnswer(config=str(config.file), checks=rows))
     else:
@@ -111,6 +107,21 @@ def check(names: tuple[str, ...], as_json: bool) -> None:
     failed = sum(row.verdict is Verdict.FAIL for row in rows)
     if failed:
         raise Failure(ExitCode.BAD_INPUT, f"{failed} of {len(rows)} checks failed", "mend them before you start")
+
+
+def starting_here(config: Config) -> tuple[str, ...]:
+    """Return the replicas and agents whose keys lie on this machine, by name."""
+    known = {*(one.name for one in config.replicas), *(one.name for one in config.agents)}
+    return tuple(name for name in sorted(known) if (config.tls.certificates / f"{name}.key").exists())
+
+
+def checked(config: Config, names: tuple[str, ...], clock: Clock) -> tuple[CheckRow, ...]:
+    """Return what came of each check of each of them, in order."""
+    return tuple(
+        CheckRow(name=name, check=what, verdict=verdict, found=found)
+        for name in names
+        for what, verdict, found in _checks(config, name, clock)
+    )
 
 
 def _checks(config: Config, name: str, clock: Clock) -> Iterator[_Found]:

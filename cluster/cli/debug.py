@@ -1,0 +1,315 @@
+"""`forebay debug`: what somebody who helps needs to see of a cluster and of this machine, in one file without secrets.
+
+Keys, scripts and environments of jobs are never read for it. Of jobs there is nothing but what is asked for with --job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+
+from cluster.cli.check import checked, starting_here
+from cluster.cli.commands.options import JSON_OPTION
+from cluster.cli.exits import Failure, bad_input
+from cluster.cli.session import session
+from cluster.cli.text import note, show_json
+from cluster.client import ApiError
+from cluster.schemas import operations as ops
+from cluster.system import format_instant
+from replica.values import MESSAGE_CHARACTERS_MAX, MICROSECONDS_PER_SECOND, plain
+
+if TYPE_CHECKING:
+    from cluster.client import Client
+    from cluster.config import Config
+    from cluster.schemas import Operation
+
+ANSWER_S: Final = 5.0
+"""How long the cluster may take for each answer, seconds: a cluster that is asked for this is perhaps not well."""
+
+PART_BYTES_MAX: Final = 4 << 20
+"""Bytes of one part, the last ones of it."""
+
+LOGS_MAX: Final = 64
+"""Files of --log, count."""
+
+FILES_MAX: Final = 5_000
+"""Files that are named of one directory, count."""
+
+JOURNAL_LINES: Final = 20_000
+"""Lines that are taken from the machine's journal, count."""
+
+JOURNAL_S: Final = 20.0
+"""How long the machine's journal may take, seconds."""
+
+UNITS: Final = "forebay-*"
+"""Units of the packages, as `journalctl` matches them."""
+
+KERNEL: Final = ("loadavg", "meminfo", "uptime", "pressure/cpu", "pressure/io", "pressure/memory", "self/limits")
+"""Files of /proc that say how the machine is."""
+
+NEVER: Final = b"PRIVATE KEY-----"
+"""What no part may have in it, whatever it was made of."""
+
+_JOB: Final = re.compile(r"[0-9]+(_[0-9]+)?", re.ASCII)
+_STAMP: Final = re.compile(r"[-:]")
+
+_OF_THE_CLUSTER: Final[dict[str, Operation[None, Any]]] = {
+    "overview": ops.SHOW_OVERVIEW,
+    "members": ops.LIST_MEMBERS,
+    "nodes": ops.LIST_NODES,
+    "pools": ops.LIST_POOLS,
+    "configuration": ops.SHOW_CONFIGURATION,
+    "clock": ops.SHOW_CLOCK,
+    "feature-level": ops.SHOW_FEATURE_LEVEL,
+    "leaders": ops.LIST_LEADERS,
+    "drills": ops.LIST_DRILLS,
+}
+_OF_A_REPLICA: Final[dict[str, Operation[None, Any]]] = {
+    "status": ops.SHOW_STATUS,
+    "digests": ops.LIST_DIGESTS,
+    "snapshots": ops.LIST_SNAPSHOTS,
+    "readiness": ops.SHOW_READINESS,
+    "metrics": ops.SHOW_METRICS,
+}
+_OF_A_JOB: Final[dict[str, Operation[None, Any]]] = {
+    "job": ops.SHOW_JOB,
+    "history": ops.SHOW_JOB_HISTORY,
+    "why": ops.EXPLAIN_JOB,
+    "transfers": ops.SHOW_JOB_TRANSFERS,
+}
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of a bundle, or why it is not in it."""
+
+    name: str
+    size: int | None
+    """Bytes; null: it is not there."""
+    missing: str = ""
+
+
+class DebugAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What `debug --json` prints, and `contents.json` in the bundle says."""
+
+    file: str
+    parts: tuple[Part, ...]
+
+
+class Bundle:
+    """Parts as they are found, by name."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, bytes] = {}
+        self.missing: dict[str, str] = {}
+
+    def add(self, name: str, content: bytes) -> None:
+        """Take a part in, the last bytes of it; one with a key in it is left out."""
+        if NEVER in content:
+            self.missing[name] = "a private key is in it"
+        else:
+            self.found[name] = content[-PART_BYTES_MAX:]
+
+    def take(self, name: str, read: Callable[[], bytes]) -> None:
+        """Take in what can be read."""
+        try:
+            self.add(name, read())
+        except subprocess.CalledProcessError as error:
+            said = error.stderr.decode("utf-8", "replace").strip()[:MESSAGE_CHARACTERS_MAX]
+            self.missing[name] = said or f"it ended with {error.returncode}"
+        except (OSError, subprocess.SubprocessError) as error:
+            self.missing[name] = str(error)
+
+    def parts(self) -> tuple[Part, ...]:
+        """Return what there is and what is not, by name."""
+        rows = [Part(name=name, size=len(content)) for name, content in self.found.items()]
+        rows += [Part(name=name, size=None, missing=plain(why)) for name, why in self.missing.items()]
+        return tuple(sorted(rows, key=lambda row: row.name))
+
+
+@click.command("debug")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The file to write; it must not be there.  [default: forebay-debug-CLUSTER-TIME.tar.gz here]",
+)
+@click.option("--job", "jobs", multiple=True, metavar="JOB", help="Also what happened to a job; names its files.")
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help=f"Also the end of a log, {PART_BYTES_MAX >> 20} MiB at most.",
+)
+@JSON_OPTION
+def debug(output: Path | None, jobs: tuple[str, ...], logs: tuple[Path, ...], as_json: bool) -> None:
+    """Write a file for whoever helps: cluster, replicas and this machine as they are now, without secrets.
+
+    What does not answer is named in it, so it is worth something of a cluster that is down, too. Run it on each machine
+    that something is wrong with, as the account that Forebay runs as there. Keys, scripts and environments are never in
+    it; names of nodes, pools, files of --job and whoever is named in the configuration are.
+    """
+    if len(logs) > LOGS_MAX:
+        raise bad_input(f"{len(logs)} logs are more than {LOGS_MAX}", "name those that matter")
+    for job in jobs:
+        if _JOB.fullmatch(job) is None:
+            raise bad_input(
+                f"{job!r} is no job", "give an id such as 42, or 42_7 for a task of an array", place="--job"
+            )
+    current = session()
+    config = current.config()
+    now = current.clock.now()
+    stamp = _STAMP.sub("", str(format_instant(now)))[:15]
+    output = output or Path(f"forebay-debug-{config.cluster.name}-{stamp}.tar.gz")
+    try:
+        # Before anything is asked, and for its owner only.
+        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise bad_input(f"{output} cannot be written: {error.strerror}", "name another file with --output") from error
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            bundle = Bundle()
+            note("the cluster and its replicas are asked")
+            try:
+                current.ask(lambda client: _asked(bundle, client, config, jobs), on_a_loop=True)
+            except Failure as failure:
+                bundle.missing["cluster"] = failure.sentence
+            note("this machine is looked at")
+            _of_this_machine(bundle, config)
+            here = starting_here(config)
+            rows = checked(config, here, current.clock)
+            bundle.add("machine/check.json", _json(rows))
+            for number, log in enumerate(logs, start=1):
+                bundle.take(f"logs/{number}-{log.name}", lambda log=log: _end_of(log))  # type: ignore[misc]
+            answer = DebugAnswer(file=str(output), parts=bundle.parts())
+            bundle.add("contents.json", _json(answer))
+            _write(file, bundle, now // MICROSECONDS_PER_SECOND)
+    except OSError as error:
+        output.unlink(missing_ok=True)
+        raise bad_input(f"{output} cannot be written: {error.strerror}", "name another file with --output") from error
+    except BaseException:
+        output.unlink(missing_ok=True)
+        raise
+    if as_json:
+        show_json(answer)
+        return
+    gone = [part for part in answer.parts if part.size is None]
+    for part in gone:
+        note(f"{part.name} is not in it: {part.missing}")
+    click.echo(
+        f"Wrote {plain(str(output))}: {len(answer.parts) - len(gone)} parts. Look at it before you give it away."
+    )
+
+
+async def _asked(bundle: Bundle, client: Client, config: Config, jobs: tuple[str, ...]) -> None:
+    """Take in what the cluster answers, all asked at once."""
+
+    async def one(name: str, operation: Operation[None, Any], **more: Any) -> None:
+        name += ".txt" if operation.content_type == ops.TEXT else ".json"
+        try:
+            found = await client.call(operation, deadline_s=ANSWER_S, **more)
+        except ApiError as error:
+            bundle.missing[name] = error.sentence
+        else:
+            bundle.add(name, found.encode() if isinstance(found, str) else _json(found))
+
+    asks = [one(f"cluster/{name}", operation) for name, operation in _OF_THE_CLUSTER.items()]
+    for row in config.replicas:
+        asks += [
+            one(f"replicas/{row.name}/{name}", operation, replica=row.api, attempt_s=ANSWER_S)
+            for name, operation in _OF_A_REPLICA.items()
+        ]
+    for job in jobs:
+        asks += [one(f"jobs/{job}/{name}", operation, id=job) for name, operation in _OF_A_JOB.items()]
+    await asyncio.gather(*asks)
+
+
+def _of_this_machine(bundle: Bundle, config: Config) -> None:
+    about = {
+        "python": sys.version,
+        "system": platform.platform(),
+        "host": platform.node(),
+        "account": os.geteuid(),
+        "processors": os.cpu_count(),
+        "packages": _versions(),
+    }
+    bundle.add("machine/about.json", _json(about))
+    bundle.take("forebay.toml", config.file.read_bytes)
+    for name in KERNEL:
+        bundle.take(f"machine/{name.replace('/', '-')}.txt", Path("/proc", name).read_bytes)
+    directories = {config.tls.certificates, config.storage.directory, *(one.directory for one in config.agents)}
+    rows = [row for directory in sorted(directories) for row in _listed(directory)]
+    bundle.add("machine/files.json", _json(rows))
+    program = shutil.which("journalctl")
+    if program is None:
+        bundle.missing["logs/journal.txt"] = "there is no journalctl here"
+        return
+    command = [program, "--no-pager", "--output=short-iso", f"--unit={UNITS}", f"--lines={JOURNAL_LINES}"]
+
+    def journal() -> bytes:
+        done = subprocess.run(command, capture_output=True, timeout=JOURNAL_S, check=True, stdin=subprocess.DEVNULL)
+        return done.stdout
+
+    bundle.take("logs/journal.txt", journal)
+
+
+def _listed(directory: Path) -> Iterator[dict[str, Any]]:
+    """Yield what lies in a directory of Forebay's, two levels of it: buffers and their files are their users'."""
+    try:
+        usage = shutil.disk_usage(directory)
+    except OSError as error:
+        yield {"path": str(directory), "missing": str(error)}
+        return
+    yield {"path": str(directory), "disk": usage.total, "free": usage.free}
+    count = 0
+    for depth, pattern in enumerate(("*", "*/*")):
+        for path in sorted(directory.glob(pattern)):
+            if depth and path.parent.name == "buffers":
+                continue
+            count += 1
+            if count > FILES_MAX:
+                yield {"path": str(directory), "missing": f"more than {FILES_MAX} files"}
+                return
+            try:
+                found = path.lstat()
+            except OSError as error:
+                yield {"path": str(path), "missing": str(error)}
+                continue
+            yield {"path": str(path), "size": found.st_size, "mode": f"{found.st_mode:o}", "owner": found.st_uid}
+
+
+def _versions() -> dict[str, str]:
+    import importlib.metadata
+
+    return {one.name: one.version for one in importlib.metadata.distributions()}
+
+
+def _end_of(file: Path) -> bytes:
+    with file.open("rb") as log:
+        log.seek(max(0, log.seek(0, io.SEEK_END) - PART_BYTES_MAX))
+        return log.read(PART_BYTES_MAX)
+
+
+def _json(value: Any) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+
+
+def _write(file: Any, bundle: Bundle, at_s: int) -> None:
+    with tarfile.open(fileobj=file, mode="w:gz") as archive:
+        for name, content in sorted(bundle.found.items()):
+            member = tarfile.TarInfo(f"forebay-debug/{name}")
+            member.size, member.mtime, member.mode = len(content), at_s, 0o600
+            archive.addfile(member, io.BytesIO(content))

@@ -1,0 +1,119 @@
+"""`forebay debug` has what a helper needs to see, whatever does not answer, and nothing that is secret."""
+
+import gzip
+import json
+import stat
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.cli.debug import NEVER, PART_BYTES_MAX
+from cluster.cli.exits import ExitCode
+from cluster.schemas import NodesAnswer
+from tests.cluster.cli.double import Double, forebay
+
+
+def read(bundle: Path) -> dict[str, bytes]:
+    with tarfile.open(bundle) as archive:
+        members = archive.getmembers()
+        assert all(member.isfile() and member.mode == 0o600 for member in members)
+        found = {member.name.removeprefix("forebay-debug/"): archive.extractfile(member) for member in members}
+        return {name: file.read() for name, file in found.items() if file is not None}
+
+
+def written(double: Double, into: Path, *words: str) -> tuple[dict[str, bytes], dict[str, Any]]:
+    bundle = into / "b.tar.gz"
+    result = forebay(double.config, "debug", "--output", str(bundle), "--json", *words)
+    assert result.exit_code == ExitCode.OK, result.stderr
+    assert stat.S_IMODE(bundle.stat().st_mode) == 0o600
+    rows = {part["name"]: part for part in json.loads(result.stdout)["parts"]}
+    found = read(bundle)
+    assert {row["name"] for row in json.loads(found["contents.json"])["parts"]} == set(rows)
+    assert set(found) - {"contents.json"} == {name for name, row in rows.items() if row["size"] is not None}
+    assert all(len(found[name]) == row["size"] for name, row in rows.items() if row["size"] is not None)
+    return found, rows
+
+
+def test_what_answers_is_in_it_and_what_does_not_is_named_with_its_reason(double: Double, tmp_path: Path) -> None:
+    double.answer("GET", "/v1/nodes", NodesAnswer(revision=7, nodes=()))
+    double.refuse("GET", "/v1/configuration", 403, "forbidden", "user alice may not do that")
+    found, rows = written(double, tmp_path)
+    assert json.loads(found["cluster/nodes.json"])["revision"] == 7
+    assert rows["cluster/configuration.json"]["missing"] == "user alice may not do that"
+    assert "there is no /metrics" in rows["replicas/r1/metrics.txt"]["missing"]
+    assert found["forebay.toml"] == double.config.file.read_bytes()
+    assert {"machine/about.json", "machine/loadavg.txt", "machine/self-limits.txt"} <= set(found)
+    assert {row["check"] for row in json.loads(found["machine/check.json"])} >= {"certificate", "disk", "clock"}
+
+
+def test_of_jobs_there_is_only_what_was_asked_for(double: Double, tmp_path: Path) -> None:
+    double.asked.clear()
+    written(double, tmp_path)
+    assert not [one.target for one in double.asked if "/jobs" in one.target or "/transfers" in one.target]
+    (tmp_path / "b.tar.gz").unlink()
+    _, rows = written(double, tmp_path, "--job", "42", "--job", "43_1")
+    assert {name for name in rows if name.startswith("jobs/")} == {
+        f"jobs/{job}/{what}.json" for job in ("42", "43_1") for what in ("job", "history", "why", "transfers")
+    }
+    for bad in ("../x", "٤٢", "42/..", ""):
+        refused = forebay(double.config, "debug", "--output", str(tmp_path / "c"), "--job", bad)
+        assert refused.exit_code == ExitCode.BAD_INPUT and "is no job" in refused.stderr
+
+
+def test_no_key_gets_into_it_by_any_way_and_a_log_is_cut_at_its_beginning(double: Double, tmp_path: Path) -> None:
+    key = double.config.tls.certificates / "r1.key"
+    assert NEVER in key.read_bytes()
+    log = tmp_path / "a.log"
+    log.write_bytes(b"old" + b"x" * PART_BYTES_MAX + b"new")
+    found, rows = written(double, tmp_path, "--log", str(key), "--log", str(log))
+    assert rows["logs/1-r1.key"] == {"name": "logs/1-r1.key", "size": None, "missing": "a private key is in it"}
+    tail = found["logs/2-a.log"]
+    assert len(tail) == PART_BYTES_MAX and tail.endswith(b"new") and not tail.startswith(b"old")
+    secret = b"".join(key.read_bytes().splitlines()[1:-1])[:40]
+    assert secret not in gzip.decompress((tmp_path / "b.tar.gz").read_bytes())
+    # Names and sizes of keys are no secrets: that one is missing, or may be read by all, is a cause of trouble.
+    listed = {row["path"]: row for row in json.loads(found["machine/files.json"])}
+    assert listed[str(key)]["mode"].endswith("600")
+
+
+def test_what_lies_in_buffers_is_not_even_named(double: Double, tmp_path: Path) -> None:
+    (agent,) = double.config.agents
+    mine = agent.directory / "buffers" / "alices-secret-project"
+    mine.mkdir(parents=True)
+    found, _ = written(double, tmp_path)
+    assert str(agent.directory / "buffers").encode() in found["machine/files.json"]
+    assert mine.name.encode() not in found["machine/files.json"]
+
+
+def test_nothing_is_overwritten_and_nothing_half_done_is_left(
+    double: Double, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "there"
+    there.write_text("mine")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "elsewhere")
+    for output in (there, link, tmp_path / "no" / "such"):
+        refused = forebay(double.config, "debug", "--output", str(output))
+        assert refused.exit_code == ExitCode.BAD_INPUT and "cannot be written" in refused.stderr
+    assert there.read_text() == "mine" and not (tmp_path / "elsewhere").exists()
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("cluster.cli.debug._write", full)
+    failed = forebay(double.config, "debug", "--output", str(tmp_path / "new"))
+    assert failed.exit_code == ExitCode.BAD_INPUT and "No space left on device" in failed.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_cluster_that_is_down_is_no_reason_to_have_nothing(double: Double, tmp_path: Path) -> None:
+    text = double.config.file.read_text()
+    port = double.config.replicas[0].api.port
+    try:
+        double.config.file.write_text(text.replace(f":{port}", ":1"))
+        found, rows = written(double, tmp_path)
+    finally:
+        double.config.file.write_text(text)
+    assert rows["cluster/overview.json"]["size"] is None and "machine/about.json" in found
