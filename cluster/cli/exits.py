@@ -74,7 +74,9 @@ BBF_LINE: Final = "Invalid --bbf specification"
 class Failure(Exception):
     """A command that cannot go on: `sentence` says what is wrong, `remedy` what to do, `place` where."""
 
-    def __init__(self, code: ExitCode, sentence: str, remedy: str = "", *, place: str = "", last: str = "") -> None:
+    def __init__(
+        self, code: ExitCode, sentence: str, remedy: str = "", *, place: str = "", last: str = "", kind: str = ""
+    ) -> None:
         super().__init__(sentence)
         self.code = code
         self.sentence = sentence
@@ -82,6 +84,8 @@ class Failure(Exception):
         self.place = place
         self.last = last
         """The last line, byte for byte as Slurm prints it; empty: none."""
+        self.kind = kind
+        """The code that the API gave; empty: it did not come from there."""
 
     def lines(self) -> list[str]:
         """Return what is printed on stderr, one element a line."""

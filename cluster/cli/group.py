@@ -47,7 +47,7 @@ class ForebayGroup(click.Group):
             _stop_writing()
             sys.exit(int(ExitCode.OK))
         except BaseException as error:
-            sys.exit(int(report(error)))
+            sys.exit(int(report(error, as_json="--json" in (sys.argv[1:] if args is None else args))))
         sys.exit(result if isinstance(result, int) else int(ExitCode.OK))
 
     def make_context(
@@ -128,31 +128,55 @@ def _noticing_readers() -> Iterator[None]:
         raise _ReaderGone from error
 
 
-def report(error: BaseException) -> ExitCode:
-    """Print an error as sentences on stderr; return the code to exit with. SystemExit goes on as it is."""
-    from cluster.cli.text import note
-    from cluster.config import ConfigError
+def report(error: BaseException, *, as_json: bool = False) -> ExitCode:
+    """Print an error on stderr and return the code to exit with; SystemExit goes on as it is.
 
-    if isinstance(error, ConfigError):
-        error = _config_failure(error)
-    if isinstance(error, Failure):
-        for line in error.lines():
-            note(line)
-        return error.code
+    As sentences; or, `as_json`, as the API says errors, in one line and the last one.
+    """
+    if isinstance(error, SystemExit):
+        raise error
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
         return ExitCode.BAD_INPUT
+    from cluster.cli.text import note
+
+    failure = _failure_of(error)
+    if as_json:
+        _show_as_json(failure)
+        return failure.code
+    for line in failure.lines():
+        note(line)
+    return failure.code
+
+
+def _failure_of(error: BaseException) -> Failure:
+    from cluster.config import ConfigError
+
+    if isinstance(error, Failure):
+        return error
+    if isinstance(error, ConfigError):
+        return _config_failure(error)
     if isinstance(error, click.ClickException):
-        note(f"forebay: {_sentence(error)}")
         command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else "forebay"
-        note(f"  what to do: see {command} --help")
-        return ExitCode.BAD_INPUT
+        return bad_input(_sentence(error), f"see {command} --help")
     if isinstance(error, click.Abort | KeyboardInterrupt):
-        note("forebay: interrupted")
-        return ExitCode.INTERRUPTED
-    if isinstance(error, SystemExit):
-        raise error
+        return Failure(ExitCode.INTERRUPTED, "interrupted")
     return _fault(error)
+
+
+def _show_as_json(failure: Failure) -> None:
+    import msgspec
+
+    from cluster.schemas import ErrorAnswer, ErrorView
+
+    said = ErrorView(
+        code=failure.kind or failure.code.name.lower(),
+        sentence=failure.sentence,
+        remedy=failure.remedy,
+        place=failure.place,
+        outcome="unknown" if failure.code is ExitCode.OUTCOME_UNKNOWN else "refused",
+    )
+    click.echo(msgspec.json.encode(ErrorAnswer(error=said)), err=True)
 
 
 def _config_failure(error: ConfigError) -> Failure:
@@ -168,16 +192,16 @@ def _sentence(error: click.ClickException) -> str:
     return message[:1].lower() + message[1:] if message[1:2].islower() else message
 
 
-def _fault(error: BaseException) -> ExitCode:
-    from cluster.cli.text import note
-
+def _fault(error: BaseException) -> Failure:
     if os.environ.get(TRACEBACK_VARIABLE):
         import traceback
 
         traceback.print_exception(error)
-    note(f"forebay: this is a fault of Forebay itself: {type(error).__name__}: {error}")
-    note(f"  what to do: report it with what `{TRACEBACK_VARIABLE}=1` and the same command print")
-    return ExitCode.FAULT
+    return Failure(
+        ExitCode.FAULT,
+        f"this is a fault of Forebay itself: {type(error).__name__}: {error}",
+        f"report it with what `{TRACEBACK_VARIABLE}=1` and the same command print",
+    )
 
 
 def _stop_writing() -> None:

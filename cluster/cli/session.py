@@ -142,7 +142,7 @@ class Session:
 
 def failure_of(error: ApiError) -> Failure:
     """Return the failure for a call that did not succeed."""
-    return Failure(exit_code_of(error), error.sentence, in_commands(error.remedy), place=error.place)
+    return Failure(exit_code_of(error), error.sentence, in_commands(error.remedy), place=error.place, kind=error.code)
 
 
 def in_commands(remedy: str) -> str:

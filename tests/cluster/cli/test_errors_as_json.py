@@ -1,0 +1,95 @@
+"""What goes wrong with --json is the last line of stderr, as the API says errors; stdout has nothing of it."""
+
+from typing import Any
+
+import click
+import msgspec
+import pytest
+from click.testing import Result
+
+from cluster.cli import check
+from cluster.cli.app import cli
+from cluster.cli.exits import ExitCode
+from cluster.schemas import ErrorAnswer, ErrorView
+from tests.cluster.cli.double import Double, forebay
+from tests.cluster.cli.test_what_is_imported import EVERY
+
+
+def with_json() -> list[tuple[str, ...]]:
+    found = []
+    # What follows bbstat is the site's provider's.
+    for words in (one for one in EVERY if one != ("bbstat",)):
+        command: click.Command = cli
+        for word in words:
+            assert isinstance(command, click.Group)
+            command = command.commands[word]
+        if any("--json" in option.opts for option in command.params):
+            found.append(words)
+    return found
+
+
+def said(result: Result) -> ErrorView:
+    return msgspec.json.decode(result.stderr.splitlines()[-1], type=ErrorAnswer, strict=True).error
+
+
+@pytest.mark.parametrize("words", with_json(), ids=" ".join)
+def test_each_command_says_a_usage_that_is_wrong_as_one_object(double: Double, words: tuple[str, ...]) -> None:
+    result = forebay(double.config, *words, "--json", "--no-such-option")
+    assert (result.exit_code, result.stdout) == (ExitCode.BAD_INPUT, "")
+    (line,) = result.stderr.splitlines()
+    error = said(result)
+    assert line.startswith('{"error":') and error.code == "bad_input" and "no-such-option" in error.sentence
+    assert error.remedy.endswith(f" {' '.join(words)} --help")
+
+
+@pytest.mark.parametrize(
+    ("status", "exit_code"),
+    [(400, ExitCode.BAD_INPUT), (403, ExitCode.PERMISSION_DENIED), (404, ExitCode.NOT_FOUND), (409, ExitCode.REFUSED)],
+)
+def test_what_the_api_refuses_keeps_its_code_its_place_and_its_exit_code(
+    double: Double, status: int, exit_code: ExitCode
+) -> None:
+    double.refuse("GET", "/v1/jobs/7", status, "its_code", "it is so", remedy="GET /v1/jobs", place="id")
+    result = forebay(double.config, "job", "show", "7", "--json")
+    assert (result.exit_code, result.stdout) == (exit_code, "")
+    assert said(result) == ErrorView(
+        code="its_code", sentence="it is so", remedy="GET `forebay job list --all`", place="id"
+    )
+    # Without it, it is the sentences that there were.
+    text = forebay(double.config, "job", "show", "7")
+    assert text.stderr.splitlines()[0] == "forebay: id: it is so" and text.exit_code == exit_code
+
+
+def test_configuration_interruption_and_faults_are_said_so_too(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = double.config.file.read_text()
+    double.config.file.write_text(text + "[nonsense]\n")
+    try:
+        error = said(forebay(double.config, "job", "list", "--json"))
+    finally:
+        double.config.file.write_text(text)
+    assert error.code == "bad_input" and str(double.config.file) in error.place and "line" in error.place
+
+    def raising(what: BaseException) -> Any:
+        def raise_it(*arguments: object) -> None:
+            raise what
+
+        return raise_it
+
+    for what, exit_code in ((KeyboardInterrupt(), ExitCode.INTERRUPTED), (ValueError("\x1b[31m"), ExitCode.FAULT)):
+        monkeypatch.setattr(check, "starting_here", raising(what))
+        result = forebay(double.config, "check", "--json")
+        assert (result.exit_code, said(result).code) == (exit_code, exit_code.name.lower())
+        assert "\x1b" not in result.stderr
+
+
+def test_an_answer_that_says_what_failed_stays_one_object_on_stdout(double: Double) -> None:
+    text = double.config.file.read_text()
+    port = double.config.replicas[0].api.port
+    double.config.file.write_text(text.replace(f":{port}", ":1"))
+    try:
+        result = forebay(double.config, "check", "--name", "r1", "--json")
+    finally:
+        double.config.file.write_text(text)
+    rows = msgspec.json.decode(result.stdout, type=check.CheckAnswer).checks
+    if result.exit_code != ExitCode.OK:
+        assert any(row.verdict is check.Verdict.FAIL for row in rows) and "checks failed" in said(result).sentence
