@@ -127,8 +127,8 @@ class Bundle:
         try:
             self.add(name, read())
         except subprocess.CalledProcessError as error:
-            said = error.stderr.decode("utf-8", "replace").strip()[:MESSAGE_CHARACTERS_MAX]
-            self.missing[name] = said or f"it ended with {error.returncode}"
+            said = error.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            self.missing[name] = said[:MESSAGE_CHARACTERS_MAX] or f"it ended with {error.returncode}"
         except (OSError, subprocess.SubprocessError) as error:
             self.missing[name] = str(error)
 

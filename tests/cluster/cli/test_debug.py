@@ -117,3 +117,24 @@ def test_a_cluster_that_is_down_is_no_reason_to_have_nothing(double: Double, tmp
     finally:
         double.config.file.write_text(text)
     assert rows["cluster/overview.json"]["size"] is None and "machine/about.json" in found
+
+
+@pytest.mark.parametrize(
+    ("does", "found", "missing"),
+    [
+        ("echo 'r1 elected'", b"r1 elected\n", ""),
+        ("echo first >&2; echo 'you may not' >&2; exit 1", None, "you may not"),
+        ("exit 3", None, "it ended with 3"),
+        ("exec sleep 60", None, "timed out"),
+    ],
+)
+def test_the_journal_is_in_it_or_why_not(
+    double: Double, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, found: bytes | None, missing: str
+) -> None:
+    program = tmp_path / "journalctl"
+    program.write_text(f"#!/bin/sh\n{does}\n")
+    program.chmod(0o700)
+    monkeypatch.setattr("cluster.cli.debug.JOURNAL_S", 1.0)
+    monkeypatch.setattr("cluster.cli.debug.shutil.which", lambda name: str(program))
+    contents, rows = written(double, tmp_path)
+    assert contents.get("logs/journal.txt") == found and missing in rows["logs/journal.txt"]["missing"]
