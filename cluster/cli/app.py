@@ -45,6 +45,7 @@ _MODULES: Final = {
     "witness_commands": "witness_group",
     "check": "check",
     "debug": "debug",
+    "top": "top",
 }
 """Module of `cluster.cli` -> the commands and groups of it that the outermost group has."""
 
@@ -93,6 +94,7 @@ SUMMARIES: Final = {
     "slurm": "Be the burst buffer of a Slurm: its bridge, and what is written on its hosts.",
     "snapshot": "Save, fetch, inspect and restore snapshots.",
     "submit": "Submit batch scripts, or - for standard input.",
+    "top": "Draw the cluster on the whole terminal, again and again, until q.",
     "transfer": "Show what is moved, how far it is, and the receipts of what was moved.",
     "up": "Run a whole cluster of this machine in the foreground; Ctrl-C ends it.",
     "usage": "Show and reset what accounts and QOS have used of burst buffers, which GrpBBMinutes limits.",

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         snapshot_fields,
         unit_in,
     )
-    from cluster.cli.text.transfer import drawing, job_transfers_text, receipt_text, transfers_table
+    from cluster.cli.text.transfer import bar, drawing, job_transfers_text, receipt_text, state_words, transfers_table
 else:
     __getattr__ = shown(
         __name__,
@@ -57,6 +57,6 @@ else:
         squeue: STANDARD STARTS Field details_of in_order line read_format
         tables: buffers_table guests_table job_number jobs_table members_table moment nodes_table pools_table
         tables: snapshot_fields unit_in
-        transfer: drawing job_transfers_text receipt_text transfers_table
+        transfer: bar drawing job_transfers_text receipt_text state_words transfers_table
         """,
     )

@@ -1,0 +1,216 @@
+"""`forebay top`: the cluster as it is, drawn again and again on a whole terminal, until q or Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import click
+
+from cluster.cli.commands.options import WATCH_PERIOD_S
+from cluster.cli.exits import Failure, bad_input
+from cluster.cli.session import failure_of, session
+from cluster.cli.text import bar, is_terminal, moment, readable_size, state_words, stdout_console, unit_in
+from cluster.client import ApiError
+from cluster.schemas import operations as ops
+from replica.model import format_amount
+from replica.values import plain
+
+if TYPE_CHECKING:
+    from cluster.client import Client
+    from cluster.schemas import OverviewAnswer, PoolsAnswer, PoolView, TransfersAnswer, TransferView
+
+ANSWER_S: Final = 2.0
+"""How long an answer may take before the last picture is called old, seconds."""
+
+TRANSFERS_READ: Final = 200
+"""Transfers that are asked for, count: more than fit."""
+
+NEEDS_MAX: Final = 5
+POOLS_MAX: Final = 8
+"""Lines of these at most, count; the rest of a terminal is the transfers'."""
+
+BAR_CELLS: Final = 24
+"""Characters of a pool's bar."""
+
+QUIT: Final = b"qQ"
+
+
+class Seen(NamedTuple):
+    """What was answered last."""
+
+    overview: OverviewAnswer
+    pools: PoolsAnswer
+    transfers: TransfersAnswer
+
+
+class Line(NamedTuple):
+    """One line of the picture."""
+
+    text: str
+    style: str = ""
+
+
+@click.command("top")
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(0.2, 3600),
+    default=2 * WATCH_PERIOD_S,
+    metavar="SECONDS",
+    show_default=True,
+    help="How long between two looks.",
+)
+def top(every_s: float) -> None:
+    """Draw the cluster on the whole terminal, again and again, until q.
+
+    Replicas, jobs, what needs somebody, pools and transfers, as `forebay overview` has them. While nobody answers the
+    last picture stays, and says how old it is. A program asks `forebay overview --json`.
+    """
+    if not (is_terminal() and sys.stdin.isatty()):
+        raise bad_input("top needs a terminal", "use `forebay overview`, with --json for a program")
+    session().ask(lambda client: _draw(client, every_s), on_a_loop=True)
+
+
+async def _draw(client: Client, every_s: float) -> None:
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    loop, console = asyncio.get_running_loop(), stdout_console()
+    seen, seen_s = await _look(client), loop.time()
+    trouble: Failure | None = None
+    async with _keys() as quitting:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                old_s = loop.time() - seen_s if trouble is not None else None
+                width, height = console.size
+                lines = picture(seen, height, trouble.sentence if trouble is not None else "", old_s)
+                texts = (Text(line.text[:width], style=line.style, no_wrap=True) for line in lines)
+                live.update(Group(*texts), refresh=True)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(quitting.wait(), every_s)
+                    return
+                try:
+                    seen, seen_s, trouble = await _look(client), loop.time(), None
+                except ApiError as error:
+                    trouble = failure_of(error)
+
+
+async def _look(client: Client) -> Seen:
+    """Ask all three at once; ApiError."""
+    return Seen(
+        *await asyncio.gather(
+            client.call(ops.SHOW_OVERVIEW, deadline_s=ANSWER_S),
+            client.call(ops.LIST_POOLS, deadline_s=ANSWER_S),
+            client.call(ops.LIST_TRANSFERS, limit=TRANSFERS_READ, deadline_s=ANSWER_S),
+        )
+    )
+
+
+@contextlib.asynccontextmanager
+async def _keys() -> AsyncIterator[asyncio.Event]:
+    """Have keys arrive as they are pressed, and the event set by q; the terminal is as it was afterwards."""
+    import os
+    import termios
+    import tty
+
+    loop, quitting, terminal = asyncio.get_running_loop(), asyncio.Event(), sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+
+    def pressed() -> None:
+        keys = os.read(terminal, 64)
+        # No keys: the terminal is gone.
+        if not keys or any(key in QUIT for key in keys):
+            quitting.set()
+
+    tty.setcbreak(terminal)
+    loop.add_reader(terminal, pressed)
+    try:
+        yield quitting
+    finally:
+        loop.remove_reader(terminal)
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+def picture(seen: Seen, height: int, trouble: str = "", old_s: float | None = None) -> list[Line]:
+    """Return the lines for a terminal of so many; `trouble`: why nobody answered since, for `old_s` seconds."""
+    overview = seen.overview
+    title = f"forebay {plain(overview.cluster)}   leader {plain(overview.leader or 'none')}   term {overview.term}"
+    lines = [Line(f"{title}   revision {overview.revision}   {moment(overview.at)}", "bold")]
+    if old_s is not None:
+        lines.append(Line(f"NO ANSWER for {old_s:.0f} s: {plain(trouble)}", "bold red"))
+    lines += [
+        Line(f"Jobs       {_counts(overview.jobs)}"),
+        Line(f"Waiting    {_counts(overview.waiting)}"),
+        Line(f"Nodes      {_counts(overview.nodes)}"),
+        Line(f"Transfers  {_moving(overview)}"),
+        Line(""),
+        *_replicas(overview),
+        Line(""),
+        *_shortened(list(_needs(overview)), NEEDS_MAX, overview.needs_count, "things need somebody"),
+        Line(""),
+        *_shortened([_pool(row) for row in seen.pools.pools], POOLS_MAX, len(seen.pools.pools), "pools"),
+        Line(""),
+    ]
+    moved = overview.transfers
+    rows = sorted(seen.transfers.transfers, key=lambda row: (_ORDER.get(row.state, 0), -row.rate_bytes_s, row.job_id))
+    # The two answers are of two moments.
+    count = max(len(rows), moved.moving + moved.queued + moved.retrying + moved.failed)
+    below = [_transfer(row) for row in rows] if count else [Line("Nothing is moved now.", "dim")]
+    return [*lines, *_shortened(below, height - len(lines), count, "transfers")][:height]
+
+
+_ORDER: Final = {"failed": 0, "retrying": 1, "moving": 2, "queued": 3}
+"""What is looked at first."""
+
+_STYLES: Final = {"failed": "red", "retrying": "yellow", "queued": "dim"}
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return "   ".join(f"{count} {plain(name)}" for name, count in counts.items()) or "none"
+
+
+def _moving(overview: OverviewAnswer) -> str:
+    moved = overview.transfers
+    named = {"moving": moved.moving, "queued": moved.queued, "retrying": moved.retrying, "failed": moved.failed}
+    return f"{_counts({name: count for name, count in named.items() if count})}   {readable_size(moved.rate_bytes_s)}/s"
+
+
+def _replicas(overview: OverviewAnswer) -> Iterator[Line]:
+    for row in overview.members:
+        said = f"{plain(row.name):<12} {plain(row.role):<10} term {row.term if row.term is not None else '-'}"
+        said += f"   {row.lag_entries or 0} entries behind"
+        yield Line(said if row.reachable else f"{said}   SILENT", "" if row.reachable else "bold red")
+
+
+def _needs(overview: OverviewAnswer) -> Iterator[Line]:
+    if not overview.needs:
+        yield Line("Nothing needs anybody.", "green")
+    for row in overview.needs:
+        remedy = f"   -> {plain(row.remedy)}" if row.remedy else ""
+        yield Line(f"! {plain(row.subject)}: {plain(row.sentence)}{remedy}", "yellow")
+
+
+def _pool(row: PoolView) -> Line:
+    share = min(1.0, row.held_bytes / row.quantity_bytes) if row.quantity_bytes else 0.0
+    full = int(share * BAR_CELLS)
+    held, total = (format_amount(amount, unit_in(row)) for amount in (row.held_bytes, row.quantity_bytes))
+    text = f"{plain(row.name):<16} {'█' * full}{'·' * (BAR_CELLS - full)} {100 * share:5.1f} %   {held} of {total}"
+    return Line(f"{text}   {row.buffers} buffers", "red" if row.overcommitted_bytes else "")
+
+
+def _transfer(row: TransferView) -> Line:
+    text = f"{plain(row.task or str(row.job_id)):>8} {plain(row.stage):<9} {plain(row.node):<10} {state_words(row):<10}"
+    return Line(f"{text} {bar(row)}   {readable_size(row.rate_bytes_s)}/s", _STYLES.get(row.state, ""))
+
+
+def _shortened(lines: Sequence[Line], room: int, count: int, what: str) -> Iterable[Line]:
+    """Return as many lines as there is room for; where there are more of these, the last one says how many."""
+    if count <= len(lines) <= room:
+        return lines
+    shown = lines[: max(0, room - 1)]
+    return [*shown, Line(f"and {count - len(shown)} {what} more", "dim")]
