@@ -60,7 +60,17 @@ from cluster.server import (
 from cluster.server.mail import Mailer, sender_of
 from cluster.server.recovery import refuse_beside_history, refuse_incarnation_over
 from cluster.server.tlog import Counted, LogPeers, NoAnswer, Signed
-from cluster.system import LOG_FORMAT, READY, STOPPING, Address, Clock, SystemClock, leave_when_terminated, tell_manager
+from cluster.system import (
+    EXIT_CONFIGURATION,
+    LOG_FORMAT,
+    READY,
+    STOPPING,
+    Address,
+    Clock,
+    SystemClock,
+    leave_when_terminated,
+    tell_manager,
+)
 from cluster.system.eventloop import Identities, Watchdog, stop_on_signals
 from replica.messages import ReleaseNeeded
 from snapshots import SnapshotFailed
@@ -77,7 +87,6 @@ EXIT_ADDRESS_UNUSABLE = 69
 EXIT_STOPPED_ITSELF = 70
 EXIT_RELEASE_NEEDED = 76
 EXIT_NOT_A_MEMBER = 77
-EXIT_CONFIGURATION_REFUSED = 78
 
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (ReleaseNeeded, EXIT_RELEASE_NEEDED),
@@ -235,7 +244,7 @@ class Replica:
             credentials = Credentials(files, serves=True, open_to_all=config.access.munge, clock=clock)
             timing = timing_of(config)
         except (ConfigError, TlsRefused) as error:
-            raise Refused(str(error), EXIT_CONFIGURATION_REFUSED) from error
+            raise Refused(str(error), EXIT_CONFIGURATION) from error
         self.config = config
         """As it is in force now."""
         self.credentials = credentials
@@ -514,7 +523,7 @@ async def run(
         if not await until_valid(config.tls_files(name).certificate, clock, stopped):
             return
     except TlsRefused as error:
-        raise Refused(str(error), EXIT_CONFIGURATION_REFUSED) from error
+        raise Refused(str(error), EXIT_CONFIGURATION) from error
     if joins:
         identity = await _unless(stopped, join(config, config.replica(name).name, clock=clock))
         if identity is None:
@@ -612,7 +621,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         uvloop.run(run(config, options.name, first_start=options.first_start, joins=joins, found_without=without))
     except ConfigError as error:
         _say(f"forebay: {error}")
-        return EXIT_CONFIGURATION_REFUSED
+        return EXIT_CONFIGURATION
     except (StorageRefused, JoiningRefused) as error:
         _say(f"forebay: {error}")
         return EXIT_STORAGE_REFUSED

@@ -54,8 +54,6 @@ EXIT_FAILED: Final = 1
 EXIT_REPLACED: Final = 77
 """Another agent has its name: who is started again would take the name back, and so would that one."""
 
-"""As the replicas write theirs (cluster.serve), so that both can be read together."""
-
 CALL_DEADLINE_S: Final = 10.0
 """Seconds that one call may take beside its own wait: then the agent says that nobody answers, and tries again."""
 

@@ -48,7 +48,6 @@ from wal import Environment, JobIndex, JobIndexBroken, Ledger
 
 LOGGER = logging.getLogger("cluster.api.past")
 
-
 POLL_S = 0.25
 """How often the ledger is looked at while nobody asks, seconds: one look at its marks."""
 

@@ -24,7 +24,7 @@ from cluster.security.witness.keys import WitnessRefused, read_key
 from cluster.security.witness.seen import Seen
 from cluster.security.witness.server import WitnessServer
 from cluster.security.witness.witness import Log, Witness, log_of, logs_in
-from cluster.system import LOG_FORMAT, Address, AddressError, SystemClock, leave_when_terminated
+from cluster.system import EXIT_CONFIGURATION, LOG_FORMAT, Address, AddressError, SystemClock, leave_when_terminated
 from cluster.system.eventloop import stop_on_signals
 from replica.values import plain
 
@@ -34,7 +34,6 @@ EXIT_OK: Final = 0
 EXIT_USAGE: Final = 64
 EXIT_STATE_REFUSED: Final = 66
 EXIT_ADDRESS_UNUSABLE: Final = 69
-EXIT_CONFIGURATION_REFUSED: Final = 78
 
 LOGS_MAX: Final = 1024
 """Logs of one witness, count: each is a row and some keys in memory."""
@@ -123,15 +122,15 @@ def _logs(given: Sequence[str], files: Sequence[Path]) -> list[Log]:
         for file in files:
             logs += logs_in(file.read_text(encoding="utf-8"))
     except (WitnessRefused, NoteRefused) as error:
-        raise _Refused(str(error), EXIT_CONFIGURATION_REFUSED) from error
+        raise _Refused(str(error), EXIT_CONFIGURATION) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise _Refused(f"the keys cannot be read ({error}); name another file", EXIT_CONFIGURATION_REFUSED) from error
+        raise _Refused(f"the keys cannot be read ({error}); name another file", EXIT_CONFIGURATION) from error
     origins = {log.origin for log in logs}
     if not logs or len(origins) != len(logs) or len(logs) > LOGS_MAX:
         raise _Refused(
             f"{len(logs)} logs are named, {len(origins)} of them different; name at least one, each once, and at most "
             f"{LOGS_MAX}",
-            EXIT_CONFIGURATION_REFUSED,
+            EXIT_CONFIGURATION,
         )
     return logs
 
@@ -149,21 +148,21 @@ def _place(
     try:
         address = Address.parse(listen)
     except AddressError as error:
-        raise _Refused(str(error), EXIT_CONFIGURATION_REFUSED) from error
+        raise _Refused(str(error), EXIT_CONFIGURATION) from error
     if certificate is None and key is None:
         if not address.is_loopback:
             raise _Refused(
                 f"{address} can be reached from elsewhere, and no certificate is given; name --certificate and "
                 "--certificate-key, or listen on loopback, behind a proxy",
-                EXIT_CONFIGURATION_REFUSED,
+                EXIT_CONFIGURATION,
             )
         return address, None
     if certificate is None or key is None:
-        raise _Refused("name both of --certificate and --certificate-key, or neither", EXIT_CONFIGURATION_REFUSED)
+        raise _Refused("name both of --certificate and --certificate-key, or neither", EXIT_CONFIGURATION)
     try:
         return address, _Renewed(certificate, key)
     except TlsRefused as error:
-        raise _Refused(str(error), EXIT_CONFIGURATION_REFUSED) from error
+        raise _Refused(str(error), EXIT_CONFIGURATION) from error
 
 
 class _Renewed:
