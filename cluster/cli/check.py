@@ -88,7 +88,7 @@ def check(names: tuple[str, ...], as_json: bool) -> None:
     """
     current = session()
     config = current.config()
-    known = {*(one.name for one in config.replicas), *(one.name for one in config.agents)}
+    known = _known(config)
     for name in names:
         if name not in known:
             raise bad_input(f"{config.file} has no replica and no agent {name!r}", f"it has {', '.join(sorted(known))}")
@@ -109,10 +109,13 @@ def check(names: tuple[str, ...], as_json: bool) -> None:
         raise Failure(ExitCode.BAD_INPUT, f"{failed} of {len(rows)} checks failed", "mend them before you start")
 
 
+def _known(config: Config) -> set[str]:
+    return {*(one.name for one in config.replicas), *(one.name for one in config.agents)}
+
+
 def starting_here(config: Config) -> tuple[str, ...]:
     """Return the replicas and agents whose keys lie on this machine, by name."""
-    known = {*(one.name for one in config.replicas), *(one.name for one in config.agents)}
-    return tuple(name for name in sorted(known) if (config.tls.certificates / f"{name}.key").exists())
+    return tuple(name for name in sorted(_known(config)) if (config.tls.certificates / f"{name}.key").exists())
 
 
 def checked(config: Config, names: tuple[str, ...], clock: Clock) -> tuple[CheckRow, ...]:

@@ -6,6 +6,7 @@ Keys, scripts and environments of jobs are never read for it. Of jobs there is n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import os
 import platform
@@ -15,8 +16,9 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
@@ -25,7 +27,7 @@ from cluster.cli.check import checked, starting_here
 from cluster.cli.commands.options import JSON_OPTION
 from cluster.cli.exits import Failure, bad_input
 from cluster.cli.session import session
-from cluster.cli.text import note, show_json
+from cluster.cli.text import json_text, note, show_json
 from cluster.client import ApiError
 from cluster.schemas import operations as ops
 from cluster.system import format_instant
@@ -175,12 +177,8 @@ def debug(output: Path | None, jobs: tuple[str, ...], logs: tuple[Path, ...], as
     stamp = _STAMP.sub("", str(format_instant(now)))[:15]
     output = output or Path(f"forebay-debug-{config.cluster.name}-{stamp}.tar.gz")
     try:
-        # Before anything is asked, and for its owner only.
-        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise bad_input(f"{output} cannot be written: {error.strerror}", "name another file with --output") from error
-    try:
-        with os.fdopen(descriptor, "wb") as file:
+        # Made before anything is asked.
+        with _new_file(output) as file:
             bundle = Bundle()
             note("the cluster and its replicas are asked")
             try:
@@ -189,20 +187,14 @@ def debug(output: Path | None, jobs: tuple[str, ...], logs: tuple[Path, ...], as
                 bundle.missing["cluster"] = failure.sentence
             note("this machine is looked at")
             _of_this_machine(bundle, config)
-            here = starting_here(config)
-            rows = checked(config, here, current.clock)
-            bundle.add("machine/check.json", _json(rows))
+            bundle.add("machine/check.json", _json(checked(config, starting_here(config), current.clock)))
             for number, log in enumerate(logs, start=1):
-                bundle.take(f"logs/{number}-{log.name}", lambda log=log: _end_of(log))  # type: ignore[misc]
+                bundle.take(f"logs/{number}-{log.name}", partial(_end_of, log))
             answer = DebugAnswer(file=str(output), parts=bundle.parts())
             bundle.add("contents.json", _json(answer))
             _write(file, bundle, now // MICROSECONDS_PER_SECOND)
     except OSError as error:
-        output.unlink(missing_ok=True)
         raise bad_input(f"{output} cannot be written: {error.strerror}", "name another file with --output") from error
-    except BaseException:
-        output.unlink(missing_ok=True)
-        raise
     if as_json:
         show_json(answer)
         return
@@ -212,6 +204,18 @@ def debug(output: Path | None, jobs: tuple[str, ...], logs: tuple[Path, ...], as
     click.echo(
         f"Wrote {plain(str(output))}: {len(answer.parts) - len(gone)} parts. Look at it before you give it away."
     )
+
+
+@contextlib.contextmanager
+def _new_file(path: Path) -> Iterator[IO[bytes]]:
+    """Make a file that was not there, for its owner only; nothing of it is left where the block fails. OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 async def _asked(bundle: Bundle, client: Client, config: Config, jobs: tuple[str, ...]) -> None:
@@ -304,10 +308,10 @@ def _end_of(file: Path) -> bytes:
 
 
 def _json(value: Any) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+    return f"{json_text(value)}\n".encode()
 
 
-def _write(file: Any, bundle: Bundle, at_s: int) -> None:
+def _write(file: IO[bytes], bundle: Bundle, at_s: int) -> None:
     with tarfile.open(fileobj=file, mode="w:gz") as archive:
         for name, content in sorted(bundle.found.items()):
             member = tarfile.TarInfo(f"forebay-debug/{name}")

@@ -11,9 +11,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 
 from cluster.cli.commands.options import WATCH_PERIOD_S
-from cluster.cli.exits import Failure, bad_input
-from cluster.cli.session import failure_of, session
-from cluster.cli.text import bar, is_terminal, moment, readable_size, state_words, stdout_console, unit_in
+from cluster.cli.exits import bad_input
+from cluster.cli.session import session
+from cluster.cli.text import (
+    STATE_STYLES,
+    bar,
+    is_terminal,
+    meter,
+    moment,
+    readable_size,
+    state_words,
+    stdout_console,
+    unit_in,
+)
 from cluster.client import ApiError
 from cluster.schemas import operations as ops
 from replica.model import format_amount
@@ -32,9 +42,6 @@ TRANSFERS_READ: Final = 200
 NEEDS_MAX: Final = 5
 POOLS_MAX: Final = 8
 """Lines of these at most, count; the rest of a terminal is the transfers'."""
-
-BAR_CELLS: Final = 24
-"""Characters of a pool's bar."""
 
 QUIT: Final = b"qQ"
 
@@ -82,22 +89,22 @@ async def _draw(client: Client, every_s: float) -> None:
 
     loop, console = asyncio.get_running_loop(), stdout_console()
     seen, seen_s = await _look(client), loop.time()
-    trouble: Failure | None = None
+    trouble = ""
     async with _keys() as quitting:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
-                old_s = loop.time() - seen_s if trouble is not None else None
+                old_s = loop.time() - seen_s if trouble else None
                 width, height = console.size
-                lines = picture(seen, height, trouble.sentence if trouble is not None else "", old_s)
+                lines = picture(seen, height, trouble, old_s)
                 texts = (Text(line.text[:width], style=line.style, no_wrap=True) for line in lines)
                 live.update(Group(*texts), refresh=True)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(quitting.wait(), every_s)
                     return
                 try:
-                    seen, seen_s, trouble = await _look(client), loop.time(), None
+                    seen, seen_s, trouble = await _look(client), loop.time(), ""
                 except ApiError as error:
-                    trouble = failure_of(error)
+                    trouble = error.sentence
 
 
 async def _look(client: Client) -> Seen:
@@ -167,8 +174,6 @@ def picture(seen: Seen, height: int, trouble: str = "", old_s: float | None = No
 _ORDER: Final = {"failed": 0, "retrying": 1, "moving": 2, "queued": 3}
 """What is looked at first."""
 
-_STYLES: Final = {"failed": "red", "retrying": "yellow", "queued": "dim"}
-
 
 def _counts(counts: dict[str, int]) -> str:
     return "   ".join(f"{count} {plain(name)}" for name, count in counts.items()) or "none"
@@ -196,16 +201,14 @@ def _needs(overview: OverviewAnswer) -> Iterator[Line]:
 
 
 def _pool(row: PoolView) -> Line:
-    share = min(1.0, row.held_bytes / row.quantity_bytes) if row.quantity_bytes else 0.0
-    full = int(share * BAR_CELLS)
     held, total = (format_amount(amount, unit_in(row)) for amount in (row.held_bytes, row.quantity_bytes))
-    text = f"{plain(row.name):<16} {'█' * full}{'·' * (BAR_CELLS - full)} {100 * share:5.1f} %   {held} of {total}"
+    text = f"{plain(row.name):<16} {meter(row.held_bytes, row.quantity_bytes)}   {held} of {total}"
     return Line(f"{text}   {row.buffers} buffers", "red" if row.overcommitted_bytes else "")
 
 
 def _transfer(row: TransferView) -> Line:
     text = f"{plain(row.task or str(row.job_id)):>8} {plain(row.stage):<9} {plain(row.node):<10} {state_words(row):<10}"
-    return Line(f"{text} {bar(row)}   {readable_size(row.rate_bytes_s)}/s", _STYLES.get(row.state, ""))
+    return Line(f"{text} {bar(row)}   {readable_size(row.rate_bytes_s)}/s", STATE_STYLES.get(row.state, ""))
 
 
 def _shortened(lines: Sequence[Line], room: int, count: int, what: str) -> Iterable[Line]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Listing,
         fields_table,
         is_terminal,
+        json_text,
         note,
         present,
         readable_size,
@@ -44,7 +45,16 @@ if TYPE_CHECKING:
         snapshot_fields,
         unit_in,
     )
-    from cluster.cli.text.transfer import bar, drawing, job_transfers_text, receipt_text, state_words, transfers_table
+    from cluster.cli.text.transfer import (
+        STATE_STYLES,
+        bar,
+        drawing,
+        job_transfers_text,
+        meter,
+        receipt_text,
+        state_words,
+        transfers_table,
+    )
 else:
     __getattr__ = shown(
         __name__,
@@ -52,11 +62,11 @@ else:
         history: changes_text story_line terms_table
         job: job_block timeline why_text
         moments: PAST_FORMS format_duration format_elapsed format_span parse_begin parse_duration parse_past
-        output: Cell Listing fields_table is_terminal note present readable_size show show_json
+        output: Cell Listing fields_table is_terminal json_text note present readable_size show show_json
         output: size stderr_console stdout_console table
         squeue: STANDARD STARTS Field details_of in_order line read_format
         tables: buffers_table guests_table job_number jobs_table members_table moment nodes_table pools_table
         tables: snapshot_fields unit_in
-        transfer: bar drawing job_transfers_text receipt_text state_words transfers_table
+        transfer: STATE_STYLES bar drawing job_transfers_text meter receipt_text state_words transfers_table
         """,
     )

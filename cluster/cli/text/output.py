@@ -115,10 +115,15 @@ def show(*renderables: RenderableType | Listing) -> None:
 
 
 def show_json(value: Any) -> None:
-    """Print one JSON value to stdout, indented, the fields in the order of its view."""
+    """Print one JSON value to stdout."""
+    click.echo(json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """Return a value as JSON, indented, the fields in the order of its view."""
     import msgspec
 
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
 def present(answer: Any, as_json: bool, text: Callable[[], RenderableType | Listing]) -> None:

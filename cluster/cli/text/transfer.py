@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 BAR_CELLS: Final = 24
 """Characters of a progress bar: with its figures it fits a line of 80."""
 
+STATE_STYLES: Final = {"failed": "red", "retrying": "yellow", "queued": "dim"}
+"""How a transfer is drawn that does not get on; one that moves has none of these."""
+
 FILE_CHARACTERS_SHOWN: Final = 60
 """Characters of the present file's path: its end, on a line of its own."""
 
@@ -82,7 +85,7 @@ def drawing(transfers: Iterable[TransferView]) -> RenderableType:
 
     lines: list[RenderableType] = []
     for row in transfers:
-        style = {"failed": "red", "retrying": "yellow", "queued": "dim"}.get(row.state, "cyan")
+        style = STATE_STYLES.get(row.state, "cyan")
         lines.append(Text(", ".join(_head(row)), style=style))
         lines.append(Text(f"  {bar(row)}"))
         lines.extend(Text(f"  {remark}", style="dim") for remark in (_remark(row), _file(row)) if remark)
@@ -92,13 +95,17 @@ def drawing(transfers: Iterable[TransferView]) -> RenderableType:
 def bar(row: TransferView) -> str:
     """Return the bar of a transfer with its figures, in one line."""
     done, total = (row.bytes_done, row.bytes_total) if row.bytes_total else (row.files_done, row.files_total)
-    share = min(1.0, done / total) if total else 0.0
-    full = int(share * BAR_CELLS)
-    figures = (
-        f"{100 * share:5.1f} %  {readable_size(row.bytes_done)} of {_total_bytes(row)}  "
+    return (
+        f"{meter(done, total)}  {readable_size(row.bytes_done)} of {_total_bytes(row)}  "
         f"{row.files_done} of {_total(row.files_total)} files"
     )
-    return f"{'█' * full}{'·' * (BAR_CELLS - full)} {figures}"
+
+
+def meter(part: int, whole: int) -> str:
+    """Return the bar of a part of a whole, and its per cent; of nothing, nothing."""
+    share = min(1.0, part / whole) if whole else 0.0
+    full = int(share * BAR_CELLS)
+    return f"{'█' * full}{'·' * (BAR_CELLS - full)} {100 * share:5.1f} %"
 
 
 def _head(row: TransferView) -> Iterator[str]:

@@ -1,8 +1,13 @@
 """A small HTTPS double of the API: real TLS, answers that a test has put there; and a way to type commands."""
 
 import asyncio
+import os
+import pty
 import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -108,3 +113,25 @@ def forebay(
     session = Session(config_path=config.file, **{"identity": "operator", **options})
     environment = {"COLUMNS": None if columns is None else str(columns), "FOREBAY_CONFIG": None}
     return CliRunner().invoke(cli, words, input=stdin, env=environment, obj=session)
+
+
+@contextmanager
+def on_a_terminal(config: Config, *words: str) -> Iterator[tuple[int, int, "subprocess.Popen[bytes]"]]:
+    """A command that runs on a terminal of its own: our end of it, its end, and the process, which is ended."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cluster.cli", "--config", str(config.file), *words],
+        stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+        cwd=Path(__file__).parents[3],
+        # Where the tests run in the background of a shell, SIGINT is ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    try:
+        yield ours, theirs, process
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+        os.close(theirs)
+        if process.stderr is not None:
+            process.stderr.close()

@@ -1,10 +1,7 @@
 """The commands against an HTTPS double of the API: what is sent, what is printed where, and the exit code."""
 
 import os
-import pty
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -35,7 +32,7 @@ from cluster.schemas.jobs import (
 from cluster.schemas.ledger import SnapshotView
 from cluster.schemas.transfers import ReceiptsAnswer, TransfersAnswer
 from cluster.system.clock import SystemClock
-from tests.cluster.cli.double import Double, forebay
+from tests.cluster.cli.double import Double, forebay, on_a_terminal
 from tests.cluster.cli.transfer_views import OF_A_JOB, RECEIPT, TRANSFERS
 from tests.cluster.cli.views import HISTORY, JOBS, PENDING, job
 
@@ -460,27 +457,12 @@ def test_the_list_of_replicas_is_completed_by_what_each_says_of_itself(double: D
 
 def test_watching_shows_the_list_again_until_it_is_interrupted(double: Double) -> None:
     double.answer("GET", "/v1/jobs.*", JOBS)
-    ours, theirs = pty.openpty()
-    watching = subprocess.Popen(
-        [sys.executable, "-m", "cluster.cli", "--config", str(double.config.file), "job", "list", "--watch"],
-        stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
-        cwd=Path(__file__).parents[3],
-        # Where the tests run in the background of a shell, SIGINT is ignored, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-    os.close(theirs)
-    try:
+    with on_a_terminal(double.config, "job", "list", "--watch") as (ours, _, watching):
         seen = b""
         while seen.count(b"BurstBufferResources") < 2:
             seen += os.read(ours, 4096)
         watching.send_signal(signal.SIGINT)
         assert watching.wait(timeout=60) == ExitCode.INTERRUPTED
-    finally:
-        watching.kill()
-        watching.wait()
-        os.close(ours)
-        if watching.stderr is not None:
-            watching.stderr.close()
     assert len(double.asked) >= 2
 
 

@@ -1,15 +1,12 @@
 """`forebay top`: what is on its picture, whatever fits, and that it leaves a terminal as it was."""
 
 import os
-import pty
 import select
 import signal
 import subprocess
-import sys
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +17,7 @@ from cluster.cli.exits import ExitCode
 from cluster.cli.top import NEEDS_MAX, POOLS_MAX, Seen, picture
 from cluster.schemas import MemberView, NeedView, OverviewAnswer, PoolsAnswer, PoolView, TransfersAnswer, TransferView
 from cluster.schemas.overview import TransfersSummary
-from tests.cluster.cli.double import Double, forebay
+from tests.cluster.cli.double import Double, forebay, on_a_terminal
 
 
 def member(name: str, **more: Any) -> MemberView:
@@ -132,22 +129,8 @@ def running(double: Double) -> Iterator[tuple[int, int, "subprocess.Popen[bytes]
     double.answer("GET", "/v1/overview", seen().overview)
     double.answer("GET", "/v1/pools", seen().pools)
     double.answer("GET", "/v1/transfers.*", seen().transfers)
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cluster.cli", "--config", str(double.config.file), "top", "--every", "0.2"],
-        stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
-        cwd=Path(__file__).parents[3],
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-    try:
-        yield ours, theirs, process
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
-        os.close(theirs)
-        if process.stderr is not None:
-            process.stderr.close()
+    with on_a_terminal(double.config, "top", "--every", "0.2") as made:
+        yield made
 
 
 def until(terminal: int, text: bytes, count: int = 1) -> bytes:
