@@ -2,8 +2,9 @@
 
 The cryptography of one handshake takes a millisecond or two of the loop's thread. asyncio's own listener accepts all
 that wait in one turn, and when 256 clients come at once the next turn does 256 handshakes: no heartbeat leaves
-meanwhile, and leadership moves. Here a turn of the loop begins at most BEGUN_PER_TURN, and a pause follows, which
-becomes longer as long as the loop comes late to its end: a storm of clients slows down itself and nobody else.
+meanwhile, and leadership moves. Here a turn of the loop begins at most BEGUN_PER_TURN, more only where it takes long
+anyway, and a pause follows, which becomes longer as long as the loop comes late to its end: a storm of clients slows
+down itself and nobody else.
 
 A client of TLS 1.3 believes itself connected as soon as it has sent its last flight, and sends a request behind it. So
 nobody whose handshake goes on is cut for a later one: with HANDSHAKES_MAX under way the others wait, unanswered. Who
@@ -60,18 +61,25 @@ class ReadingProtocol(asyncio.BufferedProtocol):
 
 LOGGER = logging.getLogger(__name__)
 
-ACCEPTS_PER_TURN = 16
+ACCEPTS_PER_TURN = 64
 """Connections that are accepted in one turn of the loop, count: some 50 us each."""
 
 BEGUN_PER_TURN = 2
-"""Handshakes that begin in one turn of the loop, count: a few milliseconds."""
+"""Handshakes that begin in one turn of the loop, count: a few milliseconds; ..."""
+
+BEGUN_PER_S = 200
+"""... but so many for each second that a turn takes, ..."""
+
+BEGUN_PER_TURN_MAX = 32
+"""... and this many at the most, count. A turn in which 256 programs are answered takes 0.2 s: with two in each, those
+of them that had not come in yet were shut out for as long as the others had something to ask."""
 
 ACCEPT_PAUSE_S = 0.004
 """Between such turns, seconds: other work gets at least half of the time, and 500 clients come in within a second."""
 
 ACCEPT_PAUSE_S_MAX = 0.016
 """The longest such pause, seconds: a hundred clients a second come in even where the loop has hardly any time, and take
-a quarter of it. With 64 ms, 256 programs that kept a leader busy shut out those of them that had not come in yet."""
+a quarter of it."""
 
 LATE_S_MAX = 0.01
 """How late the loop may come to the end of a pause, seconds; where it comes later, the next pause is twice as long."""
@@ -101,6 +109,11 @@ RETRY_S = 0.1
 def next_pause_s(pause_s: float, late_s: float) -> float:
     """Return the pause that follows one to whose end the loop came so much too late."""
     return min(2 * pause_s, ACCEPT_PAUSE_S_MAX) if late_s > LATE_S_MAX else max(pause_s / 2, ACCEPT_PAUSE_S)
+
+
+def begun_after(turn_s: float) -> int:
+    """Return how many handshakes may begin after a pause and a turn of the loop that took so long together."""
+    return max(BEGUN_PER_TURN, min(BEGUN_PER_TURN_MAX, int(turn_s * BEGUN_PER_S)))
 
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
@@ -165,6 +178,7 @@ class Acceptor:
         """Listen, at `listening` where that is given; OSError if the address cannot be used."""
         loop = asyncio.get_running_loop()
         self._socket = listening = listening or await listen(self._address)
+        listening.setblocking(False)
         self._pumps = [loop.create_task(self._accept(listening)), loop.create_task(self._begin())]
 
     async def stop(self) -> None:
@@ -177,26 +191,28 @@ class Acceptor:
             self._socket.close()
 
     async def _accept(self, listening: socket.socket) -> None:
+        # Not by sock_accept(): uvloop's takes one connection in a turn of the loop, however many wait.
         loop = asyncio.get_running_loop()
-        accepted = 0
         while True:
-            try:
-                connection, address = await loop.sock_accept(listening)
-            except OSError as error:
-                LOGGER.error("a connection to %s could not be accepted: %s", self._address, error)
-                await asyncio.sleep(RETRY_S)
-                continue
-            task = loop.create_task(self._connect(connection, str(address[0])))
-            self._tasks.add(task)
-            self._silent[task] = None
-            task.add_done_callback(self._done)
-            while self._waiting() > WAITING_MAX:
-                if self._silent:
-                    next(iter(self._silent)).cancel()
-                await asyncio.sleep(ACCEPT_PAUSE_S)
-            accepted += 1
-            if accepted % ACCEPTS_PER_TURN == 0:
-                await asyncio.sleep(0)
+            await _readable(listening)
+            for _ in range(ACCEPTS_PER_TURN):
+                try:
+                    connection, address = listening.accept()
+                except BlockingIOError:  # all are accepted, here or by another process that listens
+                    break
+                except OSError as error:
+                    LOGGER.error("a connection to %s could not be accepted: %s", self._address, error)
+                    await asyncio.sleep(RETRY_S)
+                    break
+                connection.setblocking(False)
+                task = loop.create_task(self._connect(connection, str(address[0])))
+                self._tasks.add(task)
+                self._silent[task] = None
+                task.add_done_callback(self._done)
+                while self._waiting() > WAITING_MAX:
+                    if self._silent:
+                        next(iter(self._silent)).cancel()
+                    await asyncio.sleep(ACCEPT_PAUSE_S)
 
     def _waiting(self) -> int:
         return len(self._silent) + sum(len(line) for line in self._line.values())
@@ -204,7 +220,7 @@ class Acceptor:
     async def _begin(self) -> None:
         """Let those in the line begin, a few at a time."""
         loop = asyncio.get_running_loop()
-        begun, pause_s = 0, ACCEPT_PAUSE_S
+        begun, may_begin, pause_s = 0, BEGUN_PER_TURN, ACCEPT_PAUSE_S
         while True:
             self._change.clear()
             host = self._next_host()
@@ -225,10 +241,11 @@ class Acceptor:
             self._handshakes[task] = _UnderWay(connection, host, loop.time())
             turn.set_result(None)
             begun += 1
-            if begun % BEGUN_PER_TURN == 0:
-                due_s = loop.time() + pause_s
+            if begun >= may_begin:
+                since_s = loop.time()
                 await asyncio.sleep(pause_s)
-                pause_s = next_pause_s(pause_s, loop.time() - due_s)
+                turn_s = loop.time() - since_s
+                begun, may_begin, pause_s = 0, begun_after(turn_s), next_pause_s(pause_s, turn_s - pause_s)
 
     def _next_host(self) -> str | None:
         """Return of whose address the next one begins: who has the fewest under way."""

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import ssl
+import time
 from typing import Any, cast
 
 import pytest
@@ -17,8 +18,10 @@ from cluster.system.eventloop.listener import (
     ACCEPT_PAUSE_S,
     ACCEPT_PAUSE_S_MAX,
     BEGUN_PER_TURN,
+    BEGUN_PER_TURN_MAX,
     LATE_S_MAX,
     Acceptor,
+    begun_after,
     next_pause_s,
 )
 from tests.cluster.harness import story, until
@@ -63,6 +66,45 @@ async def test_no_turn_of_the_loop_begins_more_than_a_few_handshakes(
     await acceptor.stop()
     for one in crowd:
         one.close()
+
+
+@story
+async def test_a_loop_whose_turns_are_long_lets_a_crowd_in_while_it_is_busy(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    acceptor = await listening(config)
+    begun, turns = 0, 0
+
+    async def begin(*arguments: Any, **options: Any) -> None:
+        nonlocal begun
+        begun += 1
+
+    def turn() -> None:
+        nonlocal turns
+        time.sleep(0.1)
+        if begun < CROWD:
+            turns += 1
+            loop.call_soon(turn)
+
+    monkeypatch.setattr(loop, "connect_accepted_socket", begin)
+    crowd = [connected(acceptor.port) for _ in range(CROWD)]
+    for one in crowd:
+        one.send(b"\x16")
+    turn()
+    await until(lambda: begun == CROWD)
+    # Nine are needed until all are accepted and heard and the first have begun; one accepted, or a few begun in each
+    # turn would be more than forty.
+    assert turns <= 20
+    await acceptor.stop()
+    for one in crowd:
+        one.close()
+
+
+@given(st.floats(0, 100))
+def test_a_turn_lets_in_no_fewer_than_a_few_and_no_more_than_a_bound(turn_s: float) -> None:
+    assert BEGUN_PER_TURN <= begun_after(turn_s) <= BEGUN_PER_TURN_MAX
+    assert begun_after(turn_s) <= begun_after(turn_s + 1)
 
 
 class Client:
