@@ -57,7 +57,7 @@ from cluster.server import (
     note_superseded,
     open_storage,
 )
-from cluster.server.mail import Mailer, sender_of
+from cluster.server.mail import DrillReminder, Mailer, post_of, sender_of
 from cluster.server.recovery import refuse_beside_history, refuse_incarnation_over
 from cluster.server.tlog import Counted, LogPeers, NoAnswer, Signed
 from cluster.system import (
@@ -109,7 +109,7 @@ OPEN_FILES = 16_384
 """Files that a replica may have open, count, if the machine lets it: its connections, those to its channel, and its
 own. What a process gets by default is 1,024."""
 
-APPLIED = ("replicas", "mail", "limits", "witnesses", "checkpoints")
+APPLIED = ("replicas", "mail", "drill", "limits", "witnesses", "checkpoints")
 """Fields of its configuration that a replica applies at SIGHUP."""
 
 RESTARTED = ("cluster", "replicas", "tls", "storage", "timing", "provider")
@@ -158,7 +158,7 @@ def release() -> str:
         return "unknown"
 
 
-def mailer_of(controller: Controller, config: Callable[[], Config]) -> Mailer:
+def mail_duties(controller: Controller, config: Callable[[], Config]) -> tuple[Mailer, DrillReminder]:
     """Return what sends this replica's mail while it leads: as its own file says now."""
     identities = Identities(controller.clock)
 
@@ -166,13 +166,20 @@ def mailer_of(controller: Controller, config: Callable[[], Config]) -> Mailer:
         # A number stands for itself there.
         return not name.isdigit() and (await identities.uids((name,)))[name] is not None
 
-    return Mailer(
+    mailer = Mailer(
         state=lambda: controller.state,
         leads=lambda: controller.leads,
         submit=controller.submit,
         sender=lambda state: sender_of(config().mail, state.name, state.cluster_id, is_user),
         clock=controller.agreed,
     )
+    reminder = DrillReminder(
+        state=lambda: controller.state,
+        config=lambda: config().drill,
+        post=lambda: post_of(config().mail, is_user),
+        clock=controller.agreed,
+    )
+    return mailer, reminder
 
 
 def founding_of(config: Config, identity: str) -> Configuration:
@@ -342,7 +349,8 @@ class Replica:
             prune_some=self.controller.prune_some,
             fail=fail,
         )
-        self.controller.register(mailer_of(self.controller, lambda: self.config))
+        for duty in mail_duties(self.controller, lambda: self.config):
+            self.controller.register(duty)
         self.service = Service(
             self.controller,
             version=release(),

@@ -15,6 +15,8 @@ from msgspec import Meta
 
 from cluster.config.toml import InvalidValue, Name, Text, Written
 from cluster.system import Address
+from replica.model import SCENARIOS
+from replica.values import is_mail_address
 
 HELPERS_MAX: Final = 64
 """Helpers in the file, count: one for each machine that drills are about."""
@@ -27,6 +29,12 @@ START_WORDS_MAX: Final = 32
 
 HOURS_MAX: Final = 16
 """Stretches of a week in which there are no drills, count."""
+
+REMINDED_MAX: Final = 8
+"""Who is reminded of drills that are due, count."""
+
+DAYS_MAX: Final = 3_660
+"""Days between two drills of a kind, count."""
 
 Allowed = Literal["process", "network", "disk"]
 """Kinds of faults: signals to a replica or an agent, a table of nft, a file that fills a file system."""
@@ -85,6 +93,12 @@ class DrillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When no drill may begin here, such as `Mon-Fri 08:00-18:00`, in this machine's own time."""
     require_second: bool = False
     """Whether another operator has to agree before anything is done here."""
+    every_days: dict[str, Annotated[int, Meta(ge=1, le=DAYS_MAX)]] = {}
+    """How many days after each kind of drill it is due again, such as `{switchover = 30}`; who leads reminds of it."""
+    remind: Annotated[tuple[Text, ...], Meta(max_length=REMINDED_MAX)] = ()
+    """Whom, as recipients of mail (`[mail]`)."""
+    automatic: Annotated[tuple[Text, ...], Meta(max_length=len(SCENARIOS))] = ()
+    """What may be carried out with `--automatic`, by a timer: once three of its kind, the last ones, were passed."""
     prometheus: Text = ""
     """A Prometheus that is asked once a second whether a drill that is carried out from here has to end."""
     stop_when: Text = ""
@@ -100,15 +114,30 @@ class DrillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if bool(self.prometheus) is not bool(self.stop_when):
             missing = "stop_when" if self.prometheus else "prometheus"
             raise InvalidValue(f"there is no {missing}", "write both, or neither", "stop_when")
-        for place, text in enumerate(self.never):
+        if bool(self.every_days) is not bool(self.remind):
+            missing, place = ("remind", "every_days") if self.every_days else ("every_days", "remind")
+            raise InvalidValue(f"there is no {missing}", "write both, or neither", place)
+        for name in self.every_days:
+            _check_scenario(name, "every_days", name)
+        for number, name in enumerate(self.automatic):
+            _check_scenario(name, "automatic", number)
+        for number, name in enumerate(self.remind):
+            if not is_mail_address(name):
+                raise InvalidValue(f"found {name!r:.60}", "write a mail address, or a user's name", "remind", number)
+        for number, text in enumerate(self.never):
             try:
                 Hours.parse(text)
             except ValueError as error:
-                raise InvalidValue(f"found {text!r:.60}", _HOURS_RULE, "never", place) from error
+                raise InvalidValue(f"found {text!r:.60}", _HOURS_RULE, "never", number) from error
 
     def forbids(self, day: int, minute: int) -> str:
         """Return the hours that hold this minute (from midnight) of a day (0 is Monday), empty for none."""
         return next((text for text in self.never if Hours.parse(text).hold(day, minute)), "")
+
+
+def _check_scenario(name: str, *place: str | int) -> None:
+    if name not in SCENARIOS:
+        raise InvalidValue(f"found {name!r:.60}", f"use one of: {', '.join(SCENARIOS)}", *place)
 
 
 NO_DRILLS: Final = DrillConfig()

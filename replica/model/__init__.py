@@ -74,7 +74,7 @@ if TYPE_CHECKING:
         provision_of,
         teardown_on_failure,
     )
-    from replica.model.drills import SCENARIOS, Drill, DrillLock, DrillVerdict
+    from replica.model.drills import SCENARIOS, Drill, DrillLock, DrillVerdict, last_tried
     from replica.model.failure_texts import (
         CREATE_ERROR,
         delete_denied,
@@ -229,7 +229,7 @@ else:
         configuration: DEFAULT_SITE FLAGS FOUNDING_FIELDS RESTART_POLICIES Site buffer_user_refusal check_site
         configuration: expand_roots flags_text get_sys_state_of get_sys_status_of ordered_flags persistent_refusal
         configuration: private_data program_fault provision_of teardown_on_failure
-        drills: SCENARIOS Drill DrillLock DrillVerdict
+        drills: SCENARIOS Drill DrillLock DrillVerdict last_tried
         failure_texts: CREATE_ERROR delete_denied duplicate_name failure_comment failure_reason operation_of
         job_names: NameGroup Several first_of members_of
         jobs: ENDED Guest GuestJobs GuestStep Hold Job JobState Scheduler commented guest_job_fault guest_name

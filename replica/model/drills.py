@@ -7,6 +7,7 @@ that there is one, one at a time, and until when it may last.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 
 import msgspec
@@ -97,6 +98,17 @@ class Drill(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def is_under_way(self, at: Instant) -> bool:
         """Whether it may still be carried out."""
         return self.verdict is DrillVerdict.UNDER_WAY and at < self.until
+
+
+def last_tried(drills: Iterable[Drill]) -> dict[str, Drill]:
+    """Return by its scenario the last drill of each that came to its end: it was passed or failed."""
+    found: dict[str, Drill] = {}
+    for drill in drills:
+        if drill.verdict in (DrillVerdict.PASSED, DrillVerdict.FAILED):
+            before = found.get(drill.scenario)
+            if before is None or before.ended_at < drill.ended_at:
+                found[drill.scenario] = drill
+    return found
 
 
 class DrillLock(msgspec.Struct, frozen=True, array_like=True, gc=False):

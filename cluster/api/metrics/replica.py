@@ -13,7 +13,7 @@ from cluster.security import certificate_of
 from cluster.server import Controller
 from cluster.server.tlog import Publisher
 from replica.messages import features
-from replica.model import DrillVerdict
+from replica.model import last_tried
 from replica.state import State
 from replica.values import MICROSECONDS_PER_SECOND, Instant
 
@@ -256,21 +256,15 @@ class CertificateCollector(Collector):
 
 def _drills(state: State, at: Instant) -> Iterator[Metric]:
     """Yield when each kind of drill was last carried out to its end: what reminds of those that were not."""
-    ended: dict[str, int] = {}
-    under_way = 0
-    for number, drill in state.drills.items():
-        if drill.verdict in (DrillVerdict.PASSED, DrillVerdict.FAILED):
-            ended[drill.scenario] = max(ended.get(drill.scenario, 0), drill.ended_at)
-        if drill.is_under_way(at):
-            under_way = number
+    under_way = max((number for number, drill in state.drills.items() if drill.is_under_way(at)), default=0)
     yield gauge("forebay_drill_under_way", "Number of the drill under way; 0: none is.", under_way)
     age = GaugeMetricFamily(
         "forebay_drill_age_seconds",
         "Time since a drill of this kind was passed or failed; absent for one that was never tried.",
         labels=["scenario"],
     )
-    for scenario in sorted(ended):
-        age.add_metric([scenario], max(0, at - ended[scenario]) / MICROSECONDS_PER_SECOND)
+    for scenario, drill in sorted(last_tried(state.drills.values()).items()):
+        age.add_metric([scenario], max(0, at - drill.ended_at) / MICROSECONDS_PER_SECOND)
     yield age
 
 

@@ -100,23 +100,40 @@ def plan(as_json: bool, **asked: Any) -> None:
     "--abort-if-slower", "slower_max", type=click.IntRange(0, 1_000), default=SLOWER_MAX, show_default=True,
     metavar="TIMES", help="Abort it when writes take so many times as long as before; 0: never.",
 )  # fmt: skip
+@click.option(
+    "--automatic", is_flag=True, help="For a timer: without --confirm, where [drill] automatic names the kind."
+)
 @JSON_OPTION
-def run(confirm: str | None, goal_ms: int, abort_after_s: float, slower_max: int, as_json: bool, **asked: Any) -> None:
+def run(
+    confirm: str | None,
+    goal_ms: int,
+    abort_after_s: float,
+    slower_max: int,
+    automatic: bool,
+    as_json: bool,
+    **asked: Any,
+) -> None:
     """Carry out a drill whose plan was confirmed, and say what it took. Exit code 7: it was failed or aborted.
 
     A client beside the cluster sends a write and a read every 10 ms, first without a fault. Ctrl-C aborts.
     """
+    if automatic and (confirm is not None or asked["forced"]):
+        raise bad_input("--automatic goes without --confirm and --force", "leave them out, or it")
 
     async def perform(client: Client) -> DrillAnswer:
         from cluster.cli.drills.coordinator import Goals
         from cluster.cli.drills.preconditions import plan_of
 
         coordinator, wanted = _coordinator(client), _wanted(asked)
-        made = plan_of(await coordinator.look(wanted), wanted)
+        found = await coordinator.look(wanted)
+        made = plan_of(found, wanted)
         if not as_json:
             _show_plan(made)
+        if automatic:
+            _refuse_early(made.scenario, found.drills.drills)
         _refuse_unmet(made)
-        _confirmed(made, wanted, confirm)
+        if not automatic:
+            _confirmed(made, wanted, confirm)
         goals = Goals(
             write_stop_us=goal_ms * 1000,
             abort_after_us=round(abort_after_s * MICROSECONDS_PER_SECOND),
@@ -197,6 +214,14 @@ def _refuse_unmet(made: Plan) -> None:
     if first.may_be_forced:
         remedy += f"; or go on all the same: --force {first.name}"
     raise Failure(ExitCode.REFUSED, f"the precondition {first.name} does not hold: {first.figure}", remedy)
+
+
+def _refuse_early(scenario: str, drills: Iterable[DrillView]) -> None:
+    from cluster.cli.drills.preconditions import not_automatic
+
+    why = not_automatic(scenario, session().config().drill.automatic, drills)
+    if why is not None:
+        raise Failure(ExitCode.REFUSED, *why)
 
 
 def _confirmed(made: Plan, wanted: Wanted, confirm: str | None) -> None:

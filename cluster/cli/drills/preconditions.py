@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 import msgspec
@@ -34,6 +34,10 @@ SNAPSHOT_PERIODS_MAX: Final = 2
 
 DURATION_MORE_S: Final = 5
 """For how long a helper is asked to do a fault beyond the time that it is held, seconds: a busy machine is late."""
+
+BY_HAND: Final = 3
+"""Drills of a kind, its last ones, that have to be passed before a timer may carry one out, count. The first of them
+somebody has carried out by hand."""
 
 COMPARED: Final = 5
 """Earlier drills of the same kind that a plan and a report name, count."""
@@ -195,6 +199,22 @@ def earlier_stops_us(drills: Iterable[DrillView], scenario: str) -> tuple[int, .
     """Return how long writes stopped in the last of these drills that were of a kind, µs, in their order."""
     stops = (one.figures.get("write_stop_us") for one in drills if one.scenario == scenario)
     return tuple(stop_us for stop_us in stops if stop_us is not None)[:COMPARED]
+
+
+def not_automatic(scenario: str, allowed: Collection[str], drills: Iterable[DrillView]) -> tuple[str, str] | None:
+    """Return why a drill needs somebody who reads its plan, and what would change that; None where it does not.
+
+    `allowed`: what this machine's configuration says of it; `drills`: the newest first.
+    """
+    if scenario not in allowed:
+        remedy = f'name it in this machine\'s forebay.toml: [drill] automatic = ["{scenario}"]'
+        return f"{scenario} is not carried out automatically here", remedy
+    last = [one for one in drills if one.scenario == scenario and one.verdict != "under way"][:BY_HAND]
+    passed = sum(one.verdict == "passed" for one in last)
+    if passed == BY_HAND:
+        return None
+    remedy = f"carry it out by hand until the last {BY_HAND} of its kind were: forebay drill plan {scenario}"
+    return f"of the last {BY_HAND} drills {scenario} {passed} were passed", remedy
 
 
 def _expected(earlier: tuple[int, ...], unknown: str = "for some ten milliseconds") -> str:

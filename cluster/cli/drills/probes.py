@@ -88,6 +88,10 @@ def prober(config: Path, identity: str, replicas: dict[str, Address]) -> Writer:
             if reading is not None:
                 await asyncio.wait((reading,), timeout=ENDS_S)
                 reading.cancel()
+            # Not killed while it ends by itself: kill() looks first, and takes the exit code from the event loop.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ENDS_S):
+                    await process.wait()
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()

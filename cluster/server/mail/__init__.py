@@ -1,7 +1,9 @@
-"""Mail about jobs: what it says, what sends it, and the leader's round over what is owed."""
+"""Mail about jobs, and about drills that are due: what it says, what sends it, and the leader's rounds over it."""
 
+from cluster.server.mail.drill_reminder import DrillReminder as DrillReminder
 from cluster.server.mail.mailer import Mailer as Mailer
 from cluster.server.mail.sending import Undeliverable as Undeliverable
+from cluster.server.mail.sending import post_of as post_of
 from cluster.server.mail.sending import sender_of as sender_of
 
-__all__ = ["Mailer", "Undeliverable", "sender_of"]
+__all__ = ["DrillReminder", "Mailer", "Undeliverable", "post_of", "sender_of"]

@@ -15,7 +15,7 @@ from typing import Final
 
 from cluster.config import MailConfig
 from cluster.providers import Local, ProgramRefused, check_command
-from cluster.server.mail.text import body_of, message_id, message_of, subject_of
+from cluster.server.mail.text import Letter, letter_of, message_of
 from cluster.system import Address
 from replica.model import Mail
 from replica.values import is_mail_address
@@ -30,8 +30,11 @@ PROGRAM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 
 _REPLY_LINES_MAX: Final = 64
 
+Post = Callable[[Letter], Awaitable[None]]
+"""Sends one letter; raises Undeliverable for good, SendFailed or OSError for now."""
+
 Send = Callable[[Mail], Awaitable[None]]
-"""Sends one mail; raises Undeliverable for good, SendFailed or OSError for now."""
+"""Sends one mail about a job; raises as Post does."""
 
 
 class Undeliverable(Exception):
@@ -47,13 +50,25 @@ IsUser = Callable[[str], Awaitable[bool]]
 
 
 def sender_of(config: MailConfig, cluster: str, cluster_id: str, is_user: IsUser) -> Send | None:
-    """Return what sends mail as a replica's configuration says, None where mail is off."""
+    """Return what sends mail about jobs as a replica's configuration says, None where mail is off."""
+    post = post_of(config, is_user)
+    if post is None:
+        return None
+
+    async def send(mail: Mail) -> None:
+        await post(letter_of(cluster, cluster_id, mail))
+
+    return send
+
+
+def post_of(config: MailConfig, is_user: IsUser) -> Post | None:
+    """Return what sends letters as a replica's configuration says, None where mail is off."""
     if config.smtp is not None:
         address = config.smtp
 
-        async def by_smtp(mail: Mail) -> None:
-            recipient = await recipient_of(mail, config.domain, is_user)
-            message = message_of(cluster, cluster_id, mail, sender=config.sender, recipient=recipient)
+        async def by_smtp(letter: Letter) -> None:
+            recipient = await recipient_of(letter.recipient, config.domain, is_user)
+            message = message_of(letter, sender=config.sender, recipient=recipient)
             await _bounded(send_by_smtp(address, config.sender, recipient, message))
 
         return by_smtp
@@ -61,9 +76,9 @@ def sender_of(config: MailConfig, cluster: str, cluster_id: str, is_user: IsUser
     if not program:
         return None
 
-    async def by_program(mail: Mail) -> None:
-        recipient = await recipient_of(mail, config.domain, is_user)
-        await _bounded(send_by_program(program, mail, recipient, cluster, cluster_id))
+    async def by_program(letter: Letter) -> None:
+        recipient = await recipient_of(letter.recipient, config.domain, is_user)
+        await _bounded(send_by_program(program, letter, recipient))
 
     return by_program
 
@@ -76,12 +91,12 @@ async def _bounded(sending: Awaitable[None]) -> None:
         raise SendFailed(f"it took longer than {SEND_S:.0f} s") from error
 
 
-async def recipient_of(mail: Mail, domain: str, is_user: IsUser) -> str:
-    """Return the address of a mail; Undeliverable for what is none.
+async def recipient_of(name: str, domain: str, is_user: IsUser) -> str:
+    """Return the address of a recipient; Undeliverable for what is none.
 
     A name without a domain is a user of this machine: mail programs know other names as well, and some are commands.
     """
-    text = mail.recipient if "@" in mail.recipient or not domain else f"{mail.recipient}@{domain}"
+    text = name if "@" in name or not domain else f"{name}@{domain}"
     if not is_mail_address(text):
         raise Undeliverable(f"{text[:64]!r} is no mail address")
     if "@" not in text and not await is_user(text):
@@ -89,21 +104,18 @@ async def recipient_of(mail: Mail, domain: str, is_user: IsUser) -> str:
     return text
 
 
-async def send_by_program(program: str, mail: Mail, recipient: str, cluster: str, cluster_id: str) -> None:
+async def send_by_program(program: str, letter: Letter, recipient: str) -> None:
     """Run `PROGRAM -s SUBJECT RECIPIENT` with the text on standard input; SendFailed unless it exits with 0."""
     environment = {
         "PATH": PROGRAM_PATH,
         "LANG": "C.UTF-8",
-        "SLURM_CLUSTER_NAME": cluster,
-        "SLURM_JOB_ID": str(mail.job),
-        "SLURM_JOB_NAME": mail.name,
-        "SLURM_JOB_MAIL_TYPE": mail.kind.word,
-        "FOREBAY_MESSAGE_ID": message_id(cluster_id, mail),
+        **letter.variables,
+        "FOREBAY_MESSAGE_ID": letter.message_id,
     }
     try:
         executable = check_command(program, Local(allowed_programs=(program,)))
         process = await asyncio.create_subprocess_exec(
-            program, "-s", subject_of(mail), recipient, executable=executable,
+            program, "-s", letter.subject, recipient, executable=executable,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
             env=environment, cwd="/", start_new_session=True, limit=ERROR_BYTES_MAX,
         )  # fmt: skip
@@ -114,7 +126,7 @@ async def send_by_program(program: str, mail: Mail, recipient: str, cluster: str
         # A program that does not read is no failure: what it exits with says whether it is content. RuntimeError is
         # what uvloop raises where the pipe was closed already.
         with suppress(BrokenPipeError, ConnectionResetError, RuntimeError):
-            process.stdin.write(body_of(cluster, cluster_id, mail).encode())
+            process.stdin.write(letter.body.encode())
             await process.stdin.drain()
         with suppress(RuntimeError):
             process.stdin.close()

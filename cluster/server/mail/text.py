@@ -5,9 +5,10 @@ Sources: the guide (stage-out), the manual page of sbatch (`--mail-type`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from email import policy
 from email.message import EmailMessage
-from typing import Final
+from typing import Final, NamedTuple
 
 from cluster.system import format_instant
 from replica.model import JobState, Mail, MailKind, message_name
@@ -45,6 +46,31 @@ _SENTENCES: Final = {
 }
 
 
+class Letter(NamedTuple):
+    """What is sent to somebody, whatever it is about."""
+
+    recipient: str
+    """An address, or a name that the machine that sends it knows."""
+    subject: str
+    body: str
+    message_id: str
+    """The same for every try, by whichever replica."""
+    variables: Mapping[str, str] = {}
+    """What a program that sends mail finds in its environment besides."""
+
+
+def letter_of(cluster: str, cluster_id: str, mail: Mail) -> Letter:
+    """Return what a mail about a job says, to whom."""
+    variables = {
+        "SLURM_CLUSTER_NAME": cluster,
+        "SLURM_JOB_ID": str(mail.job),
+        "SLURM_JOB_NAME": mail.name,
+        "SLURM_JOB_MAIL_TYPE": mail.kind.word,
+    }
+    body = _body_of(cluster, cluster_id, mail)
+    return Letter(mail.recipient, subject_of(mail), body, _message_id(cluster_id, mail), variables)
+
+
 def subject_of(mail: Mail) -> str:
     """Return the subject: `SLURM Job_id=12 Name=my_app Staged Out, StageOut time 00:05:07`."""
     parts = [f"{_job(mail)} Name={plain(mail.name)[:NAME_CHARACTERS_MAX]} {_WORDS[mail.kind]}"]
@@ -73,29 +99,31 @@ def _duration(duration_s: int) -> str:
     return f"{days}-{clock}" if days else clock
 
 
-def message_id(cluster_id: str, mail: Mail) -> str:
-    """Return the Message-ID, the same for every try of this mail by whichever replica."""
+def _message_id(cluster_id: str, mail: Mail) -> str:
     return f"<{message_name(cluster_id, mail)}@{MESSAGE_ID_DOMAIN}>"
 
 
-def body_of(cluster: str, cluster_id: str, mail: Mail) -> str:
-    """Return the text below the subject."""
+def _body_of(cluster: str, cluster_id: str, mail: Mail) -> str:
     return (
         f"Job {mail.job} ({plain(mail.name)[:NAME_CHARACTERS_MAX]}) of the cluster {plain(cluster)}: "
         f"{_SENTENCES[mail.kind]}.\n"
-        f"Time: {format_instant(mail.at)}\n"
-        f"Message: {message_id(cluster_id, mail)} (a mail with the same one is the same mail, sent twice)\n"
+        f"Time: {format_instant(mail.at)}\n{identified(_message_id(cluster_id, mail))}"
     )
 
 
-def message_of(cluster: str, cluster_id: str, mail: Mail, *, sender: str, recipient: str) -> bytes:
-    """Return the whole message for SMTP: ASCII lines that end with CR LF."""
+def identified(message_id: str) -> str:
+    """Return the last line of a text, by which a mail that came twice is known."""
+    return f"Message: {message_id} (a mail with the same one is the same mail, sent twice)\n"
+
+
+def message_of(letter: Letter, *, sender: str, recipient: str) -> bytes:
+    """Return the whole message for SMTP, to an address: ASCII lines that end with CR LF."""
     message = EmailMessage(policy=_POLICY)
     message["From"] = sender
     message["To"] = recipient
-    message["Subject"] = subject_of(mail)
-    message["Message-ID"] = message_id(cluster_id, mail)
+    message["Subject"] = letter.subject
+    message["Message-ID"] = letter.message_id
     message["Auto-Submitted"] = "auto-generated"
     # ASCII alone, whatever a job is called: not every server takes more.
-    message.set_content(body_of(cluster, cluster_id, mail), cte="quoted-printable")
+    message.set_content(letter.body, cte="quoted-printable")
     return message.as_bytes()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 from msgspec.structs import replace
 
-from cluster.cli.drills.preconditions import Found, Plan, Wanted, plan_of
+from cluster.cli.drills.preconditions import BY_HAND, Found, Plan, Wanted, not_automatic, plan_of
 from cluster.cli.drills.scenarios import SCENARIOS
 from cluster.drill import NEEDS, Answer
 from cluster.schemas import DigestsAnswer, MembersAnswer, MemberView, NodeView, StatusView
 from cluster.schemas.drills import DrillLockView, DrillsAnswer, DrillView
 from replica.model import SCENARIOS as KNOWN
+from replica.model import DrillVerdict
 
 NAMES = ("r1", "r2", "r3")
 STATUS = StatusView(
@@ -228,3 +230,17 @@ def test_who_wants_to_spare_jobs_is_refused_while_one_is_staged_out() -> None:
     (refused,) = plan(moving, "r2", spare_jobs=True).refused
     assert f"{refused.name}: {refused.figure}" == "jobs: 2 are being staged out"
     assert plan(WELL, "r2", spare_jobs=True).refused == ()
+
+
+@pytest.mark.parametrize("allowed", [(), ("leader-kill",), ("switchover",)])
+def test_a_timer_carries_out_only_what_the_site_named_and_whose_last_three_were_passed(
+    allowed: tuple[str, ...],
+) -> None:
+    words = [verdict.word for verdict in DrillVerdict]
+    for verdicts in product(words, repeat=BY_HAND + 1):
+        drills = [drill(9 - number, verdict=verdict) for number, verdict in enumerate(verdicts)]
+        drills.insert(1, drill(20, verdict="failed", scenario="leader-kill"))
+        ended = [verdict for verdict in verdicts if verdict != "under way"][:BY_HAND]
+        may = "switchover" in allowed and ended == ["passed"] * BY_HAND
+        assert (not_automatic("switchover", allowed, drills) is None) is may, verdicts
+    assert not_automatic("switchover", ("switchover",), []) is not None

@@ -18,7 +18,7 @@ from cluster.config.mail import MailConfig
 from cluster.server.mail import Undeliverable, sender_of
 from cluster.server.mail import sending as sending_module
 from cluster.server.mail.sending import SendFailed
-from cluster.server.mail.text import message_of, subject_of
+from cluster.server.mail.text import letter_of, message_of, subject_of
 from cluster.system.address import Address
 from replica.model.jobs import JobState
 from replica.model.mail import Mail, MailKind
@@ -71,7 +71,7 @@ def test_the_other_subjects_have_the_same_form(changes: dict[str, Any], subject:
 
 @given(st.text(min_size=1, max_size=200))
 def test_no_name_of_a_job_becomes_a_header_or_a_second_message(name: str) -> None:
-    raw = message_of("demo", "cafe", mail(name=name), sender="forebay", recipient="alice")
+    raw = message_of(letter_of("demo", "cafe", mail(name=name)), sender="forebay", recipient="alice")
     assert raw.isascii() and b"\r\n.\r\n" not in raw
     read = message_from_bytes(raw, policy=policy.default)
     assert list(read.keys()) == [

@@ -1,0 +1,127 @@
+"""Reminders of drills that were not tried for as long as a site wants: the leader's round over what is due.
+
+Nothing is kept of them: when one is sent follows from when its scenario was tried last. It is then sent again each
+week. A leader that begins to lead sends what was due in the hour before, perhaps a second time, with the same
+Message-ID; what was due while nobody led for an hour comes a week later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Final
+
+from cluster.config import DrillConfig
+from cluster.server.mail.sending import Post
+from cluster.server.mail.text import MESSAGE_ID_DOMAIN, Letter, identified
+from cluster.system import Clock, format_instant
+from replica.model import Drill, last_tried
+from replica.state import State
+from replica.values import MICROSECONDS_PER_SECOND, plain
+
+LOGGER = logging.getLogger(__name__)
+
+DAY_US: Final = 86_400 * MICROSECONDS_PER_SECOND
+
+AGAIN_US: Final = 7 * DAY_US
+"""Until the next reminder of what is still due."""
+
+LATE_US: Final = 3_600 * MICROSECONDS_PER_SECOND
+"""How long a reminder is tried, and may be late because nobody led."""
+
+LOOK_S: Final = 60.0
+"""How often it is looked what is due, seconds; also until another try."""
+
+
+class DrillReminder:
+    """Sends reminders while this replica leads."""
+
+    def __init__(
+        self,
+        *,
+        state: Callable[[], State],
+        config: Callable[[], DrillConfig],
+        post: Callable[[], Post | None],
+        clock: Clock,
+    ) -> None:
+        """`config` and `post` as this replica's file says now; `clock` tells the agreed time."""
+        self._state = state
+        self._config = config
+        self._post = post
+        self._clock = clock
+        self._look_s = 0.0
+        """When it is looked again, on the monotonic clock."""
+        self._sending: dict[str, asyncio.Task[None]] = {}
+        self._sent: set[str] = set()
+        """Message-IDs of what is due and need not be sent again by this replica."""
+
+    def poll(self) -> None:
+        """Send what is due and is not sent yet; return at once."""
+        config, now_s = self._config(), self._clock.monotonic_s()
+        if not config.every_days or now_s < self._look_s:
+            return
+        self._look_s = now_s + LOOK_S
+        state, post = self._state(), self._post()
+        due = list(letters_due(config, state, int(self._clock.now())))
+        self._sent &= {letter.message_id for letter in due}
+        for letter in due:
+            if letter.message_id in self._sent or letter.message_id in self._sending:
+                continue
+            if post is None:
+                LOGGER.warning("%s: mail is off on this replica, which leads: see [mail]", letter.subject)
+                self._sent.add(letter.message_id)
+                continue
+            task = asyncio.create_task(_once(post, letter))
+            self._sending[letter.message_id] = task
+            task.add_done_callback(partial(self._done, letter))
+
+    def stop(self) -> None:
+        """Give up what is under way: somebody else leads, or the replica stops."""
+        for task in self._sending.values():
+            task.cancel()
+        self._sending.clear()
+        self._sent.clear()
+        self._look_s = 0.0
+
+    def _done(self, letter: Letter, done: asyncio.Task[None]) -> None:
+        if done.cancelled():
+            return
+        self._sending.pop(letter.message_id, None)
+        error = done.exception()
+        if error is None:
+            self._sent.add(letter.message_id)
+        else:
+            LOGGER.warning("a reminder to %r was not sent: %s", letter.recipient, error)
+
+
+async def _once(post: Post, letter: Letter) -> None:
+    await post(letter)
+
+
+def letters_due(config: DrillConfig, state: State, now_us: int) -> Iterator[Letter]:
+    """Yield what is due, to each of those who are reminded, in the hour since it was."""
+    tried: Mapping[str, Drill] = last_tried(state.drills.values())
+    for scenario, days in sorted(config.every_days.items()):
+        last = tried.get(scenario)
+        since_us = 0 if last is None else int(last.ended_at)
+        late_us = now_us - since_us - days * DAY_US
+        if late_us < 0 or late_us % AGAIN_US >= LATE_US:
+            continue
+        for recipient in config.remind:
+            yield _letter(state, scenario, days, last, now_us - late_us % AGAIN_US, recipient)
+
+
+def _letter(state: State, scenario: str, days: int, last: Drill | None, due_us: int, recipient: str) -> Letter:
+    cluster, often = plain(state.name), f"{days} days" if days > 1 else "day"
+    if last is None:
+        when = "was never tried"
+    else:
+        when = f"was tried last on {format_instant(last.ended_at)} (drill {last.id}, {last.verdict.word})"
+    message_id = f"<drill.{scenario}.{due_us}.{recipient.replace('@', '.')}.{state.cluster_id}@{MESSAGE_ID_DOMAIN}>"
+    body = (
+        f"The drill {scenario} of the cluster {cluster} {when}; [drill] wants it every {often}.\n"
+        f"What it would do: forebay drill plan {scenario}\n{identified(message_id)}"
+    )
+    return Letter(recipient, f"Forebay cluster {cluster}: the drill {scenario} is due", body, message_id)
