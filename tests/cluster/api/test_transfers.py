@@ -7,6 +7,8 @@ import msgspec
 import pytest
 
 from cluster.config.config import Config
+from cluster.schemas import OPERATIONS
+from cluster.security import Role
 from replica.messages import commands as c
 from replica.model.jobs import JobState
 from replica.model.operations import Stage
@@ -244,3 +246,48 @@ async def test_a_report_with_a_job_number_that_cannot_be_one_is_refused_with_its
         }
         answer = await harness.ask("POST", "/v1/agents/n1/reports", {"reports": [row]}, who="n1")
         assert answer.status == 400 and harness.controller.state.jobs[job].attempt == 1
+
+
+@story
+async def test_who_carries_out_drills_reads_of_nobodys_files_whatever_it_asks(config: Config) -> None:
+    async with Harness(config) as harness:
+        await register(harness)
+        job = await submit(harness)
+        said = {
+            "job": job, "attempt": harness.controller.state.jobs[job].attempt, "stage": "stage_in", "files_done": 1,
+            "files_total": 3, "bytes_done": 100, "bytes_total": 1_100, "rate_bytes_s": 500.0, "directories_done": 4,
+            "retries": 2, "resumed_bytes": 60, "phase": "copying", "file": "secret/file", "waiting": True,
+        }  # fmt: skip
+        await poll(harness, progress=[said])
+        await heard(harness, "moving")
+        failed = receipt(complete=False, left_out=1, left_out_first=(LeftOut("/secret/fifo", "a FIFO"),))
+        await says(harness, job, "stage_in", c.OperationFailed("/secret/place: it broke", receipt=failed))
+        told = await heard(harness, "retrying")
+        rows = [row for row in told["show_history"]["rows"] if row["job_id"] == job]
+        assert not [row for row in told["show_history"]["rows"] if row["job_id"] == job]
+        await until(lambda: not harness.controller.state.jobs[job].retry_at)
+        await register(harness, "n1", "another")
+        assert all_of(await harness.ask("GET", "/v1/history"), job)[-1:] == ["stage_retried"]
+        rows = (await harness.ask("GET", "/v1/history", who="dora")).body["rows"]
+        assert {(row["event"], row["job_id"], row["user"], str(row["detail"])) for row in rows} == {
+            ("stage_retried", job, None, "{}")
+        }, "of a command that registered a node nothing else"
+
+
+def all_of(history: Answer, job: int) -> list[str]:
+    """Return the events of a job in an answer that has those of all."""
+    return [row["event"] for row in history.body["rows"] if row["job_id"] == job]
+
+
+async def heard(harness: Harness, state: str) -> dict[str, Any]:
+    """Return all that the role drill may read, with no name of a file in it, while a transfer is in a state."""
+    told = {}
+    for name, operation in OPERATIONS.items():
+        if operation.method == "GET" and Role.DRILL in operation.roles and "{" not in operation.path:
+            answer = await harness.ask("GET", operation.path, who="dora")
+            assert answer.status == 200 and "secret" not in str(answer.body), name
+            told[name] = answer.body
+    assert [row["state"] for row in told["list_transfers"]["transfers"]] == [state]
+    everything = (await harness.ask("GET", "/v1/transfers", who="operator")).body
+    assert "secret" in str(everything), "there is something that could have been said"
+    return told
