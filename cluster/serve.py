@@ -62,13 +62,16 @@ from cluster.server.recovery import refuse_beside_history, refuse_incarnation_ov
 from cluster.server.tlog import Counted, LogPeers, NoAnswer, Signed
 from cluster.system import (
     EXIT_CONFIGURATION,
-    LOG_FORMAT,
+    LEVELS,
     READY,
     STOPPING,
     Address,
     Clock,
     SystemClock,
+    about,
+    begin_logging,
     leave_when_terminated,
+    say_at_last,
     tell_manager,
 )
 from cluster.system.eventloop import Identities, Watchdog, stop_on_signals
@@ -132,7 +135,7 @@ def fail_stop(error: BaseException) -> NoReturn:
     """
     LOGGER.critical("stopping: %s", error, exc_info=error)
     logging.shutdown()
-    _say(f"forebay: this replica stops itself: {type(error).__name__}: {error}")
+    say_at_last(f"forebay: this replica stops itself: {type(error).__name__}: {error}")
     os._exit(next((code for kind, code in _CODES if isinstance(error, kind)), EXIT_STOPPED_ITSELF))
 
 
@@ -275,7 +278,13 @@ class Replica:
         if me.joins and storage.identity == name:
             storage.close()
             raise no_founder
-        LOGGER.info("revision %d, entry %d, %d replayed", storage.state.revision, storage.index, storage.replayed)
+        LOGGER.info(
+            "revision %d, entry %d, %d replayed",
+            storage.state.revision,
+            storage.index,
+            storage.replayed,
+            extra=about(revision=storage.state.revision),
+        )
 
         def make_engine(
             machine: Machine, on_change: Callable[[], None], stop: Callable[[BaseException], NoReturn]
@@ -592,10 +601,6 @@ def _raise_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _say(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, run, and return the exit code."""
     leave_when_terminated()
@@ -612,12 +617,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--found-without", action="append", default=[], metavar="NAME", help="found the cluster without this founder"
     )
-    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    parser.add_argument("--log-level", choices=LEVELS)
     try:
         options = parser.parse_args(arguments)
     except SystemExit as leaving:
         return EXIT_OK if leaving.code in (0, None) else EXIT_USAGE
-    logging.basicConfig(level=options.log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
+    begin_logging("forebay-controller", level=options.log_level, replica=options.name)
     faulthandler.enable()
     os.umask(0o077)
     _raise_open_files()
@@ -628,13 +633,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         without = tuple(config.replica(one).name for one in options.found_without)
         uvloop.run(run(config, options.name, first_start=options.first_start, joins=joins, found_without=without))
     except ConfigError as error:
-        _say(f"forebay: {error}")
+        say_at_last(f"forebay: {error}")
         return EXIT_CONFIGURATION
     except (StorageRefused, JoiningRefused) as error:
-        _say(f"forebay: {error}")
+        say_at_last(f"forebay: {error}")
         return EXIT_STORAGE_REFUSED
     except Refused as error:
-        _say(f"forebay: {error}")
+        say_at_last(f"forebay: {error}")
         return error.code
     except (StorageFailed, BrokenInvariant, SnapshotFailed, ReleaseNeeded) as error:
         fail_stop(error)

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from cluster.agent import main
 from cluster.config import Config, ConfigError
-from cluster.system import EXIT_CONFIGURATION, leave_when_terminated
+from cluster.system import EXIT_CONFIGURATION, begin_logging, leave_when_terminated, say_at_last
 
 
 def run(arguments: list[str]) -> int:
@@ -21,10 +21,11 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("--name", required=True, help="the node, as [[agent]] names it")
     parser.add_argument("--mover", action="store_true", help="stage for the places of this machine, and run no scripts")
     chosen = parser.parse_args(arguments)
+    begin_logging("forebay-agent", node=chosen.name)
     try:
         config = Config.load(chosen.config)
     except ConfigError as error:
-        print(f"forebay agent: {error}", file=sys.stderr)
+        say_at_last(f"forebay agent: {error}")
         return EXIT_CONFIGURATION
     return main(config, chosen.name, mover=chosen.mover)
 

@@ -28,7 +28,7 @@ from cluster.agent.scripts import ScriptRecord, recorded_jobs, remove_record
 from cluster.agent.transfer import PHASES, Rate, workspace
 from cluster.agent.worker import SWEEP, jobs_with_orphans
 from cluster.schemas import PROGRESS_ROWS_MAX, Progress, Report, StageWord
-from cluster.system import Clock
+from cluster.system import Clock, about
 from replica.messages import (
     OperationDone,
     OperationFailed,
@@ -114,7 +114,11 @@ class Activities:
             wanted = record.order()
             record.close()
             if wanted is None:
-                logger.error("steps/%s has no order.json: it is left alone, and its job can have no script here", job)
+                logger.error(
+                    "steps/%s has no order.json: it is left alone, and its job can have no script here",
+                    job,
+                    extra=about(job=job),
+                )
             elif job not in self._by_job:
                 self._begin(wanted.order)
 
@@ -249,7 +253,7 @@ class Activities:
             work = Operation(self._home, order, self._settings, self._rate_loop.governor, changed)
             if self._stand_until_s is not None:
                 work.stands_until(self._stand_until_s)
-        logger.info("%s begins", order_named(order))
+        logger.info("%s begins", order_named(order), extra=about(job=order.job))
         activity = Activity(order, work)
         self._by_job[order.job] = activity
         activity.task = asyncio.get_running_loop().create_task(
@@ -286,7 +290,7 @@ class Activities:
                 remove_record(self._home.steps, order.job)
             except RemovalFailed as error:
                 result = failure(str(error))
-        logger.info("%s %s", order_named(order), result_message(order.stage, result))
+        logger.info("%s %s", order_named(order), result_message(order.stage, result), extra=about(job=order.job))
         kept = result
         try:
             # Until it is durable it is not sent: an agent that forgot what it had said would do it again.
@@ -337,12 +341,14 @@ class Activities:
         try:
             workspace.forget(self._home.descriptor, job, stages)
         except OSError as error:
-            logger.error("job %s: the records of its transfers cannot be removed: %s", job, error.strerror)
+            logger.error(
+                "job %s: the records of its transfers cannot be removed: %s", job, error.strerror, extra=about(job=job)
+            )
 
     def _drop(self, activity: Activity) -> None:
         """Forget an activity whose result nobody asks for."""
         order = activity.order
-        logger.info("%s was ended: it is not wanted any more", order_named(order))
+        logger.info("%s was ended: it is not wanted any more", order_named(order), extra=about(job=order.job))
         if isinstance(activity.work, ScriptRun):
             self._remove_record(order.job)
         if self._by_job.get(order.job) is activity:
@@ -352,7 +358,7 @@ class Activities:
         try:
             remove_record(self._home.steps, job, lasting=lasting)
         except RemovalFailed as error:
-            logger.error("job %s: %s", job, error)
+            logger.error("job %s: %s", job, error, extra=about(job=job))
 
     def _tidy(self) -> None:
         """Remove the records of scripts that nobody asks for any more."""
@@ -396,7 +402,9 @@ class Activities:
             try:
                 await self._sweep.run()
             except OSError as error:
-                logger.warning("job %s: what a transfer left is not removed: %s", job, error.strerror)
+                logger.warning(
+                    "job %s: what a transfer left is not removed: %s", job, error.strerror, extra=about(job=job)
+                )
             self._forget_records(job)
 
 

@@ -21,7 +21,7 @@ from cluster.agent.messages import count, figure
 from cluster.agent.processes import Process
 from cluster.agent.script_run import ScriptRun
 from cluster.agent.worker import Look, Usage, blocks_of, inodes_of
-from cluster.system import Clock, write_all
+from cluster.system import Clock, about, write_all
 
 _DIRECTORIES = 100
 """Directories that there are in any buffer, and some that are empty, count."""
@@ -101,7 +101,7 @@ class CapacityWatch:
             self._staged[order.job] = usage.inodes
         if usage.excess:
             reason = _reason(usage, capacity_bytes, look.most_inodes)
-            logger.warning("job %s: %s; its script is ended", order.job, reason)
+            logger.warning("job %s: %s; its script is ended", order.job, reason, extra=about(job=order.job))
             run.overrun(reason)
 
     async def _ask(self, look: Look) -> Usage:

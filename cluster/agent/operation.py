@@ -33,7 +33,7 @@ from cluster.agent.rate_governor import RateGovernor
 from cluster.agent.transfer import Control, Counters, SharedCounters
 from cluster.agent.worker import PERSISTENT_CHANGE, Orphans, Outcome, Work, orphans
 from cluster.providers import NO_LOCAL, Local
-from cluster.system import JobProcess, closing, write_all
+from cluster.system import JobProcess, about, closing, write_all
 from replica.messages import OperationDone, OperationFailed, PersistentChanged
 from replica.model import DEFAULT_TRANSFER_RULES, Order, default_backend
 
@@ -225,7 +225,7 @@ class Operation:
             if not isinstance(result, OperationDone):
                 return result
             changed = PersistentChanged(name)
-            logger.info("%s %s", order_named(order), result_message(order.stage, changed))
+            logger.info("%s %s", order_named(order), result_message(order.stage, changed), extra=about(job=order.job))
             await self._home.disk_full.keep_trying(order_named(order), partial(self._on_changed, changed), self._ending)
         return None
 
@@ -237,7 +237,9 @@ class Operation:
             if not self._orderly and _runs_programs(order):
                 left = await asyncio.to_thread(kill_operation, self._marker(order.attempt), KILL_LOOKS)
                 if hangs := await self._home.hung.take_what_stays(order.job, left):
-                    logger.error("%s: %s; the node goes on without it", order_named(order), hangs)
+                    logger.error(
+                        "%s: %s; the node goes on without it", order_named(order), hangs, extra=about(job=order.job)
+                    )
 
     async def _sweep(self, lock: int) -> Outcome | None:
         """Remove what a transfer that was killed left in destinations; None if nothing was, or if it was ended."""
@@ -260,13 +262,19 @@ class Operation:
             case OperationDone(files):
                 orphans.forget(home.leftovers, home.reserve_files, job)
                 if files:
-                    logger.info("job %s: removed %s of a transfer that was ended", job, count(files, "temporary file"))
+                    logger.info(
+                        "job %s: removed %s of a transfer that was ended",
+                        job,
+                        count(files, "temporary file"),
+                        extra=about(job=job),
+                    )
             case OperationFailed(message, final):
                 logger.warning(
                     "job %s: what a transfer that was ended left cannot be removed: %s; %s",
                     job,
                     message,
                     f"remove .forebay-*-{job} there by hand" if final else "it is tried again later",
+                    extra=about(job=job),
                 )
                 if final:
                     orphans.forget(home.leftovers, home.reserve_files, job)
@@ -277,7 +285,7 @@ class Operation:
         try:
             return orphans.read(self._home.leftovers, job)
         except FileRefused as error:
-            logger.error("job %s: %s", job, error)
+            logger.error("job %s: %s", job, error, extra=about(job=job))
             return None
 
     async def _locked(self, lock: int) -> bool:
@@ -311,7 +319,12 @@ class Operation:
         if interrupted.isdigit():
             left = await asyncio.to_thread(kill_operation, self._marker(int(interrupted)))
             if left:
-                logger.error("job %s: processes %s of an earlier operation cannot be killed", self._order.job, left)
+                logger.error(
+                    "job %s: processes %s of an earlier operation cannot be killed",
+                    self._order.job,
+                    left,
+                    extra=about(job=self._order.job),
+                )
         mine = str(self._order.attempt).encode().ljust(_ATTEMPT_BYTES)
         await home.disk_full.keep_trying(order_named(self._order), lambda: _write_at_start(lock, mine), self._ending)
 
@@ -402,7 +415,9 @@ class Operation:
                 code = worker.poll()
                 self._orderly = code == 0
                 if end.hangs:
-                    logger.error("%s: %s; the node goes on without it", order_named(order), end.hangs)
+                    logger.error(
+                        "%s: %s; the node goes on without it", order_named(order), end.hangs, extra=about(job=order.job)
+                    )
                 if self._ending.is_set():
                     return None
                 if end.late or end.hangs:
@@ -427,7 +442,12 @@ class Operation:
             if not cgroup.is_empty:
                 left = set(await asyncio.to_thread(cgroup.kill, KILL_WAIT_S)) - set(self._home.hung.of(job))
                 if hangs := await self._home.hung.take_what_stays(job, left):
-                    logger.error("%s: %s; the node goes on without it", order_named(self._order), hangs)
+                    logger.error(
+                        "%s: %s; the node goes on without it",
+                        order_named(self._order),
+                        hangs,
+                        extra=about(job=self._order.job),
+                    )
             cgroup.remove()
         finally:
             cgroup.close()

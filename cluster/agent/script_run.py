@@ -47,7 +47,7 @@ from cluster.agent.scripts import (
     remove_record,
 )
 from cluster.agent.worker import PRE_RUN, inodes_of, paths_of
-from cluster.system import boot_id, closing, open_directory, start_time
+from cluster.system import about, boot_id, closing, open_directory, start_time
 from replica.messages import OperationFailed, ScriptEnded
 from replica.model import JobState, Order, OrderPlace
 
@@ -285,7 +285,7 @@ class ScriptRun:
             marker = self._home.marker(self._order.job)
             left = kill_job(marker, account.uid, leader=leader, cgroup=record.cgroup())
         except AccountRefused as error:
-            logger.warning("job %s: %s", self._order.job, error)
+            logger.warning("job %s: %s", self._order.job, error, extra=about(job=self._order.job))
         rest = f"; processes {', '.join(map(str, left[:20]))} cannot be killed" if left else ""
         return _node_fail(f"the script's supervisor died; its outcome is unknown{rest}")
 

@@ -9,7 +9,6 @@ import logging
 import os
 import random
 import signal
-import sys
 import uuid
 from collections.abc import Iterator
 from typing import Any, Final
@@ -44,7 +43,17 @@ from cluster.schemas import (
     new_command_id,
 )
 from cluster.security import TlsRefused, until_valid
-from cluster.system import EXIT_CONFIGURATION, LOG_FORMAT, READY, STOPPING, Clock, SystemClock, tell_manager
+from cluster.system import (
+    EXIT_CONFIGURATION,
+    READY,
+    STOPPING,
+    Clock,
+    SystemClock,
+    about,
+    begin_logging,
+    say_at_last,
+    tell_manager,
+)
 from cluster.system.eventloop import Watchdog, stop_on_signals
 
 logger = logging.getLogger(__name__)
@@ -266,7 +275,11 @@ class Agent:
             # Whatever was known is asked for again.
             self._seen_revision = 0
             logger.info(
-                "agent %s registered at revision %s with storage %s", self._node, answer.revision, self._home.storage_id
+                "agent %s registered at revision %s with storage %s",
+                self._node,
+                answer.revision,
+                self._home.storage_id,
+                extra=about(revision=answer.revision),
             )
             tell_manager(status=f"registered at revision {answer.revision}")
             return
@@ -344,6 +357,7 @@ class Agent:
                     "%s: the controller refused its result: %s",
                     named(report.job, report.attempt, report.stage),
                     result.sentence,
+                    extra=about(job=report.job),
                 )
             self._activities.acknowledged(report, accepted=result.outcome == "accepted")
         if not len(self._outbox):
@@ -486,17 +500,16 @@ def serve(config: Config, name: str, *, mover: bool = False) -> int:
 
     What goes wrong is one sentence on standard error.
     """
-    if not logging.getLogger().handlers:
-        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=LOG_FORMAT)
+    begin_logging("forebay-agent", node=name)
     # What is loaded stays for ever: looking through it again and again was a tenth of the agent's work.
     gc.collect()
     gc.freeze()
     try:
         asyncio.run(_serve(config, name, mover=mover))
     except (ConfigError, TlsRefused) as error:
-        print(f"forebay agent: {error}", file=sys.stderr)
+        say_at_last(f"forebay agent: {error}")
         return EXIT_CONFIGURATION
     except (AgentFailed, FileRefused) as error:
-        print(f"forebay agent: {error}", file=sys.stderr)
+        say_at_last(f"forebay agent: {error}")
         return EXIT_REPLACED if isinstance(error, AgentReplaced) else EXIT_FAILED
     return EXIT_OK

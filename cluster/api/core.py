@@ -43,6 +43,7 @@ from cluster.schemas import OPERATIONS, BulkCommand, SubmitCommand
 from cluster.schemas import operations as ops
 from cluster.security import Identity, PeerCertificate
 from cluster.server import Settled
+from cluster.system import about
 from replica.messages import SubmitJob
 from replica.model import Site
 from wal import BrokenInvariant, StorageFailed
@@ -130,7 +131,9 @@ class LocalCore:
         except (StorageFailed, BrokenInvariant) as error:
             self.service.fail(error)
         except Exception as error:
-            LOGGER.exception("%s %s failed", operation.method, operation.name)
+            LOGGER.exception(
+                "%s %s failed", operation.method, operation.name, extra=about(job=asked.params.get("id", ""))
+            )
             remedy = "report it with the replica's log; if it was a write, send it again with the same command_id"
             raise unforeseen(remedy, "unknown" if operation.method != "GET" else "refused") from error
         if isinstance(outcome, Stream):

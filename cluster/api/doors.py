@@ -143,7 +143,6 @@ class Doors:
                 *words,
                 pass_fds=descriptors,
                 stdin=asyncio.subprocess.DEVNULL,
-                env=_environment(),
             )
         except OSError:
             ours.close()
@@ -182,11 +181,6 @@ class Doors:
         self._watch = asyncio.get_running_loop().call_later(WATCH_PERIOD_S, self._tell)
         for link in list(self.links):
             link.tell()
-
-
-def _environment() -> dict[str, str]:
-    level = logging.getLevelName(logging.getLogger().level)
-    return {**os.environ, "FOREBAY_LOG_LEVEL": level}
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from cluster.cli.commands.local_cluster import become, module_command
-from cluster.cli.commands.options import JSON_OPTION
+from cluster.cli.commands.options import JSON_OPTION, LOG_FORMAT_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.text import moment, note, show, show_json, table
 from cluster.system import format_instant, hold_termination
@@ -62,6 +62,7 @@ class WitnessAnswer(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.option("--certificate", type=_FILE, metavar="PEM", help="What it shows to those who connect.")
 @click.option("--certificate-key", type=_FILE, metavar="PEM", help="The private key of that.")
+@LOG_FORMAT_OPTION
 @click.pass_context
 def witness_group(
     context: click.Context,

@@ -13,6 +13,7 @@ from cluster.consensus.frames import AnyMessage, AppendRequest, Heartbeat, Snaps
 from cluster.consensus.interface import HistoryElsewhere, Role
 from cluster.consensus.raft_log import append
 from cluster.consensus.state import NEVER, RaftState
+from cluster.system import about
 from wal import Action, Change, Entry, encode_configuration, name_of, no_op_of
 
 _log = logging.getLogger(__name__)
@@ -131,7 +132,7 @@ def _become_leader(raft: RaftState) -> None:
     append(raft, [Entry(last + 1, raft.term, _first_entry(raft))])
     raft.heartbeat_due_s = now_s
     raft.grace_given = False
-    _log.info("%s leads term %d from index %d on", raft.me, raft.term, last + 1)
+    _log.info("%s leads term %d from index %d on", raft.me, raft.term, last + 1, extra=about(term=raft.term))
 
 
 def _first_entry(raft: RaftState) -> bytes:

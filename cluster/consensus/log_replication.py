@@ -22,6 +22,7 @@ from cluster.consensus.progress import Phase, Progress
 from cluster.consensus.raft_log import append, commit, last_index_not_above_term, truncate_from
 from cluster.consensus.read_index import ReadWaiter
 from cluster.consensus.state import NEVER, RaftState
+from cluster.system import about
 from wal import BrokenInvariant, Entry, is_configuration, name_of
 
 _log = logging.getLogger(__name__)
@@ -56,7 +57,12 @@ def check_quorum(raft: RaftState, now_s: float) -> None:
         # Only a majority earns the next grace: an answer of one peer, or of a learner, moves no deadline.
         raft.grace_given = False
     elif has_passed(raft, deadline_s, now_s):
-        _log.warning("%s gives up leading term %d: no majority answered for an election timeout", raft.me, raft.term)
+        _log.warning(
+            "%s gives up leading term %d: no majority answered for an election timeout",
+            raft.me,
+            raft.term,
+            extra=about(term=raft.term),
+        )
         become_follower(raft, None)
 
 

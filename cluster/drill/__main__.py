@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import signal
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ from cluster.drill.messages import HelperRefused
 from cluster.schemas import operations
 from cluster.schemas.drills import DrillAnswer
 from cluster.security import Credentials, TlsRefused, until_valid
-from cluster.system import EXIT_CONFIGURATION, LOG_FORMAT, SystemClock, leave_when_terminated
+from cluster.system import EXIT_CONFIGURATION, SystemClock, begin_logging, leave_when_terminated, say_at_last
 from cluster.system.eventloop import stop_on_signals
 
 EXIT_FAILED: Final = 1
@@ -34,14 +33,14 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("--name", required=True, help="the helper, as its table [[helper]] names it")
     parser.add_argument("--up", type=int, help="descriptor of the pipe to `forebay up`")
     chosen = parser.parse_args(arguments)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=LOG_FORMAT)
+    begin_logging("forebay-drill-helper")
     try:
         asyncio.run(_serve(chosen))
     except (ConfigError, TlsRefused) as error:
-        print(f"forebay drill helper: {error}", file=sys.stderr)
+        say_at_last(f"forebay drill helper: {error}")
         return EXIT_CONFIGURATION
     except (OSError, ValueError, HelperRefused) as error:
-        print(f"forebay drill helper: {error}", file=sys.stderr)
+        say_at_last(f"forebay drill helper: {error}")
         return EXIT_FAILED
     return 0
 

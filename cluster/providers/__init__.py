@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 
-from cluster.providers.interface import NO_LOCAL, Local, OperationError, PoolReport, Provider, Subject, log_to_stderr
+from cluster.providers.interface import NO_LOCAL, Local, OperationError, PoolReport, Provider, Subject, log_for
 from cluster.providers.limits import (
     CALLS_MAX,
     LOCAL_PROGRAMS_MAX,

@@ -30,7 +30,7 @@ from cluster.providers.limits import (
     REQUEST_BYTES_MAX,
 )
 from cluster.providers.worker import LENGTH_BYTES, CallAnswer, CallRequest
-from cluster.system import Clock
+from cluster.system import VARIABLES, Clock
 from replica.messages import CONTROLLER, ChangePool, Command, Request
 from replica.model import Pool, PoolUnit, Provision, format_amount, provider_facts, provision_of, unit_in
 from replica.state import State
@@ -46,7 +46,7 @@ WORKER_GRACE_S: Final = 5.0
 _TREE: Final = str(Path(__file__).resolve().parents[2])
 """What the package was imported from: workers are started from there too."""
 
-_PASSED_ON: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONHASHSEED")
+_PASSED_ON: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONHASHSEED", *VARIABLES)
 
 
 class TooManyCalls(Exception):

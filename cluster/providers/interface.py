@@ -6,12 +6,11 @@ the leading replica started), blocks until the operation is over, and may be end
 
 from __future__ import annotations
 
-import sys
 from typing import Final
 
 import msgspec
 
-from cluster.system import LOG_FORMAT, Clock
+from cluster.system import Clock
 from replica.model import CreatePersistent, DestroyPersistent, Provision
 from replica.values import POOLS_MAX, SIZE_BYTES_MAX, name_fault
 
@@ -214,11 +213,20 @@ def parse_pools(text: bytes, *, operation: str, bytes_by_default: bool) -> tuple
     return tuple(found.values())
 
 
-def log_to_stderr(whose: str = "") -> None:
-    """Have this process log to its standard error, which is that of whoever started it; `whose` begins each message."""
-    shown = whose.replace("%", "%%")
+def log_for(job: int | None = None) -> None:
+    """Have this process log as whoever started it does; all that it logs is about `job`, and begins with it."""
     import logging
 
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format=LOG_FORMAT.replace("%(message)s", f"{shown}%(message)s")
-    )
+    from cluster.system import about, begin_logging
+
+    begin_logging()
+    if job is None:
+        return
+
+    def begin_with_job(record: logging.LogRecord) -> bool:
+        record.msg = f"job {job}: {record.msg}"
+        record.__dict__.update(about(job=job))
+        return True
+
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(begin_with_job)

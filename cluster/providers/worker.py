@@ -17,7 +17,7 @@ from typing import BinaryIO, Final, Literal, NoReturn
 import msgspec
 
 from cluster.providers import provider_for
-from cluster.providers.interface import NO_LOCAL, Local, OperationError, PoolReport, Subject, log_to_stderr
+from cluster.providers.interface import NO_LOCAL, Local, OperationError, PoolReport, Subject, log_for
 from cluster.providers.limits import ANSWER_BYTES_MAX, REQUEST_BYTES_MAX
 from cluster.providers.private_directory import private_directory, remove_abandoned
 from cluster.system import SystemClock, become_subreaper, die_with_parent
@@ -122,7 +122,7 @@ def main(arguments: list[str]) -> int:
         die_with_parent(int(arguments[0]))
         become_subreaper()
         os.umask(0o077)
-        log_to_stderr()
+        log_for()
         remove_abandoned()
         serve(sys.stdin.buffer, sys.stdout.buffer)
         return 0

@@ -56,7 +56,7 @@ from cluster.server.pruning import PruneNote
 from cluster.server.snapshots import SnapshotInstall, call_soon
 from cluster.server.storage import Storage
 from cluster.server.totals import JobTotals, TransferTotals
-from cluster.system import Clock
+from cluster.system import Clock, about
 from replica.fold import apply_batch, applying
 from replica.messages import Batch, FoundCluster, Request
 from replica.state import State
@@ -465,7 +465,12 @@ class Controller:
         self.proposer.installed()
         self.applied_log.reset(image.index, image.state.revision)
         self._release_appliers()
-        LOGGER.info("caught up by a snapshot of entry %d, revision %d", image.index, image.state.revision)
+        LOGGER.info(
+            "caught up by a snapshot of entry %d, revision %d",
+            image.index,
+            image.state.revision,
+            extra=about(revision=image.state.revision),
+        )
         # Only now: before the journal stood on this one, an older one was what a restart would have needed.
         self.snapshots.prune_in_background()
 
@@ -475,7 +480,13 @@ class Controller:
             self._leading_term = leading_term
             self.liveness.lead()
             self.guests.wake_all()
-            LOGGER.info("%s in term %d, leader %s", self.engine.role, self.engine.term, self.engine.leader or "unknown")
+            LOGGER.info(
+                "%s in term %d, leader %s",
+                self.engine.role,
+                self.engine.term,
+                self.engine.leader or "unknown",
+                extra=about(term=self.engine.term),
+            )
         self.proposer.leadership_changed()
         self._duties.leadership_changed()
 
@@ -516,7 +527,13 @@ class Controller:
             return
         self._snapshot_index = max(self._snapshot_index, image.index)
         self.snapshot_at_s = self.clock.monotonic_s()
-        LOGGER.info("snapshot %s: entry %d, revision %d", done.result().name, image.index, image.state.revision)
+        LOGGER.info(
+            "snapshot %s: entry %d, revision %d",
+            done.result().name,
+            image.index,
+            image.state.revision,
+            extra=about(revision=image.state.revision),
+        )
         periods = min(COMPACTION_MARGIN_PERIODS * self.config.storage.snapshot_every_entries, HELD_BACK_ENTRIES)
         keep_from = image.index - max(COMPACTION_MARGIN_ENTRIES, periods)
         if keep_from > 0:

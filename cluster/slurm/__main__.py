@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import signal
 import socket
 import sys
@@ -18,7 +17,7 @@ from cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, report_se
 from cluster.slurm.calls import CALL_S
 from cluster.slurm.checks import certificate_fault
 from cluster.slurm.files import DirectoryRefused, Files
-from cluster.system import EXIT_CONFIGURATION, LOG_FORMAT, SystemClock, leave_when_terminated
+from cluster.system import EXIT_CONFIGURATION, SystemClock, begin_logging, leave_when_terminated, say_at_last
 from cluster.system.eventloop import stop_on_signals
 
 EXIT_FAILED: Final = 1
@@ -38,14 +37,14 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("--metrics", type=Path, help="a .prom file that Prometheus' node exporter reads")
     parser.add_argument("--when-away", choices=("refuse", "accept"), default="refuse", help="jobs without a bridge")
     chosen = parser.parse_args(arguments)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=LOG_FORMAT)
+    begin_logging("forebay-slurm-bridge")
     try:
         asyncio.run(_serve(chosen))
     except (ConfigError, TlsRefused, BridgeRefused, DirectoryRefused) as error:
-        print(f"forebay slurm bridge: {error}", file=sys.stderr)
+        say_at_last(f"forebay slurm bridge: {error}")
         return EXIT_CONFIGURATION
     except OSError as error:
-        print(f"forebay slurm bridge: {error}", file=sys.stderr)
+        say_at_last(f"forebay slurm bridge: {error}")
         return EXIT_FAILED
     return 0
 

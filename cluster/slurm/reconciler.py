@@ -18,7 +18,7 @@ from cluster.schemas import guests as g
 from cluster.schemas import new_command_id, operations
 from cluster.slurm.metrics import Metrics
 from cluster.slurm.slurmctld import Looked
-from cluster.system import Clock
+from cluster.system import Clock, about
 
 LOGGER = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class Reconciler:
             command_id=new_command_id(self._clock), cluster=self._cluster, epoch=epoch, reason=reason
         )
         guest = await self._leader.call(operations.TEAR_DOWN_GUEST, request, job=job, deadline_s=CALL_S)
-        LOGGER.warning("job %s: %s; its buffer is %s", job, reason, guest.phase)
+        LOGGER.warning("job %s: %s; its buffer is %s", job, reason, guest.phase, extra=about(job=f"slurm:{job}"))
         self._metrics.forgotten.labels("parked" if guest.phase == "parked" else "removed").inc()
 
     async def _export(self, job: str, epoch: int) -> None:
@@ -133,6 +133,7 @@ class Reconciler:
         LOGGER.warning(
             "job %s: its run has ended for slurmctld, which in two looks a minute apart has not asked for its results; "
             "they are exported, and its buffer is %s", job, guest.phase,
+            extra=about(job=f"slurm:{job}"),
         )  # fmt: skip
         self._exported |= {job}
         self._metrics.forgotten.labels("exported").inc()
@@ -140,6 +141,8 @@ class Reconciler:
     async def _miss(self, job: str, state: str) -> None:
         request = g.MissGuestRequest(command_id=new_command_id(self._clock), cluster=self._cluster, state=state)
         await self._leader.call(operations.MISS_GUEST, request, job=job, deadline_s=CALL_S)
-        LOGGER.error("job %s: Slurm has its buffer as %s, and Forebay has none", job, state)
+        LOGGER.error(
+            "job %s: Slurm has its buffer as %s, and Forebay has none", job, state, extra=about(job=f"slurm:{job}")
+        )
         self._reported |= {job}
         self._metrics.missed.inc()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cluster.system.clock import Clock, SystemClock, format_instant, parse_instant
     from cluster.system.descriptors import closing, names_in, open_directory, sync_directory, write_all
     from cluster.system.job_process import CAPABILITIES, LIMITS, UNLIMITED, JobProcess, forgo, limit, prepare, reset
+    from cluster.system.logs import about, as_logged, begin_logging, is_logged, say_at_last
     from cluster.system.processes import (
         all_pids,
         become_subreaper,
@@ -33,7 +34,16 @@ if TYPE_CHECKING:
         start_time,
         sync_file_system,
     )
-    from cluster.system.service_manager import EXIT_CONFIGURATION, LOG_FORMAT, READY, STOPPING, tell_manager
+    from cluster.system.service_manager import (
+        EXIT_CONFIGURATION,
+        FORMAT_VARIABLE,
+        FORMATS,
+        LEVELS,
+        READY,
+        STOPPING,
+        VARIABLES,
+        tell_manager,
+    )
 else:
     __getattr__ = shown(
         __name__,
@@ -43,8 +53,9 @@ else:
         clock: Clock SystemClock format_instant parse_instant
         descriptors: closing names_in open_directory sync_directory write_all
         job_process: CAPABILITIES LIMITS UNLIMITED JobProcess forgo limit prepare reset
+        logs: about as_logged begin_logging is_logged say_at_last
         processes: all_pids become_subreaper boot_id descendants die_with_parent environment_variables fields_of
         processes: hold_termination leave_when_terminated send start_time sync_file_system
-        service_manager: EXIT_CONFIGURATION LOG_FORMAT READY STOPPING tell_manager
+        service_manager: EXIT_CONFIGURATION FORMAT_VARIABLE FORMATS LEVELS READY STOPPING VARIABLES tell_manager
         """,
     )

@@ -1,4 +1,4 @@
-"""What a process tells the service manager that started it: its log, how it ended, and by sd_notify(3) how it is."""
+"""What a process is told of its logs, and tells the service manager that started it: how it ended, and how it is."""
 
 from __future__ import annotations
 
@@ -7,8 +7,21 @@ import os
 import socket
 from typing import Final
 
-LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-"""How each process writes a line of its log, on stderr."""
+# ---- what is said of logs; how they are written, `logs`, takes a command more to import than it may
+
+FORMATS: Final = ("text", "json", "journald")
+LEVELS: Final = ("debug", "info", "warning", "error")
+
+FORMAT_VARIABLE: Final = "FOREBAY_LOG_FORMAT"
+LEVEL_VARIABLE: Final = "FOREBAY_LOG_LEVEL"
+PROCESS_VARIABLE: Final = "FOREBAY_LOG_PROCESS"
+"""Environment variable by which a process tells those that it starts what all of their records say: its identifier in
+the journal, and its node or replica."""
+
+VARIABLES: Final = (FORMAT_VARIABLE, LEVEL_VARIABLE, PROCESS_VARIABLE)
+"""What a process passes on to its own children, so that they log as it does."""
+
+# ---- what the service manager reads
 
 EXIT_CONFIGURATION: Final = 78
 """EX_CONFIG of sysexits.h: starting again does not help until somebody changes something."""

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from cluster.agent.limits import KILL_WAIT_S, POLLS_PER_STALL, WORKER_GRACE_S
 from cluster.agent.processes import Process
-from cluster.system import all_pids, fields_of
+from cluster.system import about, all_pids, fields_of
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Hung:
             await handle.wait()
             if process is not None:
                 process.wait()
-            logger.info("job %s: process %s, which hung in the kernel, has ended", job, pid)
+            logger.info("job %s: process %s, which hung in the kernel, has ended", job, pid, extra=about(job=job))
         finally:
             handle.close()
 

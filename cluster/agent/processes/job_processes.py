@@ -16,12 +16,12 @@ from typing import Final
 
 from cluster.agent.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX
 from cluster.agent.processes.cgroups import Cgroup, CgroupName
-from cluster.system import all_pids, descendants, environment_variables, fields_of, send, start_time
+from cluster.system import VARIABLES, all_pids, descendants, environment_variables, fields_of, send, start_time
 
 _TREE = str(Path(__file__).resolve().parents[3])
 """What the package was imported from: its own modules are started from there too."""
 
-_PASSED_ON = ("LANG", "LC_ALL", "TMPDIR", "PYTHONHASHSEED")
+_PASSED_ON = ("LANG", "LC_ALL", "TMPDIR", "PYTHONHASHSEED", *VARIABLES)
 
 
 def spawn(

@@ -24,7 +24,7 @@ from cluster.agent.files import CALLS, read_bounded, remove_tree, write_durably
 from cluster.agent.messages import failure
 from cluster.agent.processes import AccountRefused, Mode, account_for, cgroup_of_script, kill_job
 from cluster.agent.worker.work import Outcome, Work
-from cluster.providers import OperationError, Provider, Subject, log_to_stderr, provider_for
+from cluster.providers import OperationError, Provider, Subject, log_for, provider_for
 from cluster.system import SystemClock, become_subreaper, closing, open_directory
 from replica.messages import OperationDone
 from replica.model import NO_OPTIONS, Order
@@ -45,7 +45,7 @@ def perform(work: Work) -> Outcome:
     order = work.order
     assert order.provision is not None
     become_subreaper()
-    log_to_stderr(f"job {order.job}: ")
+    log_for(order.job)
     try:
         provider = provider_for(order.provision, work.local, SystemClock())
         subject, directory = subject_of(order, work.accounts, work.node), _directory(work)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
-import logging
 import os
 import signal
 import socket
@@ -23,7 +22,7 @@ from cluster.api.door.channel import ChannelServer
 from cluster.api.door.link import RemoteCore
 from cluster.api.door.server import Server
 from cluster.security import Credentials, TlsFiles
-from cluster.system import LOG_FORMAT, Address, die_with_parent
+from cluster.system import Address, begin_logging, die_with_parent
 
 EXIT_CORE_LOST = 1
 
@@ -74,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     with contextlib.suppress(OSError):  # where that is not allowed, it is as before
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     os.umask(0o077)
-    logging.basicConfig(level=os.environ.get("FOREBAY_LOG_LEVEL", "INFO"), format=LOG_FORMAT, stream=sys.stderr)
+    begin_logging()
     faulthandler.enable()
     uvloop.run(run(core_fd, api_fd, channel_fd))
     return 0

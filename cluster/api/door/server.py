@@ -45,7 +45,7 @@ from cluster.api.web import (
 )
 from cluster.schemas import PEOPLE, USER_HEADER, Operation
 from cluster.security import NotIdentified, PeerCertificate, Role
-from cluster.system import Address
+from cluster.system import Address, about
 from cluster.system.eventloop import BYTES_PER_SLICE, Acceptor
 
 LOGGER = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class Server:
                     if asked.certificate.through and operation.method != "GET":
                         # The ledger says whose a command is; by whom he came, with the command's id, this line.
                         who, words = asked.identity, (asked.certificate.through, name, _id_of(asked))
-                        LOGGER.info("%s, by %s: %s %s", who, *words)
+                        LOGGER.info("%s, by %s: %s %s", who, *words, extra=about(job=params.get("id", "")))
                     if isinstance(outcome, Stream):
                         streamed = await self._stream(request, connection, outcome)
                         self._core.observe(name, streamed.status, loop.time() - started_s, "")

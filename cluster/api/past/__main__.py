@@ -13,7 +13,6 @@ import logging
 import os
 import select
 import socket
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,7 +41,7 @@ from cluster.api.past.terms import terms_of
 from cluster.api.past.tree import Tree
 from cluster.schemas import LENGTH
 from cluster.server.tlog import LOG_DIRECTORY
-from cluster.system import LOG_FORMAT, SystemClock, die_with_parent
+from cluster.system import SystemClock, begin_logging, die_with_parent
 from replica.state import State
 from wal import Environment, JobIndex, JobIndexBroken, Ledger
 
@@ -167,7 +166,7 @@ def main(arguments: Sequence[str], answer_then: AnswerThen) -> int:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         os.nice(NICENESS)
     os.umask(0o077)
-    logging.basicConfig(level=os.environ.get("FOREBAY_LOG_LEVEL", "INFO"), format=LOG_FORMAT, stream=sys.stderr)
+    begin_logging()
     faulthandler.enable()
     home = Path(directory)
     index = JobIndex(home / "index")

@@ -373,7 +373,6 @@ class Historian:
                 *words,
                 pass_fds=[its.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
-                env={**os.environ, "FOREBAY_LOG_LEVEL": logging.getLevelName(logging.getLogger().level)},
             )
         except OSError:
             ours.close()

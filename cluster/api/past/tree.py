@@ -23,6 +23,7 @@ from cluster.api.past.frames import (
 from cluster.api.past.histories import Histories, NotCounted
 from cluster.security.proofs import ProofRefused, TileRefused, parse_path
 from cluster.server.tlog import LedgerTree, NoDisclosureKey, NotInTree, history_proven, records_proven
+from cluster.system import about
 from wal import Gap, Ledger, LedgerBroken
 
 LOGGER = logging.getLogger(__name__)
@@ -114,7 +115,12 @@ class Tree:
         try:
             return history_proven(follower.ledger, tree, asked.job, asked.size, self._histories.leaf)
         except (NotInTree, NotCounted, LedgerBroken, ProofRefused) as error:
-            LOGGER.info("a proof of job %d does not show that there is nothing else of it: %s", asked.job, error)
+            LOGGER.info(
+                "a proof of job %d does not show that there is nothing else of it: %s",
+                asked.job,
+                error,
+                extra=about(job=asked.job),
+            )
             return b""
 
     def _begin(self) -> bool:

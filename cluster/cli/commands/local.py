@@ -15,6 +15,7 @@ from cluster.cli.audit_commands import audit_commands, words_of
 from cluster.cli.commands.ledger import consistency, prove_online, show_checkpoint, show_keys
 from cluster.cli.commands.local_cluster import become, children_of, module_command, run
 from cluster.cli.commands.member import fetch_snapshot, save_snapshot
+from cluster.cli.commands.options import LOG_FORMAT_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.group import LazyCommands
 from cluster.cli.session import session
@@ -35,7 +36,7 @@ from cluster.config import (
 )
 from cluster.schemas import operations as ops
 from cluster.security import certificate_of, is_name
-from cluster.system import SystemClock, account_of, format_instant, hold_termination
+from cluster.system import SystemClock, account_of, as_logged, format_instant, hold_termination
 
 READY_S: Final = 60.0
 """Seconds that `up` waits for a leader before it says that there is none: an election takes less than one."""
@@ -227,10 +228,12 @@ def _count(config: Config) -> str:
 
 
 @click.command("up")
+@LOG_FORMAT_OPTION
 def up() -> None:
     """Run a whole cluster of this machine in the foreground; Ctrl-C ends it.
 
-    Every replica and agent of the configuration becomes a child process with its name before each line of its output.
+    Every replica and agent of the configuration becomes a child process with its name before each line of its output;
+    with --log-format json each line is an object, which has that name.
     What ends is not restarted, but for what a drill has killed. For trying things out: in production each process is a
     service of its own.
     """
@@ -241,7 +244,7 @@ def up() -> None:
     replicas, agents, helpers = children_of(config)
 
     def say(line: str) -> None:
-        click.echo(line)
+        click.echo(as_logged(line, "cluster.cli.up"))
         sys.stdout.flush()
 
     async def announce() -> None:
@@ -306,6 +309,7 @@ def _how_to_talk(config: Config, leader: str | None) -> list[str]:
     metavar="NAME",
     help="A founder that never ran and cannot: the cluster is founded without its word; repeatable.",
 )
+@LOG_FORMAT_OPTION
 def serve(name: str, first_start: bool, join: bool, found_without: tuple[str, ...]) -> None:
     """Run one replica in the foreground, as a service manager would.
 
@@ -324,6 +328,7 @@ def serve(name: str, first_start: bool, join: bool, found_without: tuple[str, ..
 
 @click.command("gateway")
 @click.option("--name", required=True, help="Whose certificate of the tls directory it has, of the role gateway.")
+@LOG_FORMAT_OPTION
 def gateway(name: str) -> None:
     """Run a login node's gateway in the foreground: people there need no certificate.
 
@@ -344,6 +349,7 @@ _RECEIPT = {"receipt": "cluster.cli.commands.agent_receipt:agent_receipt"}
 @click.group("agent", commands=LazyCommands(_RECEIPT), invoke_without_command=True)
 @click.option("--name", metavar="NODE", help="Which agent (node) of the configuration this is.")
 @click.option("--mover", is_flag=True, help="Stage for the places that this machine mounts, and run no scripts.")
+@LOG_FORMAT_OPTION
 @click.pass_context
 def agent(context: click.Context, name: str | None, mover: bool) -> None:
     """Run one node's agent in the foreground, as a service manager would: that needs --name.

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from cluster.cli.exits import ExitCode, Failure
 from cluster.config import LOCAL_GATEWAY, Config
+from cluster.system import is_logged
 from replica.values import plain
 
 GRACE_S: Final = 10.0
@@ -25,8 +26,8 @@ GRACE_S: Final = 10.0
 DRAIN_S: Final = 1.0
 """Seconds for the last lines of a child that has ended: they are in the pipe already."""
 
-LINE_BYTES_MAX: Final = 64 * 1024
-"""Bytes of one line of a child's output; a longer one is shown in pieces."""
+LINE_BYTES_MAX: Final = 1024 * 1024
+"""Bytes of one line of a child's output, which has room for any record in JSON; a longer one is shown in pieces."""
 
 _PR_SET_PDEATHSIG: Final = 1
 """Linux's prctl(2) option: the signal that a child gets when its parent dies."""
@@ -221,7 +222,8 @@ async def _show(running: Running, width: int, say: Print) -> None:
     stream = running.process.stdout
     assert stream is not None  # it was asked for
     while line := await _line(stream):
-        say(f"{running.child.name:<{width}} | {plain(line.decode('utf-8', 'replace').rstrip())}")
+        text = plain(line.decode("utf-8", "replace").rstrip())
+        say(text if is_logged(text) else f"{running.child.name:<{width}} | {text}")
 
 
 async def _line(stream: asyncio.StreamReader) -> bytes:

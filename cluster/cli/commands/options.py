@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -9,6 +10,7 @@ import click
 
 from cluster.cli.exits import ExitCode, Failure, bad_input, converted
 from cluster.cli.session import session
+from cluster.system import FORMAT_VARIABLE, FORMATS
 
 if TYPE_CHECKING:
     from cluster.client import Client
@@ -17,6 +19,18 @@ if TYPE_CHECKING:
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
+
+
+def _log_as(context: click.Context, parameter: click.Parameter, form: str | None) -> None:
+    if form is not None:
+        os.environ[FORMAT_VARIABLE] = form
+
+
+LOG_FORMAT_OPTION = click.option(
+    "--log-format", type=click.Choice(FORMATS), callback=_log_as, expose_value=False,
+    help=f"How it logs.  [default: ${FORMAT_VARIABLE}, or journald as a service of systemd, or text]",
+)  # fmt: skip
+"""For what this process becomes, and starts."""
 
 
 def parse_moment(context: click.Context, parameter: click.Parameter, typed: str | None) -> str | None:

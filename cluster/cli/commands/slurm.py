@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from cluster.cli.commands.local_cluster import become, module_command
+from cluster.cli.commands.options import LOG_FORMAT_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import session
 from cluster.cli.text import note
@@ -32,6 +33,7 @@ def slurm_group() -> None:
 
 
 @slurm_group.command("bridge")
+@LOG_FORMAT_OPTION
 @click.option("--name", required=True, help="The scheduler, as its certificate (role scheduler) names it.")
 @click.option("--state", type=_DIRECTORY, required=True, help="StateSaveLocation of slurm.conf.")
 @click.option("--run", type=_DIRECTORY, default=RUN, show_default=True, help="Where files and socket are.")

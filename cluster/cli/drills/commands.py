@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from cluster.cli.commands.options import JSON_OPTION
+from cluster.cli.commands.options import JSON_OPTION, LOG_FORMAT_OPTION
 from cluster.cli.drills.figures import SLOWER_MAX
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import session
@@ -238,6 +238,7 @@ def _confirmed(made: Plan, wanted: Wanted, confirm: str | None) -> None:
 
 @drill_group.command("helper")
 @click.option("--name", required=True, help="Which helper of the configuration this is.")
+@LOG_FORMAT_OPTION
 def helper(name: str) -> None:
     """Run this machine's helper in the foreground, as a service manager would.
 

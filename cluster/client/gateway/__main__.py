@@ -12,7 +12,7 @@ from typing import Final
 from cluster.client.gateway.service import Gateway, GatewayRefused
 from cluster.config import ConfigError, read_access
 from cluster.security import Role, TlsRefused, certificate_of, until_valid
-from cluster.system import EXIT_CONFIGURATION, LOG_FORMAT, SystemClock, leave_when_terminated
+from cluster.system import EXIT_CONFIGURATION, SystemClock, begin_logging, leave_when_terminated, say_at_last
 from cluster.system.eventloop import stop_on_signals
 
 EXIT_FAILED: Final = 1
@@ -27,14 +27,14 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("--config", type=Path, default=Path("forebay.toml"), help="the cluster's configuration")
     parser.add_argument("--name", required=True, help="whose certificate of the tls directory it has")
     chosen = parser.parse_args(arguments)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=LOG_FORMAT)
+    begin_logging("forebay-gateway")
     try:
         asyncio.run(_serve(chosen))
     except (ConfigError, TlsRefused) as error:
-        print(f"forebay gateway: {error}", file=sys.stderr)
+        say_at_last(f"forebay gateway: {error}")
         return EXIT_CONFIGURATION
     except (OSError, GatewayRefused) as error:
-        print(f"forebay gateway: {error}", file=sys.stderr)
+        say_at_last(f"forebay gateway: {error}")
         return EXIT_FAILED
     return 0
 

@@ -24,7 +24,15 @@ from cluster.security.witness.keys import WitnessRefused, read_key
 from cluster.security.witness.seen import Seen
 from cluster.security.witness.server import WitnessServer
 from cluster.security.witness.witness import Log, Witness, log_of, logs_in
-from cluster.system import EXIT_CONFIGURATION, LOG_FORMAT, Address, AddressError, SystemClock, leave_when_terminated
+from cluster.system import (
+    EXIT_CONFIGURATION,
+    Address,
+    AddressError,
+    SystemClock,
+    begin_logging,
+    leave_when_terminated,
+    say_at_last,
+)
 from cluster.system.eventloop import stop_on_signals
 from replica.values import plain
 
@@ -60,12 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parser.parse_args(arguments)
     except SystemExit as leaving:
         return EXIT_OK if leaving.code in (0, None) else EXIT_USAGE
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    begin_logging("forebay-witness")
     os.umask(0o077)
     try:
         asyncio.run(_run(options))
     except _Refused as error:
-        print(f"forebay: {error}", file=sys.stderr, flush=True)
+        say_at_last(f"forebay: {error}")
         return error.code
     return EXIT_OK
 

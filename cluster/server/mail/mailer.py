@@ -15,7 +15,7 @@ from typing import Final
 
 from cluster.server import Answer, NotLeading, QueueFull
 from cluster.server.mail.sending import Send, SendFailed, Undeliverable
-from cluster.system import Clock
+from cluster.system import Clock, about
 from replica.messages import CONTROLLER, Request, SettleMails
 from replica.model import Mail
 from replica.state import State
@@ -116,7 +116,7 @@ class Mailer:
             self._give_up(mail, str(error))
         else:
             if not isinstance(error, SendFailed | OSError):
-                LOGGER.error("a fault in sending mail %s", mail.key, exc_info=error)
+                LOGGER.error("a fault in sending mail %s", mail.key, exc_info=error, extra=about(job=mail.job))
             self._try_later(mail, str(error) or type(error).__name__)
         self.poll()
 
@@ -128,10 +128,12 @@ class Mailer:
             return
         pause_s = min(RETRY_S_MAX, RETRY_S * 2.0 ** min(tries - 1, 16))
         self._tries[mail.key] = tries, self._clock.monotonic_s() + pause_s
-        LOGGER.warning("mail %s was not sent and is tried again in %.0f s: %s", mail.key, pause_s, why)
+        LOGGER.warning(
+            "mail %s was not sent and is tried again in %.0f s: %s", mail.key, pause_s, why, extra=about(job=mail.job)
+        )
 
     def _give_up(self, mail: Mail, why: str) -> None:
-        LOGGER.warning("mail %s is given up: %s", mail.key, why)
+        LOGGER.warning("mail %s is given up: %s", mail.key, why, extra=about(job=mail.job))
         self._outcomes[mail.key] = why[:MESSAGE_CHARACTERS_MAX]
 
     def _settle(self) -> None:
