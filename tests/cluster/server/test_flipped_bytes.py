@@ -138,6 +138,7 @@ def light_forks() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+    gc.freeze()
 
 
 def test_no_altered_byte_of_any_file_is_believed(site: tuple[Config, str], fast_path: Path, light_forks: None) -> None:
