@@ -48,8 +48,17 @@ BY_CHANCE = {
 }
 """Bug -> the profile that is run against it."""
 
-FOUND_BY = {"torn_record_believed": 15, "learner_counted": 13, "two_changes_at_once": 6}
-"""Bug -> the seed that is tried before all others, where the first that finds it comes late."""
+FOUND_BY = {
+    "torn_record_believed": 15,
+    "learner_counted": 13,
+    "two_changes_at_once": 28,
+    "receipts_not_asked": 15,
+    "removed_not_told": 6,
+    "digest_skipped": 15,
+    "starts_without_data": 8,
+}
+"""Bug -> the seed that is tried before all others, where the first that finds it comes late. Where a change of the code
+has shifted that, the test takes a minute: name another one here."""
 
 STORIES: dict[str, tuple[Callable[[World], None], int, str]] = {
     "a_resent_prefix": (scenarios.a_resent_prefix, 3, "unconditional_truncation"),

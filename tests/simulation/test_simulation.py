@@ -38,6 +38,9 @@ def test_whatever_goes_wrong_every_promise_is_kept(profile: str, replicas: int) 
 RAISED_WITHIN = 60
 """Seeds in which everything below has happened, count."""
 
+RAISED_BY = frozenset({3, 5, 20})
+"""Seeds that are tried before all others: it has happened in these three, until a change of the code shifts that."""
+
 
 def test_seeds_are_raised_to_the_level_that_all_members_know_and_meet_what_came_with_it() -> None:
     missing = {
@@ -49,7 +52,7 @@ def test_seeds_are_raised_to_the_level_that_all_members_know_and_meet_what_came_
         *("PartitionSet", "PartitionDeleted", "any_of", "JobUpdated"),
     }
     stayed_below = False
-    for seed in range(1, RAISED_WITHIN + 1):
+    for seed in sorted(range(1, RAISED_WITHIN + 1), key=lambda seed: seed not in RAISED_BY):
         with later_release(), World(seed, profile="net") as world:
             assert world.run_seed().violations == ()
             level = world.oracle.state.feature_level
@@ -78,7 +81,7 @@ def traces(hash_seed: str, *arguments: str) -> list[str]:
 def test_a_seed_is_the_same_in_fresh_processes_and_under_any_hash_seed(profile: str) -> None:
     first = traces("0", "--start", "7", "--count", "2", "--profile", profile)
     assert len(set(first)) == 2
-    assert traces("0", "--start", "7", "--count", "2", "--profile", profile) == first
+    # Another process, and another hash seed: what either changes differs here.
     assert traces("77", "--start", "7", "--count", "2", "--profile", profile) == first
 
 
