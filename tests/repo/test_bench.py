@@ -3,7 +3,6 @@
 import asyncio
 import json
 import ssl
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,9 +16,9 @@ from aiohttp import web
 from cluster.schemas.job_fields import SubmitRequest
 from replica.grammar.directives import parse_request
 from tests.benchmarks import load, machine, past, processes, report
+from tests.benchmarks.__main__ import main
 from tests.benchmarks.forebay import ForebayCluster
 from tests.benchmarks.http2 import put_request
-from tests.repo.tree import ROOT
 
 
 class Honest:
@@ -154,11 +153,18 @@ def test_a_server_that_ends_by_itself_is_reported_with_its_last_words(tmp_path: 
     servers.stop()
 
 
-def test_impossible_options_are_refused_before_anything_starts() -> None:
-    for options in (["--rounds", "0"], ["--seconds", "-1"], ["--clients", "0"], ["--only", "zookeeper"]):
-        result = subprocess.run([ROOT / "scripts" / "bench", *options], capture_output=True, text=True, check=False)
-        assert result.returncode == 2, options
-        assert options[0] in result.stderr
+@pytest.mark.parametrize(
+    "options", [["--rounds", "0"], ["--seconds", "-1"], ["--clients", "0"], ["--only", "zookeeper"]], ids=" ".join
+)
+def test_impossible_options_are_refused_before_anything_starts(
+    options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # That scripts/bench hands its options on: tests/repo/test_scripts.py.
+    monkeypatch.setattr("sys.argv", ["scripts/bench", *options])
+    with pytest.raises(SystemExit) as refused:
+        main()
+    assert refused.value.code == 2
+    assert options[0] in capsys.readouterr().err
 
 
 def test_a_measurement_can_be_written_as_json() -> None:
@@ -183,12 +189,12 @@ def test_a_put_is_written_as_protocol_buffers_write_it() -> None:
 
 
 def test_questions_about_the_past_are_measured_on_a_ledger_that_was_made_for_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fast_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("QUIET_S", 0.1), ("ASKED", 2), ("MOMENTS", 3)):
+    for name, value in (("QUIET_S", 0.1), ("ASKED", 2), ("MOMENTS", 3), ("REPLAYS", 1)):
         monkeypatch.setattr(past, name, value)
     said: list[str] = []
-    found = past.report(tmp_path, 1_500, list(past.WAVES), said.append)
+    found = past.report(fast_path, 1_500, list(past.WAVES), said.append)
     for kind, at_once in past.WAVES.items():
         figures = found.figures[kind]
         assert figures["events"] >= 1_500 and figures["index_bytes"] > 0
