@@ -36,6 +36,7 @@ from cluster.schemas import (
     SignRequest,
     SnapshotsAnswer,
     SnapshotView,
+    StateDigestAnswer,
     StatusView,
     StoredSnapshotView,
     WitnessKeyView,
@@ -376,6 +377,14 @@ async def show_status(call: Call[None]) -> Reply[StatusView]:
             digest = (await asyncio.to_thread(state_digest, state)).hex()
         view = msgspec.structs.replace(view, state_digest=digest)
     return Reply(state.revision, view)
+
+
+@handles(ops.SHOW_STATE_DIGEST)
+async def show_state_digest(call: Call[None]) -> Reply[StateDigestAnswer]:
+    state = await call.state()
+    async with call.service.digests:
+        digest = (await asyncio.to_thread(state_digest, state)).hex()
+    return Reply(state.revision, StateDigestAnswer(revision=state.revision, state_digest=digest))
 
 
 def status_of(call: Call[Any]) -> StatusView:

@@ -57,6 +57,7 @@ class _Service:
         self.identities = Identities(SystemClock())
         self.is_private = is_private
         self.then = state.at
+        self.digests = asyncio.Semaphore(1)
 
     async def current(self) -> State:
         """Return the state."""

@@ -70,11 +70,12 @@ from cluster.cli.text import (
     snapshot_fields,
     table,
 )
-from cluster.schemas import LedgerEntryView, made_of
+from cluster.schemas import LedgerEntryView, SnapshotView, made_of
 from cluster.server import Applied, snapshot_view
 from cluster.system import SystemClock, format_instant, parse_instant
 from replica.messages import Batch, jobs_of
 from replica.model import JobState
+from replica.state import state_digest
 from replica.values import Instant, Revision, seconds
 from snapshots import Image, load_snapshot
 from snapshots import inspect as inspect_snapshot
@@ -90,6 +91,14 @@ from wal import (
     kind_of,
     revision_after,
 )
+
+
+class CheckedSnapshotView(SnapshotView, frozen=True, kw_only=True):
+    """What `snapshot inspect --check --json` prints: with what the whole of it says."""
+
+    cluster_id: str
+    state_digest: str
+    """As `GET /v1/state-digest?at=` of a replica shows it of its revision."""
 
 
 def verify(options: dict[str, Any]) -> None:
@@ -419,13 +428,19 @@ def inspect(options: dict[str, Any]) -> None:
     path: Path = options["file"]
     with _sentences():
         summary = inspect_snapshot(path)
-        if options["check"]:
-            load_snapshot(path)
+        checked = load_snapshot(path) if options["check"] else None
     view = snapshot_view(path, summary)
+    if checked is not None:
+        known = {name: getattr(view, name) for name in view.__struct_fields__}
+        state = checked.state
+        view = CheckedSnapshotView(**known, cluster_id=state.cluster_id, state_digest=state_digest(state).hex())
     if options["as_json"]:
         show_json(view)
-    else:
-        show(fields_table(snapshot_fields(view)))
+        return
+    rows = list(snapshot_fields(view))
+    if isinstance(view, CheckedSnapshotView):
+        rows.append(("StateDigest", view.state_digest))
+    show(fields_table(rows))
 
 
 def report_html(options: dict[str, Any]) -> None:

@@ -5,9 +5,7 @@ has one, its environment; so nothing of it is imported here. A state goes over a
 history as the bytes of the ledger, commands as MessagePack under their names. Every frame is answered by one.
 """
 
-import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import IO, Final
 import msgspec
 
 from cluster.audit.deciding import Outcome
+from cluster.system import python_of
 from replica.messages import Actor, Command, Request, kind_of
 from replica.messages import commands as c
 from replica.state import State
@@ -182,11 +181,7 @@ class Release:
         self._errors: IO[bytes] | None = None
 
     def __enter__(self) -> "Release":
-        own = self.tree / ".venv" / "bin" / "python"
-        python = str(own) if own.is_file() else sys.executable
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        environment["PYTHONPATH"] = str(self.tree)
-        environment["PYTHONDONTWRITEBYTECODE"] = "1"
+        python, environment = python_of(self.tree)
         self._errors = tempfile.TemporaryFile()
         try:
             self._process = subprocess.Popen(

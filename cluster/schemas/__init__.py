@@ -78,6 +78,7 @@ if TYPE_CHECKING:
         RegisterAnswer,
         ReportResult,
         ReportsAnswer,
+        StateDigestAnswer,
         StatusView,
         TransferAnswer,
         WhyView,
@@ -176,7 +177,8 @@ else:
         jobs: AdmittedAnswer BuffersAnswer BufferView BulkAnswer CommandResult DigestsAnswer ErrorAnswer ErrorView
         jobs: HistoryAnswer HistoryRow JobsAnswer JobView MembersAnswer MemberView NodesAnswer NodeView PollAnswer
         jobs: ArchivedView PlacesAnswer PlaceView
-        jobs: PoolsAnswer PoolView RegisterAnswer ReportResult ReportsAnswer StatusView TransferAnswer WhyView
+        jobs: PoolsAnswer PoolView RegisterAnswer ReportResult ReportsAnswer StateDigestAnswer StatusView TransferAnswer
+        jobs: WhyView
         ledger: ChangeView CheckpointAnswer CheckpointRequest ClockAnswer DiffAnswer EventView FeatureLevelAnswer
         ledger: HandedAnswer HandedView HistoriesView LeadersAnswer LeaderTermView LedgerAnswer LedgerEntryView
         ledger: LogKeysAnswer LogKeyView MemberLevelView MomentView SignedAnswer SignRequest StoryAnswer StoryRow

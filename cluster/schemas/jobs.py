@@ -451,6 +451,13 @@ class DigestsAnswer(Answer, frozen=True, kw_only=True):
     """agrees, undecided, disputed or odd: what the last comparison with the peers said."""
 
 
+class StateDigestAnswer(Answer, frozen=True, kw_only=True):
+    """Answer of GET /v1/state-digest: `revision` is that of the state."""
+
+    state_digest: str
+    """Hexadecimal: the same for the same state, whoever has it."""
+
+
 # Answers to commands
 
 

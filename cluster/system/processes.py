@@ -10,7 +10,9 @@ import ctypes
 import functools
 import os
 import signal
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, NoReturn
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -32,6 +34,16 @@ def die_with_parent(parent: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def python_of(tree: Path) -> tuple[str, dict[str, str]]:
+    """Return the interpreter and the environment that run the modules of the release in a tree: its own .venv where it
+    has one, and its packages whichever are installed.
+    """
+    own = tree / ".venv" / "bin" / "python"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment |= {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    return str(own) if own.is_file() else sys.executable, environment
 
 
 def become_subreaper() -> None:

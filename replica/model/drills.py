@@ -25,8 +25,12 @@ SCENARIOS = (
     "partition-in",
     "partition-out",
     "disk-full",
+    "restore",
+    "majority-lost",
+    "upgrade",
 )
-"""What a drill may be. Of the first a replica is the cause; the others need a helper on the target's host."""
+"""What a drill may be. Of the first a replica is the cause; the last three are done to a copy, for which the target
+gives the state; the others need a helper on the target's host."""
 
 
 class DrillVerdict(IntEnum):

@@ -30,6 +30,7 @@ OTHER_ROUTES = frozenset(
         ("POST", "/v1/members/{name}/remove"), ("POST", "/v1/members/{name}/replace"),
         ("POST", "/v1/members/{name}/update"), ("GET", "/v1/status"),
         ("GET", "/v1/ledger"), ("GET", "/v1/ledger/history"), ("GET", "/v1/digests"), ("GET", "/v1/history"),
+        ("GET", "/v1/state-digest"),
         ("GET", "/v1/history/leaders"), ("GET", "/v1/diff"), ("GET", "/v1/feature-level"),
         ("GET", "/v1/history/pools"), ("GET", "/v1/overview"),
         ("POST", "/v1/feature-level"), ("POST", "/v1/snapshots"), ("GET", "/v1/snapshots"),

@@ -22,6 +22,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from cluster.cli.drills.scenarios import SCENARIOS as KNOWN
 from cluster.client import ApiError, Client
 from cluster.config.config import Config
 from cluster.drill.faults import ThisMachine
@@ -30,7 +31,6 @@ from cluster.schemas.job_fields import SubmitRequest
 from cluster.security import Role, issue, load_authority
 from cluster.server.storage import allow_first_start
 from cluster.system import Address, SystemClock, fields_of
-from replica.model import SCENARIOS
 from tests.account import OWN
 from tests.faults import kernel, network, verify
 from tests.faults.ending import perform
@@ -51,6 +51,7 @@ POOLS = {"fast": "40MiB/8MiB,default", "bulk": "80MB/10MB"}
 COPY_RATE = "2MiB"
 NUMBERS = 300_000
 JOBS = ("sum", "sort", "words", "digest")
+SCENARIOS = tuple(name for name, one in KNOWN.items() if not one.on_copy)
 DRILL_S = 300.0
 OVER_S = 180.0
 NODE_DOWN_S = 12

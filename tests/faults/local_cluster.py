@@ -38,7 +38,9 @@ class LocalCluster:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.config: Config | None = None
 
-    def found(self, pools: dict[str, str], copy_rate: str, *, cpus: int = 2, accounts: str | None = OWN) -> None:
+    def found(
+        self, pools: dict[str, str], copy_rate: str, *, cpus: int = 2, accounts: str | None = OWN, replicas: int = 3
+    ) -> None:
         """Write configuration and certificates with `forebay init`, then say in the file how fast agents may copy.
 
         `accounts` None: jobs run as whom it says where it is told nothing.
@@ -51,6 +53,7 @@ class LocalCluster:
             f"--user={self.user}",
             *([f"--accounts={accounts}"] if accounts else []),
             f"--cpus={cpus}",
+            f"--replicas={replicas}",
             "--cluster-name=faults",
         ]
         self.forebay("init", str(self.directory), *options, config=False)

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -18,7 +18,7 @@ import msgspec
 from cluster.cli.commands.local_cluster import module_command
 from cluster.cli.commands.options import JSON_OPTION, NAME
 from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.session import Session, session
+from cluster.cli.session import session
 from cluster.cli.text import Cell, fields_table, members_table, note, present, show, show_json, snapshot_fields, table
 from cluster.client import ApiError, Client
 from cluster.config import ReplicaConfig
@@ -397,33 +397,12 @@ def fetch_snapshot(name: str | None, directory: Path, keep: int | None, saves: b
     directory.mkdir(parents=True, exist_ok=True)
     config = current.config()
     replicas = config.replicas if name is None else (config.replica(name),)
-
-    async def newest(client: Client) -> tuple[ReplicaConfig, StoredSnapshotView]:
-        last: ApiError | None = None
-        for replica in replicas:
-            try:
-                if saves:
-                    await client.call(ops.SAVE_SNAPSHOT, replica=replica.api)
-                found = (await client.call(ops.LIST_SNAPSHOTS, replica=replica.api, once=name is None)).snapshots
-            except ApiError as error:
-                last = error
-                continue
-            if found:
-                return replica, found[0]
-        if last is not None:
-            raise last
-        raise Failure(ExitCode.NOT_FOUND, "no replica has a snapshot yet", "have one written: --save")
-
-    replica, row = current.ask(newest)
-    if _SNAPSHOT_NAME.fullmatch(row.name) is None:
-        raise Failure(
-            ExitCode.VERIFICATION_FAILED, f"{plain(row.name)} is no name of a snapshot", "ask another replica"
-        )
+    replica, row = current.ask(lambda client: newest_snapshot(client, replicas, saves=saves))
     target, part = directory / row.name, directory / f".{row.name}.part"
     is_there = target.exists()
     if not is_there:
         try:
-            _receive(current, replica, row, part)
+            current.ask(lambda client: receive_snapshot(client, replica, row, part))
             _verify(part)
             part.replace(target)
             sync_directory(directory)
@@ -441,10 +420,35 @@ def fetch_snapshot(name: str | None, directory: Path, keep: int | None, saves: b
     present(view, as_json, lambda: plain(f"{target}: entry {row.index} of {replica.name}, {row.size_bytes} bytes"))
 
 
-def _receive(current: Session, replica: ReplicaConfig, row: StoredSnapshotView, part: Path) -> None:
-    """Write the snapshot into a file, on the disk when this returns. Failure."""
+async def newest_snapshot(
+    client: Client, replicas: Sequence[ReplicaConfig], *, saves: bool
+) -> tuple[ReplicaConfig, StoredSnapshotView]:
+    """Return the first of the replicas that has a snapshot, and its newest one, written first if it `saves`.
 
-    async def copy(client: Client) -> None:
+    Failure, ApiError.
+    """
+    last: ApiError | None = None
+    for replica in replicas:
+        try:
+            if saves:
+                await client.call(ops.SAVE_SNAPSHOT, replica=replica.api)
+            found = (await client.call(ops.LIST_SNAPSHOTS, replica=replica.api, once=len(replicas) > 1)).snapshots
+        except ApiError as error:
+            last = error
+            continue
+        if found and _SNAPSHOT_NAME.fullmatch(found[0].name) is None:
+            sentence = f"{plain(found[0].name)} is no name of a snapshot"
+            raise Failure(ExitCode.VERIFICATION_FAILED, sentence, "ask another replica")
+        if found:
+            return replica, found[0]
+    if last is not None:
+        raise last
+    raise Failure(ExitCode.NOT_FOUND, "no replica has a snapshot yet", "have one written: --save")
+
+
+async def receive_snapshot(client: Client, replica: ReplicaConfig, row: StoredSnapshotView, part: Path) -> None:
+    """Write a replica's snapshot into a file, on the disk when this returns. Failure, ApiError."""
+    try:
         with part.open("wb") as file:
             while file.tell() < row.size_bytes:
                 data = await client.call(ops.FETCH_SNAPSHOT, name=row.name, offset=file.tell(), replica=replica.api)
@@ -459,9 +463,6 @@ def _receive(current: Session, replica: ReplicaConfig, row: StoredSnapshotView, 
                 )
             file.flush()
             os.fsync(file.fileno())
-
-    try:
-        current.ask(copy)
     except OSError as error:
         raise bad_input(f"{part} cannot be written: {error.strerror}", "free space", place="--into") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,19 +25,19 @@ if TYPE_CHECKING:
     from cluster.client import Client
     from cluster.schemas.drills import DrillAnswer, DrillView
 
-GOAL_MS: Final = 500
-"""For how long writes may stop, milliseconds, where nobody says otherwise."""
-
 ABORT_AFTER_S: Final = 5.0
 """After how long without an acknowledged write a drill is aborted, seconds, where nobody says otherwise."""
 
 HOLD_S: Final = 5
 """`cluster.cli.drills.scenarios.HOLD_S`, written again for the help, which imports no scenario."""
 
+ON_COPY: Final = ("restore", "majority-lost", "upgrade")
+"""Scenarios that are done to a copy."""
+
 HOLD_S_MAX: Final = 100
 """For how long a fault may be held, seconds: less than a helper allows."""
 
-drill_group = click.Group("drill", help="Exercise a take-over of the running cluster (operators).")
+drill_group = click.Group("drill", help="Exercise a take-over of the running cluster, or of a copy (operators).")
 
 _SCENARIO = click.argument("scenario", type=click.Choice([*SCENARIOS, *NOT_DONE]))
 _TARGET = click.option(
@@ -49,6 +50,16 @@ _SPARE = click.option("--spare-jobs", is_flag=True, help="Only while nothing is 
 _FORCE = click.option(
     "--force", "forced", multiple=True, metavar="NAME", help="Go on although this precondition does not hold."
 )
+_PATH: Final = click.Path(path_type=Path)
+_RELEASE = click.option(
+    "--release", type=_PATH, metavar="TREE", help="upgrade: to the release unpacked there.  [default: this one]"
+)
+_BACKUP = click.option(
+    "--backup", type=_PATH, metavar="FILE", help="On a copy: made of this snapshot, not of one that is fetched."
+)
+_SCRATCH = click.option(
+    "--scratch", type=_PATH, metavar="DIR", help="On a copy: made there.  [default: where temporary files are]"
+)
 _DRILL = click.argument("number", metavar="DRILL", type=click.IntRange(min=1))
 
 
@@ -58,6 +69,9 @@ _DRILL = click.argument("number", metavar="DRILL", type=click.IntRange(min=1))
 @_HOLD
 @_SPARE
 @_FORCE
+@_RELEASE
+@_BACKUP
+@_SCRATCH
 @JSON_OPTION
 def plan(as_json: bool, **asked: Any) -> None:
     """Show what a drill would do to whom, and whether everything holds that must; nothing is done.
@@ -88,9 +102,14 @@ def plan(as_json: bool, **asked: Any) -> None:
 @_HOLD
 @_SPARE
 @_FORCE
+@_RELEASE
+@_BACKUP
+@_SCRATCH
 @click.option("--confirm", metavar="PLAN", help="The id of the plan, as `drill plan` shows it.")
 @click.option(
-    "--goal-ms", type=click.IntRange(min=1), default=GOAL_MS, show_default=True, help="Writes may stop so long."
+    "--goal-ms",
+    type=click.IntRange(min=1),
+    help="Writes may stop so long.  [default: 500; on a copy 60000, in an upgrade 2000]",
 )
 @click.option(
     "--abort-after-s", type=click.FloatRange(0.1, 30), default=ABORT_AFTER_S, show_default=True,
@@ -106,7 +125,7 @@ def plan(as_json: bool, **asked: Any) -> None:
 @JSON_OPTION
 def run(
     confirm: str | None,
-    goal_ms: int,
+    goal_ms: int | None,
     abort_after_s: float,
     slower_max: int,
     automatic: bool,
@@ -115,15 +134,22 @@ def run(
 ) -> None:
     """Carry out a drill whose plan was confirmed, and say what it took. Exit code 7: it was failed or aborted.
 
-    A client beside the cluster sends a write and a read every 10 ms, first without a fault. Ctrl-C aborts.
+    A client beside the cluster sends a write and a read every 10 ms, first without a fault. Ctrl-C and SIGTERM abort.
     """
     if automatic and (confirm is not None or asked["forced"]):
         raise bad_input("--automatic goes without --confirm and --force", "leave them out, or it")
 
     async def perform(client: Client) -> DrillAnswer:
+        import asyncio
+        import signal
+
         from cluster.cli.drills.coordinator import Goals
         from cluster.cli.drills.preconditions import plan_of
+        from cluster.cli.drills.scenarios import SCENARIOS as KNOWN
 
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         coordinator, wanted = _coordinator(client), _wanted(asked)
         found = await coordinator.look(wanted)
         made = plan_of(found, wanted)
@@ -135,13 +161,18 @@ def run(
         if not automatic:
             _confirmed(made, wanted, confirm)
         goals = Goals(
-            write_stop_us=goal_ms * 1000,
+            write_stop_us=(goal_ms or KNOWN[made.scenario].goal_ms) * 1000,
             abort_after_us=round(abort_after_s * MICROSECONDS_PER_SECOND),
             slower_max=slower_max,
         )
         return await coordinator.run(made, goals)
 
-    ended = session().ask(perform, on_a_loop=True)
+    from asyncio import CancelledError
+
+    try:
+        ended = session().ask(perform, on_a_loop=True)
+    except CancelledError:
+        raise Failure(ExitCode.INTERRUPTED, "it was ended by SIGTERM", "see: forebay drill list") from None
     present(ended, as_json, lambda: fields_table(_fields(ended)))
     if ended.verdict != "passed":
         raise Failure(
@@ -159,7 +190,11 @@ def _wanted(asked: dict[str, Any]) -> Wanted:
         raise Failure(
             ExitCode.REFUSED, f"{asked['scenario']} cannot be done: {why}", f"use one of: {', '.join(SCENARIOS)}"
         )
-    return Wanted(**asked)
+    for name, scenarios in (("release", ("upgrade",)), ("backup", ON_COPY), ("scratch", ON_COPY)):
+        if asked[name] is not None and asked["scenario"] not in scenarios:
+            raise bad_input(f"--{name} is for {', '.join(scenarios)}", "leave it out")
+    paths = {name: path.absolute() for name, path in asked.items() if isinstance(path, Path)}
+    return Wanted(**(asked | paths))
 
 
 def _coordinator(client: Client) -> Coordinator:
@@ -194,7 +229,9 @@ def _again(made: Plan, wanted: Wanted) -> str:
     hold = f" --hold-s {wanted.hold_s}" if wanted.hold_s is not None else ""
     spare = " --spare-jobs" if wanted.spare_jobs else ""
     forced = "".join(f" --force {name}" for name in made.forced)
-    return f"forebay drill run {made.scenario} --target {plain(made.target)}{hold}{spare}{forced}"
+    paths = (("release", made.release), ("backup", made.backup), ("scratch", made.scratch))
+    of_copy = "".join(f" --{name} {plain(shlex.quote(path))}" for name, path in paths if path)
+    return f"forebay drill run {made.scenario} --target {plain(made.target)}{hold}{spare}{forced}{of_copy}"
 
 
 def _show_plan(made: Plan) -> None:

@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from cluster.cli.drills.figures import SLOWER_MAX, Probe, gap_at_us, latency_us, longest_gap_us, lost
+from cluster.cli.drills.aftermath import answered_again, of_each, states_agree
+from cluster.cli.drills.copies.exercises import Exercise, Given
+from cluster.cli.drills.copies.replicas import CopyFailed
+from cluster.cli.drills.copies.room import look_at_room
+from cluster.cli.drills.figures import SLOWER_MAX, gap_at_us, latency_us, longest_gap_us, lost
 from cluster.cli.drills.machines import Machines
 from cluster.cli.drills.preconditions import DURATION_MORE_S, Found, Plan, Wanted, target_of
 from cluster.cli.drills.probes import NotMeasured, Probes, Writer
 from cluster.cli.drills.scenarios import SCENARIOS, Scenario
+from cluster.cli.exits import Failure
 from cluster.client import ApiError, Client
 from cluster.drill import RENEW_EVERY_S, Begin, Channel, End, HelperRefused, Renew
 from cluster.schemas import Command, DigestsAnswer, StatusView
@@ -26,7 +34,7 @@ from cluster.schemas import operations as ops
 from cluster.schemas.drills import DrillAnswer, EndDrillRequest, StartDrillRequest
 from cluster.schemas.requests import TransferRequest
 from cluster.system import Address, Clock
-from replica.values import MESSAGE_CHARACTERS_MAX, MICROSECONDS_PER_SECOND, plain
+from replica.values import DRILL_S_MAX, MESSAGE_CHARACTERS_MAX, MICROSECONDS_PER_SECOND, plain
 
 CONTROL_S: Final = 2.0
 """Seconds without a fault, before it: what is normal here."""
@@ -42,6 +50,9 @@ MEMBERS_EVERY_S: Final = 1.0
 
 STATUS_S: Final = 2.0
 """Seconds in which a member says how it stands."""
+
+COPY_STATUS_S: Final = 15.0
+"""And while a copy is exercised, which is no reason for a member to be silent but that this machine is busy."""
 
 BACK_S: Final = 60.0
 """Seconds in which a target has to be back once its fault is undone: a replica replays its journal meanwhile."""
@@ -60,12 +71,6 @@ LASTS_S: Final = 60
 
 END_S: Final = 30.0
 """Seconds in which its end is to be in the ledger."""
-
-AGREE_S: Final = 10.0
-"""Seconds in which all replicas are to hold the same state afterwards."""
-
-AGAIN_AT_ONCE: Final = 32
-"""Acknowledged writes that are sent again at a time, count."""
 
 HISTORY_ROWS: Final = 10_000
 """What happened meanwhile, rows that are read of it."""
@@ -130,6 +135,7 @@ class Coordinator:
         tell: Callable[[str], None],
         *,
         require_second: bool = False,
+        exercise: Callable[..., Exercise] = Exercise,
         alarm: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
         """`replicas`: where each is asked about itself; `writer` measures for how long writes stop; `tell` is called
@@ -145,9 +151,14 @@ class Coordinator:
         self._tell = tell
         self._require_second = require_second
         self._alarm = alarm
+        self._exercise = exercise
         self._drill: DrillAnswer | None = None
         self._began_s = clock.monotonic_s()
         """When the ledger had its beginning."""
+        self._status_s = STATUS_S
+        """Seconds in which a member says how it stands."""
+        self._figures: dict[str, int] = {}
+        """What was measured so far of a copy."""
         self._stop = ""
         """Why it has to end before its time."""
         self._spared: frozenset[str] = frozenset()
@@ -176,6 +187,9 @@ class Coordinator:
             certificates_s=certificates_s,
             site=self._machines.site(),
         )
+        if SCENARIOS[wanted.scenario].on_copy:
+            size_bytes = await self._snapshot_bytes(wanted, target_of(found, wanted))
+            return msgspec.structs.replace(found, room=look_at_room(wanted.place, size_bytes))
         if not SCENARIOS[wanted.scenario].needs:
             return found
         helper, off_s = await self._machines.look(wanted.scenario, target_of(found, wanted))
@@ -185,8 +199,25 @@ class Coordinator:
             found = msgspec.structs.replace(found, certificates_s={**certificates_s, "its helper": left_s})
         return msgspec.structs.replace(found, helper=helper, helper_clock_s=off_s)
 
+    async def _snapshot_bytes(self, wanted: Wanted, target: str) -> int:
+        """Return the size of what a copy would be made of, as far as is known; ApiError where it may not be read."""
+        if wanted.backup is not None:
+            with contextlib.suppress(OSError):
+                return wanted.backup.stat().st_size
+            return 0
+        at = self._replicas.get(target)
+        if at is None:
+            return 0
+        try:
+            rows = (await self._client.call(ops.LIST_SNAPSHOTS, replica=at, deadline_s=STATUS_S)).snapshots
+        except ApiError as error:
+            if error.status == HTTPStatus.FORBIDDEN:
+                raise
+            return 0
+        return rows[0].size_bytes if rows else 0
+
     async def _statuses(self) -> dict[str, StatusView]:
-        return await self._of_each(lambda at: self._client.call(ops.SHOW_STATUS, replica=at, deadline_s=STATUS_S))
+        return await self._of_each(lambda at: self._client.call(ops.SHOW_STATUS, replica=at, deadline_s=self._status_s))
 
     async def _digests(self) -> dict[str, DigestsAnswer]:
         return await self._of_each(lambda at: self._client.call(ops.LIST_DIGESTS, replica=at, deadline_s=STATUS_S))
@@ -194,15 +225,7 @@ class Coordinator:
     async def _of_each(self, ask: Callable[[Address], Awaitable[_T]]) -> dict[str, _T]:
         """Return what each replica answers that does, but for the target of a fault."""
 
-        async def one(at: Address) -> _T | None:
-            try:
-                return await ask(at)
-            except ApiError:
-                return None
-
-        asked = {name: at for name, at in self._replicas.items() if name not in self._spared}
-        answers = await asyncio.gather(*(one(at) for at in asked.values()))
-        return {name: answer for name, answer in zip(asked, answers, strict=True) if answer is not None}
+        return await of_each({name: at for name, at in self._replicas.items() if name not in self._spared}, ask)
 
     async def run(self, plan: Plan, goals: Goals) -> DrillAnswer:
         """Carry out a plan, and return the drill as it ended; ApiError where it could not begin or its end not be said.
@@ -211,6 +234,8 @@ class Coordinator:
         """
         waits_s = SECOND_S if self._require_second else 0
         lasts_s = LASTS_S + plan.hold_s + (round(BACK_S) if plan.hold_s else 0) + waits_s
+        if SCENARIOS[plan.scenario].on_copy:
+            lasts_s = DRILL_S_MAX
         request = StartDrillRequest(
             command_id=self._client.new_command_id(),
             scenario=plan.scenario,
@@ -232,6 +257,8 @@ class Coordinator:
                 verdict, sentence, figures = await self._carried_out(plan, goals)
         except Aborted as error:
             sentence = str(error)
+        except CopyFailed as error:
+            verdict, sentence, figures = "failed", str(error), self._figures
         except HelperRefused as error:
             sentence = f"its helper: {error}"
         except NotMeasured as error:
@@ -240,6 +267,8 @@ class Coordinator:
             sentence = "it was not over in its time"
         except ApiError as error:
             sentence = f"it could not go on: {error}"
+        except (Failure, OSError) as error:
+            sentence = f"no copy could be made: {error}"
         finally:
             alive.cancel()
             ending = asyncio.ensure_future(self._end(drill.drill, verdict, sentence, figures))
@@ -282,6 +311,8 @@ class Coordinator:
 
     async def _carried_out(self, plan: Plan, goals: Goals) -> tuple[str, str, dict[str, int]]:
         scenario = SCENARIOS[plan.scenario]
+        if scenario.on_copy:
+            return await self._on_a_copy(plan, goals)
         probes = Probes(self._client, self._clock, self._replicas, self._number(), self._writer)
         nodes = (await self._client.call(ops.LIST_NODES)).nodes
         self._up = frozenset(one.name for one in nodes if one.state == "UP")
@@ -306,8 +337,9 @@ class Coordinator:
         figures |= {"goal_us": goals.write_stop_us, "watched_us": round((over_s - fault_s) * MICROSECONDS_PER_SECOND)}
         self._tell("every acknowledged write is asked for again, and all states are compared")
         writes = [*probes.writes, *probes.user_writes]
-        gone = lost(writes, await self._answered_again(writes))
-        agrees, meanwhile = await self._states_agree(), await self._meanwhile(plan.target)
+        gone = lost(writes, await answered_again(self._client, self._number(), writes))
+        agrees = await states_agree(self._client, self._replicas, self._clock)
+        meanwhile = await self._meanwhile(plan.target)
         figures |= {"writes_lost": len(gone), "states_agree": int(agrees), **meanwhile}
         took_ms, goal_ms = figures["write_stop_us"] / 1000, goals.write_stop_us / 1000
         twice, others = meanwhile["runs_again"], meanwhile["nodes_lost"]
@@ -328,6 +360,42 @@ class Coordinator:
             f"{figures['writes_acknowledged']} acknowledged ones is gone",
             figures,
         )
+
+    async def _on_a_copy(self, plan: Plan, goals: Goals) -> tuple[str, str, dict[str, int]]:
+        """Have a copy made and exercised; Aborted, and what that raises. Nothing is left of it."""
+        given = Given(
+            scenario=plan.scenario,
+            target=plan.target,
+            base=Path(plan.scratch or tempfile.gettempdir()),
+            backup=Path(plan.backup) if plan.backup else None,
+            release=Path(plan.release) if plan.release else None,
+            away_s=plan.hold_s,
+        )
+        machines = self._machines
+        exercise = self._exercise(
+            given, self._client, machines.config, machines.identity, self._clock, self._tell, self._began_s
+        )
+        self._figures, self._status_s = exercise.figures, COPY_STATUS_S
+        nodes = (await self._client.call(ops.LIST_NODES)).nodes
+        self._up = frozenset(one.name for one in nodes if one.state == "UP")
+        watches = [self._or_stop(self._watch_copy(exercise)), self._or_stop(self._watch_members())]
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(watch) for watch in watches]
+        making = asyncio.create_task(exercise.run())
+        try:
+            while not making.done():
+                if self._stop:
+                    raise Aborted(self._stop)
+                await asyncio.wait({making}, timeout=LOOK_S)
+            outcome = making.result()
+        finally:
+            for task in (making, *tasks):
+                task.cancel()
+            await asyncio.gather(making, *tasks, return_exceptions=True)
+        figures = outcome.figures | {"goal_us": goals.write_stop_us}
+        took_ms, goal_ms = figures["write_stop_us"] / 1000, goals.write_stop_us / 1000
+        late = [f"writes stopped for {took_ms:.1f} ms, and {goal_ms:g} ms is the goal"] if took_ms > goal_ms else []
+        faults = [*outcome.faults, *late]
+        return ("failed", "; ".join(faults), figures) if faults else ("passed", outcome.sentence, figures)
 
     async def _on_its_machine(self, plan: Plan, scenario: Scenario, fault_s: float) -> Fault:
         """Have the fault done, held and undone, and wait until its target is back; Aborted, HelperRefused, ApiError."""
@@ -401,7 +469,7 @@ class Coordinator:
                     is_back = mine is not None and mine.state == "UP" and heard_s is not None and heard_s < since_s
                 else:
                     at = self._replicas[target]
-                    is_back = (await self._client.call(ops.SHOW_STATUS, replica=at, deadline_s=STATUS_S)).ready
+                    is_back = (await self._client.call(ops.SHOW_STATUS, replica=at, deadline_s=self._status_s)).ready
                 if is_back:
                     took_s = self._clock.monotonic_s() - seen.undone_s
                     seen.back_us = round(took_s * MICROSECONDS_PER_SECOND)
@@ -420,29 +488,6 @@ class Coordinator:
             return handing.result().leader
         finally:
             handing.cancel()
-
-    async def _answered_again(self, writes: list[Probe]) -> dict[str, int]:
-        """Return the revision that each acknowledged write is answered with when it is sent again, by command id."""
-        drill, found, room = self._number(), dict[str, int](), asyncio.Semaphore(AGAIN_AT_ONCE)
-
-        async def again(command_id: str) -> None:
-            async with room:
-                with contextlib.suppress(ApiError):
-                    answer = await self._client.call(ops.PROBE_DRILL, Command(command_id=command_id), drill=drill)
-                    found[command_id] = answer.revision
-
-        await asyncio.gather(*(again(one.command_id) for one in writes if one.answered_s is not None))
-        return found
-
-    async def _states_agree(self) -> bool:
-        until_s = self._clock.monotonic_s() + AGREE_S
-        while self._clock.monotonic_s() < until_s:
-            statuses = await self._of_each(lambda at: self._client.call(ops.SHOW_STATUS, replica=at, digest=True))
-            states = {(status.revision, status.state_digest) for status in statuses.values()}
-            if len(statuses) == len(self._replicas) and len({revision for revision, _ in states}) == 1:
-                return len(states) == 1
-            await asyncio.sleep(LOOK_S)
-        return False
 
     async def _meanwhile(self, target: str) -> dict[str, int]:
         """Return how often things happened since the drill began that it should not lead to; a target may be lost."""
@@ -502,6 +547,16 @@ class Coordinator:
             )
             self._stop = self._stop or next(filter(None, reasons), "")
 
+    async def _watch_copy(self, exercise: Exercise) -> None:
+        """Look at what ends a drill on a copy, beside the cluster's members."""
+        while not self._stop:
+            await asyncio.sleep(MEMBERS_EVERY_S)
+            halt, abort = self._machines.halted, ""
+            with contextlib.suppress(ApiError):
+                abort = (await self._client.call(ops.SHOW_DRILL, drill=self._number(), deadline_s=STATUS_S)).abort
+            reasons = (abort, f"{halt} is there" if halt else "", exercise.room_fault())
+            self._stop = self._stop or next(filter(None, reasons), "")
+
     async def _watch_members(self) -> None:
         while not self._stop:
             await asyncio.sleep(MEMBERS_EVERY_S)
@@ -519,7 +574,7 @@ class Coordinator:
         statuses = await self._statuses()
         silent = sorted(set(self._replicas) - spared - self._spared - set(statuses))
         if silent:
-            return f"{', '.join(silent)} did not answer for {STATUS_S:g} s"
+            return f"{', '.join(silent)} did not answer for {self._status_s:g} s"
         with contextlib.suppress(ApiError):
             nodes = (await self._client.call(ops.LIST_NODES, deadline_s=STATUS_S)).nodes
             down = sorted({one.name for one in nodes if one.state == "DOWN"} & self._up - spared - self._spared)

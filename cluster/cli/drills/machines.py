@@ -40,6 +40,16 @@ class Machines:
         self._tls = config.tls_files(identity)
 
     @property
+    def config(self) -> Config:
+        """The configuration."""
+        return self._config
+
+    @property
+    def identity(self) -> str:
+        """Who asks."""
+        return self._identity
+
+    @property
     def halted(self) -> str:
         """The file that says that there shall be no drill; empty: it is not there."""
         file = self._config.file.parent / HALT

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from cluster.cli.commands.member import by_point
-from cluster.cli.drills.scenarios import HOLD_S, NODE_DOWN_MORE_S, SCENARIOS, Scenario
+from cluster.cli.drills.copies.room import COPIES, Room, backup_fault, release_fault
+from cluster.cli.drills.scenarios import AWAY_S, HOLD_S, NODE_DOWN_MORE_S, SCENARIOS, Scenario
 from cluster.drill import DURATION_S_MAX, Answer
 from cluster.schemas import DigestsAnswer, MembersAnswer, NodeView, StatusView
 from cluster.schemas.drills import DrillsAnswer, DrillView
+from replica.values import format_size
 
 LAG_ENTRIES_MAX: Final = 100
 """Entries that a member may be behind the leader, count: it has them within a heartbeat or two."""
+
+MIB: Final = 1 << 20
 
 MEMBERS_LEAST: Final = 3
 """Members of which one may be lost, count."""
@@ -72,6 +78,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     helper_clock_s: float = 0.0
     """How far its clock is off."""
     site: Site = Site()
+    room: Room | None = None
+    """What there is for a copy."""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +92,17 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     spare_jobs: bool = False
     """Whether nothing may be moved out of buffers meanwhile."""
     forced: tuple[str, ...] = ()
+    release: Path | None = None
+    """The tree of the release that a copy is upgraded to; None: this one."""
+    backup: Path | None = None
+    """The snapshot that a copy is made of; None: one that the target writes."""
+    scratch: Path | None = None
+    """Where a copy is made; None: where temporary files are."""
+
+    @property
+    def place(self) -> Path:
+        """Where a copy is made."""
+        return Path(tempfile.gettempdir()) if self.scratch is None else self.scratch
 
 
 class Precondition(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +130,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """For how long the fault is held, seconds; 0: it is none that lasts."""
     earlier_us: tuple[int, ...] = ()
     """How long writes stopped in the last drills of its kind, µs, the newest first."""
+    release: str = ""
+    backup: str = ""
+    scratch: str = ""
+    """Of a copy, as they were asked for."""
 
     @property
     def refused(self) -> tuple[Precondition, ...]:
@@ -130,7 +153,8 @@ def plan_of(found: Found, wanted: Wanted) -> Plan:
     members = found.members
     leader = members.leader or ""
     earlier = earlier_stops_us(found.drills.drills, scenario.name)
-    asked = (scenario.name, target, str(hold_s), str(wanted.spare_jobs))
+    of_copy = {name: str(getattr(wanted, name) or "") for name in ("release", "backup", "scratch")}
+    asked = (scenario.name, target, str(hold_s), str(wanted.spare_jobs), *of_copy.values())
     said = (*asked, leader, str(members.term), str(members.version), *unmet, "", *overridden)
     digest = hashlib.sha256("\0".join((_cluster(found), *said)).encode()).hexdigest()
     return Plan(
@@ -144,6 +168,7 @@ def plan_of(found: Found, wanted: Wanted) -> Plan:
         will_happen=_will_happen(found, scenario, target, hold_s, earlier),
         hold_s=hold_s,
         earlier_us=earlier,
+        **of_copy,
     )
 
 
@@ -154,11 +179,15 @@ def target_of(found: Found, wanted: Wanted) -> str:
         return wanted.target
     if scenario.is_of_agent:
         return min(((-len(one.jobs), one.name) for one in found.nodes if one.state == "UP"), default=(0, ""))[1]
+    if scenario.on_copy:
+        return _furthest(found) or found.members.leader or ""
     return _furthest(found) if scenario.of == "follower" or not scenario.takes_over else found.members.leader or ""
 
 
 def hold_of(found: Found, wanted: Wanted) -> int:
     """Return for how long a fault is held, seconds; 0 for one that nobody has to undo."""
+    if wanted.scenario == "majority-lost":
+        return wanted.hold_s or AWAY_S
     if not SCENARIOS[wanted.scenario].needs:
         return 0
     if wanted.scenario == "node-down":
@@ -167,9 +196,16 @@ def hold_of(found: Found, wanted: Wanted) -> int:
 
 
 def _judged(found: Found, wanted: Wanted, scenario: Scenario, target: str, hold_s: int) -> Iterable[Precondition]:
-    yield _members(found)
+    yield _members(found, target) if scenario.on_copy else _majority(found)
     yield _target(found, scenario, target)
     yield from _of_members(found)
+    if scenario.on_copy:
+        yield _other_drills(found.drills)
+        yield _site(found)
+        yield from _of_copy(found, wanted)
+        yield _certificates(found)
+        yield _jobs(found, wanted.spare_jobs)
+        return
     yield _agreement(found)
     yield _other_drills(found.drills)
     yield _site(found)
@@ -185,6 +221,8 @@ def _judged(found: Found, wanted: Wanted, scenario: Scenario, target: str, hold_
 def _will_happen(found: Found, scenario: Scenario, target: str, hold_s: int, earlier: tuple[int, ...]) -> str:
     who, leader = target or "nobody", found.members.leader or "nobody"
     kind = "agents" if scenario.is_of_agent else "replicas"
+    if scenario.on_copy:
+        return _of_a_copy(found, scenario, who, hold_s)
     count = len(found.nodes) if scenario.is_of_agent else sum(one.votes for one in found.members.members)
     if not hold_s:
         return f"{who} {scenario.does} from {leader}; writes stop {_expected(earlier)}. N{scenario.means[1:]}."
@@ -193,6 +231,15 @@ def _will_happen(found: Found, scenario: Scenario, target: str, hold_s: int, ear
     jobs = next((one.jobs for one in found.nodes if one.name == target), ())
     of_jobs = f"; {len(jobs)} jobs are on it" if scenario.is_of_agent else ""
     return f"{who}, 1 of {count} {kind}, {scenario.does} after {hold_s} s{of_jobs}; {writes}; {scenario.means}."
+
+
+def _of_a_copy(found: Found, scenario: Scenario, who: str, hold_s: int) -> str:
+    assert found.room is not None
+    does = scenario.does + (f", {hold_s} s behind" if hold_s else "")
+    return (
+        f"{who} gives a snapshot; {COPIES} replicas of its state run on this machine for some minutes, in "
+        f"{found.room.directory}, where nobody of the cluster reaches them; {does}. {scenario.means.capitalize()}."
+    )
 
 
 def earlier_stops_us(drills: Iterable[DrillView], scenario: str) -> tuple[int, ...]:
@@ -236,7 +283,58 @@ def _furthest(found: Found) -> str:
     return min(candidates, default=(0, ""))[1]
 
 
-def _members(found: Found) -> Precondition:
+def _members(found: Found, target: str) -> Precondition:
+    voters = [one.name for one in found.members.members if one.votes]
+    answer = [name for name in voters if name in found.statuses]
+    return Precondition(
+        name="members",
+        holds=target in answer and bool(found.members.leader),
+        figure=f"{len(answer)} of {len(voters)} answer" + ("" if target in answer else f"; not {target or 'one'}"),
+        remedy="name one that answers: forebay member status",
+        may_be_forced=False,
+    )
+
+
+def _of_copy(found: Found, wanted: Wanted) -> Iterable[Precondition]:
+    """Yield what a copy needs of this machine."""
+    room = found.room
+    assert room is not None
+    needed = format_size(-(-room.needed_bytes // MIB) * MIB)
+    yield Precondition(
+        name="room",
+        holds=not room.fault and room.free_bytes >= room.needed_bytes,
+        figure=f"{room.directory}: "
+        + (room.fault or f"{room.free_bytes // MIB} MiB are free, and {needed} may be needed"),
+        remedy="name a directory with more room, of this account: --scratch DIR",
+        may_be_forced=not room.fault,
+    )
+    yield Precondition(
+        name="memory",
+        holds=room.memory_bytes >= room.needed_memory_bytes,
+        figure=f"{room.memory_bytes // MIB} MiB are free, and {room.needed_memory_bytes // MIB} MiB may be needed",
+        remedy="use another machine with an operator's certificate",
+    )
+    if wanted.backup is not None:
+        fault = backup_fault(wanted.backup)
+        yield Precondition(
+            name="backup",
+            holds=not fault,
+            figure=f"{wanted.backup}: {fault or 'it is there'}",
+            remedy="name a file that `forebay snapshot fetch` has written",
+            may_be_forced=False,
+        )
+    if wanted.scenario == "upgrade":
+        fault = "" if wanted.release is None else release_fault(wanted.release)
+        yield Precondition(
+            name="release",
+            holds=not fault,
+            figure=fault or (f"{wanted.release}" if wanted.release else "this one, again"),
+            remedy="name the directory of a checkout or of an unpacked release",
+            may_be_forced=False,
+        )
+
+
+def _majority(found: Found) -> Precondition:
     voters = [one.name for one in found.members.members if one.votes]
     answer = [name for name in voters if name in found.statuses]
     lost = ", ".join(sorted(set(voters) - set(answer)))

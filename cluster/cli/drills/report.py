@@ -18,6 +18,9 @@ ROWS_MAX: Final = 500
 """Rows of what happened meanwhile, count."""
 
 _FAULT, _STOPPED, _ANSWERED, _CONTROL = "c1", "c5", "c2", "c4"
+_LASTED: Final = ("held_us", "handover_us", "stands_loss_us", "upgraded_us")
+"""The figures that say for how long a fault lasted, or what came of it until all was as before."""
+
 _TERMS: Final = ("c0", "c3")
 
 
@@ -67,7 +70,8 @@ def _time(drill: DrillAnswer, terms: Sequence[LeaderTermView], frame: Frame) -> 
     drawn = []
     if "fault_at_us" in figures:
         fault = began + figures["fault_at_us"]
-        over = fault + figures.get("begun_us", 0) + figures.get("held_us", figures.get("handover_us", 0))
+        lasted = next((figures[name] for name in _LASTED if name in figures), 0)
+        over = fault + figures.get("begun_us", 0) + lasted
         stop, stop_us = fault + figures["write_stop_at_us"], figures["write_stop_us"]
         drawn = [
             Bar(0, fault, over, _FAULT, f"{drill.scenario} of {drill.target}, {_ms(over - fault)}"),
@@ -104,7 +108,13 @@ def _time(drill: DrillAnswer, terms: Sequence[LeaderTermView], frame: Frame) -> 
 def _goals(drill: DrillAnswer) -> Iterable[str]:
     """Yield every figure, with what it had to keep to."""
     figures = drill.figures
-    goals = {"write_stop_us": figures.get("goal_us"), "writes_lost": 0, "runs_again": 0, "states_agree": 1}
+    goals = {
+        "write_stop_us": figures.get("goal_us"),
+        "writes_lost": 0,
+        "runs_again": 0,
+        "states_agree": 1,
+        "folds_agree": 1,
+    }
     yield "<h2>Figures</h2>"
     rows = []
     for name, value in sorted(figures.items()):

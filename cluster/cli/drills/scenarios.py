@@ -11,6 +11,19 @@ from cluster.drill import NEEDS
 HOLD_S: Final = 5
 """For how long a fault is held where nobody says otherwise, seconds: several elections long."""
 
+AWAY_S: Final = 1
+"""For how long the replica that is left has been away before a majority of a copy is lost, seconds: so that something
+is."""
+
+GOAL_MS: Final = 500
+"""For how long writes may stop where nobody says otherwise, milliseconds."""
+
+COPY_GOAL_MS: Final = 60_000
+"""And where all is lost first: a state is read from the disk, and loaded."""
+
+UPGRADE_GOAL_MS: Final = 2_000
+"""And where a copy is upgraded: three replicas and those that start share one machine."""
+
 NODE_DOWN_MORE_S: Final = 5
 """For how long an agent is silent beyond the time after which its node is DOWN, seconds."""
 
@@ -27,6 +40,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """What that is to everybody else."""
     takes_over: bool = False
     """Whether another replica has to lead meanwhile where the target led."""
+    on_copy: bool = False
+    """Whether it is done to a copy of the cluster's state, on this machine."""
+    goal_ms: int = GOAL_MS
 
     @property
     def needs(self) -> str:
@@ -41,6 +57,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 _ELECTED: Final = "the others elect another leader; no script and no transfer ends"
 _NO_VOTE: Final = "the others go on without it; no script and no transfer ends"
+
+_UNTOUCHED: Final = (
+    "the cluster itself is asked for nothing else but how it stands; no agent, no job and no mail of it has to do with "
+    "the copy"
+)
 
 SCENARIOS: Final = {
     one.name: one
@@ -104,6 +125,30 @@ SCENARIOS: Final = {
             of="member",
             does="has no room left on its own file system, and gets it back",
             means="it stops at the first write that fails, and is started again; the others go on",
+        ),
+        Scenario(
+            name="restore",
+            of="member",
+            does="everything is lost but that snapshot, which is restored; two more replicas join",
+            means=_UNTOUCHED,
+            on_copy=True,
+            goal_ms=COPY_GOAL_MS,
+        ),
+        Scenario(
+            name="majority-lost",
+            of="member",
+            does="two of its three replicas are killed and their disks lost, and what the third has left is recovered",
+            means=_UNTOUCHED,
+            on_copy=True,
+            goal_ms=COPY_GOAL_MS,
+        ),
+        Scenario(
+            name="upgrade",
+            of="member",
+            does="its replicas are replaced by another release, one after the other, while it works",
+            means=_UNTOUCHED,
+            on_copy=True,
+            goal_ms=UPGRADE_GOAL_MS,
         ),
     )
 }

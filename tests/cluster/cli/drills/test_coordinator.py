@@ -10,14 +10,18 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
+from cluster.cli.drills import aftermath
 from cluster.cli.drills import coordinator as module
 from cluster.cli.drills import prober as probing
 from cluster.cli.drills.coordinator import Coordinator, Goals
+from cluster.cli.drills.copies.exercises import Given, Outcome
+from cluster.cli.drills.copies.replicas import CopyFailed
 from cluster.cli.drills.figures import Probe
 from cluster.cli.drills.machines import Machines
 from cluster.cli.drills.preconditions import DURATION_MORE_S, Found, Plan, Site, Wanted
 from cluster.cli.drills.prober import CONNECTIONS, Report, asking, send_writes
 from cluster.cli.drills.probes import NotMeasured, Probes, Writer
+from cluster.cli.exits import ExitCode, Failure
 from cluster.client import ApiError, Client
 from cluster.drill import Answer, Begin, End, HelperRefused, Renew
 from cluster.schemas import NodesAnswer, TransferAnswer, TransfersAnswer
@@ -25,7 +29,7 @@ from cluster.schemas import operations as ops
 from cluster.schemas.drills import DrillAnswer, DrillLockView, DrillProbeAnswer, DrillsAnswer, EndDrillRequest
 from cluster.schemas.ledger import StoryAnswer, StoryRow
 from cluster.system import Address, SystemClock
-from replica.values import MESSAGE_CHARACTERS_MAX
+from replica.values import DRILL_S_MAX, MESSAGE_CHARACTERS_MAX
 from tests.cluster.cli.drills.test_preconditions import STATUS, WELL
 from tests.cluster.harness import story
 
@@ -129,6 +133,7 @@ class MachinesDouble:
     def __init__(self, cluster: ClusterDouble) -> None:
         self.cluster = cluster
         self.halted = ""
+        self.config = self.identity = None
         self.asked: list[Any] = []
         self.refuses: type[Any] | None = None
         self.broken = False
@@ -167,11 +172,13 @@ class MachinesDouble:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> ClusterDouble:
     short = {
-        "CONTROL_S": 0.1, "SETTLE_S": 0.6, "LOOK_S": 0.02, "MEMBERS_EVERY_S": 0.04, "AGREE_S": 0.2, "BACK_S": 0.2,
+        "CONTROL_S": 0.1, "SETTLE_S": 0.6, "LOOK_S": 0.02, "MEMBERS_EVERY_S": 0.04, "BACK_S": 0.2,
         "RENEW_EVERY_S": 0.1, "SLOW_US_LEAST": 60_000_000,
     }  # fmt: skip
     for name, value in short.items():
         monkeypatch.setattr(module, name, value)
+    for name, value in (("AGREE_S", 0.2), ("LOOK_S", 0.02)):
+        monkeypatch.setattr(aftermath, name, value)
     monkeypatch.setattr(probing, "PROBE_S", 0.5)
     return ClusterDouble()
 
@@ -648,3 +655,147 @@ def test_writes_that_take_ten_times_as_long_once_they_go_on_again_end_it() -> No
     assert slow(answered(0.3, 100.0), normal_us=40_000) == "", "it was slow before"
     assert slow(answered(0.3, 100.0), normal_us=0) == "", "nobody knows yet what is normal"
     assert slow([one for one in answered(0.3, 100.0) if not 98.6 < one.sent_s < 99.2]) == "", "they do not go on yet"
+
+
+# ---- on a copy
+
+
+COPY = replace(PLAN, scenario="restore", scratch="/scratch", backup="/b.fbs", hold_s=2)
+OUTCOME = Outcome(faults=[], figures={"write_stop_us": 2_000_000}, sentence="everything was there")
+
+
+class ExerciseDouble:
+    """What an exercise is to the coordinator: goes on until it is told what comes of it, or ended."""
+
+    def __init__(self) -> None:
+        self.figures = {"held_revision": 7}
+        self.given: Given | None = None
+        self.full = ""
+        self.outcome: Outcome | Exception | None = None
+        self.begun = asyncio.Event()
+        self.left = False
+
+    def __call__(self, given: Given, *more: object) -> ExerciseDouble:
+        self.given = given
+        return self
+
+    def room_fault(self) -> str:
+        return self.full
+
+    async def run(self) -> Outcome:
+        self.left = True
+        self.begun.set()
+        try:
+            while self.outcome is None:
+                await asyncio.sleep(0.01)
+            if isinstance(self.outcome, Exception):
+                raise self.outcome
+            return self.outcome
+        finally:
+            await asyncio.sleep(0)
+            self.left = False
+
+
+async def exercised(cluster: ClusterDouble, exercise: ExerciseDouble, **more: Any) -> EndDrillRequest:
+    coordinator = carried_out_by(cluster, more.pop("machines", None), exercise=exercise, **more)
+    await coordinator.run(COPY, GOALS)
+    assert cluster.ended is not None and not exercise.left, "nothing is left of it"
+    return cluster.ended
+
+
+OUTCOMES: dict[str, tuple[Outcome | Exception, str, str, int]] = {
+    "as it should": (OUTCOME, "passed", "everything was there", 2_000_000),
+    "a fault": (
+        Outcome(faults=["r3 had another state"], figures=OUTCOME.figures, sentence="s"),
+        "failed",
+        "r3 had another state",
+        2_000_000,
+    ),
+    "too long": (
+        Outcome(faults=[], figures={"write_stop_us": 61_000_000}, sentence="s"),
+        "failed",
+        "writes stopped for 61000.0 ms, and 60000 ms is the goal",
+        61_000_000,
+    ),
+    "a copy that fails": (CopyFailed("copy1 ended with 70: so"), "failed", "copy1 ended with 70: so", 0),
+    "no snapshot": (
+        Failure(ExitCode.NOT_FOUND, "r2 gave 0 bytes of 9"),
+        "aborted",
+        "no copy could be made: r2 gave 0 bytes of 9",
+        0,
+    ),
+    "no room": (OSError(28, "No space left"), "aborted", "no copy could be made: [Errno 28] No space left", 0),
+    "no prober": (NotMeasured("it has ended"), "aborted", "it has ended", 0),
+}
+
+
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_what_comes_of_a_copy_is_the_verdict_and_its_figures_are_kept(cluster: ClusterDouble, name: str) -> None:
+    outcome, verdict, sentence, stop_us = OUTCOMES[name]
+
+    async def run() -> EndDrillRequest:
+        exercise = ExerciseDouble()
+        exercise.outcome = outcome
+        found = await exercised(cluster, exercise)
+        assert exercise.given is not None and exercise.given.away_s == 2
+        assert (str(exercise.given.base), str(exercise.given.backup)) == ("/scratch", "/b.fbs")
+        return found
+
+    found = asyncio.run(run())
+    assert (found.verdict, found.sentence) == (verdict, sentence)
+    assert found.figures.get("write_stop_us", 0) == stop_us
+    assert found.figures.get("held_revision", 0) == (7 if isinstance(outcome, CopyFailed) else 0)
+
+
+COPY_STOPS = {
+    **{name: STOPS[name] for name in ("somebody", "lock", "member", "agent", "divergence")},
+    "member": (STOPS["member"][0], "r3 did not answer for 15 s"),
+}
+
+
+@pytest.mark.parametrize("name", [*COPY_STOPS, "file", "room", "Prometheus", "time"])
+def test_each_stop_condition_ends_a_copy_as_aborted_and_nothing_is_left(
+    cluster: ClusterDouble, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"file": "drill.halt is there", "room": "too little", "Prometheus": "up == 0"}.get(name, "")
+    machines = MachinesDouble(cluster)
+    if name == "time":
+        monkeypatch.setattr(module, "END_S", 2 * (DRILL_S_MAX - 0.2))
+        said = "it was not over in its time"
+
+    async def run() -> EndDrillRequest:
+        exercise, alarms = ExerciseDouble(), [""]
+
+        async def alarm() -> str:
+            return alarms[0]
+
+        async def stop() -> None:
+            await exercise.begun.wait()
+            if name in COPY_STOPS:
+                COPY_STOPS[name][0](cluster)
+            elif name == "file":
+                machines.halted = "drill.halt"
+            elif name == "room":
+                exercise.full = "too little"
+            elif name == "Prometheus":
+                alarms[0] = "up == 0"
+
+        stopping = asyncio.create_task(stop())
+        found = await exercised(cluster, exercise, machines=machines, alarm=alarm)
+        await stopping
+        return found
+
+    found = asyncio.run(run())
+    assert found.verdict == "aborted" and found.sentence.endswith(said or COPY_STOPS[name][1])
+
+
+@story
+async def test_a_copy_that_is_ended_from_the_keyboard_is_gone_when_the_ledger_says_so(cluster: ClusterDouble) -> None:
+    exercise = ExerciseDouble()
+    running = asyncio.create_task(exercised(cluster, exercise))
+    await exercise.begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert cluster.ended is not None and not exercise.left
+    assert (cluster.ended.verdict, cluster.ended.sentence) == ("aborted", "ended from the keyboard")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from cluster.cli.drills.preconditions import BY_HAND, Found, Plan, Wanted, not_automatic, plan_of
+from cluster.cli.drills.copies.room import Room
+from cluster.cli.drills.preconditions import BY_HAND, MIB, Found, Plan, Wanted, not_automatic, plan_of
 from cluster.cli.drills.scenarios import SCENARIOS
 from cluster.drill import NEEDS, Answer
 from cluster.schemas import DigestsAnswer, MembersAnswer, MemberView, NodeView, StatusView
@@ -51,6 +53,7 @@ WELL = Found(
     ),
     certificates_s={"root": 30 * 86_400.0, "r1": 30 * 86_400.0},
     helper=Answer(done=True),
+    room=Room(directory="/tmp", snapshot_bytes=MIB, free_bytes=1024 * MIB, memory_bytes=1024 * MIB),
 )  # fmt: skip
 
 
@@ -77,6 +80,11 @@ def node(name: str, **more: object) -> Found:
 
 def site(**more: object) -> Found:
     return replace(WELL, site=replace(WELL.site, **more))
+
+
+def room(**more: object) -> Found:
+    assert WELL.room is not None
+    return replace(WELL, room=replace(WELL.room, **more))
 
 
 def plan(found: Found, target: str | None, *forced: str, scenario: str = "switchover", **more: object) -> Plan:
@@ -144,6 +152,83 @@ OF_MACHINES: dict[str, tuple[str, Found, str | None, str]] = {
     ),
     "too long": ("node-down", site(node_down_s=300), "n1", "duration: 305 s"),
 }
+TREE = Path(__file__).parents[4]
+OF_COPIES: dict[str, tuple[str, Found, str | None, str, dict[str, object]]] = {
+    "who gives the snapshot is away": ("restore", without("r3"), "r3", "members: 2 of 3 answer; not r3", {}),
+    "no such member": ("upgrade", WELL, "r9", "target: there is no member r9", {}),
+    "locked": (
+        "restore",
+        replace(WELL, drills=replace(WELL.drills, locks=(DrillLockView(by="eve", reason="no", since=None),))),
+        "r2",
+        "drills: eve wants none: no",
+        {},
+    ),
+    "a file against it": ("restore", site(halt="/etc/drill.halt"), "r2", "site: /etc/drill.halt is there", {}),
+    "no room": (
+        "restore",
+        room(free_bytes=100 * MIB),
+        "r2",
+        "room: /tmp: 100 MiB are free, and 365MiB may be needed",
+        {},
+    ),
+    "no directory": ("restore", room(fault="No such file"), "r2", "room: /tmp: No such file", {}),
+    "no memory": (
+        "majority-lost",
+        room(memory_bytes=100 * MIB),
+        "r2",
+        "memory: 100 MiB are free, and 624 MiB may be needed",
+        {},
+    ),
+    "no backup": (
+        "restore",
+        WELL,
+        "r2",
+        "backup: /nowhere/x.fbs: No such file or directory",
+        {"backup": Path("/nowhere/x.fbs")},
+    ),
+    "no release": ("upgrade", WELL, "r2", "release: /nowhere is no directory", {"release": Path("/nowhere")}),
+    "a tree without a release": (
+        "upgrade",
+        WELL,
+        "r2",
+        f"release: {TREE / 'docs'} holds no release of Forebay that can be started: there is no cluster/serve.py in it",
+        {"release": TREE / "docs"},
+    ),
+    "a certificate ends": (
+        "restore",
+        replace(WELL, certificates_s={"r1": 86_400.0}),
+        "r2",
+        "certificates: valid: r1 for 1.0 days",
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_COPIES)
+def test_what_a_copy_needs_and_is_not_there_refuses_it_by_name_figure_and_remedy(name: str) -> None:
+    scenario, found, target, said, more = OF_COPIES[name]
+    refused = plan(found, target, scenario=scenario, **more).refused
+    assert said in [f"{one.name}: {one.figure}" for one in refused] and all(one.remedy for one in refused)
+    unmet = said.partition(":")[0]
+    forced = plan(found, target, unmet, scenario=scenario, **more)
+    never = unmet in {"members", "target", "drills", "backup", "release"} or name == "no directory"
+    assert (unmet in [one.name for one in forced.refused]) == never
+
+
+def test_a_copy_asks_neither_for_all_members_nor_for_a_helper_nor_for_states_that_were_compared() -> None:
+    found = replace(without("r3"), helper="h1 is away; so", digests={})
+    made = plan(found, None, scenario="restore")
+    assert made.refused == () and made.target == "r2"
+    assert made.will_happen.startswith("r2 gives a snapshot; 3 replicas of its state run on this machine")
+    alone = replace(WELL, members=replace(WELL.members, members=WELL.members.members[:1]))
+    assert plan(alone, None, scenario="restore").target == "r1", "who leads gives it where nobody follows"
+    lost = plan(WELL, None, scenario="majority-lost", hold_s=4)
+    assert (lost.hold_s, plan(WELL, None, scenario="majority-lost").hold_s) == (
+        4,
+        1,
+    ) and "4 s behind" in lost.will_happen
+
+
 ALL = {
     **{name: ("switchover", *of) for name, of in UNMET.items()},
     **{f"{of[0]}, {name}": of for name, of in OF_MACHINES.items()},
@@ -189,6 +274,10 @@ CHANGES: dict[str, Callable[[], Plan]] = {
     "how long": lambda: plan(WELL, "r1", scenario="leader-hang", hold_s=7),
     "scenario": lambda: plan(WELL, "r1", scenario="leader-hang"),
     "another scenario": lambda: plan(WELL, "r1", scenario="leader-kill"),
+    "release": lambda: plan(WELL, "r2", scenario="upgrade", release=TREE),
+    "no release": lambda: plan(WELL, "r2", scenario="upgrade"),
+    "backup": lambda: plan(WELL, "r2", scenario="restore", backup=TREE / "README.md"),
+    "scratch": lambda: plan(WELL, "r2", scenario="restore", scratch=TREE),
     "jobs": lambda: plan(WELL, "r2", spare_jobs=True),
     "cluster": lambda: plan(status("r1", cluster_id="2f"), "r2"),
 }
@@ -214,7 +303,9 @@ def test_every_scenario_that_the_cluster_knows_can_be_planned_and_says_what_it_d
     for name in SCENARIOS:
         made = plan(WELL, None, scenario=name)
         assert made.refused == (), name
-        assert made.will_happen.startswith(f"{made.target}") and (made.hold_s > 0) == bool(SCENARIOS[name].needs)
+        assert made.will_happen.startswith(f"{made.target}") and (made.hold_s > 0) == (
+            bool(SCENARIOS[name].needs) or name == "majority-lost"
+        )
         targets[name] = made.target
     assert targets["leader-hang"] == "r1" and targets["follower-stop"] == "r2" and targets["disk-full"] == "r2"
     assert targets["agent-kill"] == targets["node-down"] == "n2", "who has the most jobs shows most"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -13,7 +15,9 @@ from cluster.cli.drills.report import COMPARED, ROWS_MAX, page_of
 from cluster.cli.exits import Failure
 from cluster.schemas.drills import DrillAnswer, DrillView
 from cluster.schemas.ledger import LeaderTermView, StoryRow
+from tests.browser import CHROMIUM, browser
 from tests.cluster.cli.drills.test_preconditions import drill
+from tests.cluster.harness import story as on_a_loop
 
 FIGURES = {
     "write_stop_us": 375_500, "write_stop_at_us": 2_000_000, "fault_at_us": 2_000_000, "begun_us": 200_000,
@@ -105,3 +109,54 @@ def test_a_page_that_cannot_be_written_is_bad_input_and_leaves_nothing(tmp_path:
         with pytest.raises(Failure, match="cannot be written"):
             write_whole(output, b"page", "--html")
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+# ---- in a browser
+
+
+RESTORED = replace(
+    DRILL,
+    scenario="restore",
+    verdict="failed",
+    sentence="r3 had another state at revision 7",
+    second="",
+    forced=(),
+    figures={
+        "write_stop_us": 2_100_000, "write_stop_at_us": 0, "fault_at_us": 3_000_000, "watched_us": 6_000_000,
+        "goal_us": 60_000_000, "read_stop_us": 2_000_000, "stands_loss_us": 5_000_000, "writes_lost": 0,
+        "folds_agree": 1, "behind_revisions": 12, "states_agree": 1,
+    },
+)  # fmt: skip
+
+ROWS = "[...document.querySelectorAll('tr')].map(row => [...row.cells].map(cell => cell.textContent))"
+BARS = """Object.fromEntries([...document.querySelectorAll('rect')].map(one => {
+    const at = one.getBoundingClientRect(), whole = one.ownerSVGElement.getBoundingClientRect();
+    return [one.textContent, [(at.left - whole.left) / whole.width * 1100, at.width / whole.width * 1100]];
+}))"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: scripts/install-backends --browser")
+@on_a_loop
+async def test_a_browser_shows_what_the_json_says_and_asks_nobody(tmp_path: Path) -> None:
+    async with browser(tmp_path / "profile") as tab:
+        await tab.look(width=1300, height=1600)
+        for shown in (DRILL, RESTORED):
+            file = tmp_path / f"{shown.scenario}.html"
+            file.write_text(page(drill=shown))
+            tab.asked.clear()
+            await tab.open(file.as_uri())
+            rows, said = await tab.run(ROWS), json.loads(msgspec.json.encode(shown))
+            figures = {row[0]: row[1] for row in rows if row[0] in said["figures"]}
+            assert figures == {name: str(value) for name, value in said["figures"].items()}
+            facts = {row[0]: row[1] for row in rows if len(row) == 2}
+            assert facts["Verdict"] == f"{said['verdict']}: {said['sentence']}" and facts["Plan"] == said["plan"]
+            assert facts["By"] == said["by"] + (f", and {said['second']} agreed" if said["second"] else "")
+            assert facts["Preconditions overridden"] == (", ".join(said["forced"]) or "none")
+            bars, wide_s = await tab.run(BARS), (1100 - 170 - 16) / 10
+            stop_us, at_us = said["figures"]["write_stop_us"], said["figures"]["write_stop_at_us"]
+            ((left, width),) = (at for title, at in bars.items() if title.startswith("no write was acknowledged for"))
+            began_s = (said["figures"]["fault_at_us"] + at_us) / 1e6
+            assert abs(left - 170 - began_s * wide_s) < 1 and abs(width - stop_us / 1e6 * wide_s) < 1
+            (lasted,) = (at[1] for title, at in bars.items() if title.startswith(f"{said['scenario']} of r1"))
+            assert abs(lasted - (5.2 if shown is DRILL else 5.0) * wide_s) < 1
+            assert tab.said == [] and tab.asked == [file.as_uri()]

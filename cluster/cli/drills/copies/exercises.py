@@ -1,0 +1,496 @@
+"""What is done to a copy, and what it shows: restored from a snapshot, recovered from a lost majority, upgraded.
+
+Everything begins with one snapshot: fetched from a replica of the cluster, or a backup that is named. It is checked as
+a replica would, and its state compared with what the replicas of the cluster say of theirs at that revision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+import cluster
+from cluster.cli.commands.member import newest_snapshot, receive_snapshot
+from cluster.cli.drills.aftermath import answered_again, of_each, states_agree
+from cluster.cli.drills.copies.directory import private_directory, remove_left_over
+from cluster.cli.drills.copies.replicas import LOOK_S, NAMES, STATUS_S, Copy, CopyFailed, copied
+from cluster.cli.drills.copies.room import FLOOR_BYTES, free_bytes
+from cluster.cli.drills.figures import Probe, gap_at_us, latency_us, longest_gap_us
+from cluster.cli.drills.probes import NotMeasured, Probes, prober
+from cluster.client import ApiError, Client
+from cluster.config import Config
+from cluster.schemas import operations as ops
+from cluster.schemas.drills import EndDrillRequest, StartDrillRequest
+from cluster.schemas.requests import TransferRequest
+from cluster.system import Clock, parse_instant
+from replica.values import DRILL_S_MAX, MICROSECONDS_PER_SECOND, plain
+
+CONTROL_S: Final = 2.0
+"""Seconds of writes without a fault, before it: what is normal for the copy."""
+
+SETTLE_S: Final = 1.0
+"""Seconds of writes afterwards."""
+
+LAST_S: Final = 30.0
+"""Seconds after a write was acknowledged for the last time, in which the next one is to come once all replicas are
+there: a copy that takes longer does not go on."""
+
+COMPARE_S: Final = 30.0
+"""Seconds in which a replica of the cluster says what state it had."""
+
+
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """What an exercise is made with."""
+
+    scenario: str
+    target: str
+    """The replica of the cluster that a snapshot is fetched from."""
+    base: Path
+    """Where the copy's directory is made."""
+    backup: Path | None = None
+    """The snapshot that is taken instead."""
+    release: Path | None = None
+    """The release that a copy is upgraded to; None: this one."""
+    away_s: int = 1
+    """For how long the replica that is left has been away before the majority is lost, seconds."""
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """What came of one. `faults` are sentences, none: it went as it should."""
+
+    faults: list[str]
+    figures: dict[str, int]
+    sentence: str
+
+
+class Exercise:
+    """One drill on a copy. `room_fault` says why it has to end before its time, for whoever watches it."""
+
+    def __init__(
+        self,
+        given: Given,
+        client: Client,
+        original: Config,
+        identity: str,
+        clock: Clock,
+        tell: Callable[[str], None],
+        began_s: float,
+    ) -> None:
+        """`client`: of the cluster that `original` configures; `began_s`: when the drill began, by `clock`."""
+        self._given = given
+        self._client = client
+        self._original = original
+        self._identity = identity
+        self._clock = clock
+        self._tell = tell
+        self.figures: dict[str, int] = {}
+        self._began_s = began_s
+        self._drill = 0
+        """Its number in the copy."""
+
+    def room_fault(self) -> str:
+        """Return that there is too little room left for the copy; empty: there is enough."""
+        try:
+            left = free_bytes(self._given.base)
+        except OSError as error:
+            return f"{self._given.base}: {error.strerror}"
+        least = FLOOR_BYTES >> 20
+        return f"less than {least} MiB are left in {self._given.base}" if left < FLOOR_BYTES else ""
+
+    async def run(self) -> Outcome:
+        """Carry it out; CopyFailed, ApiError, Failure of a fetch, OSError. Nothing is left of it at the end."""
+        base = self._given.base
+        removed = await asyncio.to_thread(remove_left_over, base)
+        if removed:
+            self._tell(f"{removed} directories that drills before have left in {base} are removed")
+        with private_directory(base) as (directory, lock):
+            async with copied(directory, lock, self._original, self._identity, self._clock) as copy:
+                file = await self._fetched(directory)
+                compared = await self._compared(copy, file)
+                done = {"restore": self._restore, "majority-lost": self._lose_majority, "upgrade": self._upgrade}
+                outcome = await done[self._given.scenario](copy, file)
+                outcome.faults[:0] = compared
+                return outcome
+
+    # ---- what it begins with
+
+    async def _fetched(self, directory: Path) -> Path:
+        if self._given.backup is not None:
+            return self._given.backup
+        began_s, file = self._clock.monotonic_s(), directory / "snapshot.fbs"
+        replica = self._original.replica(self._given.target)
+        _, row = await newest_snapshot(self._client, (replica,), saves=True)
+        await receive_snapshot(self._client, replica, row, file)
+        self.figures |= {"snapshot_bytes": row.size_bytes, "fetched_us": self._since_us(began_s)}
+        self._tell(f"a snapshot of {row.size_bytes} bytes is fetched from {replica.name}")
+        return file
+
+    async def _compared(self, copy: Copy, file: Path) -> list[str]:
+        """Check the snapshot, and hold its state against what the replicas had at that revision; return the faults."""
+        began_s = self._clock.monotonic_s()
+        checked = await copy.audit("snapshot", "inspect", "--check", str(file))
+        self.figures |= {"snapshot_bytes": checked["size_bytes"], "checked_us": self._since_us(began_s)}
+        revision, replicas = checked["revision"], {one.name: one.api for one in self._original.replicas}
+        if checked["cluster_id"] != self._original.cluster.id:
+            return [f"the snapshot is of the cluster {plain(checked['cluster_id'])}"]
+        statuses = await of_each(replicas, lambda at: self._client.call(ops.SHOW_STATUS, replica=at))
+        digests = await of_each(
+            replicas,
+            lambda at: self._client.call(
+                ops.SHOW_STATE_DIGEST, at=str(revision), replica=at, stale=True, deadline_s=COMPARE_S
+            ),
+        )
+        same = sorted(name for name, one in digests.items() if one.state_digest == checked["state_digest"])
+        other = sorted(digests.keys() - same)
+        moments = [parse_instant(one.at) for one in statuses.values() if one.at is not None]
+        behind_us = max(0, max(moments, default=0) - parse_instant(checked["at"]))
+        self.figures |= {
+            "held_revision": revision,
+            "behind_revisions": max(0, max((one.revision for one in statuses.values()), default=0) - revision),
+            "behind_us": behind_us,
+            "states_compared": len(same),
+        }
+        self._tell(
+            f"the snapshot holds everything up to revision {revision}, {checked['at']}: the cluster is "
+            f"{self.figures['behind_revisions']} revisions and {behind_us / MICROSECONDS_PER_SECOND:.1f} s further; "
+            f"{len(same)} of {len(replicas)} replicas had that state"
+        )
+        if other:
+            return [f"{', '.join(other)} had another state at revision {revision}"]
+        # Of an old backup no replica may hold the history any more.
+        return [] if same or self._given.backup is not None else [f"no replica says what it had at {revision}"]
+
+    # ---- the exercises
+
+    async def _restore(self, copy: Copy, file: Path) -> Outcome:
+        lost_s = self._clock.monotonic_s()
+        self._tell("from now on it is as if everything were lost")
+        write_s, read_s = await self._started(copy, file)
+        self._tell(f"{NAMES[0]} has acknowledged a write after {write_s - lost_s:.2f} s")
+        async with self._probed(copy) as probes:
+            await copy.joined(NAMES[1:])
+            self.figures["stands_loss_us"] = self._since_us(lost_s)
+            self._tell(f"{len(NAMES)} replicas vote after {self._clock.monotonic_s() - lost_s:.2f} s")
+            await asyncio.sleep(SETTLE_S)
+            over_s = self._clock.monotonic_s()
+        self.figures |= {
+            "fault_at_us": self._us(lost_s - self._began_s),
+            "write_stop_at_us": 0,
+            "write_stop_us": self._us(write_s - lost_s),
+            "read_stop_us": self._us(read_s - lost_s),
+        }
+        self._measured(probes, write_s, over_s, lost_s)
+        faults = await self._kept(copy, probes, await self._asked_again(copy, probes))
+        faults += await self._folded(copy, NAMES[0], file)
+        behind = f"{self.figures['behind_revisions']} revisions, {self.figures['behind_us'] / 1e6:.1f} s"
+        sentence = (
+            f"everything up to revision {self.figures['held_revision']} was there, and a write was acknowledged, "
+            f"{self.figures['write_stop_us'] / 1e6:.1f} s after all was lost; lost is what came later, by now {behind}"
+        )
+        return Outcome(faults=faults, figures=self.figures, sentence=sentence)
+
+    async def _lose_majority(self, copy: Copy, file: Path) -> Outcome:
+        await self._whole(copy, file)
+        leader = await copy.leader()
+        left, *_ = (name for name in NAMES if name != leader)
+        gone = tuple(name for name in NAMES if name != left)
+        async with self._probed(copy) as probes:
+            began_s = self._clock.monotonic_s()
+            await asyncio.sleep(CONTROL_S)
+            if self._given.away_s:
+                self._tell(f"{left} is away for {self._given.away_s} s, and the others go on")
+                copy.signal(left, signal.SIGSTOP)
+                await asyncio.sleep(self._given.away_s)
+            lost_s = self._clock.monotonic_s()
+            await copy.kill(*NAMES)
+            killed_s = self._clock.monotonic_s()
+            for name in gone:
+                await asyncio.to_thread(copy.lose, name)
+            self._tell(f"{' and '.join(gone)} and their disks are lost, and {left} is recovered")
+            plan = await copy.audit("recover", "--name", left)
+            self.figures["planned_us"] = self._since_us(lost_s)
+            await copy.audit("recover", "--name", left, "--confirm", plan["plan"], "--by", self._identity)
+            self.figures["recovered_us"] = self._since_us(lost_s)
+            await copy.start(left)
+            await copy.ready(left)
+            await self._again(probes, copy, killed_s)
+            self._tell(f"{left} leads alone")
+            await copy.joined(gone)
+            self.figures["stands_loss_us"] = self._since_us(lost_s)
+            await asyncio.sleep(SETTLE_S)
+            await self._beyond(copy, max(one.revision for one in probes.writes))
+            over_s = self._clock.monotonic_s()
+        self.figures["fault_at_us"] = self._us(lost_s - self._began_s)
+        self._stops(probes, lost_s, over_s)
+        self._measured(probes, began_s, over_s, lost_s)
+        again = await self._asked_again(copy, probes)
+        lost = lost_writes((*probes.writes, *probes.user_writes), again, killed_s, plan["lost_after_revision"])
+        self.figures |= {
+            "said_kept_revision": plan["kept_revision"],
+            "said_lost_after_revision": plan["lost_after_revision"],
+            "uncertain_entries": plan["uncertain_entries"],
+            "writes_said_lost": len(lost.said),
+            "lost_span_us": lost.span_us,
+        }
+        faults = await self._kept(copy, probes, again, lost)
+        sentence = (
+            f"{left} led alone {self.figures['write_stop_us'] / 1e6:.1f} s after the others were lost; it was said "
+            f"that what came after revision {plan['lost_after_revision']} may be lost: {len(lost.said)} of "
+            f"{self.figures['writes_acknowledged']} acknowledged writes are, and none of those before"
+        )
+        return Outcome(faults=faults, figures=self.figures, sentence=sentence)
+
+    async def _upgrade(self, copy: Copy, file: Path) -> Outcome:
+        release = self._given.release or Path(cluster.__path__[0]).parent
+        await self._whole(copy, file)
+        before = await copy.ready(NAMES[0])
+        async with self._probed(copy) as probes:
+            began_s = self._clock.monotonic_s()
+            await asyncio.sleep(CONTROL_S)
+            fault_s = self._clock.monotonic_s()
+            leader = await copy.leader()
+            for name in (*(one for one in NAMES if one != leader), leader):
+                if await copy.leader() == name:
+                    heir = next(one for one in NAMES if one != name)
+                    request = TransferRequest(command_id=copy.client.new_command_id(), name=heir)
+                    await copy.client.call(ops.TRANSFER_LEADERSHIP, request)
+                self._tell(f"{name} is stopped, and started with the release in {release}")
+                await copy.stop(name)
+                await copy.start(name, release=release)
+                await copy.ready(name)
+                await self._caught_up(copy, name)
+            self.figures["upgraded_us"] = self._since_us(fault_s)
+            after = await copy.ready(NAMES[0])
+            await asyncio.sleep(SETTLE_S)
+            over_s = self._clock.monotonic_s()
+        self.figures["fault_at_us"] = self._us(fault_s - self._began_s)
+        self._stops(probes, fault_s, over_s)
+        self._measured(probes, began_s, over_s, fault_s)
+        faults = await self._kept(copy, probes, await self._asked_again(copy, probes))
+        faults += await self._folded(copy, NAMES[0], file, release)
+        sentence = (
+            f"{len(NAMES)} replicas went from {before.version} to {after.version}, one after the other; writes stopped "
+            f"for {self.figures['write_stop_us'] / 1000:.1f} ms, none of {self.figures['writes_acknowledged']} "
+            f"acknowledged ones is gone, and both releases fold the ledger to the same states"
+        )
+        return Outcome(faults=faults, figures=self.figures, sentence=sentence)
+
+    # ---- their steps
+
+    async def _whole(self, copy: Copy, file: Path) -> None:
+        """Bring a copy of three that vote up."""
+        await self._started(copy, file)
+        await copy.joined(NAMES[1:])
+        self._tell(f"a copy of {len(NAMES)} replicas is up")
+
+    async def _started(self, copy: Copy, file: Path) -> tuple[float, float]:
+        """Restore the snapshot and start a replica on it; return when it first acknowledged a write, and when a read
+        was linearizable, seconds.
+        """
+        first, began_s = NAMES[0], self._clock.monotonic_s()
+        await copy.audit("snapshot", "restore", str(file), "--name", first, "--yes", "--by", self._identity)
+        self.figures["restored_us"] = self._since_us(began_s)
+        await copy.start(first)
+        reading = asyncio.create_task(self._first_read(copy))
+        try:
+            write_s = await self._first_write(copy)
+            return write_s, await reading
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def _first_read(self, copy: Copy) -> float:
+        at = copy.replicas[NAMES[0]]
+        await copy.until(
+            lambda: copy.client.ask_once(ops.LIST_DRILLS, replica=at, timeout_s=STATUS_S), "a linearizable read"
+        )
+        return self._clock.monotonic_s()
+
+    async def _first_write(self, copy: Copy) -> float:
+        """Begin a drill of the copy's own, for its probes; one that was under way in the snapshot is ended before."""
+        at, request = copy.replicas[NAMES[0]], self._beginning(copy)
+        first_s: list[float] = []
+
+        async def begin() -> int | None:
+            nonlocal request
+            try:
+                begun = await copy.client.ask_once(ops.START_DRILL, request, replica=at, timeout_s=STATUS_S)
+            except ApiError as error:
+                if not await self._cleared(copy):
+                    raise CopyFailed(f"the copy refused a write: {error}") from error
+                first_s.append(self._clock.monotonic_s())
+                # Under the same id it would be refused again: a retry gets the first answer.
+                request = self._beginning(copy)
+                return None
+            return None if begun is None else begun.drill
+
+        self._drill = await copy.until(begin, "an acknowledged write")
+        first_s.append(self._clock.monotonic_s())
+        return first_s[0]
+
+    @staticmethod
+    async def _cleared(copy: Copy) -> bool:
+        """Take back what keeps drills of the copy from beginning; False for nothing. ApiError.
+
+        What is over by its lease may just not have been, when one was to begin.
+        """
+        client = copy.client
+        known = await client.call(ops.LIST_DRILLS)
+        open_ones = [one.drill for one in known.drills if one.ended is None]
+        for lock in known.locks:
+            await client.call(ops.UNLOCK_DRILLS, name=lock.by)
+        for number in open_ones:
+            end = EndDrillRequest(
+                command_id=client.new_command_id(), verdict="aborted", sentence="a copy was made of it"
+            )
+            with contextlib.suppress(ApiError):
+                await client.call(ops.END_DRILL, end, drill=number)
+        return bool(known.locks or open_ones)
+
+    def _beginning(self, copy: Copy) -> StartDrillRequest:
+        return StartDrillRequest(
+            command_id=copy.client.new_command_id(),
+            scenario=self._given.scenario,
+            target=NAMES[0],
+            lasts_s=DRILL_S_MAX,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _probed(self, copy: Copy) -> AsyncIterator[Probes]:
+        writer = prober(copy.config.file, self._identity, copy.replicas)
+        probes = Probes(copy.client, self._clock, copy.replicas, self._drill, writer)
+        async with probes.running():
+            yield probes
+            if probes.unmeasured():
+                raise NotMeasured(probes.unmeasured())
+        if probes.refusal:
+            raise CopyFailed(f"the copy refused a write: {probes.refusal}")
+
+    async def _again(self, probes: Probes, copy: Copy, since_s: float) -> None:
+        """Wait until a write is acknowledged that was sent after a moment; CopyFailed."""
+        until_s = self._clock.monotonic_s() + LAST_S
+        while probes.answered_s <= since_s:
+            copy.check()
+            if self._clock.monotonic_s() > until_s:
+                raise CopyFailed(f"no write was acknowledged within {LAST_S:g} s")
+            await asyncio.sleep(LOOK_S)
+
+    async def _beyond(self, copy: Copy, revision: int) -> None:
+        """Wait until the copy is beyond a revision: what was lost and is sent again gets a later one. CopyFailed."""
+
+        async def ask() -> bool | None:
+            return True if (await copy.client.call(ops.LIST_DRILLS)).revision > revision else None
+
+        await copy.until(ask, f"revision {revision + 1}")
+
+    async def _caught_up(self, copy: Copy, name: str) -> None:
+        """Wait until a replica has what the leader has committed by now; CopyFailed."""
+        leader = copy.replicas[await copy.leader()]
+        wanted = (await copy.client.call(ops.SHOW_STATUS, replica=leader)).commit_index
+
+        async def ask() -> bool | None:
+            found = await copy.client.ask_once(ops.SHOW_STATUS, replica=copy.replicas[name], timeout_s=STATUS_S)
+            return True if found is not None and found.applied_index >= wanted else None
+
+        await copy.until(ask, f"{name} with entry {wanted}")
+
+    # ---- what is measured
+
+    def _stops(self, probes: Probes, fault_s: float, over_s: float) -> None:
+        writes = probes.writes
+        self.figures |= {
+            "write_stop_us": longest_gap_us(writes, fault_s, over_s),
+            "write_stop_at_us": gap_at_us(writes, fault_s, over_s),
+            "user_write_stop_us": longest_gap_us(probes.user_writes, fault_s, over_s),
+            "read_stop_us": longest_gap_us(probes.reads, fault_s, over_s),
+            "stale_read_stop_us": longest_gap_us(probes.stale_reads, fault_s, over_s),
+        }
+
+    def _measured(self, probes: Probes, began_s: float, over_s: float, fault_s: float) -> None:
+        writes = probes.writes
+        self.figures |= {
+            "watched_us": self._us(over_s - fault_s),
+            "write_p50_us": latency_us(writes, began_s, over_s, 0.5),
+            "write_p99_us": latency_us(writes, began_s, over_s, 0.99),
+            "client_late_us": self._us(probes.late_s),
+            "writes_acknowledged": sum(one.answered_s is not None for one in (*writes, *probes.user_writes)),
+        }
+
+    async def _asked_again(self, copy: Copy, probes: Probes) -> dict[str, int]:
+        self._tell("every acknowledged write is asked for again, and all states are compared")
+        return await answered_again(copy.client, self._drill, (*probes.writes, *probes.user_writes))
+
+    async def _kept(
+        self, copy: Copy, probes: Probes, again: dict[str, int], expected: LostWrites | None = None
+    ) -> list[str]:
+        """Return what is not as it must be: writes that are gone and were not said to be, states that differ."""
+        found = expected or lost_writes((*probes.writes, *probes.user_writes), again)
+        agree = await states_agree(copy.client, copy.replicas, self._clock)
+        self.figures |= {"writes_lost": len(found.unsaid), "states_agree": int(agree)}
+        return [
+            *([f"{len(found.unsaid)} acknowledged writes are gone and were not said to be"] if found.unsaid else ()),
+            *([] if agree else ["not all replicas of the copy hold the same state"]),
+        ]
+
+    async def _folded(self, copy: Copy, name: str, file: Path, release: Path | None = None) -> list[str]:
+        """Fold the copy's ledger from the snapshot on, with another release beside this one where it is given; return
+        where that leads elsewhere than the copy did.
+        """
+        words = ["ledger", "replay", "--data", str(copy.home(name)), "--from-snapshot", str(file)]
+        words += [] if release is None else ["--release", str(release)]
+        began_s = self._clock.monotonic_s()
+        try:
+            replayed = await copy.audit(*words)
+        except CopyFailed as error:
+            self.figures["folds_agree"] = 0
+            return [str(error)]
+        held = await copy.client.call(
+            ops.SHOW_STATE_DIGEST,
+            at=str(replayed["revision"]),
+            replica=copy.replicas[name],
+            stale=True,
+            deadline_s=COMPARE_S,
+        )
+        agree = held.state_digest == replayed["state_digest"]
+        self.figures |= {"folds_agree": int(agree), "folded_us": self._since_us(began_s)}
+        return [] if agree else [f"the ledger of {name} folds to another state at revision {replayed['revision']}"]
+
+    def _since_us(self, moment_s: float) -> int:
+        return self._us(self._clock.monotonic_s() - moment_s)
+
+    @staticmethod
+    def _us(length_s: float) -> int:
+        return round(length_s * MICROSECONDS_PER_SECOND)
+
+
+class LostWrites(msgspec.Struct, frozen=True):
+    """Acknowledged writes that are gone, by command id: those of which it was said that they may be, and others."""
+
+    said: tuple[str, ...]
+    unsaid: tuple[str, ...]
+    span_us: int = 0
+    """For how long before the fault writes were acknowledged that are gone, µs."""
+
+
+def lost_writes(
+    probes: Iterable[Probe], again: dict[str, int], fault_s: float = 0.0, lost_after: int | None = None
+) -> LostWrites:
+    """Return which acknowledged writes are gone: those that have another answer, or none, when they are sent again.
+
+    Of what was sent before the fault it was said that it may be lost behind the revision `lost_after`; None: nothing.
+    """
+    gone = [one for one in probes if one.answered_s is not None and again.get(one.command_id) != one.revision]
+    said = [one for one in gone if lost_after is not None and one.sent_s <= fault_s and one.revision > lost_after]
+    names = {one.command_id for one in said}
+    first_s = min((one.answered_s for one in said if one.answered_s is not None), default=fault_s)
+    return LostWrites(
+        tuple(sorted(names)),
+        tuple(sorted(one.command_id for one in gone if one.command_id not in names)),
+        max(0, round((fault_s - first_s) * MICROSECONDS_PER_SECOND)),
+    )
