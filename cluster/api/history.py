@@ -217,7 +217,7 @@ def _story_rows(call: Call[None], happened: Happened, provider: str) -> Iterator
         words, remedy = entry.refusal.sentence, entry.refusal.remedy
         yield StoryRow(**head, event=REFUSED, sentence=words, remedy=remedy)
     of_drills = call.identity.role is Role.DRILL
-    for sequence, (event, user) in enumerate(zip(entry.events, happened.users, strict=False)):
+    for sequence, event, user in zip(happened.places, entry.events, happened.users, strict=False):
         names = not of_drills and (call.identity.role is not Role.USER or user == call.identity.name)
         detail = {} if isinstance(event, JobSubmitted) else as_json(event, private=False, names=names)
         sentence = sentence_of(event, names=names, provider=provider)

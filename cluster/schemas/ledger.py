@@ -108,7 +108,9 @@ class EventView(View, frozen=True, kw_only=True):
 
 
 class StoryRow(View, frozen=True, kw_only=True):
-    """Something that happened, or a command that was refused. Those of one command share its revision, in order."""
+    """Something that happened, or a command that was refused. Those of one command share its revision, in order: the
+    same `revision` and `sequence` as in GET /v1/events, whatever was asked for.
+    """
 
     revision: int
     sequence: int = 0

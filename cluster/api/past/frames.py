@@ -174,6 +174,8 @@ class Happened(msgspec.Struct, frozen=True, array_like=True):
     """A batch of that command alone, of its events those that were asked for."""
     users: tuple[str, ...]
     """Whose jobs its events are about, one for each; empty where it is nobody's or not known."""
+    places: tuple[int, ...] = ()
+    """Which of its events they are, from 0, one for each."""
 
 
 class Story(_Frame, frozen=True, tag=23):

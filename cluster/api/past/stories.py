@@ -165,7 +165,8 @@ class Stories:
             return Happened(revision, _alone(batch, entry), ())
         events: list[Event] = []
         users: list[str] = []
-        for event in entry.events:
+        places: list[int] = []
+        for place, event in enumerate(entry.events):
             jobs = jobs_of(event)
             if (
                 kind_name(type(event)) not in sought.kinds
@@ -184,9 +185,10 @@ class Stories:
                 continue
             events.append(event)
             users.append(owner.user)
+            places.append(place)
         if not events:
             return None
-        return Happened(revision, _alone(batch, replace(entry, events=tuple(events))), tuple(users))
+        return Happened(revision, _alone(batch, replace(entry, events=tuple(events))), tuple(users), tuple(places))
 
     def _owner(self, event: Event) -> Owner:
         """Return whose the job is that an event is about."""

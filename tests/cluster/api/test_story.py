@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from cluster.api.render.events import kind_name
 from cluster.config.config import Config
+from replica.messages import EVENTS
+from tests.cluster.api.test_agents import register
 from tests.cluster.api.test_historian import configure, jobs_over, purge
 from tests.cluster.harness import PLAIN, Harness, story, until
 
@@ -53,6 +56,24 @@ async def test_who_changed_a_pool_and_what_was_refused_is_told_by_name(config: C
         ]
         assert len(await told(harness, "actor=user%20alice")) == len(await told(harness, "actor=alice")) > 8
         assert await told(harness, "account=none&from=1") == []
+
+
+@story
+async def test_an_event_has_the_same_place_in_its_command_whatever_was_asked_for(config: Config) -> None:
+    async with Harness(config) as harness:
+        await register(harness)
+        await harness.submit()
+        await until(lambda: bool(harness.controller.state.jobs[1].attempt))
+        await register(harness, "n1", "another")
+        kinds = [kind_name(kind) for kind in EVENTS]
+        whole = await told(harness, "kind=" + ",".join(kinds))
+        places = {(row["revision"], row["sequence"]): row["event"] for row in whole}
+        assert len(places) == len(whole) and {sequence for _, sequence in places} > {0}
+        for kind in kinds:
+            rows = await told(harness, f"kind={kind}")
+            assert {(row["revision"], row["sequence"]) for row in rows} == {
+                place for place, event in places.items() if event == kind
+            }, kind
 
 
 @story
