@@ -69,7 +69,7 @@ SUMMARIES: Final = {
     "config": "Show, compare and change the site's configuration (operators).",
     "debug": "Write a file for whoever helps: cluster, replicas and this machine as they are now, without secrets.",
     "diff": "Show what is not what it was between two moments, and whose command changed each thing last.",
-    "drill": "Exercise a take-over of the running cluster (operators).",
+    "drill": "Exercise a take-over of the running cluster, or of a copy (operators).",
     "gateway": "Run a login node's gateway in the foreground: people there need no certificate.",
     "history": "Tell what happened, and what was refused: everything, or what is asked for, oldest first.",
     "init": "Write a new cluster's forebay.toml and certificates into DIRECTORY.",

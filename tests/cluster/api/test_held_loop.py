@@ -186,6 +186,10 @@ def cases(harness: Harness) -> dict[str, list[Case]]:
         "show_overview": [Case("alice", "/v1/overview")],
         "show_status": [Case("alice", "/v1/status"), Case("alice", "/v1/status?digest=yes")],
         "list_digests": [Case("operator", "/v1/digests")],
+        "show_state_digest": [
+            Case("operator", "/v1/state-digest"),
+            Case("operator", "/v1/state-digest?at=1"),
+        ],
         "show_history": [
             Case("operator", "/v1/history?limit=10000"), Case("alice", "/v1/history?user=alice&limit=10000"),
             Case("alice", "/v1/history?job=5"), Case("operator", "/v1/history?kind=refused&limit=10000"),
