@@ -253,7 +253,9 @@ class Drills:
         until_s = time.monotonic() + OVER_S
         while True:
             plan = await self.planned(scenario, until_s)
-            words = ("--goal-ms", "5000", "--abort-after-s", "20", "--confirm", plan["id"], "--json")
+            # Three hosts, their jobs and two probes share a machine of few cores: writes that are slow end no drill.
+            words = ("--goal-ms", "5000", "--abort-after-s", "20", "--abort-if-slower", "0")
+            words += ("--confirm", plan["id"], "--json")
             try:
                 said = await self.typed("drill", "run", scenario, "--target", plan["target"], *FORCED, *words)
             except RunFailed as error:
