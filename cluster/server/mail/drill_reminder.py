@@ -73,7 +73,7 @@ class DrillReminder:
                 LOGGER.warning("%s: mail is off on this replica, which leads: see [mail]", letter.subject)
                 self._sent.add(letter.message_id)
                 continue
-            task = asyncio.create_task(_once(post, letter))
+            task = asyncio.create_task(post(letter))
             self._sending[letter.message_id] = task
             task.add_done_callback(partial(self._done, letter))
 
@@ -94,10 +94,6 @@ class DrillReminder:
             self._sent.add(letter.message_id)
         else:
             LOGGER.warning("a reminder to %r was not sent: %s", letter.recipient, error)
-
-
-async def _once(post: Post, letter: Letter) -> None:
-    await post(letter)
 
 
 def letters_due(config: DrillConfig, state: State, now_us: int) -> Iterator[Letter]:

@@ -39,10 +39,6 @@ OFF: Final = "mail is off on the replica that leads: see [mail] in its forebay.t
 SUCCESS: Final = ""
 
 
-async def _once(send: Send, mail: Mail) -> None:
-    await send(mail)
-
-
 class Mailer:
     """Sends what is owed while this replica leads."""
 
@@ -101,7 +97,7 @@ class Mailer:
         room = SENDING_MAX - len(self._sending)
         due = [mail for mail in waiting if self._tries.get(mail.key, (0, now_s))[1] <= now_s]
         for mail in sorted(due, key=lambda mail: (mail.at, mail.key))[:room]:
-            task = asyncio.create_task(_once(send, mail))
+            task = asyncio.create_task(send(mail))
             self._sending[mail.key] = task
             task.add_done_callback(partial(self._sent, mail))
 

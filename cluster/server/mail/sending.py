@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from cluster.config import MailConfig
 from cluster.providers import Local, ProgramRefused, check_command
@@ -30,10 +30,10 @@ PROGRAM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 
 _REPLY_LINES_MAX: Final = 64
 
-Post = Callable[[Letter], Awaitable[None]]
+Post = Callable[[Letter], Coroutine[Any, Any, None]]
 """Sends one letter; raises Undeliverable for good, SendFailed or OSError for now."""
 
-Send = Callable[[Mail], Awaitable[None]]
+Send = Callable[[Mail], Coroutine[Any, Any, None]]
 """Sends one mail about a job; raises as Post does."""
 
 
