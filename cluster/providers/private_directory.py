@@ -8,7 +8,6 @@ comes next and finds one that is not locked ends them and removes it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
@@ -20,7 +19,7 @@ from functools import partial
 from typing import Final
 
 from cluster.providers.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX
-from cluster.system import all_pids, closing, environment_variables, open_directory, send, start_time
+from cluster.system import all_pids, closing, environment_variables, open_directory, send, start_time, try_lock
 
 PREFIX: Final = "forebay-call-"
 
@@ -47,7 +46,7 @@ def _made() -> tuple[str, int]:
     while True:
         path = tempfile.mkdtemp(prefix=PREFIX)
         lock = open_directory(path)
-        if _locked(lock) and os.fstat(lock).st_nlink:
+        if try_lock(lock) and os.fstat(lock).st_nlink:
             return path, lock
         # Somebody who tidied up was faster: the directory is theirs, and will be gone.
         os.close(lock)
@@ -66,7 +65,7 @@ def remove_abandoned() -> None:
 def _remove(place: int, name: str) -> None:
     with closing(open_directory(name, dir_fd=place)) as directory:
         status = os.fstat(directory)
-        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != 0o700 or not _locked(directory):
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != 0o700 or not try_lock(directory):
             return
         for _ in range(KILL_ROUNDS_MAX):
             left = [pid for pid in all_pids() if _is_of(name, pid)]
@@ -80,11 +79,3 @@ def _remove(place: int, name: str) -> None:
 
 def _is_of(name: str, pid: int) -> bool:
     return f"{MARK}={name}".encode() in environment_variables(pid) and start_time(pid) is not None
-
-
-def _locked(directory: int) -> bool:
-    try:
-        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

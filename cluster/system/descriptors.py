@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,15 @@ def closing(descriptor: int) -> Iterator[int]:
 def open_directory(path: str | bytes | os.PathLike[str], *, dir_fd: int | None = None) -> int:
     """Return a descriptor of the directory; OSError if it is a link or no directory."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock a file or a directory for this descriptor alone; return whether nobody else had. OSError."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def names_in(directory: int) -> list[str]:

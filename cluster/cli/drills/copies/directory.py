@@ -7,7 +7,6 @@ makes a copy next finds that nobody holds it, and removes it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import stat
@@ -16,6 +15,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+from cluster.system import closing, open_directory, try_lock
 
 PREFIX: Final = "forebay-drill-copy-"
 """What the directories are called by."""
@@ -53,19 +54,11 @@ def _remove(directory: Path) -> None:
 def _made(base: Path) -> tuple[Path, int]:
     while True:
         directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
-        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        lock = open_directory(directory)
         # Whoever looks for what is left may have found it before it was locked, and removed it.
-        if _locked(lock) and directory.exists():
+        if try_lock(lock) and directory.exists():
             return directory, lock
         os.close(lock)
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def remove_left_over(base: Path) -> int:
@@ -73,14 +66,12 @@ def remove_left_over(base: Path) -> int:
     count = 0
     for path in sorted(base.glob(f"{PREFIX}*")):
         try:
-            found = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            opened = open_directory(path)
         except OSError:
             continue
-        try:
+        with closing(opened) as found:
             known = os.fstat(found)
-            if known.st_uid == os.geteuid() and not known.st_mode & _OTHERS and _locked(found):
+            if known.st_uid == os.geteuid() and not known.st_mode & _OTHERS and try_lock(found):
                 _remove(path)
                 count += not path.exists()
-        finally:
-            os.close(found)
     return count
