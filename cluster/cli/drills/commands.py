@@ -31,9 +31,6 @@ ABORT_AFTER_S: Final = 5.0
 HOLD_S: Final = 5
 """`cluster.cli.drills.scenarios.HOLD_S`, written again for the help, which imports no scenario."""
 
-ON_COPY: Final = ("restore", "majority-lost", "upgrade")
-"""Scenarios that are done to a copy."""
-
 HOLD_S_MAX: Final = 100
 """For how long a fault may be held, seconds: less than a helper allows."""
 
@@ -184,13 +181,15 @@ def run(
 
 def _wanted(asked: dict[str, Any]) -> Wanted:
     from cluster.cli.drills.preconditions import Wanted
+    from cluster.cli.drills.scenarios import SCENARIOS as KNOWN
 
     why = NOT_DONE.get(asked["scenario"])
     if why is not None:
         raise Failure(
             ExitCode.REFUSED, f"{asked['scenario']} cannot be done: {why}", f"use one of: {', '.join(SCENARIOS)}"
         )
-    for name, scenarios in (("release", ("upgrade",)), ("backup", ON_COPY), ("scratch", ON_COPY)):
+    on_copy = tuple(one.name for one in KNOWN.values() if one.on_copy)
+    for name, scenarios in (("release", ("upgrade",)), ("backup", on_copy), ("scratch", on_copy)):
         if asked[name] is not None and asked["scenario"] not in scenarios:
             raise bad_input(f"--{name} is for {', '.join(scenarios)}", "leave it out")
     paths = {name: path.absolute() for name, path in asked.items() if isinstance(path, Path)}

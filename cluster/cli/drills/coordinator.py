@@ -21,7 +21,7 @@ from cluster.cli.drills.aftermath import answered_again, of_each, states_agree
 from cluster.cli.drills.copies.exercises import Exercise, Given
 from cluster.cli.drills.copies.replicas import CopyFailed
 from cluster.cli.drills.copies.room import look_at_room
-from cluster.cli.drills.figures import SLOWER_MAX, gap_at_us, latency_us, longest_gap_us, lost
+from cluster.cli.drills.figures import SLOWER_MAX, latency_us, longest_gap_us, lost
 from cluster.cli.drills.machines import Machines
 from cluster.cli.drills.preconditions import DURATION_MORE_S, Found, Plan, Wanted, target_of
 from cluster.cli.drills.probes import NotMeasured, Probes, Writer
@@ -311,11 +311,11 @@ class Coordinator:
 
     async def _carried_out(self, plan: Plan, goals: Goals) -> tuple[str, str, dict[str, int]]:
         scenario = SCENARIOS[plan.scenario]
+        nodes = (await self._client.call(ops.LIST_NODES)).nodes
+        self._up = frozenset(one.name for one in nodes if one.state == "UP")
         if scenario.on_copy:
             return await self._on_a_copy(plan, goals)
         probes = Probes(self._client, self._clock, self._replicas, self._number(), self._writer)
-        nodes = (await self._client.call(ops.LIST_NODES)).nodes
-        self._up = frozenset(one.name for one in nodes if one.state == "UP")
         async with self._watched(probes, goals):
             began_s = self._clock.monotonic_s()
             self._tell(f"for {CONTROL_S:g} s nothing is done, to see what is normal")
@@ -341,7 +341,6 @@ class Coordinator:
         agrees = await states_agree(self._client, self._replicas, self._clock)
         meanwhile = await self._meanwhile(plan.target)
         figures |= {"writes_lost": len(gone), "states_agree": int(agrees), **meanwhile}
-        took_ms, goal_ms = figures["write_stop_us"] / 1000, goals.write_stop_us / 1000
         twice, others = meanwhile["runs_again"], meanwhile["nodes_lost"]
         faults = [
             *([f"{len(gone)} acknowledged writes are gone"] if gone else ()),
@@ -349,14 +348,14 @@ class Coordinator:
             *faults,
             *([f"{twice} jobs began to run again"] if twice and scenario.needs else ()),
             *([f"{others} other nodes were lost"] if others > 0 and scenario.needs else ()),
-            *([f"writes stopped for {took_ms:.1f} ms, and {goal_ms:g} ms is the goal"] if took_ms > goal_ms else ()),
-        ]  # fmt: skip
+            *_late(figures),
+        ]
         if faults:
             return "failed", "; ".join(faults), figures
         what = f"{plan.target} is back" if scenario.needs else f"{plan.target} leads"
         return (
             "passed",
-            f"{what}; writes stopped for {took_ms:.1f} ms, and none of "
+            f"{what}; writes stopped for {figures['write_stop_us'] / 1000:.1f} ms, and none of "
             f"{figures['writes_acknowledged']} acknowledged ones is gone",
             figures,
         )
@@ -376,25 +375,15 @@ class Coordinator:
             given, self._client, machines.config, machines.identity, self._clock, self._tell, self._began_s
         )
         self._figures, self._status_s = exercise.figures, COPY_STATUS_S
-        nodes = (await self._client.call(ops.LIST_NODES)).nodes
-        self._up = frozenset(one.name for one in nodes if one.state == "UP")
-        watches = [self._or_stop(self._watch_copy(exercise)), self._or_stop(self._watch_members())]
-        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(watch) for watch in watches]
         making = asyncio.create_task(exercise.run())
-        try:
+        async with _during(making, *map(self._or_stop, (self._watch_copy(exercise), self._watch_members()))):
             while not making.done():
                 if self._stop:
                     raise Aborted(self._stop)
                 await asyncio.wait({making}, timeout=LOOK_S)
             outcome = making.result()
-        finally:
-            for task in (making, *tasks):
-                task.cancel()
-            await asyncio.gather(making, *tasks, return_exceptions=True)
         figures = outcome.figures | {"goal_us": goals.write_stop_us}
-        took_ms, goal_ms = figures["write_stop_us"] / 1000, goals.write_stop_us / 1000
-        late = [f"writes stopped for {took_ms:.1f} ms, and {goal_ms:g} ms is the goal"] if took_ms > goal_ms else []
-        faults = [*outcome.faults, *late]
+        faults = [*outcome.faults, *_late(figures)]
         return ("failed", "; ".join(faults), figures) if faults else ("passed", outcome.sentence, figures)
 
     async def _on_its_machine(self, plan: Plan, scenario: Scenario, fault_s: float) -> Fault:
@@ -503,16 +492,8 @@ class Coordinator:
     @contextlib.asynccontextmanager
     async def _watched(self, probes: Probes, goals: Goals) -> AsyncIterator[None]:
         async with probes.running():
-            tasks = [
-                asyncio.create_task(self._or_stop(watch))
-                for watch in (self._watch(probes, goals), self._watch_members())
-            ]
-            try:
+            async with _during(*map(self._or_stop, (self._watch(probes, goals), self._watch_members()))):
                 yield
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _while_well(self, length_s: float) -> None:
         until_s = self._clock.monotonic_s() + length_s
@@ -618,16 +599,30 @@ def _slow(probes: Probes, now_s: float, normal_us: int, slower_max: int = SLOWER
     return f"of 100 writes one takes {taken_us / 1000:.0f} ms, before it were {normal_us / 1000:.0f} ms"
 
 
+@contextlib.asynccontextmanager
+async def _during(*running: Coroutine[Any, Any, Any] | asyncio.Task[Any]) -> AsyncIterator[None]:
+    """Have these run during the block; at its end they are cancelled, and have ended."""
+    tasks = [asyncio.ensure_future(one) for one in running]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _late(figures: dict[str, int]) -> list[str]:
+    """Return that writes stopped for longer than they may, if they did."""
+    took_ms, goal_ms = figures["write_stop_us"] / 1000, figures["goal_us"] / 1000
+    return [f"writes stopped for {took_ms:.1f} ms, and {goal_ms:g} ms is the goal"] if took_ms > goal_ms else []
+
+
 def _measured(probes: Probes, began_s: float, fault_s: float, over_s: float) -> dict[str, int]:
     """Return what users meet, before the fault and from it on."""
-    writes, reads, stale, user = probes.writes, probes.reads, probes.stale_reads, probes.user_writes
+    writes, reads = probes.writes, probes.reads
     settled_s = began_s + CONTROL_S / 4
     return {
-        "write_stop_us": longest_gap_us(writes, fault_s, over_s),
-        "write_stop_at_us": gap_at_us(writes, fault_s, over_s),
-        "user_write_stop_us": longest_gap_us(user, fault_s, over_s),
-        "read_stop_us": longest_gap_us(reads, fault_s, over_s),
-        "stale_read_stop_us": longest_gap_us(stale, fault_s, over_s),
+        **probes.stops(fault_s, over_s),
         "control_write_gap_us": longest_gap_us(writes, settled_s, fault_s),
         "control_read_gap_us": longest_gap_us(reads, settled_s, fault_s),
         "control_write_p50_us": latency_us(writes, began_s, fault_s, 0.5),

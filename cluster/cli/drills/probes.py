@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.cli.drills.figures import Probe
+from cluster.cli.drills.figures import Probe, gap_at_us, longest_gap_us
 from cluster.cli.drills.prober import LINE_BYTES_MAX, PROBE_EVERY_S, PROBE_S, Assignment, Report
 from cluster.client import ApiError, Client
 from cluster.schemas import Command
@@ -138,6 +138,16 @@ class Probes:
         """When a write was acknowledged last."""
         self.unmeasured: Callable[[], str] = lambda: ""
         """Says why writes are not measured any more, and nothing while they are."""
+
+    def stops(self, from_s: float, until_s: float) -> dict[str, int]:
+        """Return for how long at most what was sent in a time was not answered, by the names of figures, µs."""
+        return {
+            "write_stop_us": longest_gap_us(self.writes, from_s, until_s),
+            "write_stop_at_us": gap_at_us(self.writes, from_s, until_s),
+            "user_write_stop_us": longest_gap_us(self.user_writes, from_s, until_s),
+            "read_stop_us": longest_gap_us(self.reads, from_s, until_s),
+            "stale_read_stop_us": longest_gap_us(self.stale_reads, from_s, until_s),
+        }
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -21,7 +21,7 @@ from cluster.cli.drills.aftermath import answered_again, of_each, states_agree
 from cluster.cli.drills.copies.directory import private_directory, remove_left_over
 from cluster.cli.drills.copies.replicas import LOOK_S, NAMES, STATUS_S, Copy, CopyFailed, copied
 from cluster.cli.drills.copies.room import FLOOR_BYTES, free_bytes
-from cluster.cli.drills.figures import Probe, gap_at_us, latency_us, longest_gap_us
+from cluster.cli.drills.figures import Probe, latency_us, lost
 from cluster.cli.drills.probes import NotMeasured, Probes, prober
 from cluster.client import ApiError, Client
 from cluster.config import Config
@@ -226,8 +226,7 @@ class Exercise:
             await asyncio.sleep(SETTLE_S)
             await self._beyond(copy, max(one.revision for one in probes.writes))
             over_s = self._clock.monotonic_s()
-        self.figures["fault_at_us"] = self._us(lost_s - self._began_s)
-        self._stops(probes, lost_s, over_s)
+        self._stopped(probes, lost_s, over_s)
         self._measured(probes, began_s, over_s, lost_s)
         again = await self._asked_again(copy, probes)
         lost = lost_writes((*probes.writes, *probes.user_writes), again, killed_s, plan["lost_after_revision"])
@@ -269,8 +268,7 @@ class Exercise:
             after = await copy.ready(NAMES[0])
             await asyncio.sleep(SETTLE_S)
             over_s = self._clock.monotonic_s()
-        self.figures["fault_at_us"] = self._us(fault_s - self._began_s)
-        self._stops(probes, fault_s, over_s)
+        self._stopped(probes, fault_s, over_s)
         self._measured(probes, began_s, over_s, fault_s)
         faults = await self._kept(copy, probes, await self._asked_again(copy, probes))
         faults += await self._folded(copy, NAMES[0], file, release)
@@ -402,15 +400,8 @@ class Exercise:
 
     # ---- what is measured
 
-    def _stops(self, probes: Probes, fault_s: float, over_s: float) -> None:
-        writes = probes.writes
-        self.figures |= {
-            "write_stop_us": longest_gap_us(writes, fault_s, over_s),
-            "write_stop_at_us": gap_at_us(writes, fault_s, over_s),
-            "user_write_stop_us": longest_gap_us(probes.user_writes, fault_s, over_s),
-            "read_stop_us": longest_gap_us(probes.reads, fault_s, over_s),
-            "stale_read_stop_us": longest_gap_us(probes.stale_reads, fault_s, over_s),
-        }
+    def _stopped(self, probes: Probes, fault_s: float, over_s: float) -> None:
+        self.figures |= {"fault_at_us": self._us(fault_s - self._began_s), **probes.stops(fault_s, over_s)}
 
     def _measured(self, probes: Probes, began_s: float, over_s: float, fault_s: float) -> None:
         writes = probes.writes
@@ -485,7 +476,9 @@ def lost_writes(
 
     Of what was sent before the fault it was said that it may be lost behind the revision `lost_after`; None: nothing.
     """
-    gone = [one for one in probes if one.answered_s is not None and again.get(one.command_id) != one.revision]
+    known = tuple(probes)
+    names_gone = set(lost(known, again))
+    gone = [one for one in known if one.command_id in names_gone]
     said = [one for one in gone if lost_after is not None and one.sent_s <= fault_s and one.revision > lost_after]
     names = {one.command_id for one in said}
     first_s = min((one.answered_s for one in said if one.answered_s is not None), default=fault_s)

@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from cluster.cli.drills.copies.room import COPIES
 from cluster.client import ApiError, Client
 from cluster.config import Config, replica_hosts
 from cluster.schemas import MembersAnswer, StatusView
@@ -30,7 +31,7 @@ from cluster.security import AUTHORITY_NAME, Role, create_authority, issue
 from cluster.system import Address, Clock, die_with_parent, python_of
 from replica.values import format_size, plain
 
-NAMES: Final = ("copy1", "copy2", "copy3")
+NAMES: Final = tuple(f"copy{number}" for number in range(1, COPIES + 1))
 """Its replicas; none of a cluster that a site founds is called so by itself."""
 
 NICENESS: Final = 5
