@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import http.client
 import json
+import math
 import os
 import signal
 import ssl
@@ -44,10 +45,12 @@ def watch(context, host, port, job, phase_s, found, opened):
     with contextlib.suppress(OSError):
         connection.connect()
     opened.release()
-    due_s = time.monotonic() + phase_s
+    every_s = THREADS * EVERY_S
+    due_s = math.ceil(time.monotonic() / every_s) * every_s + phase_s
     while True:
         time.sleep(max(0.0, due_s - time.monotonic()))
-        due_s = max(due_s + THREADS * EVERY_S, time.monotonic())
+        # By the clock, whenever it began and however late an answer was: threads that drift together leave gaps.
+        due_s += every_s * max(1, math.ceil((time.monotonic() - due_s) / every_s))
         turn += 1
         try:
             body = json.dumps({"command_id": command_id()})

@@ -140,9 +140,9 @@ def run(
         import asyncio
         import signal
 
-        from cluster.cli.drills.coordinator import Goals
         from cluster.cli.drills.preconditions import plan_of
         from cluster.cli.drills.scenarios import SCENARIOS as KNOWN
+        from cluster.cli.drills.stop_conditions import Goals
 
         task = asyncio.current_task()
         assert task is not None

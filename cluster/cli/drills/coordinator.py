@@ -10,49 +10,35 @@ import asyncio
 import contextlib
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
-from cluster.cli.drills.aftermath import answered_again, of_each, states_agree
+from cluster.cli.drills.aftermath import answered_again, states_agree
 from cluster.cli.drills.copies.exercises import Exercise, Given
 from cluster.cli.drills.copies.replicas import CopyFailed
 from cluster.cli.drills.copies.room import look_at_room
-from cluster.cli.drills.figures import SLOWER_MAX, latency_us, longest_gap_us, lost
+from cluster.cli.drills.figures import latency_us, longest_gap_us, lost
 from cluster.cli.drills.machines import Machines
 from cluster.cli.drills.preconditions import DURATION_MORE_S, Found, Plan, Wanted, target_of
 from cluster.cli.drills.probes import NotMeasured, Probes, Writer
 from cluster.cli.drills.scenarios import SCENARIOS, Scenario
+from cluster.cli.drills.stop_conditions import CONTROL_S, COPY_STATUS_S, LOOK_S, STATUS_S, Goals, Stops, during
 from cluster.cli.exits import Failure
 from cluster.client import ApiError, Client
 from cluster.drill import RENEW_EVERY_S, Begin, Channel, End, HelperRefused, Renew
-from cluster.schemas import Command, DigestsAnswer, StatusView
+from cluster.schemas import Command
 from cluster.schemas import operations as ops
 from cluster.schemas.drills import DrillAnswer, EndDrillRequest, StartDrillRequest
 from cluster.schemas.requests import TransferRequest
 from cluster.system import Address, Clock
 from replica.values import DRILL_S_MAX, MESSAGE_CHARACTERS_MAX, MICROSECONDS_PER_SECOND, plain
 
-CONTROL_S: Final = 2.0
-"""Seconds without a fault, before it: what is normal here."""
-
 SETTLE_S: Final = 2.0
 """Seconds that are looked at after the fault."""
-
-LOOK_S: Final = 0.1
-"""Seconds between two looks at the stop conditions."""
-
-MEMBERS_EVERY_S: Final = 1.0
-"""Seconds between two questions to all members."""
-
-STATUS_S: Final = 2.0
-"""Seconds in which a member says how it stands."""
-
-COPY_STATUS_S: Final = 15.0
-"""And while a copy is exercised, which is no reason for a member to be silent but that this machine is busy."""
 
 BACK_S: Final = 60.0
 """Seconds in which a target has to be back once its fault is undone: a replica replays its journal meanwhile."""
@@ -75,12 +61,6 @@ END_S: Final = 30.0
 HISTORY_ROWS: Final = 10_000
 """What happened meanwhile, rows that are read of it."""
 
-SLOW_US_LEAST: Final = 100_000
-"""What is never slow, µs: the leader's clock of a second may be out of step with a client's for that long."""
-
-CALM_S: Final = 1.0
-"""Seconds of writes that are judged so, and for how long they have to go on again before."""
-
 _AGAIN: Final = {
     "stage_retried": "stages_again",
     "job_requeued": "runs_again",
@@ -88,19 +68,6 @@ _AGAIN: Final = {
     "node_went_down": "nodes_lost",
 }
 """Events that a drill should not lead to -> the figure that counts them."""
-
-_T = TypeVar("_T")
-
-
-class Goals(msgspec.Struct, frozen=True, kw_only=True):
-    """What a drill has to keep to."""
-
-    write_stop_us: int
-    """For how long writes may stop, µs, for it to be passed."""
-    abort_after_us: int
-    """After how long without an acknowledged write it is aborted, µs."""
-    slower_max: int = SLOWER_MAX
-    """How many times as long as before writes may take; 0: that aborts nothing."""
 
 
 class Aborted(Exception):
@@ -150,21 +117,13 @@ class Coordinator:
         self._writer = writer
         self._tell = tell
         self._require_second = require_second
-        self._alarm = alarm
+        self._stops = Stops(client, clock, replicas, machines, alarm)
         self._exercise = exercise
         self._drill: DrillAnswer | None = None
         self._began_s = clock.monotonic_s()
         """When the ledger had its beginning."""
-        self._status_s = STATUS_S
-        """Seconds in which a member says how it stands."""
         self._figures: dict[str, int] = {}
         """What was measured so far of a copy."""
-        self._stop = ""
-        """Why it has to end before its time."""
-        self._spared: frozenset[str] = frozenset()
-        """Who may be silent or lost: the target of a fault."""
-        self._up: frozenset[str] = frozenset()
-        """Nodes that were UP."""
 
     async def look(self, wanted: Wanted) -> Found:
         """Ask the cluster and the target's machine what a plan needs; ApiError."""
@@ -175,7 +134,7 @@ class Coordinator:
             self._client.call(ops.LIST_TRANSFERS),
         )
         statuses, digests, certificates_s = await asyncio.gather(
-            self._statuses(), self._digests(), self._machines.certificates_s()
+            self._stops.statuses(), self._stops.digests(), self._machines.certificates_s()
         )
         found = Found(
             members=members,
@@ -215,17 +174,6 @@ class Coordinator:
                 raise
             return 0
         return rows[0].size_bytes if rows else 0
-
-    async def _statuses(self) -> dict[str, StatusView]:
-        return await self._of_each(lambda at: self._client.call(ops.SHOW_STATUS, replica=at, deadline_s=self._status_s))
-
-    async def _digests(self) -> dict[str, DigestsAnswer]:
-        return await self._of_each(lambda at: self._client.call(ops.LIST_DIGESTS, replica=at, deadline_s=STATUS_S))
-
-    async def _of_each(self, ask: Callable[[Address], Awaitable[_T]]) -> dict[str, _T]:
-        """Return what each replica answers that does, but for the target of a fault."""
-
-        return await of_each({name: at for name, at in self._replicas.items() if name not in self._spared}, ask)
 
     async def run(self, plan: Plan, goals: Goals) -> DrillAnswer:
         """Carry out a plan, and return the drill as it ended; ApiError where it could not begin or its end not be said.
@@ -312,11 +260,11 @@ class Coordinator:
     async def _carried_out(self, plan: Plan, goals: Goals) -> tuple[str, str, dict[str, int]]:
         scenario = SCENARIOS[plan.scenario]
         nodes = (await self._client.call(ops.LIST_NODES)).nodes
-        self._up = frozenset(one.name for one in nodes if one.state == "UP")
+        self._stops.up = frozenset(one.name for one in nodes if one.state == "UP")
         if scenario.on_copy:
             return await self._on_a_copy(plan, goals)
         probes = Probes(self._client, self._clock, self._replicas, self._number(), self._writer)
-        async with self._watched(probes, goals):
+        async with probes.running(), self._stops.watched(self._stops.watch(probes, goals)):
             began_s = self._clock.monotonic_s()
             self._tell(f"for {CONTROL_S:g} s nothing is done, to see what is normal")
             await self._while_well(CONTROL_S)
@@ -374,12 +322,12 @@ class Coordinator:
         exercise = self._exercise(
             given, self._client, machines.config, machines.identity, self._clock, self._tell, self._began_s
         )
-        self._figures, self._status_s = exercise.figures, COPY_STATUS_S
+        self._figures, self._stops.status_s = exercise.figures, COPY_STATUS_S
         making = asyncio.create_task(exercise.run())
-        async with _during(making, *map(self._or_stop, (self._watch_copy(exercise), self._watch_members()))):
+        async with during(making), self._stops.watched(self._stops.watch_copy(exercise, self._number())):
             while not making.done():
-                if self._stop:
-                    raise Aborted(self._stop)
+                if self._stops.reason:
+                    raise Aborted(self._stops.reason)
                 await asyncio.wait({making}, timeout=LOOK_S)
             outcome = making.result()
         figures = outcome.figures | {"goal_us": goals.write_stop_us}
@@ -390,7 +338,7 @@ class Coordinator:
         """Have the fault done, held and undone, and wait until its target is back; Aborted, HelperRefused, ApiError."""
         channel = await self._machines.channel(plan.target)
         seen, drill = Fault(), self._number()
-        self._spared = frozenset({plan.target})
+        self._stops.spared = frozenset({plan.target})
         tasks = list[asyncio.Task[None]]()
         try:
             begin = Begin(drill, plan.id, plan.scenario, plan.target, plan.hold_s + DURATION_MORE_S)
@@ -411,7 +359,7 @@ class Coordinator:
             await asyncio.shield(ending)
         seen.undone_s = self._clock.monotonic_s()
         await self._back(plan.target, scenario, seen)
-        self._spared = frozenset()
+        self._stops.spared = frozenset()
         return seen
 
     async def _renew(self, channel: Channel, drill: int) -> None:
@@ -420,13 +368,13 @@ class Coordinator:
                 await asyncio.sleep(RENEW_EVERY_S)
                 await channel.ask(Renew(drill))
         except HelperRefused as error:
-            self._stop = self._stop or f"the fault ended before its time: {error}"
+            self._stops.stop(f"the fault ended before its time: {error}")
 
     async def _observe_leaders(self, plan: Plan, seen: Fault) -> None:
         """Note who leads while the target cannot; asks the others themselves, for a leader that hangs tells nobody."""
         while not seen.took_over:
             await asyncio.sleep(LOOK_S)
-            leads = {one.leader for one in (await self._statuses()).values() if one.ready} - {plan.target, None}
+            leads = {one.leader for one in (await self._stops.statuses()).values() if one.ready} - {plan.target, None}
             seen.took_over = next((one for one in leads if one), "")
 
     async def _observe_nodes(self, plan: Plan, seen: Fault) -> None:
@@ -435,7 +383,7 @@ class Coordinator:
             await asyncio.sleep(LOOK_S)
             with contextlib.suppress(ApiError):
                 nodes = (await self._client.call(ops.LIST_NODES, deadline_s=STATUS_S)).nodes
-                now_s, others = self._clock.monotonic_s(), self._up - self._spared
+                now_s, others = self._clock.monotonic_s(), self._stops.up - self._stops.spared
                 seen.was_down |= any((one.name, one.state) == (plan.target, "DOWN") for one in nodes)
                 heard_s = [
                     now_s - one.last_contact_s - seen.done_s
@@ -458,7 +406,9 @@ class Coordinator:
                     is_back = mine is not None and mine.state == "UP" and heard_s is not None and heard_s < since_s
                 else:
                     at = self._replicas[target]
-                    is_back = (await self._client.call(ops.SHOW_STATUS, replica=at, deadline_s=self._status_s)).ready
+                    is_back = (
+                        await self._client.call(ops.SHOW_STATUS, replica=at, deadline_s=self._stops.status_s)
+                    ).ready
                 if is_back:
                     took_s = self._clock.monotonic_s() - seen.undone_s
                     seen.back_us = round(took_s * MICROSECONDS_PER_SECOND)
@@ -471,8 +421,8 @@ class Coordinator:
         handing = asyncio.create_task(self._client.call(ops.TRANSFER_LEADERSHIP, request))
         try:
             while not handing.done():
-                if self._stop:
-                    raise Aborted(self._stop)
+                if self._stops.reason:
+                    raise Aborted(self._stops.reason)
                 await asyncio.wait({handing}, timeout=LOOK_S)
             return handing.result().leader
         finally:
@@ -487,84 +437,12 @@ class Coordinator:
             _AGAIN[row.event] for row in story.rows if row.detail.get("node") != target or row.event != "node_went_down"
         )
 
-    # ---- stop conditions
-
-    @contextlib.asynccontextmanager
-    async def _watched(self, probes: Probes, goals: Goals) -> AsyncIterator[None]:
-        async with probes.running():
-            async with _during(*map(self._or_stop, (self._watch(probes, goals), self._watch_members()))):
-                yield
-
     async def _while_well(self, length_s: float) -> None:
         until_s = self._clock.monotonic_s() + length_s
-        while not self._stop and (left_s := until_s - self._clock.monotonic_s()) > 0:
+        while not self._stops.reason and (left_s := until_s - self._clock.monotonic_s()) > 0:
             await asyncio.sleep(min(LOOK_S, left_s))
-        if self._stop:
-            raise Aborted(self._stop)
-
-    async def _or_stop(self, watch: Coroutine[Any, Any, None]) -> None:
-        """Run a watch; without it there is no drill, whatever it met."""
-        try:
-            await watch
-        except Exception as error:
-            self._stop = self._stop or f"what would stop it cannot be looked at ({type(error).__name__}: {error})"
-
-    async def _watch(self, probes: Probes, goals: Goals) -> None:
-        """Look ten times a second at what is known here, which asks nobody."""
-        began_s, normal_us = self._clock.monotonic_s(), 0
-        while not self._stop:
-            await asyncio.sleep(LOOK_S)
-            now_s = self._clock.monotonic_s()
-            if not normal_us and now_s >= began_s + CONTROL_S:
-                normal_us = latency_us(probes.writes, began_s, now_s, 0.99)
-            halt, after_s = self._machines.halted, goals.abort_after_us / MICROSECONDS_PER_SECOND
-            reasons = (
-                probes.abort,
-                f"a write was refused: {probes.refusal}" if probes.refusal else "",
-                probes.unmeasured(),
-                f"no write was acknowledged for {after_s:g} s" if now_s - probes.answered_s > after_s else "",
-                f"{halt} is there" if halt else "",
-                _slow(probes, now_s, normal_us, goals.slower_max),
-            )
-            self._stop = self._stop or next(filter(None, reasons), "")
-
-    async def _watch_copy(self, exercise: Exercise) -> None:
-        """Look at what ends a drill on a copy, beside the cluster's members."""
-        while not self._stop:
-            await asyncio.sleep(MEMBERS_EVERY_S)
-            halt, abort = self._machines.halted, ""
-            with contextlib.suppress(ApiError):
-                abort = (await self._client.call(ops.SHOW_DRILL, drill=self._number(), deadline_s=STATUS_S)).abort
-            reasons = (abort, f"{halt} is there" if halt else "", exercise.room_fault())
-            self._stop = self._stop or next(filter(None, reasons), "")
-
-    async def _watch_members(self) -> None:
-        while not self._stop:
-            await asyncio.sleep(MEMBERS_EVERY_S)
-            found = await self._unwell()
-            # Only now: somebody else may have said why meanwhile.
-            self._stop = self._stop or found
-
-    async def _unwell(self) -> str:
-        """Return what of the cluster says that a drill has to end, empty for nothing."""
-        with contextlib.suppress(ApiError):
-            for lock in (await self._client.call(ops.LIST_DRILLS, deadline_s=STATUS_S)).locks[:1]:
-                return f"{lock.by} wants no drills: {lock.reason}"
-        # Who is the target when all are asked may be none any more when they have answered, and the other way round.
-        spared = self._spared
-        statuses = await self._statuses()
-        silent = sorted(set(self._replicas) - spared - self._spared - set(statuses))
-        if silent:
-            return f"{', '.join(silent)} did not answer for {self._status_s:g} s"
-        with contextlib.suppress(ApiError):
-            nodes = (await self._client.call(ops.LIST_NODES, deadline_s=STATUS_S)).nodes
-            down = sorted({one.name for one in nodes if one.state == "DOWN"} & self._up - spared - self._spared)
-            if down:
-                return f"{', '.join(down)} is DOWN, and is not the target"
-        odd = sorted(name for name, one in (await self._digests()).items() if one.verdict in ("disputed", "odd"))
-        if odd:
-            return f"{', '.join(odd)} hold another state than the others"
-        return await self._alarm() if self._alarm is not None else ""
+        if self._stops.reason:
+            raise Aborted(self._stops.reason)
 
     def _number(self) -> int:
         assert self._drill is not None
@@ -581,34 +459,6 @@ async def _undone(channel: Channel, drill: int) -> None:
     with contextlib.suppress(HelperRefused):
         await channel.ask(End(drill))
     await channel.close()
-
-
-def _slow(probes: Probes, now_s: float, normal_us: int, slower_max: int = SLOWER_MAX) -> str:
-    """Return that writes take many times as long as before, once they go on again; empty: they do not."""
-    # Sent earlier, too: an answer of then ends no time without one.
-    last = [one for one in probes.writes if one.sent_s >= now_s - 8 * CALM_S]
-    if (
-        not normal_us
-        or not slower_max
-        or longest_gap_us(last, now_s - 2 * CALM_S, now_s) > CALM_S / 4 * MICROSECONDS_PER_SECOND
-    ):
-        return ""
-    taken_us = latency_us(last, now_s - 2 * CALM_S, now_s - CALM_S, 0.99)
-    if taken_us <= max(slower_max * normal_us, SLOW_US_LEAST):
-        return ""
-    return f"of 100 writes one takes {taken_us / 1000:.0f} ms, before it were {normal_us / 1000:.0f} ms"
-
-
-@contextlib.asynccontextmanager
-async def _during(*running: Coroutine[Any, Any, Any] | asyncio.Task[Any]) -> AsyncIterator[None]:
-    """Have these run during the block; at its end they are cancelled, and have ended."""
-    tasks = [asyncio.ensure_future(one) for one in running]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _late(figures: dict[str, int]) -> list[str]:

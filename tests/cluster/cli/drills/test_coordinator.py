@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from cluster.cli.drills import aftermath
+from cluster.cli.drills import aftermath, stop_conditions
 from cluster.cli.drills import coordinator as module
 from cluster.cli.drills import prober as probing
-from cluster.cli.drills.coordinator import Coordinator, Goals
+from cluster.cli.drills.coordinator import Coordinator
 from cluster.cli.drills.copies.exercises import Given, Outcome
 from cluster.cli.drills.copies.replicas import CopyFailed
 from cluster.cli.drills.figures import Probe
@@ -21,6 +21,7 @@ from cluster.cli.drills.machines import Machines
 from cluster.cli.drills.preconditions import DURATION_MORE_S, Found, Plan, Site, Wanted
 from cluster.cli.drills.prober import CONNECTIONS, Report, asking, send_writes
 from cluster.cli.drills.probes import NotMeasured, Probes, Writer
+from cluster.cli.drills.stop_conditions import OF_COPIES, OF_MEMBERS, OF_WRITES, Goals, Seen, Stops
 from cluster.cli.exits import ExitCode, Failure
 from cluster.client import ApiError, Client
 from cluster.drill import Answer, Begin, End, HelperRefused, Renew
@@ -59,7 +60,8 @@ class ClusterDouble:
         self.silent = self.forgets = self.disagree = self.hangs = self.mute = False
         self.dead: set[str] = set()
         self.refusal: ApiError | None = None
-        self.abort = self.second = ""
+        self.abort = self.second = self.unmeasured = self.alarm = ""
+        self.takes_s = 0.0
         self.odd, self.not_ready = False, ""
         self.nodes = {row.name: row.state for row in WELL.nodes}
         self.locks: tuple[DrillLockView, ...] = ()
@@ -118,8 +120,7 @@ class ClusterDouble:
     async def _probed(self, command_id: str) -> DrillProbeAnswer:
         if self.refusal is not None:
             raise self.refusal
-        if self.silent:
-            await asyncio.sleep(30)
+        await asyncio.sleep(30 if self.silent else self.takes_s)
         known = self.given.get(command_id)
         if known is None or self.forgets:
             self.revision += 1
@@ -176,14 +177,16 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> ClusterDouble:
         "RENEW_EVERY_S": 0.1, "SLOW_US_LEAST": 60_000_000,
     }  # fmt: skip
     for name, value in short.items():
-        monkeypatch.setattr(module, name, value)
+        for place in (module, stop_conditions):
+            if hasattr(place, name):
+                monkeypatch.setattr(place, name, value)
     for name, value in (("AGREE_S", 0.2), ("LOOK_S", 0.02)):
         monkeypatch.setattr(aftermath, name, value)
     monkeypatch.setattr(probing, "PROBE_S", 0.5)
     return ClusterDouble()
 
 
-def writes_of(cluster: ClusterDouble, unmeasured: Callable[[], str] = lambda: "") -> Writer:
+def writes_of(cluster: ClusterDouble) -> Writer:
     """Return what sends writes to the double from this process."""
 
     @contextlib.asynccontextmanager
@@ -200,7 +203,7 @@ def writes_of(cluster: ClusterDouble, unmeasured: Callable[[], str] = lambda: ""
         sending = asyncio.create_task(send_writes(REPLICAS, ask, cluster.new_command_id, SystemClock(), tell))
         await begun.wait()
         try:
-            yield unmeasured
+            yield lambda: cluster.unmeasured
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
@@ -277,45 +280,82 @@ async def test_states_that_differ_and_another_leader_fail_it(cluster: ClusterDou
 
 REFUSED = ApiError(409, "wrong_state", "drill 3 is aborted", outcome="refused")
 
-STOPS: dict[str, tuple[Callable[[ClusterDouble], None], str]] = {
-    "silence": (lambda cluster: setattr(cluster, "silent", True), "no write was acknowledged for 0.4 s"),
-    "refusal": (
-        lambda cluster: setattr(cluster, "refusal", REFUSED),
+STOPS: dict[str, tuple[Callable[[ClusterDouble, MachinesDouble], None], str]] = {
+    "writes stop": (lambda cluster, _: setattr(cluster, "silent", True), "no write was acknowledged for 0.4 s"),
+    "writes are slower": (lambda cluster, _: setattr(cluster, "takes_s", 0.2), "of 100 writes one takes "),
+    "a write is refused": (
+        lambda cluster, _: setattr(cluster, "refusal", REFUSED),
         "a write was refused: drill 3 is aborted",
     ),
-    "somebody": (lambda cluster: setattr(cluster, "abort", "eve: the phone rings"), "eve: the phone rings"),
-    "lock": (
-        lambda cluster: setattr(cluster, "locks", (DrillLockView(by="eve", reason="an audit", since=None),)),
+    "nobody measures": (lambda cluster, _: setattr(cluster, "unmeasured", "it has ended"), "it has ended"),
+    "somebody aborts it": (
+        lambda cluster, _: setattr(cluster, "abort", "eve: the phone rings"),
+        "eve: the phone rings",
+    ),
+    "the file is there": (
+        lambda _, machines: setattr(machines, "halted", "/etc/drill.halt"),
+        "/etc/drill.halt is there",
+    ),
+    "drills are locked": (
+        lambda cluster, _: setattr(cluster, "locks", (DrillLockView(by="eve", reason="an audit", since=None),)),
         "eve wants no drills: an audit",
     ),
-    "member": (lambda cluster: cluster.dead.add("r3"), "r3 did not answer for 2 s"),
-    "agent": (lambda cluster: cluster.nodes.update(n2="DOWN"), "n2 is DOWN, and is not the target"),
-    "divergence": (lambda cluster: setattr(cluster, "odd", True), "r2, r3 hold another state than the others"),
-}  # fmt: skip
+    "a member is silent": (lambda cluster, _: cluster.dead.add("r3"), "r3 did not answer for "),
+    "a node is down": (lambda cluster, _: cluster.nodes.update(n2="DOWN"), "n2 is DOWN, and is not the target"),
+    "states differ": (lambda cluster, _: setattr(cluster, "odd", True), " hold another state than the others"),
+    "the site's query": (lambda cluster, _: setattr(cluster, "alarm", "Prometheus says so"), "Prometheus says so"),
+}
+"""What has each condition hold, and what it says."""
+
+HOLDS_OF = {"writes stop": IMPATIENT, "writes are slower": replace(GOALS, slower_max=10)}
 
 
-# A node that is DOWN before it all is no reason.
-WHENS = [
-    (stop, when)
-    for stop in STOPS
-    for when in ("before the fault", "after it")
-    if (stop, when[:6]) != ("agent", "before")
-]
+def test_each_stop_condition_has_a_row_here() -> None:
+    assert STOPS.keys() == OF_WRITES.keys() | OF_MEMBERS.keys()
+    assert COPY_STOPS.keys() == OF_COPIES.keys() | OF_MEMBERS.keys()
 
 
-@pytest.mark.parametrize(("stop", "when"), WHENS)
+@pytest.mark.parametrize(
+    ("stop", "when"),
+    [
+        *((stop, "after it") for stop in STOPS),
+        # A node that is DOWN before it all is no reason, nor is what nobody can compare with anything yet.
+        *((stop, "before it") for stop in STOPS if stop not in ("a node is down", "writes are slower")),
+    ],
+)
 def test_each_stop_condition_ends_it_as_aborted(
     cluster: ClusterDouble, stop: str, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin, sentence = STOPS[stop]
+    machines = MachinesDouble(cluster)
+    monkeypatch.setattr(module, "SETTLE_S", 20.0)
     if when == "after it":
-        cluster.on_transfer = lambda: begin(cluster)
+        cluster.on_transfer = lambda: begin(cluster, machines)
     else:
-        monkeypatch.setattr(module, "CONTROL_S", 5.0)
-        begin(cluster)
-    found = asyncio.run(ended(cluster, IMPATIENT if stop == "silence" else GOALS))
-    assert found.verdict == "aborted" and found.sentence.endswith(sentence)
+        monkeypatch.setattr(module, "CONTROL_S", 20.0)
+        begin(cluster, machines)
+    found = stopped(cluster, machines, PLAN, stop, monkeypatch)
+    assert found.verdict == "aborted" and sentence in found.sentence
     assert cluster.leader == ("r2" if when == "after it" else "r1"), "before the fault it is not done"
+
+
+def stopped(
+    cluster: ClusterDouble, machines: MachinesDouble, plan: Plan, stop: str, monkeypatch: pytest.MonkeyPatch
+) -> EndDrillRequest:
+    """Return how a drill ends in which a condition is to hold."""
+    if stop == "writes are slower":
+        monkeypatch.setattr(stop_conditions, "SLOW_US_LEAST", 100_000)
+        monkeypatch.setattr(stop_conditions, "CALM_S", 0.4)
+
+    async def alarm() -> str:
+        return cluster.alarm
+
+    async def run() -> None:
+        await carried_out_by(cluster, machines, alarm=alarm).run(plan, HOLDS_OF.get(stop, GOALS))
+
+    asyncio.run(run())
+    assert cluster.ended is not None
+    return cluster.ended
 
 
 @story
@@ -443,9 +483,8 @@ def test_what_does_not_come_as_it_should_fails_it(cluster: ClusterDouble, why: s
 
 
 HELPER_STOPS: dict[str, tuple[Callable[[ClusterDouble, MachinesDouble], None], str]] = {
-    **{name: (lambda cluster, machines, begin=begin: begin(cluster), said) for name, (begin, said) in STOPS.items()},  # type: ignore[misc]
-    "halt": (lambda cluster, machines: setattr(machines, "halted", "/etc/drill.halt"), "/etc/drill.halt is there"),
-    "lease": (
+    **STOPS,
+    "the lease ends": (
         lambda cluster, machines: setattr(machines, "refuses", Renew),
         "the fault ended before its time: it does not; so",
     ),
@@ -454,27 +493,14 @@ HELPER_STOPS: dict[str, tuple[Callable[[ClusterDouble, MachinesDouble], None], s
 
 @pytest.mark.parametrize("stop", HELPER_STOPS)
 def test_each_stop_condition_has_the_fault_undone_and_ends_the_drill_as_aborted(
-    cluster: ClusterDouble, stop: str
+    cluster: ClusterDouble, stop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin, sentence = HELPER_STOPS[stop]
     machines = MachinesDouble(cluster)
     machines.on_begin = lambda: begin(cluster, machines)
-    goals = IMPATIENT if stop == "silence" else GOALS
-    found = asyncio.run(held(cluster, machines, replace(HANG, hold_s=20), goals))
-    assert (found.verdict, found.sentence) == ("aborted", sentence)
-
-
-@story
-async def test_a_site_that_says_so_has_the_fault_undone_and_the_drill_ended(cluster: ClusterDouble) -> None:
-    machines, said = MachinesDouble(cluster), [""]
-
-    async def alarm() -> str:
-        return said[0]
-
-    machines.on_begin = lambda: said.insert(0, "Prometheus says that up == 0")
-    await carried_out_by(cluster, machines, alarm=alarm).run(replace(HANG, hold_s=20), GOALS)
-    assert cluster.ended is not None and not machines.broken
-    assert (cluster.ended.verdict, cluster.ended.sentence) == ("aborted", "Prometheus says that up == 0")
+    found = stopped(cluster, machines, replace(HANG, hold_s=20), stop, monkeypatch)
+    assert found.verdict == "aborted" and sentence in found.sentence
+    assert not machines.broken
 
 
 @story
@@ -512,6 +538,11 @@ async def test_the_target_of_a_fault_may_be_silent_and_no_other(cluster: Cluster
     assert found.verdict == "passed", found.sentence
 
 
+async def unwell(stops: Stops) -> str:
+    """Return what of the cluster says that a drill has to end."""
+    return "; ".join([said for ask in OF_MEMBERS.values() if (said := await ask(stops))])
+
+
 @pytest.mark.parametrize("target", ["r1", "n1"])
 @pytest.mark.parametrize("turns", ["into the target", "back into one of many"])
 def test_who_was_or_became_the_target_while_all_were_asked_is_not_taken_for_lost(
@@ -530,17 +561,17 @@ def test_who_was_or_became_the_target_while_all_were_asked_is_not_taken_for_lost
                 return await super().call(operation, request, **more)
             finally:
                 if operation is late:
-                    coordinator._spared = after
+                    stops.spared = after
 
     double = Turning()
     double.dead = {target} if turns == "into the target" else set()
     double.nodes["n1"] = "DOWN" if target == "n1" else "UP"
-    coordinator = carried_out_by(double)
-    coordinator._spared, coordinator._up = before, frozenset({"n1"})
-    assert asyncio.run(coordinator._unwell()) == ""
-    coordinator._spared, after = frozenset(), frozenset()
+    stops = Stops(cast(Client, double), SystemClock(), REPLICAS, cast(Machines, MachinesDouble(double)))
+    stops.spared, stops.up = before, frozenset({"n1"})
+    assert asyncio.run(unwell(stops)) == ""
+    stops.spared, after = frozenset(), frozenset()
     double.dead = {target}
-    assert target in asyncio.run(coordinator._unwell()), "somebody else is"
+    assert target in asyncio.run(unwell(stops)), "somebody else is"
 
 
 @story
@@ -562,7 +593,7 @@ async def test_a_target_that_does_not_come_back_fails_it(
 
 
 @story
-async def test_without_anybody_who_measures_nothing_is_done_and_nothing_goes_on(cluster: ClusterDouble) -> None:
+async def test_without_anybody_who_measures_nothing_is_done(cluster: ClusterDouble) -> None:
     @contextlib.asynccontextmanager
     async def none(drill: int, take: Callable[[Report], None]) -> AsyncIterator[Callable[[], str]]:
         raise NotMeasured("it does not begin")
@@ -572,12 +603,6 @@ async def test_without_anybody_who_measures_nothing_is_done_and_nothing_goes_on(
     await carried_out_by(cluster, machines, writer=none).run(HANG, GOALS)
     assert cluster.ended is not None and machines.asked == []
     assert (cluster.ended.verdict, cluster.ended.sentence) == ("aborted", "it does not begin")
-
-    said = [""]
-    machines.on_begin = lambda: said.insert(0, "it has ended")
-    writer = writes_of(cluster, lambda: said[0])
-    await carried_out_by(cluster, machines, writer=writer).run(replace(HANG, hold_s=20), GOALS)
-    assert (cluster.ended.verdict, cluster.ended.sentence) == ("aborted", "it has ended") and not machines.broken
 
 
 @story
@@ -646,7 +671,7 @@ def answered(took_s: float, until_s: float, every_s: float = 0.01) -> list[Probe
 def slow(writes: list[Probe], normal_us: int = 4_000) -> str:
     probes = Probes(cast(Client, None), SystemClock(), {}, 1)
     probes.writes.extend(writes)
-    return module._slow(probes, 100.0, normal_us)
+    return OF_WRITES["writes are slower"](Seen(probes, Goals(write_stop_us=1, abort_after_us=1), "", 100.0, normal_us))
 
 
 def test_writes_that_take_ten_times_as_long_once_they_go_on_again_end_it() -> None:
@@ -747,46 +772,42 @@ def test_what_comes_of_a_copy_is_the_verdict_and_its_figures_are_kept(cluster: C
     assert found.figures.get("held_revision", 0) == (7 if isinstance(outcome, CopyFailed) else 0)
 
 
-COPY_STOPS = {
-    **{name: STOPS[name] for name in ("somebody", "lock", "member", "agent", "divergence")},
-    "member": (STOPS["member"][0], "r3 did not answer for 15 s"),
+COPY_STOPS = {name: STOPS[name] for name in OF_MEMBERS | OF_COPIES if name in STOPS} | {
+    "a copy has no room": (None, "full")
 }
 
 
-@pytest.mark.parametrize("name", [*COPY_STOPS, "file", "room", "Prometheus", "time"])
-def test_each_stop_condition_ends_a_copy_as_aborted_and_nothing_is_left(
-    cluster: ClusterDouble, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = {"file": "drill.halt is there", "room": "too little", "Prometheus": "up == 0"}.get(name, "")
+@pytest.mark.parametrize("stop", COPY_STOPS)
+def test_each_stop_condition_ends_a_copy_as_aborted_and_nothing_is_left(cluster: ClusterDouble, stop: str) -> None:
     machines = MachinesDouble(cluster)
-    if name == "time":
-        monkeypatch.setattr(module, "END_S", 2 * (DRILL_S_MAX - 0.2))
-        said = "it was not over in its time"
+    begin, sentence = COPY_STOPS[stop]
 
     async def run() -> EndDrillRequest:
-        exercise, alarms = ExerciseDouble(), [""]
+        exercise = ExerciseDouble()
 
         async def alarm() -> str:
-            return alarms[0]
+            return cluster.alarm
 
-        async def stop() -> None:
+        async def hold() -> None:
             await exercise.begun.wait()
-            if name in COPY_STOPS:
-                COPY_STOPS[name][0](cluster)
-            elif name == "file":
-                machines.halted = "drill.halt"
-            elif name == "room":
-                exercise.full = "too little"
-            elif name == "Prometheus":
-                alarms[0] = "up == 0"
+            if begin is not None:
+                begin(cluster, machines)
+            else:
+                exercise.full = sentence
 
-        stopping = asyncio.create_task(stop())
+        holding = asyncio.create_task(hold())
         found = await exercised(cluster, exercise, machines=machines, alarm=alarm)
-        await stopping
+        await holding
         return found
 
     found = asyncio.run(run())
-    assert found.verdict == "aborted" and found.sentence.endswith(said or COPY_STOPS[name][1])
+    assert found.verdict == "aborted" and sentence in found.sentence
+
+
+def test_a_copy_that_is_not_over_in_its_time_is_ended(cluster: ClusterDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "END_S", 2 * (DRILL_S_MAX - 0.2))
+    found = asyncio.run(exercised(cluster, ExerciseDouble()))
+    assert (found.verdict, found.sentence) == ("aborted", "it was not over in its time")
 
 
 @story
