@@ -27,6 +27,7 @@ from cluster.audit.release import (
     understood,
     write_frame,
 )
+from cluster.server.garbage_collection import collect_for_a_reader
 from replica.messages import ReleaseNeeded, Request, features
 from replica.state import EMPTY, State, table_digests
 from replica.values import LedgerViolation
@@ -107,4 +108,5 @@ def serve(reads: IO[bytes], writes: IO[bytes]) -> None:
 
 
 if __name__ == "__main__":
+    collect_for_a_reader()
     serve(sys.stdin.buffer, sys.stdout.buffer)

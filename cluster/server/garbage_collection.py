@@ -31,6 +31,16 @@ FULL_SHARE = 0.25
 """The part of the shortest election timeout that a leader may spend on it."""
 
 
+READER_ROUNDS = 10
+"""Rounds among the middle-aged after which a reader of the ledger collects everything, if Python finds that enough of
+it is new."""
+
+
+def collect_for_a_reader() -> None:
+    """Have a process that folds the ledger beside a replica collect rarely: all that it keeps is states, too."""
+    gc.set_threshold(YOUNG_OBJECTS, MIDDLE_ROUNDS, READER_ROUNDS)
+
+
 class Collector:
     """Collects everything once now and then periodically, when that harms nobody."""
 

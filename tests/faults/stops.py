@@ -44,7 +44,14 @@ class Stopwatch:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Send a write to each replica every few milliseconds until the end of the block."""
-        with subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            # A session of its own: the kernel shares the processors out among sessions.
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
             assert process.stdin is not None and process.stdout is not None
             if process.stdout.readline() != "ready\n":
                 raise RunFailed("the stopwatch does not begin")

@@ -30,6 +30,9 @@ THREADS = 5
 
 TIMEOUT_S = 4.0
 
+NICENESS = -10
+"""Of this program where it may choose, within its session and among sessions: an instrument waits for no processor."""
+
 HEADERS = {"Content-Type": "application/json", "Accept": "application/json"}
 
 
@@ -89,6 +92,10 @@ def main():
     parser.add_argument("--job", type=int, required=True, help="a job that is held and released")
     parser.add_argument("places", nargs="+", metavar="HOST:PORT")
     options = parser.parse_args()
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+        with open("/proc/self/autogroup", "w") as file:
+            file.write(str(NICENESS))
     end, close_end = os.pipe()
     pids, results = [], []
     for place in options.places:

@@ -40,6 +40,7 @@ from cluster.api.past.questions import Questions
 from cluster.api.past.terms import terms_of
 from cluster.api.past.tree import Tree
 from cluster.schemas import LENGTH
+from cluster.server.garbage_collection import collect_for_a_reader
 from cluster.server.tlog import LOG_DIRECTORY
 from cluster.system import SystemClock, begin_logging, die_with_parent
 from replica.state import State
@@ -168,6 +169,7 @@ def main(arguments: Sequence[str], answer_then: AnswerThen) -> int:
     os.umask(0o077)
     begin_logging()
     faulthandler.enable()
+    collect_for_a_reader()
     home = Path(directory)
     index = JobIndex(home / "index")
     if ANEW in options:

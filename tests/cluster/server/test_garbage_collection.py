@@ -1,12 +1,14 @@
 """Collections of everything come when they harm nobody."""
 
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from cluster.server.garbage_collection import FULL_SHARE, Collector
+from cluster.server.garbage_collection import FULL_SHARE, Collector, collect_for_a_reader
 from replica.values.units import Instant
 from tests.clocks import ManualClock
 from tests.cluster.harness import story
@@ -65,3 +67,43 @@ async def test_a_leader_for_whom_it_was_short_collects() -> None:
     collector.due()
     assert lost() is None
     collector.stop()
+
+
+FOLDING = ("cluster.audit", "cluster.audit.worker", "cluster.api.moments")
+"""Programs that fold a ledger beside a replica."""
+
+
+def test_a_reader_of_the_ledger_looks_for_cycles_a_thirtieth_as_often_and_still_ends_them() -> None:
+    gc.set_threshold(700, 10, 10)
+    collect_for_a_reader()
+    young, middle, old = gc.get_threshold()
+    assert young * middle > 30 * 700 * 10 and old == 10
+    lost = weakref.ref(Cycle())
+    kept = [[] for _ in range(2 * young)]
+    assert lost() is None and kept
+
+
+def test_every_program_that_folds_a_ledger_beside_a_replica_does() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", RUN_EACH, *FOLDING], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert said.stdout.split() == [*FOLDING]
+
+
+RUN_EACH = """
+import os, runpy, socket, sys
+from cluster.server import garbage_collection
+
+def begun():
+    raise InterruptedError
+
+garbage_collection.collect_for_a_reader = begun
+ours, theirs = socket.socketpair()
+programs = sys.argv[1:]
+for program in programs:
+    sys.argv = [program, str(theirs.fileno()), str(os.getppid()), "nowhere"]
+    try:
+        runpy.run_module(program, run_name="__main__")
+    except InterruptedError:
+        print(program)
+"""
