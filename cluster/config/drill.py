@@ -37,7 +37,8 @@ DAYS_MAX: Final = 3_660
 """Days between two drills of a kind, count."""
 
 Allowed = Literal["process", "network", "disk"]
-"""Kinds of faults: signals to a replica or an agent, a table of nft, a file that fills a file system."""
+"""Kinds of faults: signals to a replica or an agent, a table of nft, a file that fills a file system and a bound
+on how often it is written."""
 
 DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cluster.config import Config, HelperConfig
-from cluster.drill.faults import Cut, Fault, Fill, Kill, Stop, disk_fault, nft_fault
+from cluster.drill.faults import Cut, Fault, Fill, Kill, Stop, ThisMachine, disk_fault, nft_fault
 from cluster.drill.messages import AGENTS, NEEDS, HelperRefused
+from cluster.drill.throttling import throttle_of
 
 
 def fault_of(config: Config, helper: HelperConfig, scenario: str, target: str, number: int) -> Fault:
@@ -33,6 +34,11 @@ def fault_of(config: Config, helper: HelperConfig, scenario: str, target: str, n
     directory = config.agent(target).directory if is_agent else config.wal_directory(target)
     if needed == "network":
         return _cut(config, helper, scenario, target, number)
+    if scenario == "slow-disk":
+        process = ThisMachine().holder(str(directory))
+        if process is None:
+            raise HelperRefused(f"{target} does not run: nobody holds the lock of {directory}", "start it first")
+        return throttle_of(process, directory)
     if needed == "disk":
         home = config.storage.directory / target
         fault = disk_fault(home)

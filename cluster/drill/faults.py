@@ -34,6 +34,9 @@ COMMAND_S: Final = 30.0
 FILL_BYTES_MAX: Final = 64 * 1024**3
 """What a file that fills a file system may take, bytes."""
 
+IO_MAX: Final = "io.max"
+"""File of a cgroup that bounds what its processes may do to disks."""
+
 FDINFO_BYTES_MAX: Final = 64 * 1024
 """What is read about one descriptor of a process, bytes."""
 
@@ -77,7 +80,17 @@ class Fill(msgspec.Struct, frozen=True, tag="fill"):
     start: tuple[str, ...] = ()
 
 
-Fault = Stop | Kill | Cut | Fill
+class Throttle(msgspec.Struct, frozen=True, tag="throttle"):
+    """A bound on how often a disk is written by one cgroup; what was in its place is put back."""
+
+    group: str
+    """Directory of the cgroup."""
+    bound: str
+    before: str
+    """Lines of its `io.max`."""
+
+
+Fault = Stop | Kill | Cut | Fill | Throttle
 
 
 class Undo(msgspec.Struct, frozen=True):
@@ -121,6 +134,10 @@ class Machine(Protocol):
         """Remove it if it is there; OSError."""
         ...
 
+    def throttle(self, group: str, bound: str) -> None:
+        """Have a cgroup keep to a line of `io.max`; nothing where the cgroup is gone. OSError."""
+        ...
+
     def start(self, name: str, command: tuple[str, ...]) -> None:
         """Start a process again, if anything here can."""
         ...
@@ -132,7 +149,7 @@ class Machine(Protocol):
 
 def of_target(drill: int, target: str, fault: Fault, machine: Machine) -> Undo:
     """Return what is to be written down before the fault is done; HelperRefused where its process is not there."""
-    if isinstance(fault, Cut):
+    if isinstance(fault, Cut | Throttle):
         return Undo(drill, target, fault)
     process = machine.holder(fault.directory)
     if process is None:
@@ -152,6 +169,8 @@ def do(undo: Undo, machine: Machine) -> None:
             machine.cut(undo.fault.rules)
         case Fill():
             machine.fill(undo.fault.file)
+        case Throttle():
+            machine.throttle(undo.fault.group, undo.fault.bound)
 
 
 def undone(undo: Undo, machine: Machine) -> None:
@@ -167,6 +186,8 @@ def undone(undo: Undo, machine: Machine) -> None:
         case Fill():
             machine.empty(undo.fault.file)
             _running_again(undo.fault, machine)
+        case Throttle():
+            machine.throttle(undo.fault.group, undo.fault.before)
 
 
 def _running_again(fault: Kill | Fill, machine: Machine) -> None:
@@ -238,6 +259,13 @@ class ThisMachine:
         """Remove it if it is there; OSError."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(file)
+
+    def throttle(self, group: str, bound: str) -> None:
+        """Have a cgroup keep to a line of `io.max`; nothing where the cgroup is gone. OSError."""
+        # Without O_CREAT: a cgroup that went with its last process takes its bound along.
+        with contextlib.suppress(FileNotFoundError):
+            with closing(os.open(os.path.join(group, IO_MAX), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as file:
+                os.write(file, bound.encode())
 
     def start(self, name: str, command: tuple[str, ...]) -> None:
         """Have `forebay up` or the machine's own command start it; HelperRefused."""

@@ -33,6 +33,7 @@ NEEDS: Final[dict[str, str]] = {
     "partition-in": "network",
     "partition-out": "network",
     "disk-full": "disk",
+    "slow-disk": "disk",
 }
 """Scenario -> what its machine must allow."""
 
@@ -40,7 +41,6 @@ AGENTS: Final = frozenset({"agent-kill", "node-down"})
 """Scenarios whose target is an agent; that of the others is a replica."""
 
 NOT_DONE: Final[dict[str, str]] = {
-    "slow-disk": "without a cgroup of each replica's own, or a device mapper, no disk can be slowed down for it alone",
     "clock-skew": (
         "the clock of one process cannot be set without a program that stands in for the system's, and that of a "
         "machine is everybody's on it"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         all_pids,
         become_subreaper,
         boot_id,
+        cgroup_of,
         descendants,
         die_with_parent,
         environment_variables,
@@ -55,8 +56,8 @@ else:
         descriptors: closing names_in open_directory sync_directory try_lock write_all
         job_process: CAPABILITIES LIMITS UNLIMITED JobProcess forgo limit prepare reset
         logs: about as_logged begin_logging is_logged say_at_last
-        processes: all_pids become_subreaper boot_id descendants die_with_parent environment_variables fields_of
-        processes: hold_termination leave_when_terminated python_of send start_time sync_file_system
+        processes: all_pids become_subreaper boot_id cgroup_of descendants die_with_parent environment_variables
+        processes: fields_of hold_termination leave_when_terminated python_of send start_time sync_file_system
         service_manager: EXIT_CONFIGURATION FORMAT_VARIABLE FORMATS LEVELS READY STOPPING VARIABLES tell_manager
         """,
     )

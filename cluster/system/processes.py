@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import functools
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -20,6 +21,8 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 _ENVIRONMENT_BYTES_MAX: Final = 4 * 1024 * 1024
 """What is read of a process's environment, bytes: more than Linux allows for arguments and environment by default (2
 MiB)."""
+
+_ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -108,6 +111,23 @@ def environment_variables(pid: int) -> list[bytes]:
             return file.read(_ENVIRONMENT_BYTES_MAX).split(b"\0")
     except OSError:
         return []
+
+
+def cgroup_of(pid: int) -> str:
+    """Return the directory of a process's cgroup (v2); LookupError says why there is none, OSError where it is gone."""
+    lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    own = next((line[3:] for line in lines if line.startswith("0::")), "")
+    if not own.startswith("/") or ".." in own.split("/"):
+        raise LookupError("this machine has no cgroup v2 for it; boot with systemd.unified_cgroup_hierarchy=1")
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        fields = before.split()
+        if after.split()[0] != "cgroup2" or len(fields) < 5:
+            continue
+        root, mount = (_ESCAPED.sub(lambda found: chr(int(found[1], 8)), field) for field in fields[3:5])
+        if root == "/" or own == root or own.startswith(root + "/"):
+            return mount.rstrip("/") + (own if root == "/" else own[len(root) :]).rstrip("/")
+    raise LookupError("no cgroup v2 file system is mounted; mount one at /sys/fs/cgroup")
 
 
 def hold_termination() -> None:

@@ -25,6 +25,7 @@ SCENARIOS = (
     "partition-in",
     "partition-out",
     "disk-full",
+    "slow-disk",
     "restore",
     "majority-lost",
     "upgrade",

@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import select
 import signal
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from cluster.agent.files import STEPS, read_record, type_of
 from cluster.agent.limits import CGROUP_BYTES_MAX, FREEZE_WAIT_S, KILL_PAUSE_S, KILL_ROUNDS_MAX
-from cluster.system import SystemClock, boot_id, closing, open_directory, send, write_all
+from cluster.system import SystemClock, boot_id, cgroup_of, closing, open_directory, send, write_all
 
 AUTO: Final = "auto"
 OWN: Final = "own"
@@ -38,8 +36,6 @@ _SYSTEMD: Final = "/run/systemd/system"
 
 _DELEGATED: Final = ("user.delegate", "trusted.delegate")
 """Extended attributes with which systemd marks a cgroup that it leaves to its unit."""
-
-_ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 
 
 class CgroupRefused(Exception):
@@ -313,7 +309,10 @@ def open_tree(where: str, storage_id: str) -> CgroupTree:
     """
     if where == NONE:
         raise CgroupRefused('cgroup = "none" is configured')
-    parent = _own_cgroup() if where in (AUTO, OWN) else where
+    try:
+        parent = cgroup_of(os.getpid()) if where in (AUTO, OWN) else where
+    except LookupError as error:
+        raise CgroupRefused(str(error)) from error
     try:
         with closing(open_directory(parent)) as directory:
             if type_of(directory) != _CGROUP2:
@@ -337,22 +336,6 @@ def open_tree(where: str, storage_id: str) -> CgroupTree:
         tree.remove()
         raise CgroupRefused(f"no process can be put below {parent}: {error.strerror}") from error
     return tree
-
-
-def _own_cgroup() -> str:
-    """Return the directory of this process's cgroup; CgroupRefused."""
-    own = next((line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")), "")
-    if not own.startswith("/") or ".." in own.split("/"):
-        raise CgroupRefused("this machine has no cgroup v2 for it; boot with systemd.unified_cgroup_hierarchy=1")
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        fields = before.split()
-        if after.split()[0] != "cgroup2" or len(fields) < 5:
-            continue
-        root, mount = (_ESCAPED.sub(lambda found: chr(int(found[1], 8)), field) for field in fields[3:5])
-        if root == "/" or own == root or own.startswith(root + "/"):
-            return mount.rstrip("/") + (own if root == "/" else own[len(root) :]).rstrip("/")
-    raise CgroupRefused("no cgroup v2 file system is mounted; mount one at /sys/fs/cgroup")
 
 
 def _is_ours(path: str, directory: int) -> bool:

@@ -74,8 +74,8 @@ def plan(as_json: bool, **asked: Any) -> None:
     """Show what a drill would do to whom, and whether everything holds that must; nothing is done.
 
     switchover hands the leadership over. leader-kill, leader-hang, follower-stop, agent-kill and node-down signal a
-    replica or an agent, the partitions cut a replica off, disk-full fills its file system: a helper on its machine does
-    that, where that machine's configuration allows it.
+    replica or an agent, the partitions cut a replica off, disk-full fills its file system, slow-disk has its disk do
+    ten writes a second: a helper on its machine does that, where that machine's configuration allows it.
     """
 
     async def ask(client: Client) -> Plan:

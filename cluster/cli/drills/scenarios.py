@@ -127,6 +127,12 @@ SCENARIOS: Final = {
             means="it stops at the first write that fails, and is started again; the others go on",
         ),
         Scenario(
+            name="slow-disk",
+            of="follower",
+            does="has a disk that does ten writes a second",
+            means="the others commit without it; it follows behind, and catches up",
+        ),
+        Scenario(
             name="restore",
             of="member",
             does="everything is lost but that snapshot, which is restored; two more replicas join",

@@ -23,7 +23,7 @@ from cluster.client import ApiError, Client
 from cluster.config import Config
 from cluster.drill import Answer, HelperRefused
 from cluster.drill.channel import ANSWER_S
-from cluster.drill.faults import Cut, Fault, Fill, Kill, Process, Stop, of_target
+from cluster.drill.faults import Cut, Fault, Fill, Kill, Process, Stop, Throttle, of_target
 from cluster.drill.helper import Helper
 from cluster.drill.messages import JSON
 from cluster.drill.performer import Assignment, Lease
@@ -111,6 +111,11 @@ class SimMachine:
         self.world.step("empty")
         self.files.discard(file)
         self.world.step("empty is done")
+
+    def throttle(self, group: str, bound: str) -> None:
+        self.world.step("throttle")
+        self.files = {group} if bound == "bound" else set()
+        self.world.step("throttle is done")
 
     def start(self, name: str, command: tuple[str, ...]) -> None:
         self.world.step("start")
@@ -314,6 +319,8 @@ class Simulated:
         needs, name = self.scenario.needs, self.scenario.name
         if needs == "network":
             return Cut("t", "rules")
+        if name == "slow-disk":
+            return Throttle("group", "bound", "before")
         if needs == "disk":
             return Fill("file", "d", self.plan.target)
         return Kill("d", self.plan.target) if name.endswith("-kill") else Stop("d")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.drill import faults as module
-from cluster.drill.faults import Cut, Fault, Fill, Kill, Process, Stop, ThisMachine, do, of_target, undone
+from cluster.drill.faults import Cut, Fault, Fill, Kill, Process, Stop, ThisMachine, Throttle, do, of_target, undone
 from cluster.drill.messages import HelperRefused
 from cluster.drill.record import Busy, Record
 from cluster.system import start_time
@@ -34,6 +34,7 @@ class World:
         self.stopped = False
         self.tables = set[str]()
         self.files = set[str]()
+        self.bound = "before"
         self.dies_at = NEVER
         self.steps = 0
         self.waits_for_others = True
@@ -78,6 +79,11 @@ class World:
         self.files.discard(file)
         self.step()
 
+    def throttle(self, group: str, bound: str) -> None:
+        self.step()
+        self.bound = bound
+        self.step()
+
     def start(self, name: str, command: tuple[str, ...]) -> None:
         self.step()
         if self.process is None:
@@ -89,7 +95,7 @@ class World:
 
     @property
     def is_whole(self) -> bool:
-        return self.process is not None and not (self.stopped or self.tables or self.files)
+        return self.process is not None and self.bound == "before" and not (self.stopped or self.tables or self.files)
 
 
 class Steps(Record):
@@ -113,6 +119,7 @@ FAULTS: dict[str, Fault] = {
     "kill": Kill("/r1/wal", "r1"),
     "cut": Cut("table", "table"),
     "fill": Fill("/r1/fill", "/r1/wal", "r1"),
+    "throttle": Throttle("/r1", "bound", "before"),
 }
 
 
