@@ -9,6 +9,7 @@ noting anything.
 from __future__ import annotations
 
 import logging
+import os
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -70,6 +71,10 @@ POINT_REVISIONS = 1024
 IMAGES_BYTES_MAX = 1024**3
 """States kept on the disk beside the index, bytes: of ten thousand jobs each, so many that none of ten million events
 is further than a second's folding from one."""
+
+IMAGES_ROOM_SHARE = 0.25
+"""And what they may take of their room and of what is free beside them: the journal, which must be written, comes
+first, and what is derived can be derived again."""
 
 IMAGES_SHARE = 0.75
 """What is left of so many bytes when they are thinned out: those that stood closest go."""
@@ -236,10 +241,12 @@ class Follower:
                 there.append((self.ledger.row_at(name.index).revision, path.stat().st_size, path))
             except LedgerBroken:
                 path.unlink(missing_ok=True)  # of a ledger that went on otherwise
-        size_bytes = sum(size for _, size, _ in there)
-        if size_bytes <= IMAGES_BYTES_MAX:
+        size_bytes, room = sum(size for _, size, _ in there), os.statvfs(directory)
+        free_bytes = room.f_bavail * room.f_frsize
+        bytes_max = min(IMAGES_BYTES_MAX, IMAGES_ROOM_SHARE * (size_bytes + free_bytes))
+        if size_bytes <= bytes_max:
             return
-        while size_bytes > IMAGES_SHARE * IMAGES_BYTES_MAX and len(there) > 2:
+        while size_bytes > IMAGES_SHARE * bytes_max and len(there) > 2:
             gaps = [after - before for (before, *_), (after, *_) in zip(there, there[2:], strict=False)]
             _, size, path = there.pop(1 + gaps.index(min(gaps)))
             path.unlink(missing_ok=True)

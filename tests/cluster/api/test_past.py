@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -521,6 +522,31 @@ def test_states_are_kept_on_the_disk_for_questions_after_a_restart(
     replica.kill()
     replica.restarted()
     replica.check()
+
+
+def test_states_are_thinned_out_where_they_take_room_that_the_journal_needs(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.api.past.follower.IMAGE_REVISIONS", 3)
+    monkeypatch.setattr("cluster.api.past.follower.JOBS_PER_REVISION", 100)
+    states = replica.directory / "index" / "states"
+
+    def kept_bytes() -> int:
+        return sum(one.stat().st_size for one in states.iterdir())
+
+    disk_bytes = 24_000
+
+    def room(directory: Path) -> SimpleNamespace:
+        return SimpleNamespace(f_bavail=disk_bytes - kept_bytes(), f_frsize=1)
+
+    replica.kill()
+    replica.restarted()
+    monkeypatch.setattr("cluster.api.past.follower.os.statvfs", room)
+    for batch in lived():
+        replica.settle([batch])
+    replica.check()
+    assert 0 < kept_bytes() <= disk_bytes / 4
+    monkeypatch.undo()
 
 
 def not_before(replica: Replica, index: int) -> Callable[[bytes], Batch]:
