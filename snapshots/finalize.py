@@ -40,6 +40,11 @@ SNAPSHOT_BYTES_MAX = 4 * 1024**3
 
 TEMPORARY_SUFFIX = ".saving"
 
+RESERVE_BYTES = 64 * 1024**2
+RESERVE_SHARE = 16
+"""What a snapshot leaves free of its disk, bytes and part of the whole, whichever is less: the journal is on the same
+one, and a write of it that fails stops the replica, where a snapshot that fails is tried again."""
+
 _NAME = re.compile(r"snapshot-([0-9]{20})-([0-9]{1,19})\.fbs")
 
 
@@ -87,7 +92,11 @@ class Disk:
         os.lseek(file, size_bytes, os.SEEK_SET)
 
     def write(self, file: int, data: bytes) -> None:
-        """Write all of it."""
+        """Write all of it; ENOSPC also where that would leave too little for the journal."""
+        room = os.fstatvfs(file)
+        reserve_bytes = min(RESERVE_BYTES, room.f_blocks * room.f_frsize // RESERVE_SHARE)
+        if room.f_bavail * room.f_frsize < len(data) + reserve_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         left = memoryview(data)
         while left:
             left = left[os.write(file, left) :]

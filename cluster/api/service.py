@@ -536,7 +536,9 @@ class Service:
             case NotLeading():
                 return self.elsewhere(error.leader)
             case JournalFull():
-                remedy = "raise map_size in [storage] on every replica and restart them in turn"
+                remedy = (
+                    "raise map_size in [storage] on every replica and restart them in turn, or make room on the disks"
+                )
                 return Problem(507, "journal_full", str(error), remedy)
             case TooManyAnswers():
                 return too_many_answers(str(error))

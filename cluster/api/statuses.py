@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -77,24 +76,16 @@ class Statuses:
 
 def of_this_machine(controller: Controller) -> dict[str, Any]:
     """Return what of a status is about the machine: room, and until when the certificates are valid."""
-    config = controller.config
+    config, room = controller.config, controller.measure_room()
     certificate, authority = NEVER, NEVER
     with contextlib.suppress(ConfigError, TlsRefused):  # somebody is putting new ones there
         certificate, authority = _expiries(*_files(config, controller.name))
     return {
-        "room_bytes": _room_bytes(config),
+        "room_bytes": None if room is None else room.free_bytes,
         "journal_fill": round(controller.journal_fill, 6),
         "certificate_until": format_instant(certificate),
         "authority_until": format_instant(authority),
     }
-
-
-def _room_bytes(config: Config) -> int | None:
-    try:
-        room = os.statvfs(config.storage.directory)
-    except OSError:
-        return None
-    return room.f_bavail * room.f_frsize
 
 
 def _files(config: Config, name: str) -> tuple[TlsFiles, tuple[int, ...]]:

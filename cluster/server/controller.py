@@ -53,6 +53,7 @@ from cluster.server.pending import (
 )
 from cluster.server.proposer import Proposer
 from cluster.server.pruning import PruneNote
+from cluster.server.room_watch import Room, RoomWatch, room_of
 from cluster.server.snapshots import SnapshotInstall, call_soon
 from cluster.server.storage import Storage
 from cluster.server.totals import JobTotals, TransferTotals
@@ -155,6 +156,9 @@ class Controller:
         )
         self.agreed = AgreedTime(clock, bounds=lambda: self.engine.clock_bounds, at=storage.state.at)
         self.clock_watch = ClockWatch(name, self.engine, self.agreed)
+        self.room_watch = RoomWatch(
+            self.engine, measure=self.measure_room, map_size_bytes=config.storage.map_size_bytes, ask=ask, clock=clock
+        )
         self.proposer = Proposer(
             engine=self.engine, applied=lambda: self._state, fill_with=self.fill_with, clock=self.agreed, fail=fail
         )
@@ -197,6 +201,7 @@ class Controller:
         self.register(self.membership)
         self.register(self.node_watch)
         self.register(self.clock_watch)
+        self.register(self.room_watch)
         if self.checkpoints is not None:
             self.register(DigestRecorder(self.checkpoints, submit=submit))
 
@@ -276,9 +281,17 @@ class Controller:
             raise NotLeading(None)
 
     def fill_with(self, size_bytes: int) -> float:
-        """Return how full the journal would be, from 0 to 1, with so many bytes more than it has been asked for."""
-        behind_bytes = self.journal.behind_bytes + size_bytes
-        return self._storage.environment.fill_with(STORED_BYTES_PER_BYTE * behind_bytes)
+        """Return how full the journal would be, from 0 to 1, with so many bytes more than it has been asked for.
+
+        Or its disk, where that is fuller, and no other replica's has room.
+        """
+        stored_bytes = STORED_BYTES_PER_BYTE * (self.journal.behind_bytes + size_bytes)
+        return max(self._storage.environment.fill_with(stored_bytes), self.room_watch.fill_with(stored_bytes))
+
+    def measure_room(self) -> Room | None:
+        """Return what the journal takes of its disk and what is free there; None where the file system does not say."""
+        used_bytes = round(self._storage.environment.fill * self.config.storage.map_size_bytes)
+        return room_of(self.config.wal_directory(self.name), used_bytes)
 
     async def current(self) -> State:
         """Return a state that is at least as new as any answer given before the call, and passed over.

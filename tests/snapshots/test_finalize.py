@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,7 +23,7 @@ from snapshots import (
     load_snapshot,
     write_snapshot,
 )
-from snapshots.finalize import Disk
+from snapshots.finalize import RESERVE_BYTES, Disk
 from tests.snapshots.disks import FailingDisk, KillingDisk, TracingDisk
 from tests.snapshots.states import many_jobs, small_image
 
@@ -81,6 +82,26 @@ def test_a_disk_that_fails_at_any_call_leaves_the_older_snapshot_and_nothing_els
             (tmp_path / str(SnapshotName(7, 2))).unlink()
         assert os.listdir(tmp_path) == [older.name]
     assert load_snapshot(older) == small_image(6)
+
+
+@pytest.mark.parametrize(("blocks", "reserve"), [(1_000_000, RESERVE_BYTES), (32, 2 * 4096)])
+def test_what_the_journal_needs_is_left_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int, reserve: int
+) -> None:
+    size_bytes = write_snapshot(tmp_path, small_image(6)).stat().st_size
+    written: list[int] = []
+    free_bytes = reserve + size_bytes
+
+    def room(file: int) -> SimpleNamespace:
+        written.append(os.fstat(file).st_size)
+        return SimpleNamespace(f_blocks=blocks, f_frsize=4096, f_bavail=(free_bytes - written[-1]) / 4096)
+
+    monkeypatch.setattr("snapshots.finalize.os.fstatvfs", room)
+    write_snapshot(tmp_path, small_image(7))
+    free_bytes -= 1
+    with pytest.raises(SnapshotFailed, match="No space left on device; free space on that file system"):
+        write_snapshot(tmp_path, small_image(8))
+    assert max(written) < size_bytes and len(os.listdir(tmp_path)) == 2
 
 
 def test_a_process_that_dies_at_any_call_leaves_a_valid_snapshot(tmp_path: Path) -> None:
