@@ -98,7 +98,8 @@ class Client:
         self._endpoints = Endpoints(endpoints)
         self._exchange: Sending = _blocking(way, self._clock) if blocking else _on_a_loop(way, self._clock)
         self._sleep = _doze if blocking else rest
-        self._caller = Caller(self._exchange, self._endpoints, self._clock, sleep=self._sleep, nobody_s=nobody_s)
+        self._nobody_s = nobody_s
+        self._caller = self._caller_of(self._endpoints)
         self._deadline_s = deadline_s
         self._session_ids = SessionIds(self._open_session, self._clock)
 
@@ -325,12 +326,12 @@ class Client:
         """Report results; whatever is in the answer, accepted or refused, is acknowledged."""
         return await self.call(operations.REPORT_OPERATIONS, request, node=node)
 
-    def _caller_of(self, only: Address) -> Caller:
-        return Caller(self._exchange, Endpoints([only]), self._clock, sleep=self._sleep)
+    def _caller_of(self, endpoints: Endpoints) -> Caller:
+        return Caller(self._exchange, endpoints, self._clock, sleep=self._sleep, nobody_s=self._nobody_s)
 
     async def _perform(self, call: Call, kind: type[_T], only: Address | None = None) -> tuple[_T, bool]:
         """Return the answer, and whether an earlier request of this call may have been carried out."""
-        caller = self._caller if only is None else self._caller_of(only)
+        caller = self._caller if only is None else self._caller_of(Endpoints([only]))
         try:
             answer = await caller.perform(call)
         except ApiError as error:
