@@ -49,7 +49,7 @@ async def revoke_certificate(call: Call[v.RevocationRequest]) -> Reply[v.Revocat
             409,
             "wrong_state",
             f"replica {name} is a member, and would be refused by the others",
-            "`forebay member remove` it first, or issue it a new certificate and revoke the former by its number",
+            "`forebay member delete` it first, or issue it a new certificate and revoke the former by its number",
             "certificate",
         )
     until = NEVER if kind != "serial" else Instant(service.clock.now() + _LIFETIME)

@@ -58,6 +58,7 @@ from cluster.audit.whatif import (
 from cluster.cli.audit_commands import SINCE_FORMS, WINDOW_FORMS, audit_commands, write_proof
 from cluster.cli.commands.config import read_settings, settings_of
 from cluster.cli.exits import ExitCode, Failure, bad_input, converted
+from cluster.cli.global_options import JSON_ANYWHERE
 from cluster.cli.group import SETTINGS, ForebayGroup
 from cluster.cli.text import (
     fields_table,
@@ -481,7 +482,7 @@ def prove(options: dict[str, Any]) -> None:
             held = proof_of(ledger, home, job, progress=progress)
         except NotProven as error:
             raise Failure(ExitCode.NOT_FOUND, str(error), error.remedy) from error
-    write_proof(options["output"], held)
+    write_proof(options["output"], held, options["as_json"])
 
 
 def whatif(options: dict[str, Any]) -> None:
@@ -630,6 +631,7 @@ def _perform(words: tuple[str, ...], options: dict[str, Any]) -> None:
 
 @click.group(cls=ForebayGroup, context_settings=SETTINGS)
 @click.option("--config", type=click.Path(path_type=Path), envvar="FOREBAY_CONFIG", help="The cluster's forebay.toml.")
+@JSON_ANYWHERE
 def audit(config: Path | None) -> None:
     """Audit what a replica keeps, offline."""
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 import click
 import msgspec
 
+from cluster.cli.confirming import can_ask, confirm
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import Session
 from cluster.cli.text import fields_table, moment, note, show, show_json
@@ -86,8 +87,7 @@ def recover_command(options: dict[str, Any]) -> None:
     with refusals():
         if confirmed is None:
             plan = asyncio.run(plan_recovery(config, name, clock=clock, leave_behind=behind))
-            if not yes:
-                _show(view_of(plan), options["as_json"])
+            if not (yes or _agreed(plan, options["as_json"], f"forebay recover --name {name}")):
                 return
             confirmed = plan.id
         by = options["by"] or account_name()
@@ -105,12 +105,21 @@ def restore_command(options: dict[str, Any]) -> None:
     clock = SystemClock()
     with refusals():
         plan = asyncio.run(plan_restore(config, name, file, clock=clock))
-        if confirmed is None and not yes:
-            _show(view_of(plan), options["as_json"], f"forebay snapshot restore {file} --name {name}")
+        again = f"forebay snapshot restore {file} --name {name}"
+        if confirmed is None and not yes and not _agreed(plan, options["as_json"], again):
             return
         by = options["by"] or account_name()
         plan, recovery = asyncio.run(restore_snapshot(config, name, file, confirmed or plan.id, by=by, clock=clock))
     _show(view_of(plan, Recovered(plan=plan, recovery=recovery)), options["as_json"])
+
+
+def _agreed(plan: RecoveryPlan, as_json: bool, command: str) -> bool:
+    """Show a plan, and return whether somebody at a terminal wants it carried out; Failure if not."""
+    _show(view_of(plan), as_json, command)
+    if as_json or not can_ask():
+        return False
+    confirm("Do it?", yes=False)
+    return True
 
 
 def check_account(directory: Path) -> None:
@@ -220,8 +229,7 @@ def _show(view: PlanView, as_json: bool, command: str = "") -> None:
         jobs = _JOBS.format(first=view.lost_jobs_first, last=view.lost_jobs_last)
         note(_NEXT.format(name=view.replica, jobs=jobs))
         return
-    words = command or f"forebay recover --name {view.replica}"
     note(
         f"Nothing was changed. Be sure that {', '.join(others) or 'nobody else'} cannot come back with more: what they "
-        f"have beside this is lost then. To do it: {words} --confirm {view.plan}"
+        f"have beside this is lost then. To do it: {command} --confirm {view.plan}"
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 from cluster.cli.exits import bad_input
+from cluster.cli.global_options import JSON_ANYWHERE, GlobalOption
 from cluster.cli.group import SETTINGS, ForebayGroup, LazyCommands
 from cluster.cli.session import CONFIG_VARIABLE, DEADLINE_S, DEADLINE_S_MAX, Session
 
@@ -77,7 +78,7 @@ SUMMARIES: Final = {
     "ledger": "Verify, replay, decide again, print and prove what the ledger has.",
     "license": "Show and change licences, which jobs have while they run.",
     "member": "Look at the replicas, and change who they are: one at a time.",
-    "node": "List, admit, drain and resume nodes.",
+    "node": "List, show, admit, drain and resume nodes.",
     "overview": "Show the cluster at a glance: replicas, jobs, nodes, transfers, and what needs somebody.",
     "partition": "Show and change partitions: which nodes jobs may run on, for whom, and for how long.",
     "place": "List and change places: file systems that all nodes mount.",
@@ -97,7 +98,7 @@ SUMMARIES: Final = {
     "top": "Draw the cluster on the whole terminal, again and again, until q.",
     "transfer": "Show what is moved, how far it is, and the receipts of what was moved.",
     "up": "Run a whole cluster of this machine in the foreground; Ctrl-C ends it.",
-    "usage": "Show and reset what accounts and QOS have used of burst buffers, which GrpBBMinutes limits.",
+    "usage": "List and reset what accounts and QOS have used of burst buffers, which GrpBBMinutes limits.",
     "whatif": "Go through a window of the ledger again with something changed, and say what would have been.",
     "witness": "Cosign what the ledgers of others grow to, in the foreground: needs --key, --listen and --keys.",
 }
@@ -134,6 +135,7 @@ def _version() -> str:
 @click.option(
     "--config",
     "config_path",
+    cls=GlobalOption,
     type=_PathType(),
     envvar=CONFIG_VARIABLE,
     metavar="FILE",
@@ -144,21 +146,26 @@ def _version() -> str:
     "--identity",
     "--user",
     "identity",
+    cls=GlobalOption,
     envvar="FOREBAY_IDENTITY",
     metavar="NAME",
     help="Whose certificate of the tls directory to use.  [default: $FOREBAY_IDENTITY, or none: you come as your own "
     "account, by this machine's gateway, by MUNGE, or with the certificate of its name]",
 )
-@click.option("--stale", is_flag=True, help="Let any replica answer reads at once, perhaps not with the latest.")
+@click.option(
+    "--stale", cls=GlobalOption, is_flag=True, help="Let any replica answer reads at once, perhaps not with the latest."
+)
 @click.option(
     "--deadline",
     "deadline_s",
+    cls=GlobalOption,
     type=click.FloatRange(0, DEADLINE_S_MAX, min_open=True),
     default=DEADLINE_S,
     metavar="SECONDS",
     show_default=True,
     help="How long to wait for an answer, retries included.",
 )
+@JSON_ANYWHERE
 @click.option(
     "--version",
     is_flag=True,
@@ -172,7 +179,8 @@ def cli(context: click.Context, config_path: Path | None, identity: str | None, 
     """Forebay, a highly available burst-buffer controller.
 
     Start with `forebay init DIRECTORY` and `forebay --config DIRECTORY/forebay.toml up`. Results go to stdout, remarks
-    and errors to stderr; --json prints one JSON object on stdout and nothing else.
+    and errors to stderr. These options may stand anywhere on the command line; of a command that has one of the same
+    name, what stands after its name is its own.
     """
     if context.obj is None:
         context.obj = Session(config_path=config_path, identity=identity, stale=stale, deadline_s=deadline_s)

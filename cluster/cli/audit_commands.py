@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import msgspec
 
+from cluster.cli.confirming import YES_OPTION
 from cluster.cli.exits import bad_input
-from cluster.cli.text import PAST_FORMS, note
+from cluster.cli.global_options import JSON_OPTION
+from cluster.cli.text import PAST_FORMS, note, present
 from cluster.security import proofs
 from replica.values import plain
 
@@ -40,7 +43,6 @@ _RELEASE = click.option(
 )
 SINCE_FORMS: Final = "a revision, a time (2026-01-31T16:00:00Z), or so long before the end (90m, 12h, 7d)"
 WINDOW_FORMS: Final = f"a revision, {PAST_FORMS}, or so long before the end (90m, 12h, 7d)"
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
 
 
 _DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
@@ -68,7 +70,7 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
         "--archive", type=_DIRECTORY, metavar="DIR", help="Verify this archive: alone, or with --data before it."
     )
     @click.option("--keys", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help=_KEYS)
-    @_JSON
+    @JSON_OPTION
     def verify(**options: Any) -> None:
         """Recompute the hash chain of a replica's ledger.
 
@@ -95,7 +97,7 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
     @click.option("--expect", metavar="DIGEST", help="Fail unless the state digest begins with these hex digits.")
     @_ARCHIVE
     @_RELEASE
-    @_JSON
+    @JSON_OPTION
     def replay(**options: Any) -> None:
         """Fold the whole ledger from nothing; print revision and digests.
 
@@ -118,7 +120,7 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
     @click.option("--since", metavar="WHEN", help=f"Look at what was decided from then on only: {SINCE_FORMS}.")
     @click.option("--from-snapshot", type=click.Path(path_type=Path), help="Begin with a snapshot instead of nothing.")
     @_ARCHIVE
-    @_JSON
+    @JSON_OPTION
     def redecide(**options: Any) -> None:
         """Decide again what the ledger records, and say what comes out otherwise.
 
@@ -152,6 +154,7 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
         "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Write it to this file."
     )
     @_ARCHIVE
+    @JSON_OPTION
     def prove(**options: Any) -> None:
         """Write a proof of what the ledger has of a job, under the last checkpoint.
 
@@ -167,7 +170,7 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
     @_DATA
     @_NAME
     @click.option("--list", "listed", is_flag=True, help="List the segments that are there, and write nothing.")
-    @_JSON
+    @JSON_OPTION
     def archive(**options: Any) -> None:
         """Write the ledger into segments, up to the last checkpoint.
 
@@ -198,7 +201,8 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
     )
     @click.option("--keys", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE", help=_KEYS)
     @click.option("--dry-run", is_flag=True, help="Check everything, say what would go, and remove nothing.")
-    @_JSON
+    @YES_OPTION
+    @JSON_OPTION
     def prune(**options: Any) -> None:
         """Remove old entries from a replica's ledger, once they are safe elsewhere.
 
@@ -214,7 +218,7 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
 
     @click.command("retain")
     @click.option("--name", required=True, help="Replica of the configuration whose directory it is.")
-    @_JSON
+    @JSON_OPTION
     def retain(**options: Any) -> None:
         """Archive and prune as [retention] of the configuration says.
 
@@ -229,7 +233,7 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
     @click.option(
         "--archive", type=_DIRECTORY, required=True, metavar="DIR", help="An archive of what the replica lacks."
     )
-    @_JSON
+    @JSON_OPTION
     def restore(**options: Any) -> None:
         """Bring a stopped replica's tree of what all replicas have pruned, from the archive.
 
@@ -241,7 +245,7 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
     @click.command("inspect")
     @click.argument("file", type=click.Path(path_type=Path))
     @click.option("--check", is_flag=True, help="Also load it as a replica would, and check all invariants.")
-    @_JSON
+    @JSON_OPTION
     def inspect(**options: Any) -> None:
         """Show what a snapshot file holds, after checking it."""
         perform(("snapshot", "inspect"), options)
@@ -255,7 +259,7 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
     @click.option("-A", "--account", help="Only jobs of this account.")
     @click.option("-s", "--state", metavar="STATE", help="Only jobs that were in this state at the end of the window.")
     @_ARCHIVE
-    @_JSON
+    @JSON_OPTION
     def jobs(**options: Any) -> None:
         """List the jobs that were there in a window of the ledger.
 
@@ -278,7 +282,7 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
         "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the page to this file."
     )
     @_ARCHIVE
-    @_JSON
+    @JSON_OPTION
     def html(**options: Any) -> None:
         """Draw a window of the ledger as one page.
 
@@ -302,14 +306,14 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
         metavar="NAME",
         help="A replica that answers and has more entries: what it has more is lost; repeatable.",
     )
-    @_JSON
+    @JSON_OPTION
     def recover(**options: Any) -> None:
         """Make a cluster of what one replica has left, after a majority was lost for good.
 
-        Without --confirm or --yes nothing is changed: it says what this replica has, up to which entry and time, and
-        what may be lost. Then it is a cluster of one, a new incarnation of the one that was: every other directory of
-        that is refused from then on, and the others are added anew. All that this replica ever acknowledged is kept,
-        also what it did not know to be committed.
+        It says what this replica has, up to which entry and time, and what may be lost; without --confirm or --yes
+        nothing is changed, unless somebody at the terminal says so. Then it is a cluster of one, a new incarnation of
+        the one that was: every other directory of that is refused from then on, and the others are added anew. All
+        that this replica ever acknowledged is kept, also what it did not know to be committed.
 
         Refused where a replica answers that somebody leads, or that has more. Certificates, agents and clients go on.
         """
@@ -343,7 +347,7 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
         metavar="PAGE",
         help="Also draw it as a page.",
     )
-    @_JSON
+    @JSON_OPTION
     def whatif(**options: Any) -> None:
         """Go through a window of the ledger again with something changed, and say what would have been.
 
@@ -360,14 +364,14 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
     @click.option("--confirm", metavar="ID", help="Do what the plan with this id says.")
     @click.option("--yes", is_flag=True, help="Do it without having seen a plan.")
     @click.option("--by", metavar="OPERATOR", help="Who does it, for the ledger.  [default: this account]")
-    @_JSON
+    @JSON_OPTION
     def restore_snapshot(**options: Any) -> None:
         """Make a cluster of a snapshot, on a machine where nothing of the cluster is left.
 
-        Without --confirm or --yes nothing is changed: it says what the snapshot has, and of which time. Then it is a
-        cluster of one, a new incarnation, whose history begins with the snapshot; the others are added anew. It needs
-        the configuration and certificates of the cluster that the snapshot is of. Where a replica's directory is left,
-        `forebay recover` keeps more.
+        It says what the snapshot has, and of which time; without --confirm or --yes nothing is changed, unless
+        somebody at the terminal says so. Then it is a cluster of one, a new incarnation, whose history begins with the
+        snapshot; the others are added anew. It needs the configuration and certificates of the cluster that the
+        snapshot is of. Where a replica's directory is left, `forebay recover` keeps more.
         """
         perform(("snapshot", "restore"), options)
 
@@ -387,11 +391,19 @@ def write_whole(output: Path, held: bytes, place: str = "-o") -> None:
         raise bad_input(f"{output} cannot be written: {error.strerror}", "name another file", place=place) from error
 
 
-def write_proof(output: Path, held: bytes) -> None:
+class WrittenProof(msgspec.Struct, frozen=True, kw_only=True):
+    """What `ledger prove --json` prints."""
+
+    path: str
+    records: int
+    size_bytes: int
+
+
+def write_proof(output: Path, held: bytes, as_json: bool) -> None:
     """Write a proof, as `write_whole` does, and say what is in it."""
     write_whole(output, held)
-    records = len(json.loads(held)["records"])
-    click.echo(f"{plain(str(output))}: {records} records, {len(held)} bytes")
+    proof = WrittenProof(path=str(output), records=len(json.loads(held)["records"]), size_bytes=len(held))
+    present(proof, as_json, lambda: f"{plain(proof.path)}: {proof.records} records, {proof.size_bytes} bytes")
     note(f"Next: give it away with {VERIFIER}; whoever checks it has the keys already (`forebay ledger keys`).")
 
 

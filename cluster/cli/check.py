@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from cluster.cli.commands.options import JSON_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
 from cluster.cli.text import moment, show, show_json, table
 from cluster.config import ConfigError

@@ -24,8 +24,8 @@ import click
 import msgspec
 
 from cluster.cli.check import checked, starting_here
-from cluster.cli.commands.options import JSON_OPTION
 from cluster.cli.exits import Failure, bad_input
+from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
 from cluster.cli.text import json_text, note, show_json
 from cluster.client import ApiError

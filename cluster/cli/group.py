@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import os
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 from cluster.cli.exits import MEANINGS, ExitCode, Failure, bad_input
+from cluster.cli.global_options import CommandGroup
 
 if TYPE_CHECKING:
     from cluster.config import ConfigError
@@ -26,7 +28,7 @@ HELP_WIDTH: Final = 100
 SETTINGS: Final = {"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH}
 
 
-class ForebayGroup(click.Group):
+class ForebayGroup(CommandGroup):
     """A group whose `main` never ends in a traceback, and whose help explains the exit codes."""
 
     def main(
@@ -47,7 +49,7 @@ class ForebayGroup(click.Group):
             _stop_writing()
             sys.exit(int(ExitCode.OK))
         except BaseException as error:
-            sys.exit(int(report(error, as_json="--json" in (sys.argv[1:] if args is None else args))))
+            sys.exit(int(report(error, as_json=_is_json(sys.argv[1:] if args is None else args))))
         sys.exit(result if isinstance(result, int) else int(ExitCode.OK))
 
     def make_context(
@@ -126,6 +128,11 @@ def _noticing_readers() -> Iterator[None]:
         yield
     except BrokenPipeError as error:
         raise _ReaderGone from error
+
+
+def _is_json(words: Sequence[str]) -> bool:
+    """Say whether errors are wanted as JSON, of words that perhaps cannot be read; what is behind -- is no option."""
+    return "--json" in itertools.takewhile(lambda word: word != "--", words)
 
 
 def report(error: BaseException, *, as_json: bool = False) -> ExitCode:

@@ -9,9 +9,10 @@ import click
 import msgspec
 
 from cluster.cli.commands.local_cluster import become, module_command
-from cluster.cli.commands.options import JSON_OPTION, LOG_FORMAT_OPTION
+from cluster.cli.commands.options import LOG_FORMAT_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.text import moment, note, show, show_json, table
+from cluster.cli.global_options import JSON_OPTION, CommandGroup
+from cluster.cli.text import moment, note, present, show, show_json, table
 from cluster.system import format_instant, hold_termination
 from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 
@@ -52,7 +53,14 @@ class WitnessAnswer(msgspec.Struct, frozen=True, kw_only=True):
     evidence: tuple[RefusedCheckpoint, ...]
 
 
-@click.group("witness", invoke_without_command=True)
+class MadeKey(msgspec.Struct, frozen=True, kw_only=True):
+    """What `witness key --json` prints."""
+
+    key: str
+    """What others verify its cosignatures with."""
+
+
+@click.group("witness", cls=CommandGroup, invoke_without_command=True)
 @_KEY
 @_DB
 @click.option("--listen", metavar="ADDRESS", help="Where it is asked: plain on loopback, else with a certificate.")
@@ -100,7 +108,8 @@ def witness_group(
 @click.option("--key", type=_FILE, required=True, metavar="FILE", help="Write it to this new file.")
 @_DB
 @click.option("--name", required=True, help="Under which it cosigns, such as witness.example.org/forebay.")
-def make(key: Path, db: Path | None, name: str) -> None:
+@JSON_OPTION
+def make(key: Path, db: Path | None, name: str, as_json: bool) -> None:
     """Make the key of a witness and its empty database; print what others verify its cosignatures with.
 
     The two belong together: a witness that has forgotten what it has cosigned needs another key.
@@ -115,7 +124,7 @@ def make(key: Path, db: Path | None, name: str) -> None:
         Seen.create(database, str(public))
     except WitnessRefused as error:
         raise bad_input(error.sentence, error.remedy) from error
-    click.echo(str(public))
+    present(MadeKey(key=str(public)), as_json, lambda: str(public))
     note(f"Next: forebay witness --key {plain(str(key))}, and give the line above to the clusters and their auditors.")
 
 

@@ -186,7 +186,7 @@ async def run(directory: Path, jobs: int) -> dict[str, Any]:
         below = controller.journal.base_index + 1
         watch = Watch()
         pruned, figures["prune_s"] = await answered(
-            *("ledger", "prune", "--data", home, "--below", below, *named, "--keys", keys, "--json")
+            *("ledger", "prune", "--data", home, "--below", below, *named, "--keys", keys, "--yes", "--json")
         )
         figures["prune_hold_ms"] = watch.stop()
         figures["pruned_entries"] = pruned["entries"]

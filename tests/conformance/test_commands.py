@@ -119,7 +119,7 @@ def test_what_runs_interactively_is_submitted_as_a_script(tmp_path: Path, progra
             "scontrol create reservation ReservationName=r starttime=now duration=60 users=ann burstbuffer=lua:p:60K",
             ["reservation", "set", "r", "--end=2026-11-20T23:00:00+00:00", "--users=ann", "--burst-buffer=lua:p:60K"],
         ),
-        ("scontrol delete ReservationName=r", ["reservation", "delete", "r"]),
+        ("scontrol delete ReservationName=r", ["reservation", "delete", "r", "--yes"]),
     ],
 )
 def test_what_is_done_to_nodes_and_reservations_is_typed(command: str, words: list[str]) -> None:
@@ -209,7 +209,7 @@ def test_sacctmgr_says_what_is_to_change_and_forebay_is_told_all_of_it() -> None
                 ]
             ],
         ),
-        ("sacctmgr -i delete qos high", [["qos", "delete", "high"]]),
+        ("sacctmgr -i delete qos high", [["qos", "delete", "high", "--yes"]]),
         ("sacctmgr show assoc", []),
     ):
         assert accounting.typed(parse_command(command)) == typed, command

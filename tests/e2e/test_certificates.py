@@ -82,7 +82,7 @@ async def renewing(site: BareCluster) -> None:
     for name, role in ((USER, "user"), ("operator", "operator")):
         typed(site, "certificate", "issue", name, "--role", role, "--replace")
     await works(site)
-    typed(site, "certificate", "retire-authority")
+    typed(site, "certificate", "retire-authority", "--yes")
     async with asyncio.timeout(TIMEOUT_S):
         for name in REPLICAS:
             context = client_context(site.config.tls_files(USER))

@@ -280,7 +280,7 @@ class Site(Submitted):
         listed = (await client.call(ops.LIST_JOBS, guests="yes", deadline_s=30)).jobs
         parked = [one.job_id for one in listed if one.phase == "parked"]
         for number in parked:
-            await asyncio.to_thread(self.cluster.forebay, "buffer", "clear", str(number), "--discard")
+            await asyncio.to_thread(self.cluster.forebay, "buffer", "clear", str(number), "--discard", "--yes")
         return len(parked)
 
     def left(self) -> list[str]:

@@ -15,6 +15,7 @@ from cluster.audit.archive.retention import below_of_age, below_of_size, within
 from cluster.audit.archive.verifying import Keys, VerifiedArchive, read_keys, verify_archive
 from cluster.audit.archive.writing import archive_ledger
 from cluster.audit.opening import age_of, directory_of, end_of, environment_of, progress_of, sentences
+from cluster.cli.confirming import confirm
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import Session
 from cluster.cli.text import fields_table, moment, note, show, show_json, size, table
@@ -211,6 +212,8 @@ def prune_ledger(options: dict[str, Any]) -> None:
     if (options["below"] is None) == (options["older_than"] is None):
         raise bad_input("what is to go is not said", "give either --below INDEX or --older-than AGE")
     directory = directory_of(click.get_current_context(), options["data"], options["name"])
+    if not options["dry_run"]:
+        confirm(f"Remove old entries from {directory}?", yes=options["yes"])
     with environment_of(options) as environment, progress_of("checking") as progress:
         keys = _keys(options["keys"], environment.identity.cluster_id)
         assert keys is not None  # it must be given

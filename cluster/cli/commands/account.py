@@ -5,10 +5,12 @@ from typing import Any, TypeVar
 
 import click
 
-from cluster.cli.commands.options import JSON_OPTION, NAME, Kind, group_of, names, set_record
+from cluster.cli.commands.options import NAME, Kind, group_of, names, set_record
+from cluster.cli.confirming import YES_OPTION, confirm
 from cluster.cli.exits import bad_input
+from cluster.cli.global_options import JSON_OPTION, CommandGroup
 from cluster.cli.session import session
-from cluster.cli.text import present, show, size, table
+from cluster.cli.text import Listing, present, size, table
 from cluster.client import Client
 from cluster.schemas import accounts as v
 from cluster.schemas import operations as ops
@@ -68,7 +70,7 @@ _ACCOUNTS = click.option(
 # Accounts ------------------------------------------------------------------------------------------------------------
 
 
-def _write_accounts(accounts: tuple[v.AccountView, ...]) -> None:
+def _accounts_listing(accounts: tuple[v.AccountView, ...]) -> Listing:
     rows = [
         (
             row.name,
@@ -79,14 +81,15 @@ def _write_accounts(accounts: tuple[v.AccountView, ...]) -> None:
         )
         for row in accounts
     ]
-    show(table(("ACCOUNT", "PARENT", "USERS", "LIMITS", "USER LIMITS"), rows, flexible=frozenset({"USERS", "LIMITS"})))
+    flexible = frozenset({"USERS", "LIMITS", "USER LIMITS"})
+    return table(("ACCOUNT", "PARENT", "USERS", "LIMITS", "USER LIMITS"), rows, flexible=flexible)
 
 
-ACCOUNTS = Kind("account", "accounts", ops.LIST_ACCOUNTS, ops.SET_ACCOUNT, ops.DELETE_ACCOUNT, _write_accounts)
+ACCOUNTS = Kind("account", "accounts", ops.LIST_ACCOUNTS, ops.SET_ACCOUNT, ops.DELETE_ACCOUNT, _accounts_listing)
 account_group = group_of(
     ACCOUNTS,
     "Show and change accounts, their users, and limits.",
-    "List the accounts, or show one.",
+    "List the accounts.",
     "Take an account away; its pending jobs wait with InvalidAccount (operators).",
 )
 
@@ -119,7 +122,7 @@ def set_account(name: str, as_json: bool, **fields: Any) -> None:
 # QOS -----------------------------------------------------------------------------------------------------------------
 
 
-def _write_qos(qos: tuple[v.QosView, ...]) -> None:
+def _qos_listing(qos: tuple[v.QosView, ...]) -> Listing:
     rows = [
         (
             row.name,
@@ -132,14 +135,15 @@ def _write_qos(qos: tuple[v.QosView, ...]) -> None:
         for row in qos
     ]
     heads = ("QOS", "PRIORITY", "LIMITS", "USERS", "ACCOUNTS", "DENIES")
-    show(table(heads, rows, right=frozenset({"PRIORITY"}), flexible=frozenset({"LIMITS"})))
+    flexible = frozenset({"LIMITS", "USERS", "ACCOUNTS"})
+    return table(heads, rows, right=frozenset({"PRIORITY"}), flexible=flexible)
 
 
-QOS = Kind("QOS", "qos", ops.LIST_QOS, ops.SET_QOS, ops.DELETE_QOS, _write_qos)
+QOS = Kind("QOS", "qos", ops.LIST_QOS, ops.SET_QOS, ops.DELETE_QOS, _qos_listing)
 qos_group = group_of(
     QOS,
     "Show and change qualities of service: priority and limits.",
-    "List the QOS, or show one.",
+    "List the QOS.",
     "Take a QOS away; its pending jobs wait with InvalidQOS (operators).",
 )
 
@@ -169,16 +173,16 @@ def set_qos(name: str, as_json: bool, **fields: Any) -> None:
 # Licences ------------------------------------------------------------------------------------------------------------
 
 
-def _write_licenses(licenses: tuple[v.LicenseView, ...]) -> None:
+def _licenses_listing(licenses: tuple[v.LicenseView, ...]) -> Listing:
     rows = [(row.name, row.total, row.in_use, max(0, row.total - row.in_use)) for row in licenses]
-    show(table(("LICENSE", "TOTAL", "USED", "FREE"), rows, right=frozenset({"TOTAL", "USED", "FREE"})))
+    return table(("LICENSE", "TOTAL", "USED", "FREE"), rows, right=frozenset({"TOTAL", "USED", "FREE"}))
 
 
-LICENSES = Kind("licence", "licenses", ops.LIST_LICENSES, ops.SET_LICENSE, ops.DELETE_LICENSE, _write_licenses)
+LICENSES = Kind("licence", "licenses", ops.LIST_LICENSES, ops.SET_LICENSE, ops.DELETE_LICENSE, _licenses_listing)
 license_group = group_of(
     LICENSES,
     "Show and change licences, which jobs have while they run.",
-    "List the licences and how many of each are in use, or show one.",
+    "List the licences and how many of each are in use.",
     "Take a licence away; its pending jobs wait with Licenses (operators).",
 )
 
@@ -195,11 +199,15 @@ def set_license(name: str, as_json: bool, total: int) -> None:
 # Reservations --------------------------------------------------------------------------------------------------------
 
 
-def _write_reservations(reservations: tuple[v.ReservationView, ...]) -> None:
+def _reservations_listing(reservations: tuple[v.ReservationView, ...]) -> str:
+    lines = []
     for row in reservations:
         users, accounts = ",".join(row.users) or "(null)", ",".join(row.accounts) or "(null)"
-        click.echo(plain(f"ReservationName={row.name} StartTime={row.start} EndTime={row.end} State={row.state}"))
-        click.echo(plain(f"   Users={users} Accounts={accounts} BurstBuffer={row.burst_buffer} Held={row.held_bytes}"))
+        lines += [
+            plain(f"ReservationName={row.name} StartTime={row.start} EndTime={row.end} State={row.state}"),
+            plain(f"   Users={users} Accounts={accounts} BurstBuffer={row.burst_buffer} Held={row.held_bytes}"),
+        ]
+    return "\n".join(lines)
 
 
 RESERVATIONS = Kind(
@@ -208,13 +216,13 @@ RESERVATIONS = Kind(
     ops.LIST_RESERVATIONS,
     ops.SET_RESERVATION,
     ops.DELETE_RESERVATION,
-    _write_reservations,
+    _reservations_listing,
     needed=("end", "burst_buffer"),
 )
 reservation_group = group_of(
     RESERVATIONS,
     "Show and change reservations of burst-buffer space.",
-    "List the reservations that have not ended, or show one.",
+    "List the reservations that have not ended.",
     "Take a reservation away; its pending jobs wait with ReservationDeleted (operators).",
 )
 
@@ -243,7 +251,7 @@ def set_reservation(name: str, as_json: bool, **fields: Any) -> None:
 # The rules, and estimates --------------------------------------------------------------------------------------------
 
 
-scheduling_group = click.Group("scheduling", help="Show and change the site's rules of scheduling.")
+scheduling_group = CommandGroup("scheduling", help="Show and change the site's rules of scheduling.")
 
 
 @scheduling_group.command("show")
@@ -301,16 +309,16 @@ def _print_scheduling(answer: v.SchedulingAnswer, as_json: bool) -> None:
     present(answer, as_json, lambda: "\n".join(lines))
 
 
-usage_group = click.Group(
-    "usage", help="Show and reset what accounts and QOS have used of burst buffers, which GrpBBMinutes limits."
+usage_group = CommandGroup(
+    "usage", help="List and reset what accounts and QOS have used of burst buffers, which GrpBBMinutes limits."
 )
 
 
-@usage_group.command("show")
+@usage_group.command("list")
 @click.option("--account", metavar="NAME", help="Only of this account.")
 @click.option("--qos", metavar="NAME", help="Only of this QOS.")
 @JSON_OPTION
-def show_usage(account: str | None, qos: str | None, as_json: bool) -> None:
+def list_usage(account: str | None, qos: str | None, as_json: bool) -> None:
     """List the space that was held, times the minutes that it was."""
     answer = session().read(ops.LIST_USAGE)
     rows = tuple(row for row in answer.usage if account in (None, row.account) and qos in (None, row.qos))
@@ -320,11 +328,13 @@ def show_usage(account: str | None, qos: str | None, as_json: bool) -> None:
 @usage_group.command("reset")
 @click.option("--account", metavar="NAME", help="Of this account, with all its users.")
 @click.option("--qos", metavar="NAME", help="Of this QOS.")
+@YES_OPTION
 @JSON_OPTION
-def reset_usage(account: str | None, qos: str | None, as_json: bool) -> None:
+def reset_usage(account: str | None, qos: str | None, yes: bool, as_json: bool) -> None:
     """Have what an account, or a QOS, has used count as nothing from here on (operators)."""
     if (account is None) == (qos is None):
         raise bad_input("it is not said whose usage", "name an account, or a QOS", place="--account")
+    confirm(f"Have what {account or qos} has used count as nothing from here on?", yes=yes)
     _print_usage(session().write(ops.RESET_USAGE, account=account, qos=qos), as_json)
 
 

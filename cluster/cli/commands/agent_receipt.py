@@ -23,8 +23,8 @@ from cluster.agent.receipts import (
     opened,
 )
 from cluster.agent.transfer import Algorithm, Difference, raw_lines, read_lines
-from cluster.cli.commands.options import JSON_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import Session, session
 from cluster.cli.text import note, readable_size
 from cluster.config import AgentConfig, ConfigError

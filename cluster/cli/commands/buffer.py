@@ -4,15 +4,18 @@ import click
 import msgspec
 
 from cluster.cli.commands.job_changes import each
-from cluster.cli.commands.options import AT_OPTION, JOB_ID, JSON_OPTION
+from cluster.cli.commands.options import AT_OPTION, JOB_ID
+from cluster.cli.confirming import YES_OPTION, confirm
 from cluster.cli.exits import bad_input
+from cluster.cli.global_options import JSON_OPTION, CommandGroup
 from cluster.cli.session import session
 from cluster.cli.text import buffers_table, present
 from cluster.schemas import BurstAnswer, burst_text
 from cluster.schemas import operations as ops
 from cluster.system import uid_of
+from replica.values import plain
 
-buffer_group = click.Group("buffer", help="List buffers, and see to what is left in them.")
+buffer_group = CommandGroup("buffer", help="List buffers, and see to what is left in them.")
 
 
 @buffer_group.command("list")
@@ -29,27 +32,32 @@ def list_buffers(everything: bool, parked: bool, at: str | None, as_json: bool) 
 @buffer_group.command("export")
 @click.argument("job_ids", metavar="JOB…", type=JOB_ID, nargs=-1, required=True)
 @click.option("--partial", is_flag=True, help="Give up results that are not there, and have the others out.")
-def export(job_ids: tuple[str, ...], partial: bool) -> None:
+@JSON_OPTION
+def export(job_ids: tuple[str, ...], partial: bool, as_json: bool) -> None:
     """Export results again that are parked, or could not be staged out. The buffer is removed once they are out."""
-    each(job_ids, ops.EXPORT_BUFFER, partial=partial)
+    each(job_ids, ops.EXPORT_BUFFER, as_json=as_json, partial=partial)
 
 
 @buffer_group.command("clear")
 @click.argument("job_ids", metavar="[JOB…]", type=JOB_ID, nargs=-1)
 @click.option("--name", metavar="NAME", help="Clear the persistent buffer of this name.")
 @click.option("--discard", is_flag=True, help="Also where the only copy of somebody's data is LOST by it.")
-def clear(job_ids: tuple[str, ...], name: str | None, discard: bool) -> None:
+@YES_OPTION
+@JSON_OPTION
+def clear(job_ids: tuple[str, ...], name: str | None, discard: bool, yes: bool, as_json: bool) -> None:
     """Take buffers that cannot be removed out of the list, and free their space (operators).
 
     Nothing is removed by it: see to what is left on the storage by hand.
     """
     if bool(job_ids) == (name is not None):
         raise bad_input("it is not said which buffer", "name jobs, or a persistent buffer with --name")
+    what = ", ".join(job_ids) if name is None else f"persistent buffer {name}"
+    confirm(f"Clear {what}, and {'LOSE what is there alone' if discard else 'free its space'}?", yes=yes)
     if name is None:
-        each(job_ids, ops.CLEAR_BUFFER, discard=discard)
+        each(job_ids, ops.CLEAR_BUFFER, as_json=as_json, discard=discard)
         return
     answer = session().write(ops.CLEAR_PERSISTENT_BUFFER, name=name, discard=discard)
-    click.echo(f"the persistent buffer {answer.name} is cleared")
+    present(answer, as_json, lambda: f"the persistent buffer {plain(answer.name)} is cleared")
 
 
 @click.command("burst")

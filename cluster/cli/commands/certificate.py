@@ -7,8 +7,9 @@ from typing import Final, TypeVar
 import click
 import msgspec
 
-from cluster.cli.commands.options import JSON_OPTION
+from cluster.cli.confirming import destroys
 from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.global_options import JSON_OPTION, CommandGroup
 from cluster.cli.session import session
 from cluster.cli.text import moment, note, present, show, show_json, table
 from cluster.config import OPERATOR_NAME, Config, replica_hosts
@@ -60,7 +61,26 @@ class CertificatesAnswer(msgspec.Struct, frozen=True, kw_only=True):
     certificates: tuple[CertificateRow, ...]
 
 
-certificate_group = click.Group("certificate", help="Issue certificates and look at those there are.")
+class IssuedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What `certificate issue --json` prints."""
+
+    certificate: str
+    key: str
+    valid_until: str | None
+
+
+class AuthorityAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What `certificate renew-authority --json` and `retire-authority --json` print."""
+
+    authority: str
+    """The file with the authorities that are believed."""
+    valid_until: str | None = None
+    """Of the one that was made."""
+    retired: int = 0
+    """How many are believed no more, count."""
+
+
+certificate_group = CommandGroup("certificate", help="Issue certificates and look at those there are.")
 
 
 @certificate_group.command("list")
@@ -121,7 +141,10 @@ def list_certificates(as_json: bool) -> None:
 @click.option(
     "--into", type=click.Path(path_type=Path), help="Write it and ca.pem there.  [default: the tls directory]"
 )
-def issue_certificate(name: str, role: str, hosts: tuple[str, ...], replace: bool, into: Path | None) -> None:
+@JSON_OPTION
+def issue_certificate(
+    name: str, role: str, hosts: tuple[str, ...], replace: bool, into: Path | None, as_json: bool
+) -> None:
     """Issue a certificate for a user, an agent, a replica, an operator or another scheduler (needs ca.key).
 
     A person keeps a copy of forebay.toml with a tls directory of their own beside it, made with --into: ca.pem and
@@ -156,17 +179,23 @@ def issue_certificate(name: str, role: str, hosts: tuple[str, ...], replace: boo
         raise _unreadable(target, error) from error
     except PkiRefused as error:
         raise _refused(error) from error
-    until = certificate_of(target, name).valid_until
-    click.echo(
-        f"Issued {plain(str(files.certificate))} and its key for {role} {plain(name)}, "
-        f"valid until {moment(format_instant(until))[:10]}."
+    until = format_instant(certificate_of(target, name).valid_until)
+    issued = IssuedAnswer(certificate=str(files.certificate), key=str(files.key), valid_until=until)
+    present(
+        issued,
+        as_json,
+        lambda: (
+            f"Issued {plain(issued.certificate)} and its key for {role} {plain(name)}, "
+            f"valid until {moment(until)[:10]}."
+        ),
     )
     if into is not None and wanted in (Role.USER, Role.OPERATOR, Role.SCHEDULER):
         note(f"Next: give {into} to its owner (chown -R), with a copy of {config.file.name} whose [tls] names it.")
 
 
 @certificate_group.command("renew-authority")
-def renew() -> None:
+@JSON_OPTION
+def renew(as_json: bool) -> None:
     """Make a new key for the authority (needs ca.key); ca.pem then has the new one and the former.
 
     Give that ca.pem to every machine and person, then issue every certificate again, then retire the former one.
@@ -174,24 +203,28 @@ def renew() -> None:
     current = session()
     directory = current.config().tls.authority.parent
     made = _performed(directory, lambda: renew_authority(directory, at=current.clock.now()))
-    until = Instant(int(made.certificate.not_valid_after_utc.timestamp()) * MICROSECONDS_PER_SECOND)
-    click.echo(
-        f"{plain(str(directory / AUTHORITY_NAME))}.pem has a new authority, valid until "
-        f"{moment(format_instant(until))[:10]}, and the former one."
+    until = format_instant(Instant(int(made.certificate.not_valid_after_utc.timestamp()) * MICROSECONDS_PER_SECOND))
+    file = str(directory / f"{AUTHORITY_NAME}.pem")
+    present(
+        AuthorityAnswer(authority=file, valid_until=until),
+        as_json,
+        lambda: f"{plain(file)} has a new authority, valid until {moment(until)[:10]}, and the former one.",
     )
     note(f"Next: give {AUTHORITY_NAME}.pem to everybody, and only then issue certificates again (--replace).")
 
 
 @certificate_group.command("retire-authority")
-def retire() -> None:
+@JSON_OPTION
+@destroys("Believe no certificate of the former authority any more?")
+def retire(as_json: bool) -> None:
     """Believe the former authority no more: only the one that ca.key belongs to stays in ca.pem (needs ca.key)."""
     directory = session().config().tls.authority.parent
     gone = _performed(directory, lambda: retire_authorities(directory))
-    if not gone:
-        click.echo(f"{plain(str(directory / AUTHORITY_NAME))}.pem has one authority already.")
-        return
-    click.echo(f"{plain(str(directory / AUTHORITY_NAME))}.pem has the present authority alone.")
-    note(f"Next: give {AUTHORITY_NAME}.pem to everybody; certificates of the former one are refused then.")
+    file = str(directory / f"{AUTHORITY_NAME}.pem")
+    what = "the present authority alone" if gone else "one authority already"
+    present(AuthorityAnswer(authority=file, retired=gone), as_json, lambda: f"{plain(file)} has {what}.")
+    if gone:
+        note(f"Next: give {AUTHORITY_NAME}.pem to everybody; certificates of the former one are refused then.")
 
 
 @certificate_group.command("revoke")

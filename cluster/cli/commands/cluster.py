@@ -4,9 +4,10 @@ from collections.abc import Awaitable, Callable
 
 import click
 
-from cluster.cli.commands.options import JSON_OPTION
+from cluster.cli.confirming import destroys
 from cluster.cli.exits import ExitCode, Failure
-from cluster.cli.session import Session, session
+from cluster.cli.global_options import JSON_OPTION, CommandGroup
+from cluster.cli.session import UNKNOWN_ROUTE, Session, session
 from cluster.cli.text import fields_table, members_table, moment, note, present, readable_size, show, show_json, table
 from cluster.client import ApiError, Client
 from cluster.schemas import (
@@ -19,9 +20,6 @@ from cluster.schemas import (
 )
 from cluster.schemas import operations as ops
 from replica.values import plain
-
-UNKNOWN_ROUTE = "unknown_route"
-"""The code with which a replica answers to what its release does not have."""
 
 
 @click.command("overview")
@@ -71,7 +69,7 @@ def _show_needs(answer: OverviewAnswer) -> None:
         note(f"There are {answer.needs_count} of them; these are the first {len(rows)}.")
 
 
-@click.group("cluster")
+@click.group("cluster", cls=CommandGroup)
 def cluster_group() -> None:
     """Look at the cluster's feature level and time, and set them right."""
 
@@ -190,7 +188,7 @@ def _show(answer: FeatureLevelAnswer, as_json: bool) -> None:
         note(f"{what} may not be turned on yet: upgrade every replica to a release that knows it first")
 
 
-@click.group("session")
+@click.group("session", cls=CommandGroup)
 def session_group() -> None:
     """Show and close sessions of programs: the answers to their commands are kept until they have arrived."""
 
@@ -214,13 +212,14 @@ def list_sessions(as_json: bool) -> None:
 @session_group.command("close")
 @click.argument("number", metavar="SESSION", type=click.IntRange(min=1))
 @JSON_OPTION
+@destroys("Close session {number}, and forget the answers that its program waits for?")
 def close_session(number: int, as_json: bool) -> None:
     """Close a session: what its program still waits for can no longer be asked again."""
     answer = session().write(ops.CLOSE_SESSION, session=number)
     present(answer, as_json, lambda: f"Closed session {number}.")
 
 
-@click.group("scheduler")
+@click.group("scheduler", cls=CommandGroup)
 def scheduler_group() -> None:
     """Show other schedulers that have guests here: buffers whose jobs are theirs."""
 
@@ -240,6 +239,7 @@ def list_schedulers(as_json: bool) -> None:
 @scheduler_group.command("release")
 @click.argument("name")
 @JSON_OPTION
+@destroys("Let the next cluster that comes under the name {name} have it?")
 def release_scheduler(name: str, as_json: bool) -> None:
     """Let another cluster have guests under a name (operators): the one that has it is no more, or has another name."""
     answer = session().write(ops.RELEASE_SCHEDULER, name=name)

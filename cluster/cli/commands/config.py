@@ -13,8 +13,9 @@ from typing import Final
 
 import click
 
-from cluster.cli.commands.options import AT_OPTION, JSON_OPTION
+from cluster.cli.commands.options import AT_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.global_options import JSON_OPTION, CommandGroup
 from cluster.cli.session import session
 from cluster.cli.text import note, show_json
 from cluster.client import Client
@@ -141,7 +142,7 @@ _EXPECT = click.option(
 )
 
 
-config_group = click.Group("config", help="Show, compare and change the site's configuration (operators).")
+config_group = CommandGroup("config", help="Show, compare and change the site's configuration (operators).")
 
 
 @config_group.command("show")

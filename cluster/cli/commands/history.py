@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from cluster.cli.commands.options import JSON_OPTION, WATCH_PERIOD_S, parse_moment
+from cluster.cli.commands.options import WATCH_PERIOD_S, parse_moment
 from cluster.cli.exits import bad_input
+from cluster.cli.global_options import JSON_OPTION, CommandGroup
 from cluster.cli.session import session
 from cluster.cli.text import changes_text, is_terminal, note, present, story_line, terms_table
 from cluster.schemas import operations as ops
@@ -54,7 +55,7 @@ def _thing(pool: str | None, node: str | None, of: str | None) -> dict[str, str 
     return {"of": kind, "name": name or None}
 
 
-@click.group("history", invoke_without_command=True)
+@click.group("history", cls=CommandGroup, invoke_without_command=True)
 @click.option("--from", "since", callback=parse_moment, metavar="REVISION|TIME", help=f"From then on: {_MOMENTS}.")
 @click.option("--to", "until", callback=parse_moment, metavar="REVISION|TIME", help="Up to then, not up to now.")
 @_things

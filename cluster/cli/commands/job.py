@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from cluster.cli import text
-from cluster.cli.commands.options import AT_OPTION, JOB_ID, JSON_OPTION, PAGE_JOBS, WATCH_PERIOD_S
+from cluster.cli.commands.options import AT_OPTION, JOB_ID, PAGE_JOBS, WATCH_PERIOD_S
 from cluster.cli.exits import bad_input
+from cluster.cli.global_options import JSON_OPTION, CommandGroup
 from cluster.cli.group import LazyCommands
 from cluster.cli.session import session
 from cluster.schemas import operations as ops
@@ -29,13 +30,16 @@ LIMIT_MAX: Final = 1_000_000
 """Jobs that one listing may have, count: a hundred pages, and about a gigabyte of memory."""
 
 
+_FOLLOWING: Final = "programs follow with `forebay history --follow --json`"
+
+
 UNFINISHED: Final = tuple(state.name for state in JobState if state not in ENDED)
 _BY_CODE: Final = {state.code: state.name for state in JobState}
 
 
 _CHANGES: Final = ("cancel", "hold", "release", "requeue", "resume", "suspend", "update")
 
-job_group = click.Group(
+job_group = CommandGroup(
     "job",
     help="List, explain and steer jobs.",
     commands=LazyCommands({name: f"cluster.cli.commands.job_changes:{name}" for name in _CHANGES}),
@@ -86,7 +90,7 @@ def list_jobs(
     if everything and states:
         raise bad_input("--all and --state contradict each other", "give one of them")
     if watch and as_json:
-        raise bad_input("--watch and --json contradict each other", "use GET /v1/events to follow with a program")
+        raise bad_input("--watch and --json contradict each other", _FOLLOWING)
     if watch and at is not None:
         raise bad_input("--watch and --at contradict each other", "the past does not change: leave --watch out")
     wanted = states or (() if everything else UNFINISHED)
@@ -153,7 +157,7 @@ async def _watch(ask: Callable[[], Awaitable[JobsAnswer]]) -> None:
 
     console = text.stdout_console()
     if not console.is_terminal:
-        raise bad_input("--watch needs a terminal", "leave it out, or use GET /v1/events to follow with a program")
+        raise bad_input("--watch needs a terminal", f"leave it out; {_FOLLOWING}")
     clock = session().clock
     from rich.live import Live
 

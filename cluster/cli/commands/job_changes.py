@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from cluster.cli.commands.options import JOB_ID, PAGE_JOBS, in_requests, job_options
 from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.group import exit_with, report
 from cluster.cli.session import exit_code_of, failure_of, session
 from cluster.cli.submission import Context, read_change, settings_of
+from cluster.cli.text import show_json
 from cluster.client import ApiError, Client, error_of_view
 from cluster.schemas import (
     JOB_FIELDS,
@@ -30,6 +33,13 @@ from cluster.schemas import operations as ops
 from replica.model import parse_reference, shown_reference
 from replica.values import plain
 
+
+class ChangedJobs(msgspec.Struct, frozen=True, kw_only=True):
+    """What a change of jobs prints with --json: how each stands that was changed, all tasks of an array."""
+
+    jobs: tuple[JobView, ...]
+
+
 JOBS = click.argument("job_ids", metavar="JOB…", type=JOB_ID, nargs=-1, required=True)
 
 
@@ -40,8 +50,9 @@ def _change(
 
     @click.command(name, help=help_text)
     @JOBS
-    def change(job_ids: tuple[str, ...]) -> None:
-        each(job_ids, operation, among)
+    @JSON_OPTION
+    def change(job_ids: tuple[str, ...], as_json: bool) -> None:
+        each(job_ids, operation, among, as_json=as_json)
 
     return change
 
@@ -62,9 +73,10 @@ requeue = _change(
 @click.command("cancel")
 @JOBS
 @click.option("--hurry", is_flag=True, help="Skip stage-out: results that were not exported are LOST.")
-def cancel(job_ids: tuple[str, ...], hurry: bool) -> None:
+@JSON_OPTION
+def cancel(job_ids: tuple[str, ...], hurry: bool, as_json: bool) -> None:
     """Cancel jobs. A running job's results are still staged out, unless --hurry."""
-    each(job_ids, ops.CANCEL_JOB, CancelCommand, hurry=hurry)
+    each(job_ids, ops.CANCEL_JOB, CancelCommand, as_json=as_json, hurry=hurry)
 
 
 @click.command("release")
@@ -72,15 +84,17 @@ def cancel(job_ids: tuple[str, ...], hurry: bool) -> None:
 @click.option(
     "--partial", is_flag=True, help="Of a stage-out that failed: give up results that are not there, have the rest out."
 )
-def release(job_ids: tuple[str, ...], partial: bool) -> None:
+@JSON_OPTION
+def release(job_ids: tuple[str, ...], partial: bool, as_json: bool) -> None:
     """Release held jobs; an operation that had failed for good is tried again."""
-    each(job_ids, ops.RELEASE_JOB, ReleaseCommand, partial=partial)
+    each(job_ids, ops.RELEASE_JOB, ReleaseCommand, as_json=as_json, partial=partial)
 
 
 @click.command("update")
 @JOBS
 @job_options(change=True)
-def update(job_ids: tuple[str, ...], **given: Any) -> None:
+@JSON_OPTION
+def update(job_ids: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Change jobs that wait: what is named becomes as it is here. Of an array or its tasks, those that wait.
 
     The burst-buffer request can be changed until the job has its space.
@@ -92,13 +106,15 @@ def update(job_ids: tuple[str, ...], **given: Any) -> None:
     for row in JOB_FIELDS:
         if row.field in settings:
             fields |= read_change(row, settings[row.field], context)
-    each(job_ids, ops.UPDATE_JOB, UpdateCommand, **fields)
+    each(job_ids, ops.UPDATE_JOB, UpdateCommand, as_json=as_json, **fields)
 
 
 def each(
     job_ids: tuple[str, ...],
     operation: Operation[Any, JobView],
     among: Callable[..., BulkCommand] | None = None,
+    *,
+    as_json: bool,
     **fields: Any,
 ) -> None:
     """Change each job, say how it stands; go on after a refusal, and exit with the code of the first one.
@@ -107,6 +123,7 @@ def each(
     and the job. Of several tasks of an array those that stand alike share a line.
     """
     wanted = tuple(dict.fromkeys(job_ids))
+    changed: list[JobView] = []
 
     async def change_all(client: Client) -> list[Failure]:
         failures = []
@@ -116,14 +133,18 @@ def each(
             outcomes = _bulk(client, wanted, among, fields)
         async for job_id, outcome in outcomes:
             if isinstance(outcome, JobView):
-                for line in _standings(await _changed(client, job_id, outcome)):
+                jobs = await _changed(client, job_id, outcome)
+                changed.extend(jobs)
+                for line in () if as_json else _standings(jobs):
                     click.echo(line)
             else:
                 failures.append(failure_of(outcome))
-                report(failures[-1])
+                report(failures[-1], as_json=as_json)
         return failures
 
     failures = session().ask(change_all)
+    if as_json:
+        show_json(ChangedJobs(jobs=tuple(changed)))
     if failures:
         exit_with(failures[0].code)
 

@@ -8,8 +8,8 @@ import click
 import msgspec
 
 from cluster.cli.audit_commands import write_proof
-from cluster.cli.commands.options import JSON_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
 from cluster.cli.text import moment, note, show_json
 from cluster.client import Client
@@ -128,6 +128,17 @@ def show_keys(as_json: bool) -> None:
         click.echo(f"# witness {plain(other.witness)}\n{plain(other.key)}")
 
 
+class ConsistencyShown(msgspec.Struct, frozen=True, kw_only=True):
+    """What `ledger consistency --json` prints of a ledger that goes on from a checkpoint that was kept."""
+
+    size_before: int
+    """Entries of which the kept checkpoint is."""
+    size: int
+    origin: str
+    """Of the present checkpoint: that of a new incarnation where the cluster was recovered since."""
+    cosigned_by: tuple[CosignatureShown, ...]
+
+
 @click.command("consistency")
 @click.option(
     "--from",
@@ -151,7 +162,8 @@ def show_keys(as_json: bool) -> None:
     metavar="K",
     help="Fail unless so many witnesses have cosigned the present checkpoint.",
 )
-def consistency(old: Path, keys: Path | None, least: int) -> None:
+@JSON_OPTION
+def consistency(old: Path, keys: Path | None, least: int, as_json: bool) -> None:
     """Prove that the ledger goes on from a checkpoint that was kept: nothing before it was altered or taken away.
 
     The signatures of both are verified by the keys that are given; without them the cluster is asked for its keys. The
@@ -214,6 +226,12 @@ def consistency(old: Path, keys: Path | None, least: int) -> None:
             f"the ledger does not go on from {old}: {error}",
             "keep the note and the directories of all replicas for an inquiry",
         ) from error
+    if as_json:
+        witnesses = tuple(CosignatureShown(witness=one.key.name, key=one.key.name, at=_moment(one)) for one in cosigned)
+        show_json(
+            ConsistencyShown(size_before=before.size, size=after.size, origin=after.origin, cosigned_by=witnesses)
+        )
+        return
     since = "" if before.origin == after.origin else f" The cluster was recovered since, as {after.origin}."
     came = after.size - before.size
     click.echo(f"The first {before.size} entries are as they were signed; {came} came after them.{since}")
@@ -221,13 +239,13 @@ def consistency(old: Path, keys: Path | None, least: int) -> None:
         click.echo(f"A witness, {plain(one.key.name)}, cosigned the {after.size} entries at {moment(_moment(one))}.")
 
 
-def prove_online(job: str, output: Path) -> None:
+def prove_online(job: str, output: Path, as_json: bool) -> None:
     """Ask the cluster for the proof of a job, and write it. Failure."""
 
     async def ask(client: Client) -> bytes:
         return await client.call(ops.PROVE_JOB, id=job)
 
-    write_proof(output, session().ask(ask))
+    write_proof(output, session().ask(ask), as_json)
 
 
 def _moment(one: Verified) -> str | None:

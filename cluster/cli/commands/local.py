@@ -6,10 +6,12 @@ import os
 import pwd
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import click
+import msgspec
 
 from cluster.cli.audit_commands import audit_commands, words_of
 from cluster.cli.commands.ledger import consistency, prove_online, show_checkpoint, show_keys
@@ -17,9 +19,10 @@ from cluster.cli.commands.local_cluster import become, children_of, module_comma
 from cluster.cli.commands.member import fetch_snapshot, save_snapshot
 from cluster.cli.commands.options import LOG_FORMAT_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.global_options import JSON_OPTION, CommandGroup, is_json
 from cluster.cli.group import LazyCommands
 from cluster.cli.session import session
-from cluster.cli.text import moment, note
+from cluster.cli.text import moment, note, present
 from cluster.client import Client, GatewayWay, connected
 from cluster.client import run as run_to_end
 from cluster.config import (
@@ -45,6 +48,18 @@ LOOK_S: Final = 0.05
 """How often `up` looks whether its gateway listens, seconds."""
 
 _STANDARD: Final = Founding()
+
+
+class FoundedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What `init --json` prints."""
+
+    config: str
+    replicas: int
+    agents: int
+    valid_until: str | None
+    """Of the certificates."""
+    next: tuple[str, ...]
+    """What is to be done now, a line each."""
 
 
 @click.command("init")
@@ -97,6 +112,7 @@ _STANDARD: Final = Founding()
     metavar="ACCOUNT",
     help="Give the replicas' keys and directories to this account.  [default: you]",
 )
+@JSON_OPTION
 def init(
     directory: Path,
     pools: tuple[str, ...],
@@ -107,6 +123,7 @@ def init(
     nodes: tuple[str, ...],
     data: Path | None,
     replica_account: str | None,
+    as_json: bool,
     **fields: Any,
 ) -> None:
     """Write a new cluster's forebay.toml and certificates into DIRECTORY.
@@ -135,22 +152,20 @@ def init(
     except FoundingRefused as error:
         sentence, _, remedy = str(error).partition("; ")
         raise bad_input(sentence, remedy or "see forebay init --help") from error
-    until = certificate_of(config.tls.certificates, OPERATOR_NAME).valid_until
-    click.echo(
-        f"Wrote {config.file} and certificates for {_count(config)}, valid until "
-        f"{moment(format_instant(until)).partition('T')[0]}."
+    founded = FoundedAnswer(
+        config=str(config.file),
+        replicas=len(config.replicas),
+        agents=len(config.agents),
+        valid_until=format_instant(certificate_of(config.tls.certificates, OPERATOR_NAME).valid_until),
+        next=tuple(_next_lines(config, founding)),
     )
-    if founding.named:
-        for host in hosts_of(founding):
-            click.echo(f"Next: copy {config.file.parent / HOSTS_NAME / host} to {host} as /etc/forebay, and there:")
-            for line in guide_of(host, founding).splitlines()[1:]:
-                click.echo(f"  {line}")
-        if not founding.nodes:
-            note("forebay: warning: there are no nodes: see --node")
-    elif founding.owner is None:
-        click.echo(f"Next: forebay --config {config.file} up")
-    else:
-        click.echo("Next: start a service for each replica and agent (docs/operations.md).")
+    wrote = (
+        f"Wrote {config.file} and certificates for {_count(config)}, valid until "
+        f"{moment(founded.valid_until).partition('T')[0]}."
+    )
+    present(founded, as_json, lambda: "\n".join((wrote, *founded.next)))
+    if founding.named and not founding.nodes:
+        note("forebay: warning: there are no nodes: see --node")
     if is_root and founding.accounts == "own":
         note("forebay: warning: agents with accounts = 'own' do not start as root: see --accounts")
     if founding.accounts == "switch":
@@ -173,6 +188,18 @@ def init(
             note(f"forebay: warning: the staging root {known} is no directory yet: make it before jobs use it")
     if not sources or not destinations:
         note(f"forebay: warning: jobs may not stage {_missing(sources, destinations)} yet: add roots to [staging]")
+
+
+def _next_lines(config: Config, founding: Founding) -> Iterator[str]:
+    """Yield what is to be done once a cluster is founded."""
+    if founding.named:
+        for host in hosts_of(founding):
+            yield f"Next: copy {config.file.parent / HOSTS_NAME / host} to {host} as /etc/forebay, and there:"
+            yield from (f"  {line}" for line in guide_of(host, founding).splitlines()[1:])
+    elif founding.owner is None:
+        yield f"Next: forebay --config {config.file} up"
+    else:
+        yield "Next: start a service for each replica and agent (docs/operations.md)."
 
 
 def _named(option: str, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
@@ -346,7 +373,7 @@ _RECEIPT = {"receipt": "cluster.cli.commands.agent_receipt:agent_receipt"}
 """Imported when it is used: it needs much of an agent."""
 
 
-@click.group("agent", commands=LazyCommands(_RECEIPT), invoke_without_command=True)
+@click.group("agent", cls=CommandGroup, commands=LazyCommands(_RECEIPT), invoke_without_command=True)
 @click.option("--name", metavar="NODE", help="Which agent (node) of the configuration this is.")
 @click.option("--mover", is_flag=True, help="Stage for the places that this machine mounts, and run no scripts.")
 @LOG_FORMAT_OPTION
@@ -370,13 +397,13 @@ def agent(context: click.Context, name: str | None, mover: bool) -> None:
 # What is kept in a replica's directory -------------------------------------------------------------------------------
 
 
-ledger_group = click.Group("ledger", help="Verify, replay, decide again, print and prove what the ledger has.")
+ledger_group = CommandGroup("ledger", help="Verify, replay, decide again, print and prove what the ledger has.")
 
 
-report_group = click.Group("report", help="Draw what happened, offline, from a replica's ledger.")
+report_group = CommandGroup("report", help="Draw what happened, offline, from a replica's ledger.")
 
 
-snapshot_group = click.Group("snapshot", help="Save, fetch, inspect and restore snapshots.")
+snapshot_group = CommandGroup("snapshot", help="Save, fetch, inspect and restore snapshots.")
 
 
 def _perform_audit(words: tuple[str, ...], options: dict[str, Any]) -> None:
@@ -384,11 +411,13 @@ def _perform_audit(words: tuple[str, ...], options: dict[str, Any]) -> None:
     along.
     """
     if words == ("ledger", "prove") and not any(options[one] for one in ("data", "name", "archive")):
-        prove_online(options["job"], options["output"])
+        prove_online(options["job"], options["output"], options["as_json"])
         return
     command, current = click.get_current_context().command, session()
-    configured = [] if current.config_path is None else [f"--config={current.config_path}"]
-    become(module_command("cluster.audit", *configured, *words, *words_of(command, options)))
+    outermost = [] if current.config_path is None else [f"--config={current.config_path}"]
+    if is_json(click.get_current_context()):
+        outermost.append("--json")
+    become(module_command("cluster.audit", *outermost, *words, *words_of(command, options)))
 
 
 snapshot_group.add_command(save_snapshot)

@@ -16,8 +16,10 @@ import click
 import msgspec
 
 from cluster.cli.commands.local_cluster import module_command
-from cluster.cli.commands.options import JSON_OPTION, NAME
+from cluster.cli.commands.options import NAME
+from cluster.cli.confirming import destroys
 from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.global_options import JSON_OPTION, CommandGroup
 from cluster.cli.session import session
 from cluster.cli.text import Cell, fields_table, members_table, note, present, show, show_json, snapshot_fields, table
 from cluster.client import ApiError, Client
@@ -119,7 +121,7 @@ class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Only with --digest, of several replicas."""
 
 
-member_group = click.Group("member", help="Look at the replicas, and change who they are: one at a time.")
+member_group = CommandGroup("member", help="Look at the replicas, and change who they are: one at a time.")
 
 
 @member_group.command("list")
@@ -176,11 +178,12 @@ def add(name: str, peer: str, api: str, as_json: bool) -> None:
     _show_members(answer, as_json, f"start it: forebay serve --name {name} --join")
 
 
-@member_group.command("remove")
+@member_group.command("delete")
 @NAME
 @JSON_OPTION
-def remove(name: str, as_json: bool) -> None:
-    """Remove a replica for good (operators). A leader hands over first; who is removed stops by itself."""
+@destroys("Take the replica {name} out of the cluster for good?")
+def delete(name: str, as_json: bool) -> None:
+    """Take a replica away for good (operators). A leader hands over first; who was taken away stops by itself."""
     answer = session().write(ops.REMOVE_MEMBER, name=name)
     _show_members(answer, as_json, f"{name} stops by itself; what is in its directory is of no use any more")
 
@@ -188,6 +191,7 @@ def remove(name: str, as_json: bool) -> None:
 @member_group.command("replace")
 @NAME
 @JSON_OPTION
+@destroys("Give up the data of the replica {name}, which comes back as somebody new?")
 def replace(name: str, as_json: bool) -> None:
     """Let a replica that lost its data come back (operators).
 

@@ -4,11 +4,13 @@ from typing import Any, Final
 
 import click
 
-from cluster.cli.commands.options import AT_OPTION, JSON_OPTION, NAME, Kind, group_of, names, print_records
+from cluster.cli.commands.options import AT_OPTION, NAME, Kind, group_of, named, names, print_records
 from cluster.cli.exits import bad_input, converted
+from cluster.cli.global_options import JSON_OPTION, CommandGroup
 from cluster.cli.session import session
-from cluster.cli.text import format_duration, nodes_table, parse_duration, present, show, table
+from cluster.cli.text import Listing, format_duration, in_full, nodes_table, parse_duration, present, table
 from cluster.client import Client
+from cluster.schemas import NodeView
 from cluster.schemas import accounts as v
 from cluster.schemas import operations as ops
 from replica.values import NODES_MAX, plain
@@ -16,7 +18,7 @@ from replica.values import NODES_MAX, plain
 UNLIMITED: Final = "UNLIMITED"
 
 
-def _write(partitions: tuple[v.PartitionView, ...]) -> None:
+def _listing(partitions: tuple[v.PartitionView, ...]) -> Listing:
     rows = [
         (
             row.name + ("*" if row.default else ""),
@@ -32,20 +34,19 @@ def _write(partitions: tuple[v.PartitionView, ...]) -> None:
         for row in partitions
     ]
     heads = ("PARTITION", "AVAIL", "TIMELIMIT", "JOB_SIZE", "UP", "CPUS", "NODELIST", "USERS", "ACCOUNTS")
-    show(table(heads, rows, right=frozenset({"UP", "CPUS"}), flexible=frozenset({"NODELIST", "USERS", "ACCOUNTS"})))
+    return table(heads, rows, right=frozenset({"UP", "CPUS"}), flexible=frozenset({"NODELIST", "USERS", "ACCOUNTS"}))
 
 
 def _job_nodes(row: v.PartitionView) -> str:
     return f"{row.min_nodes}-{'infinite' if row.max_nodes is None else row.max_nodes}"
 
 
-PARTITIONS = Kind("partition", "partitions", ops.LIST_PARTITIONS, ops.SET_PARTITION, ops.DELETE_PARTITION, _write)
+PARTITIONS = Kind("partition", "partitions", ops.LIST_PARTITIONS, ops.SET_PARTITION, ops.DELETE_PARTITION, _listing)
 partition_group = group_of(
     PARTITIONS,
     "Show and change partitions: which nodes jobs may run on, for whom, and for how long.",
-    "List the partitions, or one; the default one has a star.",
+    "List the partitions; the default one has a star.",
     "Take a partition away; its pending jobs wait with PartitionConfig (operators).",
-    listing="list",
 )
 
 
@@ -95,7 +96,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-node_group = click.Group("node", help="List, admit, drain and resume nodes.")
+node_group = CommandGroup("node", help="List, show, admit, drain and resume nodes.")
 
 
 @node_group.command("list")
@@ -107,28 +108,45 @@ def list_nodes(at: str | None, as_json: bool) -> None:
     present(answer, as_json, lambda: nodes_table(answer.nodes))
 
 
+@node_group.command("show")
+@NAME
+@AT_OPTION
+@JSON_OPTION
+def show_node(name: str, at: str | None, as_json: bool) -> None:
+    """Show one node in full: also all of a long reason."""
+    node = named(session().read(ops.LIST_NODES, at=at).nodes, name, "node")
+    present(node, as_json, lambda: in_full(nodes_table((node,))))
+
+
 @node_group.command("admit")
 @NAME
-def admit(name: str) -> None:
+@JSON_OPTION
+def admit(name: str, as_json: bool) -> None:
     """Let the agent of a node register that was not in forebay.toml when the cluster was founded (operators)."""
-    node = session().write(ops.ADMIT_NODE, name=name).node
-    click.echo(f"Node {plain(node)} may register: start its agent.")
+    answer = session().write(ops.ADMIT_NODE, name=name)
+    present(answer, as_json, lambda: f"Node {plain(answer.node)} may register: start its agent.")
 
 
 @node_group.command("drain")
 @NAME
 @click.option("--reason", required=True, metavar="TEXT", help="Why, for whoever looks next.")
-def drain(name: str, reason: str) -> None:
+@JSON_OPTION
+def drain(name: str, reason: str, as_json: bool) -> None:
     """Keep new work away from a node (operators); what it has goes on."""
     if not reason.strip():
         raise bad_input("the reason is empty", 'say why, for example --reason "new disks"', place="--reason")
     node = session().write(ops.DRAIN_NODE, name=name, reason=reason)
-    click.echo(f"NodeName={plain(node.name)} State={plain(node.state)} Reason={plain(node.reason)}")
+    present(node, as_json, lambda: _standing(node) + f" Reason={plain(node.reason)}")
 
 
 @node_group.command("resume")
 @NAME
-def resume(name: str) -> None:
+@JSON_OPTION
+def resume(name: str, as_json: bool) -> None:
     """Give a drained node new work again (operators)."""
     node = session().write(ops.RESUME_NODE, name=name)
-    click.echo(f"NodeName={plain(node.name)} State={plain(node.state)}")
+    present(node, as_json, lambda: _standing(node))
+
+
+def _standing(node: NodeView) -> str:
+    return f"NodeName={plain(node.name)} State={plain(node.state)}"

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
+from cluster.cli.confirming import destroys
 from cluster.cli.exits import ExitCode, Failure, bad_input, converted
+from cluster.cli.global_options import JSON_OPTION, CommandGroup
 from cluster.cli.session import session
 from cluster.system import FORMAT_VARIABLE, FORMATS
 
 if TYPE_CHECKING:
+    from cluster.cli.text import Listing
     from cluster.client import Client
     from cluster.schemas import BulkCommand, Command, Operation
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-
-JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
 
 
 def _log_as(context: click.Context, parameter: click.Parameter, form: str | None) -> None:
@@ -143,23 +144,33 @@ class Kind(NamedTuple):
     listed: Operation[None, Any]
     changed: Operation[Any, Any]
     deleted: Operation[Command, Any]
-    write: Callable[[tuple[Any, ...]], None]
-    """Prints records for people."""
+    listing: Callable[[tuple[Any, ...]], Listing | str]
+    """Returns records as people see them."""
     needed: tuple[str, ...] = ()
     """Fields of a request that a record cannot be made without."""
 
 
 def print_records(kind: Kind, answer: Any, as_json: bool, name: str | None = None) -> None:
     """Print the records of an answer, or of them the one that is named."""
+    from cluster.cli.text import present
+
     rows = tuple(row for row in getattr(answer, kind.field) if name in (None, row.name))
-    if as_json:
-        import msgspec
+    present(_with(answer, kind, rows), as_json, lambda: kind.listing(rows))
 
-        from cluster.cli.text import show_json
 
-        show_json(msgspec.structs.replace(answer, **{kind.field: rows}))
-    else:
-        kind.write(rows)
+def _with(answer: Any, kind: Kind, rows: tuple[Any, ...]) -> Any:
+    import msgspec
+
+    return msgspec.structs.replace(answer, **{kind.field: rows})
+
+
+def named(rows: Sequence[Any], name: str, word: str) -> Any:
+    """Return the row of this name; Failure, with those that are known, where there is none."""
+    for row in rows:
+        if row.name == name:
+            return row
+    known = ", ".join(row.name for row in rows)
+    raise Failure(ExitCode.NOT_FOUND, f"there is no {word} {name!r}", f"known are: {known or 'there are none'}")
 
 
 def set_record(
@@ -208,27 +219,29 @@ def _limit_key(text: str) -> tuple[str, str, str]:
     return word.lower(), prefix.lower(), name
 
 
-def group_of(kind: Kind, about: str, showing: str, deleting: str, *, listing: str = "show") -> click.Group:
-    """Return the group of a kind with the two commands that differ by nothing but the kind; the texts are their help.
+def group_of(kind: Kind, about: str, listing: str, deleting: str) -> click.Group:
+    """Return the group of a kind with the commands that differ by nothing but the kind; the texts are their help."""
+    group = CommandGroup(help=about)
 
-    `listing` is what the first one is called.
-    """
-    group = click.Group(help=about)
-
-    @group.command(listing, help=showing)
-    @click.argument("name", required=False)
+    @group.command("list", help=listing)
     @JSON_OPTION
-    def show_records(name: str | None, as_json: bool) -> None:
+    def list_records(as_json: bool) -> None:
+        print_records(kind, session().read(kind.listed), as_json)
+
+    @group.command("show", help=f"Show one {kind.word} in full.")
+    @NAME
+    @JSON_OPTION
+    def show_record(name: str, as_json: bool) -> None:
+        from cluster.cli.text import in_full, present
+
         answer = session().read(kind.listed)
-        known = [row.name for row in getattr(answer, kind.field)]
-        if name is not None and name not in known:
-            remedy = f"known are: {', '.join(known) or 'there are none'}"
-            raise Failure(ExitCode.NOT_FOUND, f"there is no {kind.word} {name!r}", remedy)
-        print_records(kind, answer, as_json, name)
+        row = named(getattr(answer, kind.field), name, kind.word)
+        present(_with(answer, kind, (row,)), as_json, lambda: in_full(kind.listing((row,))))
 
     @group.command("delete", help=deleting)
     @NAME
     @JSON_OPTION
+    @destroys(f"Delete the {kind.word} {{name}}?")
     def delete_record(name: str, as_json: bool) -> None:
         print_records(kind, session().write(kind.deleted, name=name), as_json)
 

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
-from cluster.cli.commands.options import AT_OPTION, JSON_OPTION, NAME
+from cluster.cli.commands.options import AT_OPTION, NAME
+from cluster.cli.confirming import destroys
 from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.global_options import JSON_OPTION, CommandGroup
 from cluster.cli.session import session
 from cluster.cli.text import Listing, moment, note, pools_table, present, size, table, unit_in
 from cluster.client import Client
@@ -17,7 +20,7 @@ from cluster.schemas import operations as ops
 from replica.model import UNIT_WORDS, PoolUnit, format_amount, parse_amount, unit_of
 from replica.values import SizeError, parse_size, plain
 
-pool_group = click.Group("pool", help="List and change pools.")
+pool_group = CommandGroup("pool", help="List and change pools.")
 
 
 @pool_group.command("list")
@@ -254,11 +257,12 @@ def set_pool_place(name: str, place: str, as_json: bool) -> None:
     _change(name, as_json, place=place)
 
 
-@pool_group.command("remove")
+@pool_group.command("delete")
 @NAME
 @JSON_OPTION
-def remove_pool(name: str, as_json: bool) -> None:
-    """Remove a pool that nobody holds a part of or waits for (operators); else refused with who does."""
+@destroys("Delete the pool {name}?")
+def delete_pool(name: str, as_json: bool) -> None:
+    """Take a pool away that nobody holds a part of or waits for (operators); else refused with who does."""
     answer = session().write(ops.REMOVE_POOL, name=name)
     columns = ("POOL", "TOTAL", "FREE")
     rows = (_row(pool) for pool in answer.pools)
@@ -292,7 +296,15 @@ def _show(pool: PoolView, as_json: bool) -> None:
 # Places: file systems that all nodes mount
 
 
-place_group = click.Group("place", help="List and change places: file systems that all nodes mount.")
+class MarkedPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """What `place mark --json` prints."""
+
+    path: str
+    identity: str
+    """By which machines know it."""
+
+
+place_group = CommandGroup("place", help="List and change places: file systems that all nodes mount.")
 
 
 @place_group.command("list")
@@ -311,17 +323,19 @@ def add_place(name: str, path: str, as_json: bool) -> None:
     _show_places(session().write(ops.ADD_PLACE, name=name, path=path), as_json)
 
 
-@place_group.command("remove")
+@place_group.command("delete")
 @NAME
 @JSON_OPTION
-def remove_place(name: str, as_json: bool) -> None:
-    """Remove a place that no pool has its buffers in (operators); what lies there stays."""
+@destroys("Delete the place {name}?")
+def delete_place(name: str, as_json: bool) -> None:
+    """Take a place away that no pool has its buffers in (operators); what lies there stays."""
     _show_places(session().write(ops.REMOVE_PLACE, name=name), as_json)
 
 
 @place_group.command("mark")
 @click.argument("path", type=click.Path(path_type=Path))
-def mark_place(path: Path) -> None:
+@JSON_OPTION
+def mark_place(path: Path, as_json: bool) -> None:
     """Make the file at PATH by which machines know the place, once, on one that has it mounted.
 
     Where that file is not found nothing is written: the file system is not mounted there.
@@ -329,11 +343,12 @@ def mark_place(path: Path) -> None:
     from cluster.agent.files import PlaceRefused, places
 
     try:
-        note(f"{plain(str(path))} is place {places.mark(str(path))}")
+        marked = MarkedPlace(path=str(path), identity=places.mark(str(path)))
     except PlaceRefused as error:
         raise Failure(ExitCode.REFUSED, str(error), "then mark it again") from error
     except OSError as error:
         raise Failure(ExitCode.REFUSED, f"{path} cannot be marked: {error.strerror}", "mark it as its owner") from error
+    present(marked, as_json, lambda: f"{plain(marked.path)} is place {marked.identity}")
 
 
 def _show_places(answer: PlacesAnswer, as_json: bool) -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+import msgspec
 
 from cluster.cli.commands.local_cluster import become, module_command
 from cluster.cli.commands.options import LOG_FORMAT_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.global_options import JSON_OPTION, CommandGroup
 from cluster.cli.session import session
-from cluster.cli.text import note
+from cluster.cli.text import note, present, show_json
 from cluster.slurm import RUN
 from cluster.system import hold_termination
 from replica.model import DEFAULT_SITE
@@ -27,7 +29,18 @@ if TYPE_CHECKING:
 _DIRECTORY: Final = click.Path(path_type=Path, file_okay=False, readable=False)
 
 
-@click.group("slurm")
+class InstallAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What `slurm install --json` prints: paths, and sentences."""
+
+    written: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    """What was changed since Forebay wrote it."""
+    to_do: tuple[str, ...] = ()
+    """What is left to be done, or wrong."""
+
+
+@click.group("slurm", cls=CommandGroup)
 def slurm_group() -> None:
     """Be the burst buffer of a Slurm: its bridge, and what is written on its hosts."""
 
@@ -85,9 +98,10 @@ def bridge(name: str, state: Path, run: Path, metrics: Path | None, when_away: s
     "--setup-wait", "setup_wait_s", type=click.IntRange(0), default=DEFAULT_SITE.guest_setup_wait_s, show_default=True,
     metavar="SECONDS", help="GuestSetupWait of the site's configuration, if it was changed.",
 )  # fmt: skip
+@JSON_OPTION
 def install(
     plugin: str, conf: Path, check: bool, removes: bool, name: str | None, programs: Path, units: Path, run: Path,
-    setup_wait_s: int,
+    setup_wait_s: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Write what a host of slurmctld needs beside Forebay: script, fragments of configuration, unit file.
 
@@ -104,7 +118,7 @@ def install(
     try:
         slurm = read_slurm_conf(conf)
         if removes:
-            _remove(conf, slurm)
+            _remove(conf, slurm, as_json)
             return
         layout = Layout(
             plugin=plugin,
@@ -118,11 +132,11 @@ def install(
         )
         if check:
             found = _findings(layout, slurm, setup_wait_s)
-            for line in found:
-                click.echo(plain(line))
+            lines = [plain(line) for line in found]
+            lines = lines or [f"All is well: slurmctld uses Forebay by burst_buffer/{plugin}."]
+            present(InstallAnswer(to_do=tuple(found)), as_json, lambda: "\n".join(lines))
             if found:
                 sys.exit(int(ExitCode.REFUSED))
-            click.echo(f"All is well: slurmctld uses Forebay by burst_buffer/{plugin}.")
             return
         again = known_plugin(conf) == plugin
         changed = write(layout, slurm)
@@ -136,9 +150,12 @@ def install(
         what = f"{error.filename}: " if error.filename else ""
         remedy = "see to that, and do it again; nothing is half done"
         raise Failure(ExitCode.REFUSED, f"{what}{error.strerror or error}", remedy) from error
+    left = _findings(layout, slurm, setup_wait_s)
+    if as_json:
+        show_json(InstallAnswer(written=tuple(map(str, changed)), to_do=tuple(left)))
+        return
     for path in changed:
         click.echo(f"Wrote {path}")
-    left = _findings(layout, slurm, setup_wait_s)
     for line in left:
         note(f"forebay: to do: {plain(line)}")
     note("Next, on this host:")
@@ -153,11 +170,14 @@ def _unit() -> str:
     return UNIT.removesuffix(".service")
 
 
-def _remove(conf: Path, slurm: SlurmSettings) -> None:
+def _remove(conf: Path, slurm: SlurmSettings, as_json: bool) -> None:
     from cluster.slurm.install import remove
     from cluster.slurm.slurmctld import buffers_in_use
 
     removed = remove(conf, slurm, buffers_in_use(conf))
+    if as_json:
+        show_json(InstallAnswer(removed=tuple(map(str, removed.gone)), kept=tuple(map(str, removed.kept))))
+        return
     for path in removed.gone:
         click.echo(f"Removed {path}")
     for path in removed.kept:

@@ -6,7 +6,8 @@ import click
 import msgspec
 
 from cluster.cli.commands.job import LIMIT, LIMIT_MAX, UNFINISHED, listed, moment_of, states_of
-from cluster.cli.commands.options import AT_OPTION, JSON_OPTION
+from cluster.cli.commands.options import AT_OPTION
+from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
 from cluster.cli.text import (
     STANDARD,

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from cluster.cli.commands.options import JSON_OPTION, in_requests, job_options
+from cluster.cli.commands.options import in_requests, job_options
 from cluster.cli.exits import INVALID_REQUEST_LINE, NODE_COUNT_LINE, PERMISSION_LINE, ExitCode, Failure, bad_input
+from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.group import exit_with, report
 from cluster.cli.session import Session, exit_code_of, session
 from cluster.cli.submission import Prepared, located, prepare, read_bounded, unsupported

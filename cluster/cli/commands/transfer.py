@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from cluster.cli.commands.options import JOB_ID, JSON_OPTION, WATCH_PERIOD_S
+from cluster.cli.commands.options import JOB_ID, WATCH_PERIOD_S
 from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.global_options import JSON_OPTION, CommandGroup
 from cluster.cli.session import session
 from cluster.cli.text import (
     drawing,
@@ -33,7 +34,7 @@ STAGES: Final = ("stage_in", "stage_out")
 _WATCH = click.option("--watch", is_flag=True, help="Draw it again every second, until nothing is moved or Ctrl-C.")
 
 
-transfer_group = click.Group("transfer", help="Show what is moved, how far it is, and the receipts of what was moved.")
+transfer_group = CommandGroup("transfer", help="Show what is moved, how far it is, and the receipts of what was moved.")
 
 
 @transfer_group.command("list")
@@ -103,9 +104,9 @@ def receipt(job_id: str, stage: str | None, attempt: int | None, as_json: bool) 
 
 def _check_watch(as_json: bool) -> None:
     if as_json:
-        raise bad_input("--watch and --json contradict each other", "use GET /v1/transfers to follow with a program")
+        raise bad_input("--watch and --json contradict each other", "programs ask again and again, without --watch")
     if not is_terminal():
-        raise bad_input("--watch needs a terminal", "leave it out, or use GET /v1/transfers to follow with a program")
+        raise bad_input("--watch needs a terminal", "leave it out: programs ask again and again")
 
 
 async def _draw(ask: Callable[[], Awaitable[Iterable[TransferView]]]) -> None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from cluster.cli.commands.options import JSON_OPTION, LOG_FORMAT_OPTION
+from cluster.cli.commands.options import LOG_FORMAT_OPTION
 from cluster.cli.drills.figures import SLOWER_MAX
 from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.global_options import JSON_OPTION, CommandGroup
 from cluster.cli.session import session
 from cluster.cli.text import Cell, fields_table, moment, note, present, show, show_json, table
 from cluster.drill import NOT_DONE
@@ -34,7 +35,7 @@ HOLD_S: Final = 5
 HOLD_S_MAX: Final = 100
 """For how long a fault may be held, seconds: less than a helper allows."""
 
-drill_group = click.Group("drill", help="Exercise a take-over of the running cluster, or of a copy (operators).")
+drill_group = CommandGroup("drill", help="Exercise a take-over of the running cluster, or of a copy (operators).")
 
 _SCENARIO = click.argument("scenario", type=click.Choice([*SCENARIOS, *NOT_DONE]))
 _TARGET = click.option(

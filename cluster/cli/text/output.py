@@ -319,6 +319,14 @@ def fields_table(fields: Iterable[tuple[str, str | int | None]]) -> Listing:
     return table(("FIELD", "VALUE"), fields, flexible=frozenset({"VALUE"}), header=False)
 
 
+def in_full(one: Listing | str) -> Listing | str:
+    """Return a listing of one row with each column on a line, where nothing of a long text is left out."""
+    if isinstance(one, str):
+        return one
+    (row,) = one.rows
+    return Listing(("FIELD", "VALUE"), [*zip(one.columns, row, strict=True)], frozenset(), frozenset({"VALUE"}), False)
+
+
 def text_of(cell: str | int | None) -> str:
     """Return what a cell shows: `-` for nothing, everything else without characters that a terminal obeys."""
     if cell is None or cell == "":

@@ -90,7 +90,7 @@ class Pruned:
         )
         pruner.start()
         found = await command(
-            *("ledger", "prune", "--data", self.home, "--below", last, *named, "--keys", self.keys, "--json")
+            *("ledger", "prune", "--data", self.home, "--below", last, *named, "--keys", self.keys, "--yes", "--json")
         )
         await pruner.stop()
         assert found["removed"] == "by the running replica"

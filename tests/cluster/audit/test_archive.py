@@ -80,7 +80,7 @@ def copies(archives: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
 
 def prune(site: Site, *archives: Path, below: int = BELOW, more: tuple[object, ...] = ()) -> Result:
     named = [word for one in archives for word in ("--archive", one)]
-    return typed("ledger", "prune", "--data", site.home, "--below", below, "--keys", site.keys, *named, *more)
+    return typed("ledger", "prune", "--data", site.home, "--below", below, "--keys", site.keys, *named, "--yes", *more)
 
 
 def answer(result: Result) -> Any:
@@ -431,7 +431,7 @@ def test_an_archive_that_nobody_known_has_signed_is_said_to_be(site: Site, archi
 
 def test_what_is_older_than_an_age_goes(site: Site, archives: tuple[Path, Path]) -> None:
     named = [word for one in archives for word in ("--archive", one)]
-    words = ("ledger", "prune", "--data", site.home, "--keys", site.keys, *named, "--json", "--older-than")
+    words = ("ledger", "prune", "--data", site.home, "--keys", site.keys, *named, "--yes", "--json", "--older-than")
     kept = answer(typed(*words, "30m", "--dry-run"))
     cut = site.made.states[-1].at - 30 * 60 * 1_000_000
     first_kept = next(index for index, state in enumerate(site.made.states, 1) if state.at >= cut)
@@ -441,6 +441,14 @@ def test_what_is_older_than_an_age_goes(site: Site, archives: tuple[Path, Path])
     wrong = typed(*words, "soon")
     assert wrong.exit_code == ExitCode.BAD_INPUT and "is no age" in wrong.stderr
     assert typed(*words, "30m", "--below", 3).exit_code == ExitCode.BAD_INPUT
+
+
+def test_nothing_is_removed_before_somebody_has_said_yes(site: Site, archives: tuple[Path, Path]) -> None:
+    named = [word for one in archives for word in ("--archive", one)]
+    words = ("ledger", "prune", "--data", site.home, "--keys", site.keys, *named, "--below", BELOW)
+    refused = typed(*words)
+    assert refused.exit_code == ExitCode.BAD_INPUT and "answer with --yes" in refused.stderr
+    assert answer(typed(*words, "--dry-run", "--json"))["entries"] > 0
 
 
 @story
@@ -460,7 +468,7 @@ async def test_a_running_replica_removes_it_itself(site: Site, archives: tuple[P
     named = [word for one in archives for word in ("--archive", str(one))]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "cluster.cli", "ledger", "prune", "--data", str(site.home), "--below", str(BELOW)),
-        *("--keys", str(site.keys), *named, "--json"),
+        *("--keys", str(site.keys), *named, "--yes", "--json"),
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=asyncio.subprocess.PIPE,
     )

@@ -2,39 +2,31 @@
 
 from typing import Any
 
-import click
 import msgspec
 import pytest
 from click.testing import Result
 
 from cluster.cli import check
-from cluster.cli.app import cli
 from cluster.cli.exits import ExitCode
 from cluster.schemas import ErrorAnswer, ErrorView
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.test_what_is_imported import EVERY
 
-
-def with_json() -> list[tuple[str, ...]]:
-    found = []
-    # What follows bbstat is the site's provider's.
-    for words in (one for one in EVERY if one != ("bbstat",)):
-        command: click.Command = cli
-        for word in words:
-            assert isinstance(command, click.Group)
-            command = command.commands[word]
-        if any("--json" in option.opts for option in command.params):
-            found.append(words)
-    return found
+# What follows bbstat is the site's provider's.
+OURS = tuple(words for words in EVERY if words != ("bbstat",))
 
 
 def said(result: Result) -> ErrorView:
     return msgspec.json.decode(result.stderr.splitlines()[-1], type=ErrorAnswer, strict=True).error
 
 
-@pytest.mark.parametrize("words", with_json(), ids=" ".join)
-def test_each_command_says_a_usage_that_is_wrong_as_one_object(double: Double, words: tuple[str, ...]) -> None:
-    result = forebay(double.config, *words, "--json", "--no-such-option")
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("words", OURS, ids=" ".join)
+def test_each_command_says_a_usage_that_is_wrong_as_one_object(
+    double: Double, words: tuple[str, ...], first: bool
+) -> None:
+    typed = ("--json", *words, "--no-such-option") if first else (*words, "--json", "--no-such-option")
+    result = forebay(double.config, *typed)
     assert (result.exit_code, result.stdout) == (ExitCode.BAD_INPUT, "")
     (line,) = result.stderr.splitlines()
     error = said(result)

@@ -35,7 +35,7 @@ def test_partitions_are_listed_with_a_star_at_the_default_one(double: Double) ->
     assert lines[0] == "PARTITION AVAIL TIMELIMIT JOB_SIZE UP CPUS NODELIST USERS ACCOUNTS".split()
     assert lines[1] == "batch* UP 02:00:00 0-infinite 3 48 n[1-4] alice ALL".split()
     assert lines[2] == "debug DOWN infinite 1-2 4 64 ALL ALL ALL".split()
-    missing = forebay(double.config, "partition", "list", "none")
+    missing = forebay(double.config, "partition", "show", "none")
     assert missing.exit_code == ExitCode.NOT_FOUND and "batch, debug" in missing.stderr
 
 
@@ -64,7 +64,7 @@ def test_what_cannot_be_of_a_partition_is_bad_input(double: Double, words: tuple
 
 def test_a_partition_is_deleted_by_its_name(double: Double) -> None:
     double.answer("POST", "/v1/partitions/batch/delete", PartitionsAnswer(revision=9, partitions=(DEBUG,)))
-    result = forebay(double.config, "partition", "delete", "batch")
+    result = forebay(double.config, "partition", "delete", "batch", "--yes")
     assert result.exit_code == ExitCode.OK and "debug" in result.stdout
 
 
@@ -74,12 +74,12 @@ def test_usage_is_printed_as_space_times_minutes_and_reset_for_one(double: Doubl
         UsageView(account=None, qos="high", user=None, pool=None, byte_minutes=0),
     )
     double.answer("GET", "/v1/usage", UsageAnswer(revision=9, usage=rows))
-    result = forebay(double.config, "usage", "show", columns=120)
+    result = forebay(double.config, "usage", "list", columns=120)
     lines = [line.split() for line in result.stdout.splitlines()]
     assert lines[1] == ["lab", "-", "alice", "fast", "3GiB-minutes"] and lines[2][:4] == ["-", "high", "-", "all"]
-    assert "high" not in forebay(double.config, "usage", "show", "--account", "lab").stdout
+    assert "high" not in forebay(double.config, "usage", "list", "--account", "lab").stdout
     double.answer("POST", "/v1/usage/reset", UsageAnswer(revision=9, usage=()))
-    forebay(double.config, "usage", "reset", "--qos", "high")
+    forebay(double.config, "usage", "reset", "--qos", "high", "--yes")
     assert sent_by(double) == {"qos": "high"}
     for words in ((), ("--qos", "a", "--account", "b")):
         assert forebay(double.config, "usage", "reset", *words).exit_code == ExitCode.BAD_INPUT

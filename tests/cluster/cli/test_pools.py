@@ -76,11 +76,11 @@ def test_one_pool_is_shown_or_is_not_there(double: Double) -> None:
 
 def test_a_pool_is_removed_or_the_holders_are_named(double: Double) -> None:
     double.answer("POST", "/v1/pools/nodes/remove", PoolRemovedAnswer(revision=9, removed="nodes", pools=(FAST,)))
-    result = forebay(double.config, "pool", "remove", "nodes")
+    result = forebay(double.config, "pool", "delete", "nodes", "--yes")
     assert result.exit_code == ExitCode.OK and "fast" in result.stdout and "96GiB" in result.stdout
-    assert json.loads(forebay(double.config, "pool", "remove", "nodes", "--json").stdout)["removed"] == "nodes"
+    assert json.loads(forebay(double.config, "pool", "delete", "nodes", "--yes", "--json").stdout)["removed"] == "nodes"
     double.refuse(
         "POST", "/v1/pools/fast/remove", 409, "wrong_state", "pool 'fast' is in use: job 1 of alan holds 1GiB"
     )
-    result = forebay(double.config, "pool", "remove", "fast")
+    result = forebay(double.config, "pool", "delete", "fast", "--yes")
     assert result.exit_code == ExitCode.REFUSED and "job 1 of alan" in result.stderr

@@ -30,9 +30,9 @@ def test_a_buffer_is_cleared_by_its_job_or_by_its_name_and_data_is_only_discarde
 ) -> None:
     double.answer("POST", "/v1/jobs/1/clear", PENDING)
     double.answer("POST", "/v1/persistent/lake/clear", PersistentCleared(revision=5, name="lake"))
-    assert forebay(double.config, "buffer", "clear", "1").exit_code == ExitCode.OK
+    assert forebay(double.config, "buffer", "clear", "1", "--yes").exit_code == ExitCode.OK
     assert "discard" not in double.asked[-1].body
-    result = forebay(double.config, "buffer", "clear", "--name", "lake", "--discard")
+    result = forebay(double.config, "buffer", "clear", "--name", "lake", "--discard", "--yes")
     assert (result.exit_code, result.stdout) == (ExitCode.OK, "the persistent buffer lake is cleared\n")
     assert double.asked[-1].body["discard"] is True
 

@@ -93,7 +93,7 @@ REQUESTS = [
     ("pool", "list"),
     ("node", "list"),
     ("transfer", "list"),
-    ("account", "show"),
+    ("account", "list"),
     ("session", "list"),
     ("cluster", "clock"),
 ]

@@ -74,7 +74,7 @@ class Accounting:
         if not names:
             names = _listed(next((fields.pop(key) for key in sorted(_NAMED & set(fields))), ""))
         if verb in ("delete", "remove"):
-            return [[kind, "delete", name] for name in names]
+            return [[kind, "delete", name, "--yes"] for name in names]
         for name in names:
             _change(self._records.setdefault((kind, name), Record()), fields)
         return [self._set(kind, name) for name in names]

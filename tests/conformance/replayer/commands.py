@@ -196,7 +196,7 @@ def administering(act: Act, parsed: Parsed, now: datetime) -> list[str]:
         if state in _UNDRAINED:
             return ["node", "resume", fields["nodename"]]
     if verb == "delete" and (name := fields.get("reservationname", fields.get("reservation"))):
-        return ["reservation", "delete", name]
+        return ["reservation", "delete", name, "--yes"]
     if verb in ("create", "update") and "burstbuffer" in fields:
         created = re.match(r"Reservation created: (\S+)", "\n".join(act.output))
         name = fields.get("reservationname") or (created[1] if created else "")

@@ -62,7 +62,7 @@ async def quota(slurm: Slurm) -> None:
     third = await slurm.site.submit(slurm.site.script("quota", grains=1))
     await slurm.held(third, "setup", f"AssocGrpBB for {SETUP_WAIT_S} s: account people has no more room")
     await slurm.cli("scheduling", "set", "--default-account", "")
-    await slurm.cli("account", "delete", "people")
+    await slurm.cli("account", "delete", "people", "--yes")
     await slurm.ends_well(other, "quota", data)
     for one in (job, third):
         await slurm.release(one)

@@ -127,7 +127,7 @@ async def state_wiped(slurm: Slurm) -> None:
     code, said = await site.refused_bridge()
     require(code == EXIT_CONFIGURATION and "forebay scheduler release slurm" in said, f"it ended with {code}: {said}")
     slurm.saw(said.strip().splitlines()[-1])
-    await slurm.cli("scheduler", "release", "slurm")
+    await slurm.cli("scheduler", "release", "slurm", "--yes")
     site.start_bridge()
     data = site.make_input("released")
     await slurm.ends_well(await slurm.accepted("released"), "released", data)

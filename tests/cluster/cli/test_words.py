@@ -1,0 +1,314 @@
+"""Words mean one thing over the whole command line: options anywhere, who asks before it destroys, no routes."""
+
+import ast
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from cluster.cli.app import cli
+from cluster.cli.exits import ExitCode
+from cluster.cli.global_options import GlobalOption
+from cluster.cli.session import DEADLINE_S, in_commands
+from cluster.config.config import Config
+from cluster.config.new_site import API_PORT_OFFSET, Founding, found
+from cluster.schemas import JobsAnswer, NodesAnswer
+from cluster.system.clock import SystemClock
+from tests.cluster.cli.double import Double, forebay, on_a_terminal
+from tests.cluster.cli.test_commands import NODE
+from tests.cluster.cli.test_errors_as_json import OURS
+from tests.cluster.cli.test_what_is_imported import EVERY
+from tests.ports import free_ports
+
+ROOT = Path(__file__).parents[3]
+
+
+def command_of(words: tuple[str, ...]) -> click.Command:
+    command: click.Command = cli
+    for word in words:
+        assert isinstance(command, click.Group)
+        command = command.commands[word]
+    return command
+
+
+def own_options(words: tuple[str, ...]) -> set[str]:
+    return {word for one in command_of(words).params for word in (*one.opts, *one.secondary_opts)}
+
+
+ANYWHERE = {
+    "--config": "/nowhere",
+    "--identity": "ada",
+    "--user": "ada",
+    "--stale": "",
+    "--deadline": "3",
+    "--json": "",
+}
+
+
+def test_the_options_that_may_stand_anywhere_are_all_of_the_outermost_command_but_its_version() -> None:
+    given = {word for one in cli.params for word in one.opts if isinstance(one, GlobalOption)}
+    assert given == ANYWHERE.keys() == own_options(()) - {"--version"}
+
+
+@pytest.mark.parametrize("words", OURS, ids=" ".join)
+def test_every_command_takes_every_global_option_before_between_and_after_its_words(words: tuple[str, ...]) -> None:
+    for option, value in ANYWHERE.items():
+        for place in range(len(words) + 1):
+            if option in own_options(words[:place]) and option != "--json" and place:
+                continue
+            typed = [*words[:place], option, *([value] if value else []), *words[place:], "-h"]
+            # Without a session the options before the command make one, as in a process of its own.
+            result = CliRunner().invoke(cli, typed)
+            assert result.exit_code == 0 and result.stdout.startswith("Usage: "), (typed, result.stderr)
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_global_option_has_its_effect_wherever_it_stands(double: Double, place: int) -> None:
+    double.answer("GET", "/v1/jobs.*", JobsAnswer(revision=1, jobs=(), truncated=False))
+    environment = {**os.environ, "FOREBAY_CONFIG": "", "FOREBAY_IDENTITY": ""}
+    given = ["--config", str(double.config.file), "--identity", "alice", "--stale", "--deadline", "9", "--json"]
+    typed = ["job", "list"]
+    typed[place:place] = given
+    run = subprocess.run(
+        [sys.executable, "-m", "cluster.cli", *typed], env=environment, cwd=ROOT, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert msgspec.json.decode(run.stdout) == {"revision": 1, "jobs": [], "truncated": False, "at": None}
+    (asked,) = double.asked
+    assert "alice" in asked.identity and "stale=ok" in asked.target
+
+
+# What destroys ------------------------------------------------------------------------------------------------------
+
+DESTROYS = {
+    ("account", "delete"): ["a"],
+    ("buffer", "clear"): ["7"],
+    ("certificate", "retire-authority"): [],
+    ("ledger", "prune"): [],
+    ("license", "delete"): ["a"],
+    ("member", "delete"): ["r2"],
+    ("member", "replace"): ["r2"],
+    ("partition", "delete"): ["a"],
+    ("place", "delete"): ["a"],
+    ("pool", "delete"): ["a"],
+    ("qos", "delete"): ["a"],
+    ("reservation", "delete"): ["a"],
+    ("scheduler", "release"): ["a"],
+    ("session", "close"): ["7"],
+    ("usage", "reset"): ["--qos", "a"],
+}
+"""What asks, with arguments that it takes."""
+
+PLANNED = {("recover",), ("snapshot", "restore")}
+"""What shows a plan first, whose id answers as --yes does."""
+
+HERE = {("ledger", "prune"), ("certificate", "retire-authority")}
+"""What asks no replica."""
+
+VERBS = set("clear close delete destroy discard forget prune purge remove reset retire-authority".split())
+
+
+def test_what_has_yes_is_what_destroys_and_nothing_is_named_so_that_does_not_ask() -> None:
+    asking = {words for words in EVERY if "--yes" in own_options(words)}
+    assert asking == DESTROYS.keys() | PLANNED
+    assert {words for words in EVERY if words[-1] in VERBS} <= asking
+
+
+def test_no_two_verbs_mean_that_something_is_made_shown_or_taken_away() -> None:
+    verbs = {words[-1] for words in EVERY}
+    assert {"list", "show", "add", "set", "delete"} <= verbs
+    assert not {"remove", "rm", "create", "get", "ls", "info", "modify"} & verbs
+
+
+ASKED_FIRST = sorted(DESTROYS.keys() - HERE)
+
+
+@pytest.mark.parametrize("words", ASKED_FIRST, ids=" ".join)
+def test_without_a_terminal_it_is_refused_before_anybody_is_asked_unless_yes_is_said(
+    double: Double, words: tuple[str, ...]
+) -> None:
+    typed = (*words, *DESTROYS[words])
+    refused = forebay(double.config, *typed)
+    assert (refused.exit_code, refused.stdout, double.asked) == (ExitCode.BAD_INPUT, "", [])
+    assert "answer with --yes" in refused.stderr and "?" in refused.stderr.splitlines()[0]
+    forebay(double.config, *typed, "--yes")
+    assert [one.method for one in double.asked] == ["POST"]
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+@pytest.mark.parametrize("words", ASKED_FIRST, ids=" ".join)
+def test_on_a_terminal_it_asks_and_does_what_is_answered(double: Double, words: tuple[str, ...], answer: str) -> None:
+    with on_a_terminal(double.config, "--identity", "operator", *words, *DESTROYS[words]) as (ours, _, process):
+        os.write(ours, f"{answer}\n".encode())
+        _, said = process.communicate(timeout=60)
+    assert "? [y/N]" in said.decode(), said
+    assert [one.method for one in double.asked] == (["POST"] if answer == "y" else [])
+    if answer == "n":
+        assert process.returncode == ExitCode.INTERRUPTED and b"nothing was changed" in said
+
+
+def test_the_former_authority_is_believed_until_yes_is_said(double: Double) -> None:
+    authority = double.config.tls.authority.read_bytes()
+    refused = forebay(double.config, "certificate", "retire-authority")
+    assert refused.exit_code == ExitCode.BAD_INPUT and "answer with --yes" in refused.stderr
+    retired = forebay(double.config, "certificate", "retire-authority", "--yes", "--json")
+    assert msgspec.json.decode(retired.stdout)["retired"] == 0
+    assert double.config.tls.authority.read_bytes() == authority
+
+
+# Reasons ------------------------------------------------------------------------------------------------------------
+
+REASON = "disk 3 of the second shelf fails its self-test since Monday;\nwaits for the vendor \x1b[31mand a new one"
+
+
+def test_a_long_reason_takes_one_line_and_a_mark_and_all_of_it_is_shown_by_show(double: Double) -> None:
+    node = msgspec.structs.replace(NODE, name="n1", state="DRAINED", reason=REASON)
+    double.answer("GET", "/v1/nodes", NodesAnswer(revision=1, nodes=(node, NODE)))
+    listed = forebay(double.config, "node", "list", columns=100).stdout.splitlines()
+    assert len(listed) == 3 and max(map(len, listed)) <= 100
+    assert listed[1].startswith("n1 ") and listed[1].endswith("…")
+    for columns in (80, 100, None):
+        shown = forebay(double.config, "node", "show", "n1", columns=columns).stdout
+        assert "\x1b" not in shown
+        words = "".join(shown.split())
+        assert "".join(REASON.replace("\n", "\\n").replace("\x1b", "\\x1b").split()) in words
+    missing = forebay(double.config, "node", "show", "n9")
+    assert missing.exit_code == ExitCode.NOT_FOUND and "known are: n1, " in missing.stderr
+
+
+# No routes ----------------------------------------------------------------------------------------------------------
+
+
+def sentences(path: Path) -> Iterator[str]:
+    """Yield the texts of a module that have a blank and a route, but for docstrings and what is matched with."""
+    tree = ast.parse(path.read_text())
+    skipped = set[ast.AST]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr):  # a docstring
+            skipped |= {node, node.value}
+        if isinstance(node, ast.AnnAssign | ast.Assign) and "_COMMANDS" in ast.unparse(node).partition("=")[0]:
+            skipped |= set(ast.walk(node))
+        if isinstance(node, ast.JoinedStr):
+            skipped |= set(node.values)
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
+        if isinstance(node, ast.JoinedStr):
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "7" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = node.value
+        else:
+            continue
+        if "/v1/" in text and " " in text.strip():
+            yield text
+
+
+def test_whatever_the_api_advises_is_said_in_commands() -> None:
+    said = [text for room in ("api", "client", "server") for path in sorted((ROOT / "cluster" / room).rglob("*.py"))
+            for text in sentences(path)]  # fmt: skip
+    assert len(said) > 10
+    assert [text for text in said if "/v1/" in in_commands(text)] == []
+
+
+def test_no_sentence_of_what_people_start_names_a_route() -> None:
+    rooms = ("agent", "audit", "cli", "config", "drill", "security", "slurm", "system")
+    paths = [path for room in rooms for path in sorted((ROOT / "cluster" / room).rglob("*.py"))]
+    paths += sorted((ROOT / "replica").rglob("*.py"))
+    assert {str(path): found for path in paths if (found := [*sentences(path)])} == {}
+
+
+def test_no_help_names_a_route() -> None:
+    for words in ((), *EVERY):
+        command = command_of(words)
+        texts = [command.help or "", *(getattr(one, "help", None) or "" for one in command.params)]
+        assert "/v1/" not in " ".join(texts), words
+
+
+def test_a_route_that_a_replica_does_not_have_is_a_command_that_its_release_does_not_know(double: Double) -> None:
+    path = "/v1/usage"
+    double.refuse("GET", path, 404, "unknown_route", f"there is nothing at {path}", remedy="see /v1/openapi.json")
+    result = forebay(double.config, "usage", "list")
+    assert result.exit_code == ExitCode.NOT_FOUND
+    assert "release that does not know this command" in result.stderr and "/v1/" not in result.stderr
+
+
+# Nobody there -------------------------------------------------------------------------------------------------------
+
+LOCAL = {
+    ("agent",), ("agent", "receipt"), ("certificate", "issue"), ("certificate", "list"),
+    ("certificate", "renew-authority"), ("certificate", "retire-authority"), ("check",), ("completion",), ("debug",),
+    ("drill", "helper"), ("gateway",), ("init",), ("ledger", "archive"), ("ledger", "dump"), ("ledger", "prune"),
+    ("ledger", "redecide"), ("ledger", "replay"), ("ledger", "restore"), ("ledger", "retain"), ("ledger", "verify"),
+    ("place", "mark"), ("recover",), ("report", "html"), ("report", "jobs"), ("serve",), ("slurm", "bridge"),
+    ("slurm", "install"), ("snapshot", "inspect"), ("snapshot", "restore"), ("top",), ("up",), ("whatif",),
+    ("witness",), ("witness", "key"), ("witness", "list"),
+}  # fmt: skip
+"""What asks no replica for its answer, or (`check`, `debug`, `top`) says of each that it does not answer."""
+
+ASKING = sorted(
+    words
+    for words in EVERY
+    if words not in LOCAL and (not isinstance(one := command_of(words), click.Group) or one.invoke_without_command)
+)
+ARGUMENTS = {
+    "job_id": "7", "job_ids": "7", "job": "7", "size": "1GiB", "settings": "A=1", "since": "1",
+    "until": "2", "quantity": "1GiB", "granularity": "1MiB", "peer": "h:1", "api": "h:2", "level": "2", "time": "1",
+}  # fmt: skip
+"""What is typed for an argument or a required option of this name; for others what its type takes."""
+
+MORE = {
+    ("job", "update"): ["--nice=1"],
+    ("member", "update"): ["--api=h:1"],
+    ("usage", "reset"): ["--qos=a"],
+}
+
+
+def sample(parameter: click.Parameter, file: Path) -> str:
+    kind = parameter.type
+    if parameter.name in ARGUMENTS:
+        return ARGUMENTS[parameter.name]
+    if isinstance(kind, click.Choice):
+        return str(next(iter(kind.choices)))
+    if isinstance(kind, click.types.IntParamType):
+        return "1"
+    if isinstance(kind, click.Path):
+        return str(file if kind.file_okay else file.parent)
+    return str(file) if parameter.name == "scripts" else "r1"
+
+
+def typed_for(words: tuple[str, ...], file: Path) -> list[str]:
+    typed = [*words, *MORE.get(words, []), *(["--yes"] if "--yes" in own_options(words) else [])]
+    for one in command_of(words).params:
+        if isinstance(one, click.Argument):
+            typed.append(sample(one, file))
+        elif one.required:
+            typed += [one.opts[0], sample(one, file)]
+    return typed
+
+
+@pytest.fixture(scope="module")
+def nobody(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """A cluster of three replicas of which none runs."""
+    founding = Founding(replicas=3, agents=1, base_port=free_ports(API_PORT_OFFSET + 3)[0])
+    return found(tmp_path_factory.mktemp("nobody") / "site", founding, clock=SystemClock())
+
+
+@pytest.mark.parametrize("words", ASKING, ids=" ".join)
+def test_where_every_replica_refuses_the_connection_no_command_waits_for_its_deadline(
+    nobody: Config, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("#!/bin/sh\n" if words == ("submit",) else "GetSysState=/bin/true\n")
+    # For how long it is tried again, where nobody listens: most of a second, which each command would take here.
+    monkeypatch.setattr("cluster.client.NOBODY_S", 0.05)
+    began = time.monotonic()
+    result = forebay(nobody, *typed_for(words, file))
+    assert result.exit_code == ExitCode.UNREACHABLE, (result.stdout, result.stderr)
+    assert time.monotonic() - began < DEADLINE_S / 2
