@@ -13,8 +13,6 @@ import json
 import os
 import random
 import shlex
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,32 +23,25 @@ from typing import Any
 from cluster.cli.drills.scenarios import SCENARIOS as KNOWN
 from cluster.client import ApiError, Client
 from cluster.config.config import Config
-from cluster.drill.faults import ThisMachine
 from cluster.schemas import operations as ops
 from cluster.schemas.job_fields import SubmitRequest
 from cluster.security import Role, issue, load_authority
 from cluster.server.storage import allow_first_start
 from cluster.system import Address, SystemClock, fields_of
 from tests.account import OWN
-from tests.faults import kernel, network, verify
+from tests.faults import kernel, verify
 from tests.faults.ending import perform
-from tests.faults.local_cluster import AGENTS, FOREBAY, REPLICAS, USER, LocalCluster, RunFailed
+from tests.faults.hosts import CLIENTS, COPY_RATE, JOBS, NODE_DOWN_S, POOLS, Hosts, enter
+from tests.faults.local_cluster import AGENTS, FOREBAY, REPLICAS, USER, RunFailed
 from tests.faults.network import Network
 from tests.faults.stops import AGREES_MS, Stops, Stopwatch
 from tests.faults.workload import EXAMPLES, Workload
 
-CLIENTS = "clients"
-HOSTS = {"r1": "r1", "r2": "r2", "r3": "r3", "n1": "r1", "n2": "r2", "h1": "r1", "h2": "r2", "h3": "r3"}
+PLACES = {"r1": "r1", "r2": "r2", "r3": "r3", "n1": "r1", "n2": "r2", "h1": "r1", "h2": "r2", "h3": "r3"}
 """Who runs on which host; a host is called as its replica."""
 
 HELPER_PORT = 7431
-ROOM = "256m"
-"""Size of a replica's own file system."""
-
-POOLS = {"fast": "40MiB/8MiB,default", "bulk": "80MB/10MB"}
-COPY_RATE = "2MiB"
 NUMBERS = 300_000
-JOBS = ("sum", "sort", "words", "digest")
 SCENARIOS = tuple(KNOWN)
 DRILL_S = 300.0
 FORCED = ("--force", "digests")
@@ -60,15 +51,13 @@ STALE = "is not what would be done now"
 """What is said of a plan that is another one by now."""
 
 OVER_S = 180.0
-NODE_DOWN_S = 12
 
 
-class Hosts(LocalCluster):
+class DrillHosts(Hosts):
     """Three replicas, two agents and three helpers on hosts of their own."""
 
     def __init__(self, directory: Path, net: Network) -> None:
-        super().__init__(directory)
-        self.net = net
+        super().__init__(directory, net, PLACES)
 
     def found_on_hosts(self) -> None:
         """Write configuration, certificates and file systems."""
@@ -90,7 +79,7 @@ class Hosts(LocalCluster):
             issue(authority, tls, role=Role.REPLICA, name=replica.name, at=at, addresses=(host,), replace=True)
         for number, name in enumerate(REPLICAS, 1):
             place = self.net.addresses[name]
-            targets = ", ".join(f'"{one}"' for one in (*REPLICAS, *AGENTS) if HOSTS[one] == name)
+            targets = ", ".join(f'"{one}"' for one in (*REPLICAS, *AGENTS) if PLACES[one] == name)
             text += f'[[helper]]\nname = "h{number}"\naddress = "{place}:{HELPER_PORT}"\ntargets = [{targets}]\n'
             issue(authority, tls, role=Role.HELPER, name=f"h{number}", at=at)
         start = json.dumps(["/bin/sh", str(self.directory / "start"), "{name}"])
@@ -105,36 +94,8 @@ class Hosts(LocalCluster):
             f"exec setsid -f {forebay} $verb --name $1 </dev/null >>logs/$1.log 2>&1\n"
         )
         for name in REPLICAS:
-            home = self.directory / name
-            kernel.tool("mount", "-t", "tmpfs", "-o", f"size={ROOM},mode=0700", "forebay", str(home))
+            self.mount(self.directory / name)
             allow_first_start(config, name)
-
-    def start(self, name: str) -> None:
-        """Start one on its host."""
-        verb = ("serve",) if name in REPLICAS else ("agent",) if name in AGENTS else ("drill", "helper")
-        with (self.directory / "logs" / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                [*Network.inside(HOSTS[name]), *self.command(*verb, "--name", name)],
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-
-    def start_everybody(self) -> None:
-        """Start all, helpers too."""
-        for name in HOSTS:
-            self.start(name)
-
-    def workplace(self, name: str) -> Path:
-        """Return the directory whose lock tells who runs under a name."""
-        assert self.config is not None
-        return self.config.wal_directory(name) if name in REPLICAS else self.config.agent(name).directory
-
-    def pid(self, name: str) -> int | None:
-        """Return the process that runs under a name, whoever has started it."""
-        found = ThisMachine().holder(str(self.workplace(name)))
-        return None if found is None else found.pid
 
     def left_over(self) -> list[str]:
         """Return what is left of a fault."""
@@ -151,31 +112,12 @@ class Hosts(LocalCluster):
         found += [str(path) for path in (self.directory / "drill").glob("*/undo.json")]
         return found
 
-    def stop_everybody(self) -> None:
-        """End every process, those that a drill has started too."""
-        for name in ("h1", "h2", "h3"):
-            process = self.processes.get(name)
-            if process is not None and process.poll() is None:
-                process.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(30)
-        for name in (*AGENTS, *REPLICAS):
-            pid = self.pid(name) if self.config is not None else None
-            if pid is not None:
-                for number in (signal.SIGCONT, signal.SIGKILL):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, number)
-        self.stop_all()
-        for name in REPLICAS:
-            with contextlib.suppress(OSError):
-                kernel.tool("umount", "-l", str(self.directory / name))
-
 
 class Drills:
     """A cluster on hosts, and each drill of it."""
 
     def __init__(self, directory: Path, net: Network, seed: int) -> None:
-        self.hosts = Hosts(directory, net)
+        self.hosts = DrillHosts(directory, net)
         self.seed = seed
         self.stops_ms: dict[str, list[float]] = defaultdict(list)
         self.off_ms: dict[str, list[float]] = defaultdict(list)
@@ -331,11 +273,7 @@ def main() -> int:
         ended = perform("drills", stops.run(options.rounds), release=stops.release, directory=directory, seed=seed)
         return ended.report(rounds=options.rounds, **stops.figures())
     try:
-        kernel.require_root("make network namespaces")
-        kernel.require_tools(network.TOOLS)
-        kernel.enter_private_mounts()
-        kernel.enter_private_networks()
-        net = Network((*REPLICAS, CLIENTS))
+        net = enter((*REPLICAS, CLIENTS))
     except kernel.Unable as unable:
         print(f"drills: unable: {unable}", file=sys.stderr)
         return kernel.EXIT_UNABLE

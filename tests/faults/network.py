@@ -29,9 +29,9 @@ table inet cut {
 class Network:
     """Members with an address each, and the cuts between them."""
 
-    def __init__(self, members: Sequence[str]) -> None:
+    def __init__(self, members: Sequence[str], *, prefix: str = PREFIX) -> None:
         """Make the namespaces and join them. After kernel.enter_private_networks. Unable if the kernel cannot."""
-        self.addresses = {name: f"{PREFIX}.{number}" for number, name in enumerate(members, start=1)}
+        self.addresses = {name: f"{prefix}.{number}" for number, name in enumerate(members, start=1)}
         try:
             tool("ip", "netns", "add", HUB)
             tool("ip", "-n", HUB, "link", "add", "bridge", "type", "bridge")

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from cluster.client import ApiError, Client
 from cluster.schemas import operations as ops
 from cluster.schemas.jobs import JobView, StatusView
-from tests.faults.local_cluster import REPLICAS, LocalCluster, RunFailed
+from tests.faults.local_cluster import LocalCluster, RunFailed
 from tests.faults.workload import Workload
 
 SETTLE_S = 30.0
@@ -38,7 +38,7 @@ async def same_digest(cluster: LocalCluster, client: Client) -> tuple[str, Statu
             except ApiError as error:
                 if time.monotonic() > until:
                     raise RunFailed(f"replica {replica.name} does not answer: {error}") from error
-        if len(statuses) == len(REPLICAS) and len({status.revision for status in statuses}) == 1:
+        if len(statuses) == len(cluster.config.replicas) and len({status.revision for status in statuses}) == 1:
             digests = {status.state_digest for status in statuses}
             if len(digests) != 1:
                 raise RunFailed(f"at revision {statuses[0].revision} the replicas have the digests {digests}")
