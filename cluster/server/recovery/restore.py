@@ -1,7 +1,8 @@
 """Restore of a snapshot on a new host: a replica of a new incarnation of the cluster, whose history begins with it.
 
-For when no directory is left at all, or the cluster is to come up elsewhere. The directory is made beside its place and
-gets its name when it is whole, so a crash leaves nothing that could be started.
+For when no directory is left at all, or the cluster is to come up elsewhere. It is made in a directory inside of the
+replica's, where a disk may be mounted, and moved into its place when it is whole, the data last. So a crash leaves
+nothing that could be started, and the next restore begins anew.
 """
 
 from __future__ import annotations
@@ -26,8 +27,17 @@ from snapshots import Image, SnapshotRefused, load_snapshot, write_snapshot
 from wal import Environment, Incarnation, Journal, Member, Placed, identity_of
 from wal import directory as directories
 
-RESTORING_SUFFIX: Final = ".restoring"
-"""Of the directory that a replica is made in."""
+RESTORING_NAME: Final = ".restoring"
+"""Directory that a replica is made in, inside of its own."""
+
+LOST_AND_FOUND: Final = "lost+found"
+"""What ext4 has at its top: where a disk is mounted there it stands in nobody's way."""
+
+_SNAPSHOTS: Final = "snapshots"
+_DATA: Final = "wal"
+
+_MOVED: Final = (_SNAPSHOTS, MEMBER_NAME, _DATA)
+"""In this order: without data a replica does not start, so what is there of it before is known to be unfinished."""
 
 
 async def plan_restore(config: Config, name: str, file: Path, *, clock: Clock) -> RecoveryPlan:
@@ -53,13 +63,16 @@ async def restore_snapshot(
     if plan.id != plan_id:
         raise RecoveryNotPossible(f"the plan is {plan.id} by now, and {plan_id} was confirmed: look at it again")
     home = config.storage.directory / name
-    scratch = home.with_name(f"{name}{RESTORING_SUFFIX}")
-    shutil.rmtree(scratch, ignore_errors=True)
-    directories.make(scratch)
-    (scratch / "snapshots").mkdir(mode=0o700)
-    write_snapshot(scratch / "snapshots", image)
+    scratch = home / RESTORING_NAME
+    directories.make(home)
+    for left in (RESTORING_NAME, _SNAPSHOTS):
+        shutil.rmtree(home / left, ignore_errors=True)
+    for name_of_file in (MEMBER_NAME, FIRST_START_NAME):
+        (home / name_of_file).unlink(missing_ok=True)
+    (scratch / _SNAPSHOTS).mkdir(mode=0o700, parents=True)
+    write_snapshot(scratch / _SNAPSHOTS, image)
     with Environment.open(
-        scratch / "wal",
+        scratch / _DATA,
         cluster_id=config.cluster.id,
         replica=plan.member,
         map_size_bytes=config.storage.map_size_bytes,
@@ -79,17 +92,17 @@ async def restore_snapshot(
             at=Instant(max(clock.now(), image.state.at)),
         )
     _write(scratch / MEMBER_NAME, f"{plan.member} {Incarnation(recovery.incarnation, recovery.mark)}\n")
-    if home.exists():
-        (home / FIRST_START_NAME).unlink(missing_ok=True)
-        home.rmdir()
-    scratch.rename(home)
-    directories.sync(home.parent)
+    for moved in _MOVED:
+        directories.sync(home)
+        (scratch / moved).rename(home / moved)
+    directories.sync(home)
+    scratch.rmdir()
     return plan, recovery
 
 
 async def _looked_at(config: Config, name: str, file: Path, clock: Clock) -> tuple[RecoveryPlan, Image, Placed]:
     home = config.storage.directory / name
-    found = [] if not home.exists() else [one for one in home.iterdir() if one.name != FIRST_START_NAME]
+    found = _in_the_way(home)
     if found:
         raise RecoveryNotPossible(
             f"{found[0]} is there: a snapshot is restored where {name} has no data. If that is what is left of it, "
@@ -136,6 +149,17 @@ async def _looked_at(config: Config, name: str, file: Path, clock: Clock) -> tup
         reachable={other: answer.last_index for other, answer in answers.items()},
     )
     return plan, image, placed
+
+
+def _in_the_way(home: Path) -> list[Path]:
+    """Return what is in a replica's directory, but for the mark of a first start, what its file system has made there,
+    and what a restore has left that did not end."""
+    if not home.exists():
+        return []
+    allowed = {FIRST_START_NAME, LOST_AND_FOUND}
+    if (home / RESTORING_NAME).exists() and not (home / _DATA).exists():
+        allowed |= {RESTORING_NAME, *_MOVED}
+    return [one for one in home.iterdir() if one.name not in allowed]
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,17 +1,21 @@
 """Backups: the newest snapshot on another machine, whole and checked or not at all, and a cluster made of one."""
 
 import asyncio
-import contextlib
 import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from cluster.client import Client
 from cluster.config.config import Config
 from cluster.schemas import operations as ops
+from cluster.server.recovery import restore_snapshot
+from cluster.server.storage import StorageRefused, open_storage
 from cluster.system.clock import SystemClock
 from replica.values import JOB_NUMBERS_SKIPPED
 from tests.cluster.harness import story
@@ -29,8 +33,22 @@ async def forebay(config: Config, *words: str, code: int = 0) -> Any:
     return found.stderr if code else json.loads(found.stdout)
 
 
+def dying_at(name: str) -> Callable[[Path, Path], Path]:
+    """Return a rename that fails where something of this name is moved."""
+    real = Path.rename
+
+    def rename(source: Path, target: Path) -> Path:
+        if source.name == name:
+            raise OSError("died")
+        return real(source, target)
+
+    return rename
+
+
 @story
-async def test_a_backup_is_whole_and_checked_or_not_there_and_a_new_cluster_begins_with_it(tmp_path: Path) -> None:
+async def test_a_backup_is_whole_and_checked_or_not_there_and_a_new_cluster_begins_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config, backups = make(tmp_path / "site", 1), tmp_path / "backups"
     into = ("snapshot", "fetch", "--into", str(backups))
     async with running(config, "r1"):
@@ -64,7 +82,22 @@ async def test_a_backup_is_whole_and_checked_or_not_there_and_a_new_cluster_begi
     assert (plan["done"], plan["jobs"], plan["kept_index"]) == (False, {"PENDING": 3}, second["index"])
     assert not (config.storage.directory / "r1").exists()
     assert "the plan is" in await forebay(config, *restore, "--confirm", "0" * 8, code=1)
+    # The directory may be where a disk is mounted: it stays, and is filled. Who dies on the way begins again.
+    home = config.storage.directory / "r1"
+    (home / "lost+found").mkdir(parents=True)
+    mounted = home.stat().st_ino
+    for died in ("snapshots", "member", "wal"):
+        with monkeypatch.context() as patched, pytest.raises(OSError, match="died"):
+            patched.setattr(Path, "rename", dying_at(died))
+            await restore_snapshot(config, "r1", Path(second["path"]), plan["plan"], by="ops", clock=SystemClock())
+        with pytest.raises(StorageRefused):
+            open_storage(config, "r1", first_start=False)
     done = await forebay(config, *restore, "--confirm", plan["plan"], "--by", "ops")
+    assert (home.stat().st_ino, sorted(one.name for one in home.iterdir())) == (
+        mounted,
+        ["lost+found", "member", "snapshots", "wal"],
+    )
+    assert "r1 has no data" in await forebay(config, *restore, code=1)
     async with running(config, "r1"):
         async with Client(config.endpoints, config.tls_files("alice"), clock=SystemClock()) as alice:
             await ready(alice)
@@ -77,5 +110,3 @@ async def test_a_backup_is_whole_and_checked_or_not_there_and_a_new_cluster_begi
         verified = await forebay(config, "ledger", "verify", "--name", "r1")
         missing = {"first_index": 1, "last_index": second["index"], "revision_after": plan["kept_revision"]}
         assert verified["missing"] == [missing]
-    with contextlib.suppress(FileNotFoundError):
-        assert not any(one.name.endswith(".restoring") for one in config.storage.directory.iterdir())
