@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from cluster.api.history import busy
+from cluster.api.members import members_of
 from cluster.api.metrics import CONTENT_TYPE
 from cluster.api.past import HistorianBusy, HistorianLate, NotProven
 from cluster.api.render import entry_view, record_event, record_head
@@ -364,6 +365,7 @@ def _clock(call: Call[Any], state: State) -> Reply[ClockAnswer]:
         earliest=None if earliest is None else format_instant(earliest),
         latest=None if latest is None else format_instant(latest),
         ahead_s=controller.agreed.ahead_us / MICROSECONDS_PER_SECOND,
+        off=tuple(member.name for member in members_of(call, state) if member.clock_off),
     )
     return Reply(state.revision, view)
 

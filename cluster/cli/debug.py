@@ -29,6 +29,7 @@ from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
 from cluster.cli.text import json_text, note, show_json
 from cluster.client import ApiError
+from cluster.config import ConfigError
 from cluster.schemas import operations as ops
 from cluster.system import format_instant
 from replica.values import MESSAGE_CHARACTERS_MAX, MICROSECONDS_PER_SECOND, plain
@@ -185,6 +186,9 @@ def debug(output: Path | None, jobs: tuple[str, ...], logs: tuple[Path, ...], as
                 current.ask(lambda client: _asked(bundle, client, config, jobs), on_a_loop=True)
             except Failure as failure:
                 bundle.missing["cluster"] = failure.sentence
+            except ConfigError as error:
+                # A replica's machine has no certificate that may ask.
+                bundle.missing["cluster"] = error.sentence
             note("this machine is looked at")
             _of_this_machine(bundle, config)
             bundle.add("machine/check.json", _json(checked(config, starting_here(config), current.clock)))

@@ -223,6 +223,8 @@ class ClockAnswer(Answer, frozen=True, kw_only=True):
     """What a majority's wall clocks have not reached."""
     ahead_s: float = 0.0
     """How far the cluster's time is ahead of that, seconds; it goes at half its speed meanwhile."""
+    off: tuple[str, ...] = ()
+    """Replicas whose wall clocks are off from a majority's: none of them is to lead."""
 
 
 class FeatureLevelAnswer(Answer, frozen=True, kw_only=True):

@@ -510,7 +510,8 @@ CLOSE_SESSION = _write("close_session", "POST /v1/sessions/{session}/close", PEO
     lambda: Command, lambda: sessions.SessionsAnswer,
     "Close a session: the answers that are kept for it are forgotten.", tag="cluster")
 SHOW_CLOCK = _get("show_clock", "/v1/clock", PEOPLE, lambda: ledger.ClockAnswer,
-    "Show the cluster's time, and what the wall clocks of a majority of the replicas say.", tag="cluster")
+    "Show the cluster's time, what the wall clocks of a majority of the replicas say, and whose clock is off.",
+    tag="cluster")
 SET_CLOCK = _write("set_clock", "POST /v1/clock", _OPERATORS, lambda: r.SetClockRequest, lambda: ledger.ClockAnswer,
     "Set the cluster's time back to what a majority's wall clocks say, where it is ahead of them.", tag="cluster")
 SHOW_OVERVIEW = _get("show_overview", "/v1/overview", PEOPLE, lambda: overview.OverviewAnswer,

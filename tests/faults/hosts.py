@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cluster.drill.faults import ThisMachine
 from tests.faults import kernel, network
-from tests.faults.local_cluster import LocalCluster
+from tests.faults.local_cluster import FOREBAY, LocalCluster
 from tests.faults.network import Network
 
 CLIENTS = "clients"
@@ -31,13 +31,13 @@ VERBS = {"r": ("serve",), "n": ("agent",), "h": ("drill", "helper")}
 """What runs under a name, by its first letter."""
 
 
-def enter(members: tuple[str, ...], *, prefix: str = network.PREFIX) -> Network:
+def enter(members: tuple[str, ...], *, prefix: str = network.PREFIX, bits: int = 24) -> Network:
     """Give this process mounts and networks of its own, and return the network of these hosts; kernel.Unable."""
     kernel.require_root("make network namespaces")
     kernel.require_tools(network.TOOLS)
     kernel.enter_private_mounts()
     kernel.enter_private_networks()
-    return Network(members, prefix=prefix)
+    return Network(members, prefix=prefix, bits=bits)
 
 
 class Hosts(LocalCluster):
@@ -51,6 +51,10 @@ class Hosts(LocalCluster):
     def file_of(self, name: str) -> Path:
         """Return the configuration that a process reads."""
         return self.file
+
+    def program(self, name: str) -> Path:
+        """Return the command that runs under a name."""
+        return FOREBAY
 
     def surroundings(self, name: str) -> Mapping[str, str]:
         """Return the variables that a process gets besides ours."""
@@ -67,8 +71,8 @@ class Hosts(LocalCluster):
 
     def start(self, name: str, *words: str) -> None:
         """Start one on its host."""
-        line = [*Network.inside(self.places[name]), *self.command(*VERBS[name[0]], "--name", name, *words)]
-        line[line.index("--config") + 1] = str(self.file_of(name))
+        line = [*Network.inside(self.places[name]), str(self.program(name)), "--config", str(self.file_of(name))]
+        line += [*VERBS[name[0]], "--name", name, *words]
         logs = self.directory / "logs"
         logs.mkdir(exist_ok=True)
         with (logs / f"{name}.log").open("ab") as log:

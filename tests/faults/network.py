@@ -29,8 +29,12 @@ table inet cut {
 class Network:
     """Members with an address each, and the cuts between them."""
 
-    def __init__(self, members: Sequence[str], *, prefix: str = PREFIX) -> None:
-        """Make the namespaces and join them. After kernel.enter_private_networks. Unable if the kernel cannot."""
+    def __init__(self, members: Sequence[str], *, prefix: str = PREFIX, bits: int = 24) -> None:
+        """Make the namespaces and join them. After kernel.enter_private_networks. Unable if the kernel cannot.
+
+        `bits`: what begins alike is reached without a router.
+        """
+        self.bits = bits
         self.addresses = {name: f"{prefix}.{number}" for number, name in enumerate(members, start=1)}
         try:
             tool("ip", "netns", "add", HUB)
@@ -41,7 +45,7 @@ class Network:
                 tool("ip", "-n", name, "link", "set", "lo", "up")
                 tool("ip", "-n", name, "link", "add", "wire", "type", "veth", "peer", "name", name, "netns", HUB)
                 tool("ip", "-n", HUB, "link", "set", name, "master", "bridge", "up")
-                tool("ip", "-n", name, "address", "add", f"{address}/24", "dev", "wire")
+                tool("ip", "-n", name, "address", "add", f"{address}/{bits}", "dev", "wire")
                 tool("ip", "-n", name, "link", "set", "wire", "up")
                 tool(*self.inside(name), "nft", "-f", "-", stdin=RULES)
         except OSError as error:
@@ -51,6 +55,17 @@ class Network:
     def inside(name: str) -> tuple[str, ...]:
         """Return the words that run a command in a member's namespace."""
         return ("ip", "netns", "exec", name)
+
+    def give(self, name: str, address: str) -> None:
+        """Give a member one address more; it is reached at both."""
+        tool("ip", "-n", name, "address", "add", f"{address}/{self.bits}", "dev", "wire")
+
+    def keep(self, name: str, address: str) -> None:
+        """Leave a member this address alone."""
+        tool("ip", "-n", name, "address", "del", f"{self.addresses[name]}/{self.bits}", "dev", "wire")
+        # With the first address of a network the kernel takes those that came after it.
+        tool("ip", "-n", name, "address", "replace", f"{address}/{self.bits}", "dev", "wire")
+        self.addresses[name] = address
 
     def cut(self, senders: Iterable[str], receivers: Iterable[str]) -> None:
         """Let nothing that the senders send arrive at the receivers; the other way stays open."""

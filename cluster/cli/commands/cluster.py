@@ -115,7 +115,7 @@ def raise_feature_level(level: int | None, as_json: bool) -> None:
 @cluster_group.command("clock")
 @JSON_OPTION
 def show_clock(as_json: bool) -> None:
-    """Show the cluster's time, and what the wall clocks of a majority of the replicas say."""
+    """Show the cluster's time, what the wall clocks of a majority of the replicas say, and whose clock is off."""
     _show_clock(session().read(ops.SHOW_CLOCK), as_json)
 
 
@@ -152,6 +152,8 @@ def _show_clock(answer: ClockAnswer, as_json: bool) -> None:
     show(
         fields_table([("Time", answer.at), ("Earliest", answer.earliest), ("Latest", answer.latest), ("Ahead", ahead)])
     )
+    for name in answer.off:
+        note(f"the wall clock of {plain(name)} is off from those of a majority: set it, and see to its time service")
 
 
 def _asked(current: Session, ask: Callable[[Client], Awaitable[FeatureLevelAnswer]]) -> FeatureLevelAnswer:

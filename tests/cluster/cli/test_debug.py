@@ -23,9 +23,11 @@ def read(bundle: Path) -> dict[str, bytes]:
         return {name: file.read() for name, file in found.items() if file is not None}
 
 
-def written(double: Double, into: Path, *words: str) -> tuple[dict[str, bytes], dict[str, Any]]:
+def written(
+    double: Double, into: Path, *words: str, identity: str | None = "operator"
+) -> tuple[dict[str, bytes], dict[str, Any]]:
     bundle = into / "b.tar.gz"
-    result = forebay(double.config, "debug", "--output", str(bundle), "--json", *words)
+    result = forebay(double.config, "debug", "--output", str(bundle), "--json", *words, identity=identity)
     assert result.exit_code == ExitCode.OK, result.stderr
     assert stat.S_IMODE(bundle.stat().st_mode) == 0o600
     rows = {part["name"]: part for part in json.loads(result.stdout)["parts"]}
@@ -117,6 +119,11 @@ def test_a_cluster_that_is_down_is_no_reason_to_have_nothing(double: Double, tmp
     finally:
         double.config.file.write_text(text)
     assert rows["cluster/overview.json"]["size"] is None and "machine/about.json" in found
+
+
+def test_a_machine_where_nobody_may_ask_the_cluster_says_so_and_has_all_else(double: Double, tmp_path: Path) -> None:
+    found, rows = written(double, tmp_path, identity=None)
+    assert "there is no gateway" in rows["cluster"]["missing"] and "machine/check.json" in found
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults import faults, kernel, verify
-from tests.faults.day2.exercises import EXERCISES, Day
+from tests.faults.day2.day import Day
+from tests.faults.day2.exercises import EXERCISES
 from tests.faults.day2.load import Load
-from tests.faults.day2.site import FOURTH, PREFIX, Site
+from tests.faults.day2.site import BITS, FOURTH, PREFIX, Site
 from tests.faults.ending import perform
 from tests.faults.hosts import CLIENTS, enter
 from tests.faults.local_cluster import REPLICAS
@@ -66,7 +67,7 @@ def main() -> int:
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
     kernel.end_on_signals()
     try:
-        net = enter((*REPLICAS, FOURTH, CLIENTS), prefix=PREFIX)
+        net = enter((*REPLICAS, FOURTH, CLIENTS), prefix=PREFIX, bits=BITS)
         kernel.require_tools(faults.TOOLS)
     except kernel.Unable as unable:
         print(f"day2: unable: {unable}", file=sys.stderr)

@@ -56,6 +56,8 @@ class Load:
         """Of this row: jobs that stage and compute, and jobs that are only written."""
         self.twice: set[int] = set()
         """Jobs that may have run again: they were under way in what a recovery began with."""
+        self.unrecorded: set[int] = set()
+        """Jobs that were over before the ledger begins."""
         self.acknowledged = self.completed = self.lost = 0
         self._may = asyncio.Event()
         self._idle = [asyncio.Event(), asyncio.Event()]
@@ -106,8 +108,9 @@ class Load:
                 one.clear()
             self._may.set()
 
-    async def forget(self, revision: int) -> int:
-        """Leave out what was acknowledged behind a revision and is gone; return how much. What is left may run again.
+    async def forget(self, revision: int, *, recorded: bool = True) -> int:
+        """Leave out what was acknowledged behind a revision and is gone; return how much. What was under way may run
+        again. `recorded`: the ledger says what had been before.
 
         RunFailed where what is gone had been acknowledged before.
         """
@@ -120,6 +123,8 @@ class Load:
             for job in gone:
                 del self.jobs[job]
             self.twice |= {job for job in self.jobs if not verify.over(views[job])}
+            if not recorded:
+                self.unrecorded |= self.jobs.keys() - self.twice
             self.lost += len(gone)
             return len(gone)
 
@@ -145,17 +150,21 @@ class Load:
                 raise RunFailed(f"not completed: {wrong}; somebody else's: {other}")
             for job, one in examples.items():
                 self.workload.check_result(one.example, job)
+            ran = self.workload.completions()
+            again = [job for job in self.unrecorded & examples.keys() if ran[job] != 1]
+            if again:
+                raise RunFailed(f"jobs {again} did not run to their end once")
             async with self.site.client(USER, deadline_s=DEADLINE_S) as client:
-                once = [job for job in examples if job not in self.twice]
+                once = [job for job in examples if job not in self.twice | self.unrecorded]
                 await verify.ran_once(client, self.workload, once, all_complete=True)
                 for job, one in list(writes.items())[-ASKED_AGAIN:]:
-                    again = (await client.call(ops.SUBMIT_JOB, one.request)).job_id
-                    if again != job:
-                        raise RunFailed(f"the command of job {job}, sent again, became job {again}")
+                    answered = (await client.call(ops.SUBMIT_JOB, one.request)).job_id
+                    if answered != job:
+                        raise RunFailed(f"the command of job {job}, sent again, became job {answered}")
                 for job in writes:
                     await client.call(ops.CANCEL_JOB, CancelRequest(command_id=client.new_command_id()), id=job)
             self.completed += len(examples)
-            self.jobs, self.twice = {}, set()
+            self.jobs, self.twice, self.unrecorded = {}, set(), set()
             return f"{len(writes)} writes kept, {len(examples)} jobs completed once with right results"
 
     async def _views(self) -> dict[int, JobView]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import shutil
 import signal
 import struct
+import sysconfig
+import venv
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -26,14 +27,18 @@ from cluster.system import SystemClock
 from tests.account import OWN
 from tests.faults import faults, kernel
 from tests.faults.hosts import COPY_RATE, NODE_DOWN_S, POOLS, Hosts
-from tests.faults.local_cluster import AGENTS, REPLICAS, USER, RunFailed
+from tests.faults.local_cluster import AGENTS, FOREBAY, REPLICAS, USER, RunFailed
 from tests.faults.network import Network
+from tests.repo.tree import PACKAGES, ROOT
 
 FOURTH: Final = "r4"
 """The machine, and its replica, that is there to be added."""
 
 PREFIX: Final = "10.0.0"
 """Addresses as the documents have them, in namespaces of our own."""
+
+BITS: Final = 8
+"""Of a network in which all that the documents name is reached without a router."""
 
 PLACES: Final = {"r1": "r1", "r2": "r2", "r3": "r3", "n1": "r1", "n2": "r2"}
 """What runs on which machine; a machine is called as its replica."""
@@ -116,11 +121,29 @@ class Site(Hosts):
         return [name for name, place in self.places.items() if place == host]
 
     def surroundings(self, name: str) -> Mapping[str, str]:
-        """Return what has a process read the wall clock that this run sets, and the release that it is to be."""
-        found = {"LD_PRELOAD": str(self._library), "FOREBAY_WALLCLOCK": str(self._wall_clock(name))}
-        if name in self.releases:
-            found["PYTHONPATH"] = str(self.releases[name])
-        return found
+        """Return what has a process read the wall clock that this run sets."""
+        return {"LD_PRELOAD": str(self._library), "FOREBAY_WALLCLOCK": str(self._wall_clock(name))}
+
+    def install(self, tree: Path) -> None:
+        """Install this release once more, with an interpreter of its own; what it depends on is what we have."""
+        for package in PACKAGES:
+            shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
+        environment = tree / ".venv"
+        venv.create(environment)
+        [packages] = environment.glob("lib/python*/site-packages")
+        (packages / "release.pth").write_text(f"{tree}\n{sysconfig.get_path('purelib')}\n")
+        command = environment / "bin" / FOREBAY.name
+        command.write_text(f"#!{environment / 'bin' / 'python'}\nfrom cluster.cli.app import main\n\nmain()\n")
+        command.chmod(0o755)
+
+    def program(self, name: str) -> Path:
+        """Return the command that runs under a name."""
+        return self.releases[name] / ".venv" / "bin" / FOREBAY.name if name in self.releases else FOREBAY
+
+    def interpreter(self, name: str) -> str:
+        """Return the interpreter of the process that runs under a name."""
+        pid = self.pid(name)
+        return "" if pid is None else Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].decode()
 
     def set_wall_clock(self, name: str, off_s: int) -> None:
         """Let the wall clock of a process be so far off, from now on."""
@@ -194,23 +217,28 @@ class Site(Hosts):
     async def prepare_fourth(self) -> None:
         """Make the machine of a replica that is to be added: its certificate, and its copy of forebay.toml."""
         host = self.net.addresses[FOURTH]
-        if not (self.operators / "tls" / f"{FOURTH}.pem").exists():
-            await self.typed(["certificate", "issue", FOURTH, "--role", "replica", "--host", host])
         with self.file.open("a") as file:
             file.write(f'\n[[replica]]\nname = "{FOURTH}"\npeer = "{host}:7401"\napi = "{host}:7411"\njoins = true\n')
         self.machine(FOURTH).mkdir(parents=True)
         shutil.copy2(self.file, self.machine(FOURTH) / "forebay.toml")
         self.config = Config.load(self.file)
         self.places[FOURTH] = FOURTH
-        self.copy(FOURTH, "ca.pem", f"{FOURTH}.key", f"{FOURTH}.pem")
+        self.copy(FOURTH, "ca.pem")
+        await self.certify_fourth(host)
         self.mount(self.home(FOURTH))
+
+    async def certify_fourth(self, host: str) -> None:
+        """Issue its certificate for a host, and copy it there."""
+        await self.typed(["certificate", "issue", FOURTH, "--role", "replica", "--host", host, "--replace"])
+        self.copy_pair(FOURTH)
 
     async def retire_fourth(self) -> None:
         """Put the machine of a replica that was removed away."""
         kernel.tool("umount", "-l", str(self.home(FOURTH)))
         shutil.rmtree(self.machine(FOURTH))
-        self.members.remove(FOURTH)
-        del self.places[FOURTH], self.processes[FOURTH]
+        self.members = [*REPLICAS]
+        del self.places[FOURTH]
+        self.processes.pop(FOURTH, None)
         self.file.write_text(self.file.read_text().partition(f'\n[[replica]]\nname = "{FOURTH}"')[0])
         self.config = Config.load(self.file)
 
@@ -248,8 +276,8 @@ class Site(Hosts):
 
     # ---- what is typed
 
-    async def typed(self, words: list[str], *, at: str | None = None, code: int = 0) -> Typed:
-        """Type a command, as an operator where he works, or on a machine; RunFailed where it ends otherwise."""
+    async def typed(self, words: list[str], *, at: str | None = None, code: int | None = 0) -> Typed:
+        """Type a command, as an operator where he works, or on a machine; RunFailed unless it ends with `code`."""
         file = self.file if at is None else self.machine(at) / "forebay.toml"
         environment = {**os.environ, "FOREBAY_CONFIG": str(file)}
         if at is None:
@@ -261,7 +289,7 @@ class Site(Hosts):
         async with asyncio.timeout(TYPED_S):
             out, err = await process.communicate()
         found = Typed(words, process.returncode or 0, out.decode(), err.decode())
-        if found.code != code:
+        if code is not None and found.code != code:
             raise RunFailed(f"`forebay {' '.join(words)}` exited {found.code}, not {code}: {found.err.strip()[-600:]}")
         return found
 
@@ -310,8 +338,26 @@ class Site(Hosts):
         except RunFailed as error:
             raise RunFailed("; ".join([str(error), *self.ended()])) from error
 
-    async def voting(self, name: str) -> str:
-        """Wait until a replica that joins votes, and return the id that it has now."""
+    async def ready(self, name: str) -> None:
+        """Wait until `forebay member status` says that a replica is ready."""
+
+        async def answers() -> bool:
+            [one] = (await self.typed(["member", "status", name, "--json"], code=None)).json()["replicas"]
+            return bool(one["reachable"] and one["status"]["ready"])
+
+        await until(answers, f"{name} is ready")
+
+    async def add(self, name: str) -> str:
+        """Add a replica at its machine's address, and let it join."""
+        host = self.net.addresses[name]
+        await self.typed(["member", "add", name, "--peer", f"{host}:7401", "--api", f"{host}:7411"])
+        return await self.join(name)
+
+    async def join(self, name: str) -> str:
+        """Start a replica that was added, wait until it votes, and return the id that it has now."""
+        self.start(name, "--join")
+        if name not in self.members:
+            self.members.append(name)
         ids: list[str] = []
 
         async def votes() -> bool:
@@ -320,7 +366,3 @@ class Site(Hosts):
 
         await until(votes, f"{name} votes")
         return ids[0]
-
-    def addresses_in(self, file: Path) -> dict[str, str]:
-        """Return which host each replica has in a forebay.toml."""
-        return dict(re.findall(r'name = "(r\d)"\npeer = "([\d.]+):', file.read_text()))

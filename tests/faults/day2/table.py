@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from tests.repo.tree import ROOT
@@ -20,7 +21,7 @@ class Row(NamedTuple):
     command: str
     section: str
 
-    def words(self, names: dict[str, str]) -> list[str]:
+    def words(self, names: Mapping[str, str]) -> list[str]:
         """Return the words after `forebay`; `names` says what a word of the document is here."""
         return [names.get(word, word) for word in shlex.split(self.command)[1:]]
 

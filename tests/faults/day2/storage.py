@@ -1,0 +1,140 @@
+"""Rows about what replicas keep: archives, a journal that is full, a disk that is full."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Final
+
+from cluster.client import ApiError
+from cluster.schemas import operations as ops
+from cluster.server.tlog import CHECKPOINT_NAME, LOG_DIRECTORY
+from tests.faults.day2.day import Day, check
+from tests.faults.day2.load import request_of
+from tests.faults.day2.site import PATIENCE_S, Site, until
+from tests.faults.local_cluster import REPLICAS, USER, RunFailed
+
+TEXT_BYTES: Final = 200_000
+"""Size of the scripts that fill a journal."""
+
+JOURNAL_FULL: Final = "journal_full"
+EXIT_REFUSED: Final = 66
+EXIT_FAULT: Final = 70
+
+RETAINED_S: Final = 240.0
+"""How long it may take until a state's digest and a checkpoint are recorded behind the last snapshot, seconds."""
+
+KEEP: Final = "1MiB"
+"""What `ledger retain` leaves of the ledger."""
+
+FILLING: Final = "filling"
+"""File that takes what is free on a replica's disk."""
+
+
+async def archive(day: Day) -> str:
+    """A replica that runs is archived, and the archive is verified alone and with the ledger behind it."""
+    site = day.site
+    into = site.directory / "archives" / "r1" / "a"
+    into.parent.mkdir(parents=True, exist_ok=True)
+    names = {"/archive/a": str(into)}
+
+    async def published() -> bool:
+        return (site.home("r1") / LOG_DIRECTORY / CHECKPOINT_NAME).exists()
+
+    await until(published, "the cluster has published a checkpoint")
+    await day.types(at="r1", names=names)
+    await day.load.commits()
+    await day.types(at="r1", names=names)
+    keys = await _keys(site)
+    alone = ["ledger", "verify", "--archive", str(into), "--keys", str(keys), "--json"]
+    found = (await site.typed(alone, at="r1")).json()
+    await site.typed(["ledger", "verify", "--name", "r1", "--archive", str(into), "--complete"], at="r1")
+    held = found["archive"]
+    check(found["verified"] and held["entries"] == held["last_index"], f"the archive begins late or is unsound: {held}")
+    return f"{held['entries']} entries archived in {held['segments']} segments, verified alone and with the ledger"
+
+
+async def journal_full(day: Day) -> str:
+    """Journals are filled by what a user submits until he is refused; they are archived and pruned, and he is not."""
+    site = day.site
+    keys = await _keys(site)
+    for host in site.hosts():
+        archives = [site.directory / "archives" / host / name for name in ("a", "b")]
+        for one in archives:
+            one.parent.mkdir(parents=True, exist_ok=True)
+        file = site.machine(host) / "forebay.toml"
+        listed = ", ".join(f'"{one}"' for one in archives)
+        table = f'\n[retention]\narchives = [{listed}]\nkeys = "{keys}"\nkeep = "{KEEP}"\n'
+        if "[retention]" not in file.read_text():
+            file.write_text(file.read_text() + table)
+    await _filled(site)
+    full = {name: await _fill(site, name) for name in REPLICAS}
+    for host in site.hosts():
+        await _retained(day, host)
+
+    async def room() -> bool:
+        return all([await _fill(site, name) < full[name] / 2 for name in REPLICAS])
+
+    await until(room, f"journals are less than half as full as at {full}")
+    await day.load.commits()
+    return f"journals were {max(full.values()):.0%} full and refused users, pruned they do not"
+
+
+async def disk_full(day: Day) -> str:
+    """A replica's disk is full: it ends, and does not start before there is room; its peers go on meanwhile."""
+    site = day.site
+    filling = site.home("r1") / FILLING
+    free = os.statvfs(site.home("r1"))
+    with filling.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_bsize)
+    ended = await site.ended_with("r1")
+    check(ended == EXIT_FAULT, f"r1 ended with {ended}: {site.last_words('r1')}")
+    await day.load.commits()
+    site.start("r1")
+    refused = await site.ended_with("r1")
+    check(refused in (EXIT_REFUSED, EXIT_FAULT), f"r1 ended with {refused}: {site.last_words('r1')}")
+    filling.unlink()
+    words = day.command().words({})
+    check(words == ["serve", "--name", "r1"], f"what is typed here is not {words}")
+    site.start("r1")
+    await site.ready("r1")
+    return f"r1 ended with {ended} and, started while its disk was full, with {refused}; with room it caught up"
+
+
+async def _retained(day: Day, host: str) -> None:
+    """Type the row's command on a machine, with its replica's name, until it has nothing more to say: what may go is
+    bound by what the leader writes down about once a minute."""
+    words = [host if word == "r1" else word for word in day.command().words({})]
+
+    async def ends() -> bool:
+        return (await day.site.typed(words, at=host, code=None)).code == 0
+
+    await until(ends, f"`forebay {' '.join(words)}` ends with 0", patience_s=RETAINED_S)
+
+
+async def _keys(site: Site) -> Path:
+    """Write what `ledger keys` prints into a file."""
+    keys = site.directory / "ledger.keys"
+    keys.write_text((await site.typed(["ledger", "keys"])).out)
+    return keys
+
+
+async def _fill(site: Site, name: str) -> float:
+    assert site.config is not None
+    async with site.client() as client:
+        return (await client.call(ops.SHOW_STATUS, replica=site.config.replica(name).api)).journal_fill
+
+
+async def _filled(site: Site) -> None:
+    """Submit jobs with large scripts, and cancel them, until the journal takes no more of them."""
+    text = "#!/bin/sh\n" + "# what fills a journal\n" * (TEXT_BYTES // 23)
+    async with site.client(USER) as client:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    await client.call(ops.SUBMIT_JOB, request_of(client, text, "large", site.work))
+                except ApiError as error:
+                    if error.code == JOURNAL_FULL:
+                        return
+                    raise RunFailed(f"a submit was refused otherwise: {error}") from error
