@@ -1,25 +1,18 @@
-"""The table of day 2 in docs/operations.md: each of its commands is one that there is, in a section that there is."""
+"""The table of day 2 in docs/operations.md: each of its commands is one that there is, in a section that there is, and
+has an exercise in scripts/day2."""
 
-import re
 import shlex
 
 import click
 import pytest
 
 from cluster.cli.app import cli
-from tests.repo.tree import ROOT
-
-TEXT = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-ROWS = re.findall(
-    r"^\| ([^|]+) \| `(forebay [^`]+)` \| ([^|]+) \|$",
-    TEXT.partition("## Day 2: what to type\n")[2].partition("\n## ")[0],
-    flags=re.MULTILINE,
-)
+from tests.faults.day2.exercises import EXERCISES
+from tests.faults.day2.table import PART, ROWS, TEXT
 
 
 def test_the_table_has_a_row_for_every_line_of_it() -> None:
-    part = TEXT.partition("## Day 2: what to type\n")[2].partition("\n## ")[0]
-    assert len(ROWS) == sum(line.startswith("| ") for line in part.splitlines()) - 1 >= 18
+    assert len(ROWS) == sum(line.startswith("| ") for line in PART.splitlines()) - 1 >= 18
 
 
 @pytest.mark.parametrize(("task", "command", "section"), ROWS)
@@ -35,3 +28,7 @@ def test_a_row_is_a_command_that_is_understood(task: str, command: str, section:
         context = click.Context(found, info_name=found.name, parent=context)
     assert not isinstance(found, click.Group), f"{command} names no command"
     found.parse_args(context, words)
+
+
+def test_every_row_is_exercised_and_every_exercise_is_of_a_row() -> None:
+    assert sorted(one.task for one in EXERCISES.values()) == sorted(row.task for row in ROWS)

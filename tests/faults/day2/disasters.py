@@ -74,7 +74,8 @@ async def restore(day: Day) -> str:
     site.members = ["r1"]
     site.start("r1")
     await _leads_alone(site)
-    lost = await day.load.forget(plan["kept_revision"], recorded=False)
+    lost = await day.load.forget(plan["kept_revision"])
+    day.load.unrecord()
     check(lost, "nothing came after the snapshot")
     for name in ("r2", "r3"):
         await site.add(name)

@@ -57,7 +57,7 @@ class Load:
         self.twice: set[int] = set()
         """Jobs that may have run again: they were under way in what a recovery began with."""
         self.unrecorded: set[int] = set()
-        """Jobs that were over before the ledger begins."""
+        """Jobs of which the ledger need not say everything any more: they wrote a line themselves when they had run."""
         self.acknowledged = self.completed = self.lost = 0
         self._may = asyncio.Event()
         self._idle = [asyncio.Event(), asyncio.Event()]
@@ -108,9 +108,13 @@ class Load:
                 one.clear()
             self._may.set()
 
-    async def forget(self, revision: int, *, recorded: bool = True) -> int:
+    def unrecord(self) -> None:
+        """Expect the ledger to begin later than what was acknowledged so far."""
+        self.unrecorded |= self.jobs.keys()
+
+    async def forget(self, revision: int) -> int:
         """Leave out what was acknowledged behind a revision and is gone; return how much. What was under way may run
-        again. `recorded`: the ledger says what had been before.
+        again.
 
         RunFailed where what is gone had been acknowledged before.
         """
@@ -123,8 +127,6 @@ class Load:
             for job in gone:
                 del self.jobs[job]
             self.twice |= {job for job in self.jobs if not verify.over(views[job])}
-            if not recorded:
-                self.unrecorded |= self.jobs.keys() - self.twice
             self.lost += len(gone)
             return len(gone)
 
@@ -151,7 +153,7 @@ class Load:
             for job, one in examples.items():
                 self.workload.check_result(one.example, job)
             ran = self.workload.completions()
-            again = [job for job in self.unrecorded & examples.keys() if ran[job] != 1]
+            again = [job for job in (self.unrecorded & examples.keys()) - self.twice if ran[job] != 1]
             if again:
                 raise RunFailed(f"jobs {again} did not run to their end once")
             async with self.site.client(USER, deadline_s=DEADLINE_S) as client:

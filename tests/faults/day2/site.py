@@ -46,7 +46,7 @@ PLACES: Final = {"r1": "r1", "r2": "r2", "r3": "r3", "n1": "r1", "n2": "r2"}
 MAP_SIZE: Final = "64MiB"
 """Of journals: one that a minute of writes fills."""
 
-SNAPSHOT_EVERY: Final = 500
+SNAPSHOT_EVERY: Final = 100
 """Entries between two snapshots: what is older can be pruned."""
 
 PATIENCE_S: Final = 120.0

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import os
 from pathlib import Path
 from typing import Final
 
-from cluster.client import ApiError
+from cluster.client import ApiError, Client
 from cluster.schemas import operations as ops
+from cluster.schemas.requests import CancelRequest, UpdateCommand
 from cluster.server.tlog import CHECKPOINT_NAME, LOG_DIRECTORY
 from tests.faults.day2.day import Day, check
 from tests.faults.day2.load import request_of
-from tests.faults.day2.site import PATIENCE_S, Site, until
-from tests.faults.local_cluster import REPLICAS, USER, RunFailed
+from tests.faults.day2.site import Site, until
+from tests.faults.local_cluster import REPLICAS, USER
 
-TEXT_BYTES: Final = 200_000
-"""Size of the scripts that fill a journal."""
+BULK: Final = 60
+COMMENT: Final = "x" * 1000
+"""What fills a journal: so many changes of a comment are an entry."""
+
+OK: Final = 200
+
+ASKED_EVERY: Final = 10
+"""After how many entries it is tried whether a user is refused, count."""
 
 JOURNAL_FULL: Final = "journal_full"
 EXIT_REFUSED: Final = 66
@@ -56,7 +63,7 @@ async def archive(day: Day) -> str:
 
 
 async def journal_full(day: Day) -> str:
-    """Journals are filled by what a user submits until he is refused; they are archived and pruned, and he is not."""
+    """Journals are filled until users are refused; they are archived and pruned, and users are not refused."""
     site = day.site
     keys = await _keys(site)
     for host in site.hosts():
@@ -76,6 +83,7 @@ async def journal_full(day: Day) -> str:
     async def room() -> bool:
         return all([await _fill(site, name) < full[name] / 2 for name in REPLICAS])
 
+    day.load.unrecord()
     await until(room, f"journals are less than half as full as at {full}")
     await day.load.commits()
     return f"journals were {max(full.values()):.0%} full and refused users, pruned they do not"
@@ -127,14 +135,28 @@ async def _fill(site: Site, name: str) -> float:
 
 
 async def _filled(site: Site) -> None:
-    """Submit jobs with large scripts, and cancel them, until the journal takes no more of them."""
-    text = "#!/bin/sh\n" + "# what fills a journal\n" * (TEXT_BYTES // 23)
-    async with site.client(USER) as client:
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                try:
-                    await client.call(ops.SUBMIT_JOB, request_of(client, text, "large", site.work))
-                except ApiError as error:
-                    if error.code == JOURNAL_FULL:
-                        return
-                    raise RunFailed(f"a submit was refused otherwise: {error}") from error
+    """Change a job over and over, as an operator, until users are refused because journals are full."""
+    async with site.client(USER) as user, site.client() as operator:
+        job = (await user.call(ops.SUBMIT_JOB, request_of(user, "#!/bin/sh\ntrue\n", "changed", site.work))).job_id
+        for number in itertools.count():
+            changes = [
+                UpdateCommand(command_id=operator.new_command_id(), job_id=job, comment=f"{number}-{at} {COMMENT}")
+                for at in range(BULK)
+            ]
+            results = (await operator.commands(changes)).results
+            check(all(one.status == OK for one in results), f"an operator was refused: {results[-1]}")
+            if number % ASKED_EVERY == 0 and await _refused(user, site):
+                await user.call(ops.CANCEL_JOB, CancelRequest(command_id=user.new_command_id()), id=job)
+                return
+
+
+async def _refused(user: Client, site: Site) -> bool:
+    """Say whether a user is refused because a journal is full."""
+    try:
+        job = (await user.call(ops.SUBMIT_JOB, request_of(user, "#!/bin/sh\ntrue\n", "one", site.work))).job_id
+        await user.call(ops.CANCEL_JOB, CancelRequest(command_id=user.new_command_id()), id=job)
+    except ApiError as error:
+        if error.code == JOURNAL_FULL:
+            return True
+        raise
+    return False
