@@ -357,6 +357,9 @@ async def test_how_far_clocks_are_off_is_shown_to_people_and_to_prometheus(confi
         assert status["clock_off"] and 60.0 <= status["clock_ahead_s"] < 120.0
         members = (await harness.ask("GET", "/v1/members", who="alice")).body["members"]
         assert [(row["clock_offset_s"], row["clock_off"]) for row in members] == [(0.0, True)]
+        assert (await harness.ask("GET", "/v1/clock", who="alice")).body["off"] == ["r1"]
+        harness.engine.off = False
+        assert (await harness.ask("GET", "/v1/clock", who="alice")).body["off"] == []
 
 
 @story

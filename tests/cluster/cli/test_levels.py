@@ -5,7 +5,7 @@ import json
 import msgspec
 
 from cluster.cli.exits import SERVE_MEANINGS, ExitCode
-from cluster.schemas.ledger import FeatureLevelAnswer, MemberLevelView
+from cluster.schemas.ledger import ClockAnswer, FeatureLevelAnswer, MemberLevelView
 from cluster.serve import EXIT_RELEASE_NEEDED
 from tests.cluster.cli.double import Double, forebay
 
@@ -83,3 +83,13 @@ def test_a_level_below_the_first_step_is_bad_input(double: Double) -> None:
 
 def test_the_exit_code_of_a_release_that_is_too_old_is_documented() -> None:
     assert "start the release that it names" in SERVE_MEANINGS[EXIT_RELEASE_NEEDED]
+
+
+def test_whose_clock_is_off_is_named_beside_the_time_of_the_cluster(double: Double) -> None:
+    answer = ClockAnswer(revision=5, at="2026-01-31T12:00:00Z", off=("r2",))
+    double.answer("GET", "/v1/clock", answer)
+    result = forebay(double.config, "cluster", "clock")
+    assert "2026-01-31T12:00:00Z" in result.stdout
+    assert "the wall clock of r2 is off from those of a majority" in result.stderr
+    double.answer("GET", "/v1/clock", msgspec.structs.replace(answer, off=()))
+    assert forebay(double.config, "cluster", "clock").stderr == ""
