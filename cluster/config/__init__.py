@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from cluster.config.mail import MailConfig
     from cluster.config.new_site import (
         FIRST_START_NAME,
+        GUIDE_NAME,
         HOSTS_NAME,
         LOCAL_GATEWAY,
         Founding,
@@ -38,7 +39,7 @@ else:
         drill: DrillConfig HelperConfig
         limits: DEFAULT_LIMITS LimitsConfig
         mail: MailConfig
-        new_site: FIRST_START_NAME HOSTS_NAME LOCAL_GATEWAY Founding FoundingRefused Owner PoolSpec
+        new_site: FIRST_START_NAME GUIDE_NAME HOSTS_NAME LOCAL_GATEWAY Founding FoundingRefused Owner PoolSpec
         new_site: found guide_of hosts_of replica_hosts
         reading: find_config read_access
         reloading: AGREED Reloader

@@ -116,8 +116,10 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
     """The directory in which replicas and agents keep theirs, absolute; None: they are beside forebay.toml."""
     owner: Owner | None = None
     """Who is given the keys and directories of the replicas; None: whoever founds."""
+    account: str = ""
+    """Who is given them on hosts that are named, where the packages' services run; empty: whoever starts replicas."""
     founder: str = ""
-    """The account that is the operator on this machine; empty: nobody is without a certificate."""
+    """The account that is the operator on this machine, if replicas are here; empty: nobody without a certificate."""
 
     def check(self) -> None:
         """Refuse what cannot be founded; FoundingRefused."""
@@ -129,8 +131,10 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
             raise FoundingRefused(f"{agents} agents are not possible; choose 0 to {AGENTS_MAX}")
         if self.nodes and not self.named:
             raise FoundingRefused("nodes have hosts and replicas have none; say --host NAME=HOST for each replica")
-        if self.named and self.owner is not None:
-            raise FoundingRefused("accounts of other hosts are not known here; give the bundles to them there")
+        if self.account and self.data is None:
+            raise FoundingRefused("services keep nothing in /etc/forebay; say --data-directory /var/lib/forebay")
+        if self.account and not is_name(self.account):
+            raise FoundingRefused(f"{self.account!r} cannot name an account; {NAME_RULE}")
         names = (*self.replica_names, *self.agent_names)
         for name in names:
             if not is_name(name) or name in (AUTHORITY_NAME, OPERATOR_NAME):
@@ -279,8 +283,8 @@ def render(founding: Founding, cluster_id: str) -> str:
         f'certificates = "{TLS_NAME}"',
         "",
         "# Who may come without a certificate, as the account that he is: by a gateway, a service on the machine, or",
-        "# by MUNGE. operators: accounts, and groups as %group. The founder is one on this machine: `forebay up`",
-        f"# has the gateway that is called {LOCAL_GATEWAY}.",
+        "# by MUNGE. operators: accounts, and groups as %group. Where all replicas are on one machine, its founder is",
+        f"# an operator through {LOCAL_GATEWAY}, of `forebay up` or the service forebay-gateway@{LOCAL_GATEWAY}.",
         "[access]",
         *_access_lines(founding),
         "",
@@ -309,12 +313,14 @@ def render(founding: Founding, cluster_id: str) -> str:
 
 
 def _access_lines(founding: Founding) -> list[str]:
-    lines = [f"socket = {quote(GATEWAY_SOCKET)}"]
-    if founding.founder:
+    # A service has the directory of its unit for its socket, and nobody is an operator of machines that he named.
+    lines = [] if founding.named or founding.owner is not None else [f"socket = {quote(GATEWAY_SOCKET)}"]
+    founders = [founding.founder] if founding.founder and not founding.named else []
+    if founders:
         lines.append(f"operators = [{quote(founding.founder)}]")
         lines.append(f"operators_through = [{quote(LOCAL_GATEWAY)}]")
     if founding.accounts != "switch":
-        users = dict.fromkeys((*founding.users, *([founding.founder] if founding.founder else ())))
+        users = dict.fromkeys((*founding.users, *founders))
         names = ", ".join(map(quote, users or (OPERATOR_NAME,)))
         lines.append(f"users = [{names}]  # jobs run as the agent's account: whoever may submit has what that has")
     return lines
@@ -383,16 +389,46 @@ def _write_bundle(scratch: Path, bundle: Path, host: str, founding: Founding) ->
 
 
 def guide_of(host: str, founding: Founding) -> str:
-    """Return what to type on a host once its bundle is in /etc/forebay there."""
-    lines = [f"# On {host}, with this directory as /etc/forebay, which belongs to the account that runs Forebay:"]
-    for name in hosts_of(founding)[host]:
+    """Return what to type on a host once its bundle is in /etc/forebay there; for services it is a script, for root."""
+    names = hosts_of(founding)[host]
+    lines = _service_guide(host, names, founding) if founding.account else _guide(host, names, founding)
+    return "\n".join((*lines, ""))
+
+
+def _guide(host: str, names: tuple[str, ...], founding: Founding) -> Iterator[str]:
+    yield f"# On {host}, with this directory as /etc/forebay, which belongs to the account that runs Forebay:"
+    for name in names:
         is_replica = name in founding.replica_names
         if is_replica and founding.data is not None:
             there = founding.data / name
-            lines.append(f"mkdir -p -m 700 {there} && touch {there / FIRST_START_NAME}")
+            yield f"mkdir -p -m 700 {there} && touch {there / FIRST_START_NAME}"
         verb = "serve" if is_replica else "agent"
-        lines.append(f"forebay --config /etc/forebay/{CONFIG_NAME} {verb} --name {name}")
-    return "\n".join((*lines, ""))
+        yield f"forebay --config /etc/forebay/{CONFIG_NAME} {verb} --name {name}"
+
+
+def _service_guide(host: str, names: tuple[str, ...], founding: Founding) -> Iterator[str]:
+    account, replicas = founding.account, [name for name in names if name in founding.replica_names]
+    yield f"# On {host}, as root, once, with the packages installed and this directory as /etc/forebay:"
+    yield "set -e"
+    yield "cd /etc/forebay"
+    yield f"chmod 755 . && chown -R root: {TLS_NAME}"
+    if replicas:
+        assert founding.data is not None
+        yield f"chgrp {account} {TLS_NAME} && chmod {SHARED_DIRECTORY_MODE:o} {TLS_NAME}"
+        for name in replicas:
+            there = founding.data / name
+            yield f"chown {account}: {TLS_NAME}/{name}.key"
+            yield f"install -d -o {account} -g {account} -m 700 {there}"
+            yield f"install -o {account} -g {account} -m 600 /dev/null {there / FIRST_START_NAME}"
+            yield f"runuser -u {account} -- forebay --config {CONFIG_NAME} check --name {name}"
+    agents = [name for name in names if name not in replicas]
+    for name in agents:
+        yield f"forebay --config {CONFIG_NAME} check --name {name}"
+    units = [f"forebay-controller@{name}" for name in replicas] + [f"forebay-agent@{name}" for name in agents]
+    # Replicas wait for each other, and so would who starts one.
+    yield f"systemctl enable --now --no-block {' '.join(units)}"
+    # A replica is told once that it may start without data.
+    yield f"rm {GUIDE_NAME}"
 
 
 def _allow_first_start(directory: Path, name: str) -> None:

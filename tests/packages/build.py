@@ -1,4 +1,4 @@
-"""Debian packages from the tree: forebay-client, which has the application, forebay-controller and forebay-agent.
+"""Debian packages from the tree: forebay-client, which has the application, and forebay-controller, -agent, -gateway.
 
 The application is a directory of its own, /usr/lib/forebay, laid out as a virtual environment: Debian's interpreter,
 and beside it what requirements.lock pins. `scripts/setup` installs that with its hashes checked; here each file is
@@ -6,7 +6,7 @@ held once more against the digest in its RECORD. All three machines need the com
 one that the others depend on, and nothing is carried thrice.
 
 `dpkg-deb` alone makes them: debhelper would add its helpers for Python, which is what must not happen to this tree,
-and a dozen build dependencies for three lists of files. Two builds of one tree are the same byte for byte.
+and a dozen build dependencies for four lists of files. Two builds of one tree are the same byte for byte.
 """
 
 import argparse
@@ -45,6 +45,7 @@ SUMMARIES: Final = {
     "forebay-client": "command line of Forebay, and the application that its services run",
     "forebay-controller": "replica of Forebay's controller, as a service",
     "forebay-agent": "agent of Forebay on a node, as a service",
+    "forebay-gateway": "gateway of Forebay for the users of a login node, as a service",
 }
 DESCRIPTION: Final = """\
  Forebay is a highly available burst-buffer controller: it gives out space on
@@ -156,7 +157,7 @@ def build(
     only: Iterable[str] = tuple(SUMMARIES),
     compression: tuple[str, ...] = COMPRESSION,
 ) -> list[Path]:
-    """Build the three packages, or `only` some, into `output`; `at` is the second of all their files."""
+    """Build the four packages, or `only` some, into `output`; `at` is the second of all their files."""
     if sys.version_info[:2] != PYTHON:
         raise BuildRefused(f"these packages are for Python 3.11, and .venv has {sys.version.split()[0]}")
     date = datetime.fromtimestamp(at, UTC)

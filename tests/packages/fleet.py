@@ -1,10 +1,5 @@
-"""The Ansible role at three machines: founded, run twice, upgraded one after the other while jobs are submitted.
+"""The Ansible role at three machines: founded, run twice, upgraded one after the other while jobs are submitted."""
 
-Three Debians with their own systemd and sshd, in network namespaces on one bridge that leads nowhere. Its last line is
-JSON; exit 77: this machine cannot, and why.
-"""
-
-import argparse
 import contextlib
 import json
 import os
@@ -12,20 +7,16 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
-import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from tests.packages.build import build, committed_at
-from tests.packages.check import EXIT_IMPOSSIBLE, Clock
+from tests.packages.campaign import Clock, run
 from tests.packages.machine import Machine, StepFailed, debian
+from tests.packages.network import ADDRESS, NETWORK, key_pair, let_in, networks
 from tests.repo.tree import ROOT
 
-NEEDED: Final = ("mmdebstrap", "systemd-nspawn", "nsenter", "dpkg-deb", "ip", "ssh-keygen", "ansible-playbook")
 VERSIONS: Final = ("1.0.0~1", "1.0.0")
-ADDRESS: Final = "10.77.0."
 LONGEST_PAUSE_S: Final = 10.0
 """Seconds that one command may take while a replica is upgraded: an election or a hand-over, and much room."""
 
@@ -39,36 +30,6 @@ while [ ! -e /tmp/end ]; do
 done
 """
 """What a user does meanwhile: each call's answer is in /tmp/told, and how long it took, milliseconds, in /tmp/took."""
-
-
-def ip(*words: str) -> None:
-    """Run ip(8)."""
-    subprocess.run(("ip", *words), check=True)
-
-
-@contextlib.contextmanager
-def networks(name: str, count: int) -> Iterator[str]:
-    """Yield the namespace of a bridge; `name`1, `name`2, … are behind it, with the last number of their address."""
-    hub = f"{name}0"
-    made = []
-    try:
-        for number in range(count + 1):
-            ip("netns", "add", f"{name}{number}")
-            made.append(f"{name}{number}")
-        ip("-n", hub, "link", "add", "bridge", "type", "bridge")
-        ip("-n", hub, "address", "add", f"{ADDRESS}254/24", "dev", "bridge")
-        ip("-n", hub, "link", "set", "bridge", "up")
-        for number in range(1, count + 1):
-            far = f"{name}{number}"
-            ip("-n", hub, "link", "add", f"v{number}", "type", "veth", "peer", "name", "host0", "netns", far)
-            ip("-n", hub, "link", "set", f"v{number}", "master", "bridge", "up")
-            ip("-n", far, "address", "add", f"{ADDRESS}{number}/24", "dev", "host0")
-            ip("-n", far, "link", "set", "host0", "up")
-            ip("-n", far, "link", "set", "lo", "up")
-        yield hub
-    finally:
-        for one in made:
-            ip("netns", "delete", one)
 
 
 class Playbook:
@@ -118,17 +79,14 @@ def exercise(work: Path, base: Path, clock: Clock) -> None:
     if not base.exists():
         with clock.step("a Debian 12 with sshd and python3 (mmdebstrap)"):
             debian(base, "openssh-server", "python3")
-    subprocess.run(("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(work / "key")), check=True)
+    key_pair(work / "key")
     machines = []
     with clock.step("three machines"):
         for number in (1, 2, 3):
             machine = Machine(work / f"m{number}", base)
             shutil.copytree(work / "debs", machine.root / "var/tmp/debs")
-            fetch = "apt-get install -y -q --no-install-recommends --download-only /var/tmp/debs/*1_*.deb"
-            machine.prepare("sh", "-ec", f"apt-get update -q && {fetch}")
-            keys = machine.root / "root/.ssh"
-            keys.mkdir(mode=0o700, exist_ok=True)
-            (keys / "authorized_keys").write_text((work / "key.pub").read_text())
+            machine.fetch(f"/var/tmp/debs/*_{VERSIONS[0]}_*.deb")
+            let_in(machine, work / "key.pub")
             machines.append(machine)
     with contextlib.ExitStack() as stack:
         name = f"fb{os.getpid()}-"
@@ -173,31 +131,5 @@ def exercise(work: Path, base: Path, clock: Clock) -> None:
             assert changed == {"m1": 0, "m2": 0, "m3": 0}, changed
 
 
-def main() -> int:
-    """Exercise the role of this tree."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/package --check-ansible", description="Try the role at three machines."
-    )
-    parser.add_argument("--check-ansible", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--base", type=Path, help="a tar of a Debian 12 with sshd and python3, made if it is not there")
-    chosen = parser.parse_args()
-    missing = [name for name in NEEDED if shutil.which(name) is None]
-    if os.geteuid() != 0 or missing:
-        why = f"missing: {', '.join(missing)}" if missing else "it needs root"
-        print(f"scripts/package --check-ansible: {why}", file=sys.stderr)
-        return EXIT_IMPOSSIBLE
-    work, clock, failed = Path(tempfile.mkdtemp(prefix="forebay-fleet-")), Clock(), ""
-    try:
-        exercise(work, (chosen.base or work / "base.tar").resolve(), clock)
-    except (StepFailed, AssertionError) as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        failed = f"{type(error).__name__} at line {place.lineno} ({place.line}): {error}"
-        print(f"scripts/package --check-ansible: after {clock.steps[-1:]}: {failed}", file=sys.stderr)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    print(json.dumps({"ok": not failed, "steps": clock.steps}))
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("--check-ansible", "Try the role at three machines.", exercise, ("ansible-playbook", *NETWORK)))

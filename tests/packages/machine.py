@@ -41,6 +41,13 @@ class Machine:
         """Run a command before the machine boots, with this machine's network: to fetch what Debian's archive has."""
         return _run(("systemd-nspawn", *OPTIONS, "--pipe", "-D", str(self.root), "--", *words))
 
+    def fetch(self, packages: str) -> None:
+        """Fetch what packages, a pattern of this machine, depend on: once it is booted no archive is reached."""
+        # What is only recommended would be asked of an archive, too.
+        (self.root / "etc/apt/apt.conf.d/forebay").write_text('APT::Install-Recommends "false";\n')
+        fetch = f"apt-get update -q && apt-get install -y -q --download-only {packages}"
+        self.prepare("sh", "-ec", fetch)
+
     @contextlib.contextmanager
     def booted(self, network: str = "") -> Iterator[None]:
         """Have systemd run until the end of the block, in a network namespace, or in its own that leads nowhere."""
@@ -64,7 +71,12 @@ class Machine:
 
     def run(self, *words: str, user: str = "") -> str:
         """Run a command in it, as root or as at a login of `user`; StepFailed. Returns what it printed."""
-        return _run((*self._inside(), *(("runuser", "-l", user, "-c", " ".join(words)) if user else words)))
+        return _run(self._words(words, user))
+
+    def started(self, *words: str, user: str = "") -> "subprocess.Popen[str]":
+        """Start a command in it as `run` does, with pipes for what it reads and prints."""
+        pipe = subprocess.PIPE
+        return subprocess.Popen(self._words(words, user), stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True)
 
     def shell(self, line: str, user: str = "") -> str:
         """Run a line of a shell in it."""
@@ -81,18 +93,10 @@ class Machine:
                     raise
                 time.sleep(0.2)
 
-    def _inside(self) -> Sequence[str]:
-        return (
-            "nsenter",
-            "-t",
-            str(self._leader),
-            "-a",
-            "--",
-            "env",
-            "-i",
-            "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
-            "LANG=C.UTF-8",
-        )
+    def _words(self, words: Sequence[str], user: str) -> Sequence[str]:
+        inside = ("nsenter", "-t", str(self._leader), "-a", "--")
+        login = ("env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LANG=C.UTF-8")
+        return (*inside, *login, *(("runuser", "-l", user, "-c", " ".join(words)) if user else words))
 
 
 def _until_running(process: "subprocess.Popen[bytes]") -> int:

@@ -15,12 +15,16 @@ from cluster import serve
 from cluster.agent import service as agent
 from cluster.cli.app import cli
 from cluster.cli.exits import SERVE_MEANINGS
-from tests.packages.build import PYTHON, SOURCES, build, runtime
-from tests.packages.check import documented
+from cluster.client.gateway import __main__ as gateway
+from cluster.config.accounts import SOCKET
+from tests.packages.build import PYTHON, SOURCES, SUMMARIES, build, runtime
+from tests.packages.document import USER, documented, sampled
 from tests.packages.manual import pages
 from tests.repo.tree import PACKAGES, repository_files
 
 AT = 1_700_000_000
+SERVICES = tuple(name for name in SUMMARIES if name != "forebay-client")
+
 MAYBE_AGAIN = {serve.EXIT_OK, serve.EXIT_ADDRESS_UNUSABLE, serve.EXIT_STOPPED_ITSELF}
 """Codes of a replica after which a start may help: what holds the address ends, a disk has room again."""
 
@@ -116,14 +120,14 @@ def test_the_client_holds_every_file_of_the_tree_and_each_package_that_it_runs_w
 
 
 def test_two_builds_are_the_same_byte_for_byte(packages: dict[str, Package], tmp_path: Path) -> None:
-    services, plain = ("forebay-controller", "forebay-agent"), ("-Znone",)
-    built = build(tmp_path, tmp_path / "elsewhere", version="1.2.3", at=AT, only=services, compression=plain)
+    plain = ("-Znone",)
+    built = build(tmp_path, tmp_path / "elsewhere", version="1.2.3", at=AT, only=SERVICES, compression=plain)
     for path in built:
         assert path.read_bytes() == packages[path.name.partition("_")[0]].path.read_bytes()
 
 
 def test_the_services_need_the_client_of_their_own_version(packages: dict[str, Package]) -> None:
-    for name in ("forebay-controller", "forebay-agent"):
+    for name in SERVICES:
         assert "forebay-client (= 1.2.3)" in packages[name].control
     assert "python3 (<< 3.12)" in packages["forebay-client"].control
 
@@ -145,12 +149,24 @@ def test_an_agent_is_not_started_again_after_exactly_the_codes_that_no_start_hel
     assert stays == codes - {agent.EXIT_OK, agent.EXIT_FAILED}
 
 
+def test_a_gateway_is_not_started_again_after_exactly_the_codes_that_no_start_helps_against() -> None:
+    codes = {value for name, value in vars(gateway).items() if name.startswith("EXIT_")}
+    stays = {int(word) for word in setting("forebay-gateway", "RestartPreventExitStatus")}
+    assert stays == codes - {gateway.EXIT_OK, gateway.EXIT_FAILED}
+
+
+def test_a_gateway_s_unit_makes_the_directory_of_the_socket_that_clients_look_for() -> None:
+    [directory] = setting("forebay-gateway", "RuntimeDirectory")
+    assert Path("/run", directory) == SOCKET.parent
+
+
 def test_units_wait_for_their_processes_watch_them_and_leave_scripts_alone() -> None:
-    for unit in ("forebay-controller", "forebay-agent"):
+    for unit in SERVICES:
         assert setting(unit, "Type") == ["notify"] and setting(unit, "Restart") == ["always"]
-        assert int(setting(unit, "WatchdogSec")[0]) >= 30
         [home, *words] = setting(unit, "ExecStart")
         assert home == "/usr/lib/forebay/bin/python" and words[0] == "-I" and "/etc/forebay/forebay.toml" in words
+    for unit in ("forebay-controller", "forebay-agent"):
+        assert int(setting(unit, "WatchdogSec")[0]) >= 30
     assert setting("forebay-agent", "KillMode") == ["process"] and setting("forebay-agent", "Delegate") == ["yes"]
     assert setting("forebay-agent", "OOMPolicy") == ["continue"], "a job out of memory would end all jobs of its node"
     assert setting("forebay-controller", "User") == ["forebay"]
@@ -174,6 +190,11 @@ def test_each_command_has_a_page_that_man_can_read(packages: dict[str, Package])
     assert "no member any more" in found["forebay-serve"]
 
 
-def test_the_document_types_what_the_check_types() -> None:
-    lines = [*documented()]
-    assert lines[0] == ("", "apt-get install -y ./forebay-*.deb") and lines[-1][0] == "alan" and len(lines) >= 8
+def test_the_document_has_whole_statements_for_each_way_that_is_typed() -> None:
+    blocks = {name: [*documented(name)] for name in ("one machine", "three machines", "first drill")}
+    assert all(blocks.values())
+    one = [typed.text for typed in blocks["one machine"] if typed.user == USER]
+    assert one[0].startswith("cd ") and "grep 42" in one[-1], "the first job is a user's"
+    loops = [typed.text for typed in blocks["three machines"] if typed.text.startswith("for ")]
+    assert len(loops) == 2 and all(text.endswith("\ndone") for text in loops)
+    assert {"Write stop", "Writes lost"} <= set(sampled("first drill"))

@@ -26,6 +26,7 @@ from cluster.cli.text import moment, note, present
 from cluster.client import Client, GatewayWay, connected
 from cluster.client import run as run_to_end
 from cluster.config import (
+    GUIDE_NAME,
     HOSTS_NAME,
     OPERATOR_NAME,
     Config,
@@ -96,7 +97,7 @@ class FoundedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--accounts",
     type=click.Choice(["own", "switch", "own-as-root"]),
-    help="Jobs run as the agent's account, or as their users.  [default: switch for root, own for others]",
+    help="Jobs run as the agent's account, or as their users.  [default: switch for root and services, own for others]",
 )
 @click.option("--allow-root", is_flag=True, help="Let the user root submit jobs.")
 @click.option("--user", "users", multiple=True, metavar="NAME", help="Also issue a certificate for this user.")
@@ -110,7 +111,8 @@ class FoundedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--replica-account",
     metavar="ACCOUNT",
-    help="Give the replicas' keys and directories to this account.  [default: you]",
+    help="Give the replicas' keys and directories to this account; on named hosts NEXT starts the packages' services."
+    "  [default: you]",
 )
 @JSON_OPTION
 def init(
@@ -134,17 +136,19 @@ def init(
     """
     here, is_root = Path.cwd(), os.geteuid() == 0
     are_named = any("=" in host for host in hosts)
+    account = replica_account or "" if are_named else ""
     try:
         founding = Founding(
             pools=tuple(PoolSpec.parse(pool) for pool in pools) or _STANDARD.pools,
             source_roots=tuple(Path(os.path.normpath(here / root)) for root in sources),
             destination_roots=tuple(Path(os.path.normpath(here / root)) for root in destinations),
-            accounts=accounts or ("switch" if is_root else "own"),
+            accounts=accounts or ("switch" if is_root or account else "own"),
             hosts=_STANDARD.hosts if are_named or not hosts else hosts,
             named=_named("--host", hosts) if are_named else (),
             nodes=_named("--node", nodes),
             data=None if data is None else Path(os.path.normpath(here / data)),
-            owner=None if replica_account is None else _owner(replica_account),
+            owner=None if are_named or replica_account is None else _owner(replica_account),
+            account=account,
             founder=_founder(),
             **fields,
         )
@@ -168,7 +172,7 @@ def init(
         note("forebay: warning: there are no nodes: see --node")
     if is_root and founding.accounts == "own":
         note("forebay: warning: agents with accounts = 'own' do not start as root: see --accounts")
-    if founding.accounts == "switch":
+    if founding.accounts == "switch" and not founding.named:
         for name in founding.users:
             if not _is_account(name):
                 note(
@@ -181,7 +185,7 @@ def init(
         note(
             "forebay: warning: you are root, and root may not submit jobs to this cluster: see --allow-root and --user"
         )
-    for root in dict.fromkeys((*founding.source_roots, *founding.destination_roots)):
+    for root in () if founding.named else dict.fromkeys((*founding.source_roots, *founding.destination_roots)):
         # What is there depends on the job's user where the root names it.
         known = Path(str(root).partition("%u")[0])
         if not known.is_dir():
@@ -195,7 +199,10 @@ def _next_lines(config: Config, founding: Founding) -> Iterator[str]:
     if founding.named:
         for host in hosts_of(founding):
             yield f"Next: copy {config.file.parent / HOSTS_NAME / host} to {host} as /etc/forebay, and there:"
-            yield from (f"  {line}" for line in guide_of(host, founding).splitlines()[1:])
+            # What services need is a script of its own.
+            script = [f"sh /etc/forebay/{GUIDE_NAME}"]
+            lines = script if founding.account else guide_of(host, founding).splitlines()[1:]
+            yield from (f"  {line}" for line in lines)
     elif founding.owner is None:
         yield f"Next: forebay --config {config.file} up"
     else:

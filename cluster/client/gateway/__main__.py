@@ -12,9 +12,18 @@ from typing import Final
 from cluster.client.gateway.service import Gateway, GatewayRefused
 from cluster.config import ConfigError, read_access
 from cluster.security import Role, TlsRefused, certificate_of, until_valid
-from cluster.system import EXIT_CONFIGURATION, SystemClock, begin_logging, leave_when_terminated, say_at_last
+from cluster.system import (
+    EXIT_CONFIGURATION,
+    READY,
+    SystemClock,
+    begin_logging,
+    leave_when_terminated,
+    say_at_last,
+    tell_manager,
+)
 from cluster.system.eventloop import stop_on_signals
 
+EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 
 LOGGER = logging.getLogger("cluster.client.gateway")
@@ -36,7 +45,7 @@ def run(arguments: list[str]) -> int:
     except (OSError, GatewayRefused) as error:
         say_at_last(f"forebay gateway: {error}")
         return EXIT_FAILED
-    return 0
+    return EXIT_OK
 
 
 async def _serve(chosen: argparse.Namespace) -> None:
@@ -53,6 +62,7 @@ async def _serve(chosen: argparse.Namespace) -> None:
         return
     gateway = Gateway(config, files, config.access.socket, clock)
     await gateway.start()
+    tell_manager(READY, status=f"listens at {config.access.socket}")
     LOGGER.info("gateway %s of cluster %s listens at %s", chosen.name, config.cluster.name, config.access.socket)
     try:
         await stop.wait()

@@ -2,11 +2,13 @@
 
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from cluster.config import new_site as founding_module
+from cluster.config.accounts import SOCKET
 from cluster.config.config import Config
 from cluster.config.new_site import FIRST_START_NAME, Founding, FoundingRefused, Owner, PoolSpec, found
 from cluster.security.certificates import certificate_of
@@ -59,6 +61,73 @@ def test_each_host_gets_what_it_needs_and_no_key_of_another(tmp_path: Path) -> N
                 found_hosts = certificate_of(bundle / "tls", name).addresses
                 assert found_hosts == (there.replica(name).api.host,)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["forebay.toml", "hosts", "tls"]
+
+
+def test_on_named_hosts_nobody_is_an_operator_without_a_certificate(tmp_path: Path) -> None:
+    asked = Founding(named=(("r1", "a.test"),), founder="alan", accounts="switch")
+    config = found(tmp_path, asked, clock=CLOCK)
+    assert (config.access.operators, config.access.socket) == ((), SOCKET)
+
+
+def test_the_script_of_a_bundle_gives_services_their_files_and_allows_one_start_without_data(tmp_path: Path) -> None:
+    """What it calls there says here how it was called."""
+    etc, var, programs = tmp_path / "etc", tmp_path / "var", tmp_path / "bin"
+    programs.mkdir()
+    for name in ("forebay", "systemctl", "runuser", "chown", "chgrp", "install"):
+        (programs / name).write_text('#!/bin/sh\necho "${0##*/} $*"\n')
+        (programs / name).chmod(0o755)
+    asked = Founding(
+        named=(("r1", "a.test"), ("r2", "b.test"), ("r3", "c.test")), nodes=(("n1", "a.test"), ("n2", "d.test")),
+        accounts="switch", data=var, account="replicas",
+    )  # fmt: skip
+    found(etc, asked, clock=CLOCK)
+    said = {}
+    for host in ("a.test", "d.test"):
+        bundle = etc / "hosts" / host
+        script = (bundle / "NEXT").read_text().replace("/etc/forebay", str(bundle))
+        words = ("sh", "-c", script)
+        environment = {"PATH": f"{programs}:/usr/bin:/bin"}
+        said[host] = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+        assert not (bundle / "NEXT").exists(), "typed again it would allow another start without data"
+    assert said["a.test"].splitlines() == [
+        "chown -R root: tls",
+        "chgrp replicas tls",
+        "chown replicas: tls/r1.key",
+        f"install -d -o replicas -g replicas -m 700 {var}/r1",
+        f"install -o replicas -g replicas -m 600 /dev/null {var}/r1/first-start",
+        "runuser -u replicas -- forebay --config forebay.toml check --name r1",
+        "forebay --config forebay.toml check --name n1",
+        "systemctl enable --now --no-block forebay-controller@r1 forebay-agent@n1",
+    ]
+    assert stat.S_IMODE((etc / "hosts" / "a.test" / "tls").stat().st_mode) == 0o750
+    assert said["d.test"].splitlines() == [
+        "chown -R root: tls",
+        "forebay --config forebay.toml check --name n2",
+        "systemctl enable --now --no-block forebay-agent@n2",
+    ]
+
+
+def test_the_script_of_a_bundle_starts_nothing_where_a_check_fails(tmp_path: Path) -> None:
+    etc, programs = tmp_path / "etc", tmp_path / "bin"
+    programs.mkdir()
+    for name, code in (("forebay", 2), ("systemctl", 0), ("chown", 0)):
+        (programs / name).write_text(f'#!/bin/sh\necho "${{0##*/}}"\nexit {code}\n')
+        (programs / name).chmod(0o755)
+    asked = Founding(named=(("r1", "a.test"),), nodes=(("n1", "b.test"),), data=tmp_path / "var", account="replicas")
+    found(etc, asked, clock=CLOCK)
+    bundle = etc / "hosts" / "b.test"
+    script = (bundle / "NEXT").read_text().replace("/etc/forebay", str(bundle))
+    environment = {"PATH": f"{programs}:/usr/bin:/bin"}
+    done = subprocess.run(("sh", "-c", script), env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (2, ["chown", "forebay"])
+    assert (bundle / "NEXT").exists()
+
+
+def test_services_whose_data_would_lie_beside_their_keys_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FoundingRefused, match="say --data-directory /var/lib/forebay"):
+        found(tmp_path, Founding(named=(("r1", "a.test"),), account="forebay"), clock=CLOCK)
+    with pytest.raises(FoundingRefused, match="cannot name an account"):
+        found(tmp_path, Founding(named=(("r1", "a.test"),), account="a b", data=tmp_path), clock=CLOCK)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +201,7 @@ def test_data_elsewhere_is_where_replicas_and_agents_look_for_it(tmp_path: Path)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_an_account_of_the_replicas_has_their_keys_and_directories_and_no_other(tmp_path: Path) -> None:
     config = found(
-        tmp_path / "etc", Founding(data=tmp_path / "var", owner=Owner(4711, 4712), users=("alan",)), clock=CLOCK
+        tmp_path / "etc", Founding(data=tmp_path / "var", owner=Owner(4711, 4712), founder="alan"), clock=CLOCK
     )
     tls = config.tls.certificates
     assert (tls.stat().st_uid, tls.stat().st_gid, stat.S_IMODE(tls.stat().st_mode)) == (os.geteuid(), 4712, 0o750)
@@ -141,6 +210,8 @@ def test_an_account_of_the_replicas_has_their_keys_and_directories_and_no_other(
     for path in ((tmp_path / "var" / "r1"), (tmp_path / "var" / "r1" / FIRST_START_NAME)):
         assert (path.stat().st_uid, path.stat().st_gid) == (4711, 4712), path
     assert not any(stat.S_IMODE(path.stat().st_mode) & 0o077 for path in tls.glob("*.key"))
+    # The gateway is a service with a directory of its own, too, and lets the founder operate.
+    assert (config.access.operators, config.access.socket) == (("alan",), SOCKET)
     # Renewing in it goes on.
     issue(load_authority(tls), tls, role=Role.AGENT, name="n1", at=CLOCK.now(), replace=True)
 
