@@ -44,7 +44,7 @@ class Machine:
     def fetch(self, packages: str) -> None:
         """Fetch what packages, a pattern of this machine, depend on: once it is booted no archive is reached."""
         # What is only recommended would be asked of an archive, too.
-        (self.root / "etc/apt/apt.conf.d/forebay").write_text('APT::Install-Recommends "false";\n')
+        (self.root / "etc/apt/apt.conf.d/no-recommends").write_text('APT::Install-Recommends "false";\n')
         fetch = f"apt-get update -q && apt-get install -y -q --download-only {packages}"
         self.prepare("sh", "-ec", fetch)
 
