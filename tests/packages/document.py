@@ -75,6 +75,5 @@ class Terminal:
 
     def close(self) -> None:
         """End the shell."""
-        assert self._shell.stdin is not None
-        self._shell.stdin.close()
-        self._shell.wait()
+        with self._shell:  # which closes both pipes and waits
+            pass
