@@ -142,6 +142,28 @@ def test_init_says_which_users_have_no_account_to_run_their_jobs_as(tmp_path: Pa
     assert f"no account {known}" not in result.stderr
 
 
+NAMED = ("--host", "r1=a.test", "--node", "n1=b.test", "--data-directory", "/is/on/other/machines")
+
+
+def test_init_asks_nothing_of_this_machine_where_the_cluster_is_on_others(tmp_path: Path) -> None:
+    roots = ("--source-root", "/is/on/others", "--destination-root", "/is/on/others", "--user", "nobody-at-all")
+    result = typed("init", str(tmp_path / "c"), *NAMED, "--accounts", "switch", *roots)
+    assert result.exit_code == ExitCode.OK, result.stderr
+    assert [line for line in result.stderr.splitlines() if "root may not submit" not in line] == []
+
+
+def test_init_for_services_on_other_machines_says_which_script_starts_them_and_needs_no_account_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.cli.commands.local.os.geteuid", lambda: 1000)
+    result = typed("init", str(tmp_path / "c"), *NAMED, "--replica-account", "nobody-at-all")
+    assert result.exit_code == ExitCode.OK, result.stderr
+    assert result.stdout.splitlines()[2::2] == ["  sh /etc/forebay/NEXT"] * 2
+    assert "chown nobody-at-all: tls/r1.key" in (tmp_path / "c" / "hosts" / "a.test" / "NEXT").read_text()
+    config = Config.load(tmp_path / "c" / "forebay.toml")
+    assert {agent.accounts for agent in config.agents} == {"switch"}, "an agent that is a service is root"
+
+
 @pytest.mark.parametrize("user_id", [0, 1000])
 @pytest.mark.parametrize("written", ["switch", "own", "own-as-root", None])
 def test_an_agent_starts_only_as_the_account_that_its_configuration_is_for(
