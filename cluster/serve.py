@@ -44,7 +44,6 @@ from cluster.security.proofs import VerifierKey, parse_key
 from cluster.server import (
     Backfill,
     Checkpoints,
-    Collector,
     Controller,
     Digests,
     JoiningRefused,
@@ -67,6 +66,7 @@ from cluster.system import (
     STOPPING,
     Address,
     Clock,
+    Collector,
     SystemClock,
     about,
     begin_logging,

@@ -1,7 +1,7 @@
 """`python -m cluster.audit`: what `forebay ledger …` and `forebay snapshot inspect` start."""
 
 from cluster.audit.commands import audit
-from cluster.server.garbage_collection import collect_for_a_reader
+from cluster.system import collect_for_a_reader
 
 if __name__ == "__main__":
     collect_for_a_reader()

@@ -27,7 +27,7 @@ from cluster.audit.release import (
     understood,
     write_frame,
 )
-from cluster.server.garbage_collection import collect_for_a_reader
+from cluster.system import collect_for_a_reader
 from replica.messages import ReleaseNeeded, Request, features
 from replica.state import EMPTY, State, table_digests
 from replica.values import LedgerViolation

@@ -4,7 +4,6 @@ from cluster.server.applied_log import Applied, AppliedLog, settled_at
 from cluster.server.controller import Controller, Unavailable
 from cluster.server.divergence import Checkpoints, Digests, Verdict
 from cluster.server.feature_levels import UNHEARD, MemberLevel
-from cluster.server.garbage_collection import Collector
 from cluster.server.history_fetch import PRUNED, Backfill, Scrub
 from cluster.server.joining import JoiningRefused, is_joining, join
 from cluster.server.liveness import POLLS_MAX, SPREAD_S_MAX, SPREAD_S_PER_POLL, Liveness, Said, Transfer

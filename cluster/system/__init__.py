@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cluster.system.address import Address, AddressError
     from cluster.system.clock import Clock, SystemClock, format_instant, parse_instant
     from cluster.system.descriptors import closing, names_in, open_directory, sync_directory, try_lock, write_all
+    from cluster.system.garbage_collection import Collector, collect_for_a_reader
     from cluster.system.job_process import CAPABILITIES, LIMITS, UNLIMITED, JobProcess, forgo, limit, prepare, reset
     from cluster.system.logs import about, as_logged, begin_logging, is_logged, say_at_last
     from cluster.system.processes import (
@@ -54,6 +55,7 @@ else:
         address: Address AddressError
         clock: Clock SystemClock format_instant parse_instant
         descriptors: closing names_in open_directory sync_directory try_lock write_all
+        garbage_collection: Collector collect_for_a_reader
         job_process: CAPABILITIES LIMITS UNLIMITED JobProcess forgo limit prepare reset
         logs: about as_logged begin_logging is_logged say_at_last
         processes: all_pids become_subreaper boot_id cgroup_of descendants die_with_parent environment_variables

@@ -85,7 +85,7 @@ def test_what_documents_call_a_script_exists() -> None:
     missing = []
     for path in text_files():
         if path.suffix == ".md":
-            named = set(re.findall(r"(?<![\w/])scripts/([a-z][a-z_-]*)", text_of(path)))
+            named = set(re.findall(r"(?<![\w/])scripts/([a-z][a-z0-9_-]*)", text_of(path)))
             missing += [f"{path}: scripts/{name}" for name in sorted(named) if not (ROOT / "scripts" / name).exists()]
     assert missing == []
 

@@ -40,9 +40,8 @@ from cluster.api.past.questions import Questions
 from cluster.api.past.terms import terms_of
 from cluster.api.past.tree import Tree
 from cluster.schemas import LENGTH
-from cluster.server.garbage_collection import collect_for_a_reader
 from cluster.server.tlog import LOG_DIRECTORY
-from cluster.system import SystemClock, begin_logging, die_with_parent
+from cluster.system import SystemClock, begin_logging, collect_for_a_reader, die_with_parent
 from replica.state import State
 from wal import Environment, JobIndex, JobIndexBroken, Ledger
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.server.garbage_collection import FULL_SHARE, Collector, collect_for_a_reader
+from cluster.system.garbage_collection import FULL_SHARE, Collector, collect_for_a_reader
 from replica.values.units import Instant
 from tests.clocks import ManualClock
 from tests.cluster.harness import story
@@ -92,7 +92,7 @@ def test_every_program_that_folds_a_ledger_beside_a_replica_does() -> None:
 
 RUN_EACH = """
 import os, runpy, socket, sys
-from cluster.server import garbage_collection
+from cluster.system import garbage_collection
 
 def begun():
     raise InterruptedError

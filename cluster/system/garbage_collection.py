@@ -12,7 +12,7 @@ import asyncio
 import gc
 from collections.abc import Callable
 
-from cluster.system import Clock
+from cluster.system.clock import Clock
 
 YOUNG_OBJECTS = 20_000
 """New objects after which the young are collected, count: a batch of 1,024 commands makes about as many. With
