@@ -24,8 +24,8 @@ NODE_DOWN_S = 12
 JOBS = ("sum", "sort", "words", "digest")
 """What is submitted: each fits into a pool and is over in seconds."""
 
-ROOM = "256m"
-"""Size of a replica's own file system."""
+ROOM = "256M"
+"""Size of a replica's own file system, if nobody says otherwise."""
 
 VERBS = {"r": ("serve",), "n": ("agent",), "h": ("drill", "helper")}
 """What runs under a name, by its first letter."""
@@ -47,6 +47,8 @@ class Hosts(LocalCluster):
         super().__init__(directory)
         self.net = net
         self.places = dict(places)
+        self.groups: dict[str, Path] = {}
+        """Cgroups of those that have one of their own."""
 
     def file_of(self, name: str) -> Path:
         """Return the configuration that a process reads."""
@@ -69,9 +71,20 @@ class Hosts(LocalCluster):
         home.mkdir(parents=True, exist_ok=True)
         kernel.tool("mount", "-t", "tmpfs", "-o", f"size={ROOM},mode=0700", "forebay", str(home))
 
+    def joining(self, name: str) -> tuple[str, ...]:
+        """Return the words before a command that put it where what runs under a name belongs."""
+        group = self.groups.get(name)
+        return () if group is None else ("/bin/sh", "-c", 'echo $$ >"$0" && exec "$@"', str(group / "cgroup.procs"))
+
     def start(self, name: str, *words: str) -> None:
         """Start one on its host."""
-        line = [*Network.inside(self.places[name]), str(self.program(name)), "--config", str(self.file_of(name))]
+        line = [
+            *Network.inside(self.places[name]),
+            *self.joining(name),
+            str(self.program(name)),
+            "--config",
+            str(self.file_of(name)),
+        ]
         line += [*VERBS[name[0]], "--name", name, *words]
         logs = self.directory / "logs"
         logs.mkdir(exist_ok=True)

@@ -12,7 +12,7 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 _CLONE_NEWNS = 0x0002_0000
@@ -93,6 +93,32 @@ def enter_network(name: str) -> None:
         _check(_libc.setns(descriptor, _CLONE_NEWNET))
     finally:
         os.close(descriptor)
+
+
+def cgroups_with_disks(place: Path, names: Iterable[str]) -> dict[str, Path]:
+    """Mount cgroup v2 at a new directory, and make a cgroup for each name whose disks can be bounded; Unable."""
+    place.mkdir()
+    tool("mount", "-t", "cgroup2", "none", str(place))
+    if "io" not in (place / "cgroup.controllers").read_text().split():
+        tool("umount", str(place))
+        raise Unable("cgroup v2 does not have the controller io here: an earlier version has it")
+    above = place / f"forebay-{os.getpid()}"
+    above.mkdir()
+    for parent in (place, above):
+        (parent / "cgroup.subtree_control").write_text("+io")
+    found = {name: above / name for name in names}
+    for group in found.values():
+        group.mkdir()
+    return found
+
+
+def remove_cgroups(place: Path, groups: Iterable[Path]) -> None:
+    """Remove cgroups whose processes have ended, the one above them, and the mount."""
+    for group in groups:
+        group.rmdir()
+        if not any(one.is_dir() for one in group.parent.iterdir()):
+            group.parent.rmdir()
+            tool("umount", str(place))
 
 
 def shut_down_file_system(directory: int) -> None:
