@@ -112,7 +112,7 @@ OPEN_FILES = 16_384
 """Files that a replica may have open, count, if the machine lets it: its connections, those to its channel, and its
 own. What a process gets by default is 1,024."""
 
-APPLIED = ("replicas", "mail", "drill", "limits", "witnesses", "checkpoints")
+APPLIED = ("replicas", "mail", "drill", "limits", "witnesses", "checkpoints", "traces")
 """Fields of its configuration that a replica applies at SIGHUP."""
 
 RESTARTED = ("cluster", "replicas", "tls", "storage", "timing", "provider")
@@ -427,6 +427,7 @@ class Replica:
                 await front.start()
             await self.controller.start()
             self.service.past.start()
+            self.service.tracer.renew(self.config.traces)
             self.backfill.start()
             self.scrub.start()
             self.pruner.start()
@@ -453,6 +454,7 @@ class Replica:
         for front in reversed(self.fronts):
             await front.stop()
         await self.service.providing.close()
+        await self.service.tracer.stop()
         await self.service.past.stop()
         await self.controller.stop()
         await self._client.close()

@@ -17,6 +17,7 @@ from cluster.api.past import Historian
 from cluster.api.providing import Providing
 from cluster.api.render import Verdicts
 from cluster.api.statuses import Statuses
+from cluster.api.traces import Tracer
 from cluster.api.web import (
     COMMAND_TOO_OLD,
     COMMIT_WAIT_S,
@@ -291,9 +292,11 @@ class Service:
         self._log_peers = log_peers
         self.past = Historian(controller)
         """Who is asked about the past: a process that is started with the replica, or with the first question."""
+        self.tracer = Tracer(controller)
+        """Who sends traces of jobs, in a process of its own where a collector is configured."""
         self.statuses = Statuses(controller)
         """What the other replicas say of themselves."""
-        self.metrics = Metrics(controller, self.past, lambda: self.publisher, self.verdicts)
+        self.metrics = Metrics(controller, self.past, self.tracer, lambda: self.publisher, self.verdicts)
         self.event_streams_of: Counter[Identity] = Counter()
         """Open streams by who reads them."""
         self.digests = asyncio.Semaphore(1)
@@ -303,8 +306,9 @@ class Service:
         """Gives the OpenAPI document."""
 
     def renew(self, config: Config) -> None:
-        """Hold users to the bounds of this configuration, and ask its witnesses, from now on."""
+        """Hold users to the bounds of this configuration, ask its witnesses and send to its collector, from now on."""
         self.limits.renew(config.limits)
+        self.tracer.renew(config.traces)
         witnesses = (Witness(one.name, one.verifier) for one in config.witnesses)
         self.publisher.cosigning.renew(witnesses, config.witnesses_needed)
 

@@ -7,7 +7,7 @@ from replica.faces import shown
 if TYPE_CHECKING:
     from cluster.config.access import OPERATOR_NAME, Access, ReplicaConfig
     from cluster.config.accounts import GROUP_SIGN, MUNGE, AccessTable
-    from cluster.config.config import AgentConfig, Config, RetentionConfig
+    from cluster.config.config import AgentConfig, Config, RetentionConfig, TracesConfig
     from cluster.config.drill import DrillConfig, HelperConfig
     from cluster.config.limits import DEFAULT_LIMITS, LimitsConfig
     from cluster.config.mail import MailConfig
@@ -35,7 +35,7 @@ else:
         """
         access: OPERATOR_NAME Access ReplicaConfig
         accounts: GROUP_SIGN MUNGE AccessTable
-        config: AgentConfig Config RetentionConfig
+        config: AgentConfig Config RetentionConfig TracesConfig
         drill: DrillConfig HelperConfig
         limits: DEFAULT_LIMITS LimitsConfig
         mail: MailConfig

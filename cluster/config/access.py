@@ -163,6 +163,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     helper: Any = None
     drill: Any = None
     retention: Any = None
+    traces: Any = None
 
 
 def absolute(table: _Table, base: Path) -> _Table:

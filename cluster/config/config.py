@@ -5,6 +5,7 @@ are relative to the file. Each table is a struct, which says of each key its kin
 """
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
 
@@ -171,6 +172,28 @@ class RetentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidValue(f"found {self.keep_bytes} bytes", "write at least 1MiB", "keep")
 
 
+class TracesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which collector of OpenTelemetry gets traces of jobs, by OTLP over HTTP, where this machine's replica leads."""
+
+    endpoint: Text = ""
+    """Its address; empty: none. Without a path it is asked at /v1/traces, as OTLP has it."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no address, or has a name and a password; InvalidValue."""
+        if self.endpoint and not re.fullmatch(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", self.endpoint):
+            remedy = 'write its address without a name, such as "http://127.0.0.1:4318"'
+            raise InvalidValue(f"found {self.endpoint!r:.60}", remedy, "endpoint")
+
+    @property
+    def url(self) -> str:
+        """Where spans are posted."""
+        has_path = self.endpoint.partition("://")[2].partition("/")[2]
+        return self.endpoint if has_path else f"{self.endpoint.rstrip('/')}/v1/traces"
+
+
+NO_TRACES = TracesConfig()
+
+
 class TimingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long replicas wait for each other, milliseconds; 0, which cannot be written: what fits `election_min_ms`."""
 
@@ -237,6 +260,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     helper: Annotated[tuple[HelperConfig, ...], Meta(max_length=HELPERS_MAX)] = ()
     drill: DrillConfig = NO_DRILLS
     retention: RetentionConfig | None = None
+    traces: TracesConfig = NO_TRACES
 
 
 class Config(Access, frozen=True, kw_only=True):
@@ -263,6 +287,8 @@ class Config(Access, frozen=True, kw_only=True):
     """What drills may do to this machine."""
     retention: RetentionConfig | None = None
     """How much of the ledger replicas keep; None: all of it."""
+    traces: TracesConfig = NO_TRACES
+    """Which collector gets traces of jobs."""
 
     @property
     def witnesses_needed(self) -> int:
@@ -383,6 +409,7 @@ def _read(file: Path, document: Document) -> Config:
         helpers=tables.helper,
         drill=absolute(tables.drill, base),
         retention=None if tables.retention is None else absolute(tables.retention, base),
+        traces=tables.traces,
     )
     _refuse_shared(document, config)
     found = find_unsafe_keys(config.tls.certificates)

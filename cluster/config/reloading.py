@@ -38,6 +38,7 @@ _TABLES: Final[Mapping[str, str]] = {
     "checkpoints": "[checkpoints]",
     "helpers": "[[helper]]",
     "drill": "[drill]",
+    "traces": "[traces]",
 }
 """Table of the file by the field of the configuration that it becomes."""
 

@@ -117,6 +117,7 @@ TABLES: dict[str, dict[str, str]] = {
         "keep_days": "90",
         "keep": '"8GiB"',
     },
+    "[traces]": {"endpoint": '"http://127.0.0.1:4318"'},
 }
 """A configuration with every key but mail.smtp, which excludes mail.program."""
 

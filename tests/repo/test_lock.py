@@ -4,14 +4,19 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from tests.repo.tree import text_of
 
 PIN = re.compile(r"^(?P<name>[a-z0-9][a-z0-9._-]*)==(?P<version>[^ ;\\]+)(?P<rest>.*)$", re.MULTILINE)
 
 
-def pins() -> dict[str, str]:
+LOCKS = ("requirements.lock", "requirements-otel.lock")
+
+
+def pins(lock: str = "requirements.lock") -> dict[str, str]:
     """Return the pinned versions by name."""
-    return {match["name"]: match["version"] for match in PIN.finditer(text_of(Path("requirements.lock")))}
+    return {match["name"]: match["version"] for match in PIN.finditer(text_of(Path(lock)))}
 
 
 def declared() -> list[str]:
@@ -29,6 +34,15 @@ def test_everything_that_the_project_asks_for_is_pinned() -> None:
     assert missing == [], "run scripts/lock"
 
 
+def test_the_extra_is_pinned_beside_the_lock_and_agrees_with_it() -> None:
+    wanted = tomllib.loads(text_of(Path("pyproject.toml")))["project"]["optional-dependencies"]["otel"]
+    beside, locked = pins("requirements-otel.lock"), pins()
+    assert set(wanted) <= beside.keys() and not set(wanted) & locked.keys()
+    assert {name: beside[name] for name in beside.keys() & locked.keys()} == {
+        name: locked[name] for name in beside.keys() & locked.keys()
+    }
+
+
 def test_exact_demands_and_the_lock_agree() -> None:
     exact = dict(entry.split("==") for entry in declared() if "==" in entry)
     assert exact["pysyncobj"] == "0.3.17"
@@ -39,14 +53,16 @@ def test_what_builds_pysyncobj_from_source_is_pinned_too() -> None:
     assert {"setuptools", "wheel", "hatchling", "editables"} <= set(pins())
 
 
-def test_every_pin_has_hashes() -> None:
-    entries = re.split(r"^(?=[a-z0-9])", text_of(Path("requirements.lock")), flags=re.MULTILINE)[1:]
-    assert len(entries) == len(pins())
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_pin_has_hashes(lock: str) -> None:
+    entries = re.split(r"^(?=[a-z0-9])", text_of(Path(lock)), flags=re.MULTILINE)[1:]
+    assert len(entries) == len(pins(lock))
     assert [entry.split()[0] for entry in entries if not re.search(r"--hash=sha256:[0-9a-f]{64}", entry)] == []
 
 
-def test_the_lock_names_no_index_and_no_host() -> None:
-    text = text_of(Path("requirements.lock"))
+@pytest.mark.parametrize("lock", LOCKS)
+def test_the_lock_names_no_index_and_no_host(lock: str) -> None:
+    text = text_of(Path(lock))
     assert re.findall(r"^--?(?:i|f|index|extra|find|trusted).*$|https?:|file:|@ ", text, flags=re.MULTILINE) == []
 
 

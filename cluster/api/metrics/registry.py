@@ -11,6 +11,7 @@ from cluster.api.metrics.replica import CertificateCollector, ReplicaCollector
 from cluster.api.metrics.work import WorkCollector
 from cluster.api.past import Historian
 from cluster.api.render import Verdicts
+from cluster.api.traces import Tracer
 from cluster.server import Controller
 from cluster.server.tlog import Publisher
 from cluster.system.eventloop import Work
@@ -31,12 +32,17 @@ class Metrics:
     """The registry of one replica."""
 
     def __init__(
-        self, controller: Controller, past: Historian, publisher: Callable[[], Publisher], verdicts: Verdicts
+        self,
+        controller: Controller,
+        past: Historian,
+        tracer: Tracer,
+        publisher: Callable[[], Publisher],
+        verdicts: Verdicts,
     ) -> None:
         self._registry = CollectorRegistry()
         self._controller = controller
         self._rendering = asyncio.Lock()
-        self._replica = ReplicaCollector(controller, past, publisher)
+        self._replica = ReplicaCollector(controller, past, tracer, publisher)
         self._work = WorkCollector(controller, verdicts)
         self._registry.register(self._replica)
         self._registry.register(self._work)

@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from cluster.api.past import Historian
+from cluster.api.traces import Tracer
 from cluster.consensus import Role
 from cluster.security import certificate_of
 from cluster.server import Controller
@@ -24,9 +25,12 @@ class ReplicaCollector(Collector):
     `read` does so on the loop; `collect` gives what was read, in whatever thread.
     """
 
-    def __init__(self, controller: Controller, past: Historian, publisher: Callable[[], Publisher]) -> None:
+    def __init__(
+        self, controller: Controller, past: Historian, tracer: Tracer, publisher: Callable[[], Publisher]
+    ) -> None:
         self._controller = controller
         self._past = past
+        self._tracer = tracer
         self._publisher = publisher
         self._families: list[Metric] = []
 
@@ -35,6 +39,7 @@ class ReplicaCollector(Collector):
         self._families = [
             *self._consensus(),
             *self._history(),
+            *self._traces(),
             *self._checkpoints(),
             *self._commands(),
             *_drills(self._controller.state, self._controller.agreed.now()),
@@ -166,6 +171,16 @@ class ReplicaCollector(Collector):
             "Historians started: more than one where one has ended.",
             self._past.started,
         )
+
+    def _traces(self) -> Iterator[Metric]:
+        tracer = self._tracer
+        yield counter("forebay_traces_sent", "Traces of jobs that the collector has taken.", tracer.sent)
+        yield counter(
+            "forebay_traces_dropped",
+            "Traces of jobs that no collector took, dropped.",
+            tracer.dropped,
+        )
+        yield gauge("forebay_traces_waiting", "Traces of jobs that wait for the collector.", tracer.waiting)
 
     def _checkpoints(self) -> Iterator[Metric]:
         publisher = self._publisher()

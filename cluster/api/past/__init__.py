@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from replica.faces import shown
 
 if TYPE_CHECKING:
-    from cluster.api.past.follower import Follower
+    from cluster.api.past.follower import Follower, note_of
     from cluster.api.past.frames import (
         NO_JOB,
         REFUSED,
@@ -26,7 +26,7 @@ else:
     __getattr__ = shown(
         __name__,
         """
-        follower: Follower
+        follower: Follower note_of
         frames: NO_JOB REFUSED TURNED AskThen Explained Happened PoolSteps Record Records Seeking TermLed Then
         frames: Unanswered
         link: Historian HistorianBusy HistorianLate NotProven

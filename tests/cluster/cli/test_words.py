@@ -63,10 +63,17 @@ def test_every_command_takes_every_global_option_before_between_and_after_its_wo
         for place in range(len(words) + 1):
             if option in own_options(words[:place]) and option != "--json" and place:
                 continue
-            typed = [*words[:place], option, *([value] if value else []), *words[place:], "-h"]
+            typed = [*words[:place], option, *([value] if value else []), *words[place:], "--help"]
             # Without a session the options before the command make one, as in a process of its own.
             result = CliRunner().invoke(cli, typed)
             assert result.exit_code == 0 and result.stdout.startswith("Usage: "), (typed, result.stderr)
+
+
+@pytest.mark.parametrize("words", [("job",), ("job", "list"), ("serve",), ("ledger", "prune"), ("drill", "helper")])
+def test_minus_h_is_help_behind_every_command(words: tuple[str, ...]) -> None:
+    run = [sys.executable, "-m", "cluster.cli", *words, "-h"]
+    shown = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert shown.startswith(f"Usage: forebay {' '.join(words)} ") and "-h, --help" in shown
 
 
 @pytest.mark.parametrize("place", range(3))

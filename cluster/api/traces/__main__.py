@@ -1,0 +1,184 @@
+"""The process that sends traces: `python -m cluster.api.traces SOCKET PARENT DIRECTORY URL`, started by its replica.
+
+SOCKET is a descriptor, PARENT the replica's process, with which this one dies, DIRECTORY the replica's, URL the
+collector's. It is told whether its replica leads, sends what ended since, and says how much.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from cluster.api.traces.link import COUNTS, EXIT_NOT_INSTALLED, LEADS
+from cluster.api.traces.reading import JobsOver, Over
+from cluster.api.traces.spans import JobSpan, spans_of, trace_id
+from cluster.system import SystemClock, begin_logging, die_with_parent
+from replica.values import MICROSECONDS_PER_SECOND, Instant
+from wal import Environment, Ledger
+
+LOGGER = logging.getLogger("cluster.api.traces")
+
+LOOK_S: Final = 1.0
+"""How often it is looked which jobs are over, seconds: the index by job is written every few seconds."""
+
+WAITING_MAX: Final = 1_000
+"""Jobs whose traces wait for a collector that takes nothing, count; the oldest are dropped for more."""
+
+SPANS_WAITING_MAX: Final = 50_000
+"""Spans of them, count: about a kilobyte each. A job that is retried for ever has thousands."""
+
+AT_ONCE: Final = 50
+SPANS_AT_ONCE: Final = 2_000
+"""Jobs whose traces are sent in one request, and their spans before the last one, counts."""
+
+TRIES_MAX: Final = 5
+"""How often one request is sent that is not taken, count: then its traces are dropped."""
+
+RETRY_S: Final = 1.0
+"""Until it is sent again, seconds; doubled each time."""
+
+LATE_US: Final = 30 * MICROSECONDS_PER_SECOND
+"""What ended so long before its replica began to lead is sent: the leader before it may have ended first. It is the
+same trace, so a collector that has it already has it once."""
+
+NICENESS: Final = 19
+
+MEMORY_BYTES: Final = 512 * 1024 * 1024
+"""What this process may allocate, bytes: what a collector answers is not bounded by the exporter."""
+
+Send = Callable[[list[tuple[bytes, list[JobSpan]]]], bool]
+
+
+class _Trace(NamedTuple):
+    """A trace that waits."""
+
+    trace_id: bytes
+    at: Instant
+    spans: list[JobSpan]
+
+
+class Sender:
+    """Traces that wait, and what became of the others."""
+
+    def __init__(self, cluster: str, send: Send, monotonic_s: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._send = send
+        self._monotonic_s = monotonic_s
+        self._waiting: deque[_Trace] = deque()
+        self._spans = 0
+        """Of those that wait, count."""
+        self._tries = 0
+        self._again_s = 0.0
+        self.leads = False
+        self.sent = 0
+        self.dropped = 0
+        """Traces of jobs, counts."""
+
+    @property
+    def waiting(self) -> int:
+        """Traces of jobs that wait for the collector, count."""
+        return len(self._waiting) if self.leads else 0
+
+    def take(self, over: Sequence[Over]) -> None:
+        """Have traces sent of jobs that are over, where this replica leads or soon does."""
+        for one in over:
+            spans = spans_of(self._cluster, one.job, one.steps)
+            if spans:
+                self._waiting.append(_Trace(trace_id(self._cluster, one.job), one.at, spans))
+                self._spans += len(spans)
+        while not self.leads and self._waiting and self._waiting[0].at < self._waiting[-1].at - LATE_US:
+            self._first()
+        while len(self._waiting) > WAITING_MAX or self._spans > SPANS_WAITING_MAX:
+            self._first()
+            self.dropped += self.leads
+
+    def step(self) -> bool:
+        """Send some of what waits, and say whether to go on at once."""
+        if not self.leads or not self._waiting or self._monotonic_s() < self._again_s:
+            return False
+        chosen: list[_Trace] = []
+        while self._waiting and len(chosen) < AT_ONCE and sum(len(one.spans) for one in chosen) < SPANS_AT_ONCE:
+            chosen.append(self._first())
+        if self._send([(one.trace_id, one.spans) for one in chosen]):
+            if self._tries:
+                LOGGER.warning("the collector takes traces again")
+            self._tries, self._again_s = 0, 0.0
+            self.sent += len(chosen)
+            return bool(self._waiting)
+        if not self._tries:
+            LOGGER.warning("the collector has not taken %d traces of jobs: they are sent again", len(chosen))
+        self._tries += 1
+        self._again_s = self._monotonic_s() + RETRY_S * 2.0 ** min(self._tries, TRIES_MAX)
+        if self._tries % TRIES_MAX:
+            self._waiting.extendleft(reversed(chosen))
+            self._spans += sum(len(one.spans) for one in chosen)
+        else:
+            LOGGER.warning("%d traces of jobs are dropped: the collector did not take them", len(chosen))
+            self.dropped += len(chosen)
+        return False
+
+    def _first(self) -> _Trace:
+        first = self._waiting.popleft()
+        self._spans -= len(first.spans)
+        return first
+
+
+def run(link: socket.socket, jobs: JobsOver, sender: Sender) -> None:
+    """Go on until the replica closes the socket."""
+    told, more = b"", False
+    while True:
+        readable, _, _ = select.select([link], [], [], 0 if more else LOOK_S)
+        if readable:
+            said = link.recv(1024)
+            if not said:
+                return
+            sender.leads = said[-1:] == LEADS
+        over, more = jobs.read()
+        sender.take(over)
+        more |= sender.step()
+        counts = COUNTS.pack(sender.sent, sender.dropped, sender.waiting)
+        if counts != told:
+            link.sendall(counts)
+            told = counts
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the process; return its exit code."""
+    descriptor, parent, directory, url = arguments
+    die_with_parent(int(parent))
+    with contextlib.suppress(OSError):  # where that is not allowed, it is as before
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        os.nice(NICENESS)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the replica's, which ends this
+    os.umask(0o077)
+    begin_logging()
+    faulthandler.enable()
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+    try:
+        from cluster.api.traces.exporting import Exporter
+    except ImportError as error:
+        LOGGER.error("no traces: %s; install what sends them: pip install forebay[otel]", error)
+        return EXIT_NOT_INSTALLED
+    home = Path(directory)
+    with Environment.open_readonly(home / "wal") as environment, socket.socket(fileno=int(descriptor)) as link:
+        ledger = Ledger(environment)
+        exporter = Exporter(url, ledger.cluster_id)
+        sender = Sender(ledger.cluster_id, exporter.send, SystemClock().monotonic_s)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            run(link, JobsOver(ledger, home / "index"), sender)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

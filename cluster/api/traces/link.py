@@ -1,0 +1,154 @@
+"""A replica's end of the socket to the process that sends traces: kept running while a collector is configured."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+import sys
+from contextlib import suppress
+from typing import Final
+
+from cluster.config import TracesConfig
+from cluster.server import Controller
+
+LOGGER = logging.getLogger(__name__)
+
+COUNTS: Final = struct.Struct(">QQQ")
+"""What the process says: traces of jobs that were sent, that were dropped, and that wait, since it began, counts."""
+
+LEADS: Final = b"1"
+FOLLOWS: Final = b"0"
+"""What it is told: whether its replica leads."""
+
+LOOK_S: Final = 0.5
+"""How often it is looked whether the replica leads, seconds."""
+
+EXIT_NOT_INSTALLED: Final = 78
+"""How it ends where OpenTelemetry is not installed: it is not started again."""
+
+BACK_OFF_S: Final = 1.0
+BACK_OFF_S_MAX: Final = 60.0
+"""The pause before it is started again, seconds, doubled each time: nothing waits for it."""
+
+SOUND_S: Final = 60.0
+"""After so long it is started again after the shortest pause, seconds."""
+
+STOP_S: Final = 2.0
+"""How long it may take to end, seconds."""
+
+
+class Tracer:
+    """Who sends traces for a replica, if anybody does."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._config = TracesConfig()
+        self._keeper: asyncio.Task[None] | None = None
+        self._before = (0, 0)
+        """What processes before the present one have sent and dropped."""
+        self._said = (0, 0, 0)
+
+    @property
+    def sent(self) -> int:
+        """Traces of jobs that a collector has taken, count."""
+        return self._before[0] + self._said[0]
+
+    @property
+    def dropped(self) -> int:
+        """Traces of jobs that no collector has taken, and that nobody sends any more, count."""
+        return self._before[1] + self._said[1]
+
+    @property
+    def waiting(self) -> int:
+        """Traces of jobs that wait for a collector, count."""
+        return self._said[2]
+
+    @property
+    def is_on(self) -> bool:
+        """Whether a collector is configured."""
+        return bool(self._config.endpoint)
+
+    def renew(self, config: TracesConfig) -> None:
+        """Send to the collector of this configuration from now on, or to none."""
+        if config == self._config:
+            return
+        self._config = config
+        if self._keeper is not None:
+            self._keeper.cancel()
+        self._keeper = asyncio.get_running_loop().create_task(self._keep(config.url)) if config.endpoint else None
+
+    async def stop(self) -> None:
+        """End the process."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+
+    async def _keep(self, url: str) -> None:
+        loop = asyncio.get_running_loop()
+        pause_s = BACK_OFF_S
+        while True:
+            began_s = loop.time()
+            try:
+                code: int | str = await self._run(url)
+            except OSError as error:
+                code = str(error)
+            if code == EXIT_NOT_INSTALLED:
+                return
+            if loop.time() - began_s > SOUND_S:
+                pause_s = BACK_OFF_S
+            LOGGER.warning("what sends traces has ended (%s); it is started again in %.3g s", code, pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, BACK_OFF_S_MAX)
+
+    async def _run(self, url: str) -> int:
+        """Start the process, tell it who leads, take what it says, and return its exit code."""
+        ours, its = socket.socketpair()
+        ours.setblocking(False)
+        controller = self._controller
+        home = controller.config.storage.directory / controller.name
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "cluster.api.traces", str(its.fileno()), str(os.getpid()), str(home), url,
+                pass_fds=[its.fileno()], stdin=asyncio.subprocess.DEVNULL,
+            )  # fmt: skip
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            its.close()
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        telling = asyncio.create_task(self._tell(writer))
+        try:
+            with suppress(asyncio.IncompleteReadError, ConnectionResetError):
+                while True:
+                    sent, dropped, waiting = COUNTS.unpack(await reader.readexactly(COUNTS.size))
+                    self._said = (sent, dropped, waiting)
+            return await process.wait()
+        finally:
+            telling.cancel()
+            writer.close()  # the closed socket ends it
+            self._before, self._said = (self.sent, self.dropped + self.waiting), (0, 0, 0)
+            await asyncio.shield(_ended(process))
+
+    async def _tell(self, writer: asyncio.StreamWriter) -> None:
+        told = b""
+        while True:
+            word = LEADS if self._controller.leads else FOLLOWS
+            if word != told:
+                writer.write(word)
+                told = word
+            await asyncio.sleep(LOOK_S)
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    try:
+        async with asyncio.timeout(STOP_S):
+            await process.wait()
+    except TimeoutError:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

@@ -1,0 +1,284 @@
+"""Spans of a job's trace, from submit to teardown, by where the job stood after each command that concerned it. Pure.
+
+All ids follow from the cluster and the job, so whoever leads, and however often it is sent, it is the same trace.
+Nothing is in it that could be a secret or somebody's file: no script, environment, path, comment or reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from typing import Final, NamedTuple
+
+from cluster.api.render import kind_name
+from replica.messages import Event, events
+from replica.model import ENDED, BufferState, JobState, Stage
+from replica.values import Instant
+
+TRACE_BYTES: Final = 16
+SPAN_BYTES: Final = 8
+"""Bytes of a trace's and of a span's id, as W3C Trace Context has them."""
+
+SUBMIT: Final = "submit"
+PENDING: Final = "pending"
+SETUP: Final = "setup"
+STAGE_IN: Final = "stage-in"
+QUEUED: Final = "queued"
+PRE_RUN: Final = "pre-run"
+RUN: Final = "run"
+POST_RUN: Final = "post-run"
+STAGE_OUT: Final = "stage-out"
+TEARDOWN: Final = "teardown"
+
+DONE: Final = "done"
+FAILED: Final = "failed"
+
+_OF_BUFFER: Final = {
+    BufferState.PENDING: PENDING,
+    BufferState.ALLOCATING: SETUP,
+    BufferState.ALLOCATED: SETUP,
+    BufferState.STAGING_IN: STAGE_IN,
+    BufferState.STAGED_IN: QUEUED,
+    BufferState.PRE_RUN: PRE_RUN,
+    BufferState.RUNNING: RUN,
+    BufferState.SUSPENDED: RUN,
+    BufferState.POST_RUN: POST_RUN,
+    BufferState.STAGING_OUT: STAGE_OUT,
+    BufferState.ALLOC_REVOKE: TEARDOWN,
+    BufferState.TEARDOWN: TEARDOWN,
+    BufferState.TEARDOWN_FAIL: TEARDOWN,
+}
+"""What is done while a buffer is in a state."""
+
+_OF_JOB: Final = {
+    JobState.PENDING: PENDING,
+    JobState.CONFIGURING: PRE_RUN,
+    JobState.RUNNING: RUN,
+    JobState.SUSPENDED: RUN,
+    JobState.STAGE_OUT: POST_RUN,
+}
+"""The same of a job without a buffer, or whose buffer is gone."""
+
+_BY_STAGE: Final = {
+    Stage.STAGE_IN: STAGE_IN,
+    Stage.RUN: PRE_RUN,
+    Stage.POST_RUN: POST_RUN,
+    Stage.STAGE_OUT: STAGE_OUT,
+    Stage.TEARDOWN: TEARDOWN,
+}
+
+_ON_NODE: Final = frozenset({PRE_RUN, RUN, POST_RUN})
+"""What the node of the job does, and no mover of a place."""
+
+
+class Step(NamedTuple):
+    """A command that concerned a job: its events of the job, and where the job stood after it."""
+
+    revision: int
+    at: Instant
+    state: JobState | None
+    """None: it is no more."""
+    buffer: BufferState | None
+    attempt: int
+    events: tuple[Event, ...]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is done for the job."""
+        return self.state in ENDED and self.buffer in (None, BufferState.COMPLETE)
+
+    @property
+    def phase(self) -> str:
+        """What is done for the job from here on; empty: nothing."""
+        if self.is_over or self.state is None:
+            return ""
+        return _OF_BUFFER.get(self.buffer, "") if self.buffer is not None else _OF_JOB.get(self.state, "")
+
+
+class SpanEvent(NamedTuple):
+    """An event of the ledger inside of a span."""
+
+    name: str
+    at: Instant
+    revision: int
+
+
+class JobSpan(NamedTuple):
+    """One span; times are those of the ledger."""
+
+    span_id: bytes
+    parent_id: bytes | None
+    name: str
+    began_at: Instant
+    ended_at: Instant
+    attributes: dict[str, str | int]
+    events: tuple[SpanEvent, ...]
+    has_failed: bool
+
+
+def trace_id(cluster: str, job: int) -> bytes:
+    """Return the id of a job's trace."""
+    return sha256(f"forebay trace {cluster} {job}".encode()).digest()[:TRACE_BYTES]
+
+
+def ended_with(steps: Sequence[Step], revision: int) -> bool:
+    """Say whether a job was over with this command, and not before."""
+    return any(steps[number].revision == revision for number in _ends(steps))
+
+
+def spans_of(cluster: str, job: int, steps: Sequence[Step]) -> list[JobSpan]:
+    """Return the spans of a job that is over, the one that holds the others first; none where the submit is missing."""
+    ends = _ends(steps)
+    first = next((number for number, step in enumerate(steps) if _submitted(step) is not None), None)
+    if first is None or not ends:
+        return []
+    # What is noted of it once it was over, as that it was forgotten, is no part of it.
+    steps = steps[first : ends[-1] + 1]
+    trace, common = trace_id(cluster, job), _common(cluster, job, steps[0])
+    root_id = _span_id(trace, "job", steps[0].revision)
+    last = steps[-1]
+    attributes: dict[str, str | int] = {"forebay.outcome": _word(last.state), "forebay.revision": steps[0].revision}
+    attributes["forebay.revision.last"] = last.revision
+    has_failed = last.state not in (JobState.COMPLETED, JobState.CANCELLED)
+    found = [
+        JobSpan(
+            root_id, None, f"job {job}", steps[0].at, max(steps[0].at, last.at), common | attributes, (), has_failed
+        ),
+        _span(trace, root_id, SUBMIT, steps[0], steps[:1], common, {}),
+    ]
+    places = _Places()
+    for begin, end in _stretches(steps):
+        for step in steps[places.taken : begin + 1]:
+            places.take(step)
+        name = steps[begin].phase
+        if name:
+            more = places.of(name) | {"forebay.attempt": steps[begin].attempt}
+            found.append(_span(trace, root_id, name, steps[begin], steps[begin + 1 : end + 1], common, more))
+    return found
+
+
+def _ends(steps: Sequence[Step]) -> list[int]:
+    """Return where a job became over: more than once where it began again."""
+    return [number for number, step in enumerate(steps) if step.is_over and not (number and steps[number - 1].is_over)]
+
+
+def _stretches(steps: Sequence[Step]) -> Iterator[tuple[int, int]]:
+    """Yield from which step to which the same was done, in the same attempt; the second is the one that ended it."""
+    begin = 0
+    for number in range(1, len(steps)):
+        if (steps[number].phase, steps[number].attempt) != (steps[begin].phase, steps[begin].attempt):
+            yield begin, number
+            begin = number
+
+
+class _Places:
+    """Where a job's operations are done, as far as its steps were taken."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self._node = self._mover = ""
+
+    def take(self, step: Step) -> None:
+        """Go on by a step."""
+        self.taken += 1
+        for event in step.events:
+            node, mover = getattr(event, "node", ""), getattr(event, "mover", "")
+            if isinstance(event, _GIVES_NODE):
+                self._node = node
+            if isinstance(event, _GIVES_MOVER) and (mover or isinstance(event, events.BufferAllocated)):
+                self._mover = mover
+
+    def of(self, name: str) -> dict[str, str | int]:
+        """Return the node that does this, where one does."""
+        if name in (PENDING, QUEUED):
+            return {}
+        node = self._node if name in _ON_NODE else self._mover or self._node
+        return {"forebay.node": node} if node else {}
+
+
+_GIVES_NODE: Final = (events.BufferAllocated, events.RunOrdered)
+_GIVES_MOVER: Final = (
+    events.BufferAllocated,
+    events.StageOutStarted,
+    events.MoverChanged,
+    events.GuestStageInOrdered,
+)
+
+
+def _span(
+    trace: bytes,
+    parent_id: bytes,
+    name: str,
+    begin: Step,
+    inside: Sequence[Step],
+    common: dict[str, str | int],
+    more: dict[str, str | int],
+) -> JobSpan:
+    """Return the span that began with a step, of the steps since, of which the last one ended it."""
+    outcome, moved = DONE, dict[str, str | int]()
+    for event in (event for step in inside for event in step.events):
+        outcome = _outcome(name, event) or outcome
+        if isinstance(event, events.StagedIn | events.StagedOut):
+            moved = {"forebay.bytes": event.size_bytes, "forebay.files": event.files}
+    return JobSpan(
+        _span_id(trace, name, begin.revision),
+        parent_id,
+        name,
+        begin.at,
+        # A clock that an operator has set back ends nothing before it began.
+        max(begin.at, inside[-1].at),
+        common | more | moved | {"forebay.outcome": outcome, "forebay.revision": begin.revision},
+        tuple(SpanEvent(kind_name(type(event)), step.at, step.revision) for step in inside for event in step.events),
+        outcome in _FAILURES,
+    )
+
+
+def _outcome(name: str, event: Event) -> str:
+    """Return what an event says of what is done when it comes; empty: nothing."""
+    match event:
+        case events.StageFailed() if _BY_STAGE.get(event.stage) == name:
+            return FAILED
+        case events.PreRunFailed() if name == PRE_RUN:
+            return FAILED
+        case events.GuestSetupFailed():
+            return FAILED
+        case events.RunEnded() if name == RUN:
+            return _word(event.result)
+        case events.AllocationRevoked():
+            return "revoked"
+        case events.JobCancelled() | events.DeadlineMissed():
+            return "cancelled"
+        case events.BufferCleared():
+            return "cleared"
+        case events.StagedIn() | events.StagedOut() | events.TornDown():
+            return DONE
+    return ""
+
+
+_FAILURES: Final = {FAILED, *(_state.name.lower() for _state in ENDED - {JobState.COMPLETED, JobState.CANCELLED})}
+
+
+def _submitted(step: Step) -> events.JobSubmitted | events.GuestSetUp | None:
+    return next((event for event in step.events if isinstance(event, events.JobSubmitted | events.GuestSetUp)), None)
+
+
+def _common(cluster: str, job: int, first: Step) -> dict[str, str | int]:
+    """Return what every span of a job says."""
+    found: dict[str, str | int] = {"forebay.cluster.id": cluster, "forebay.job.id": job}
+    submitted = _submitted(first)
+    if submitted is None:
+        return found
+    found["forebay.user"] = submitted.request.user
+    if submitted.request.asked.account:
+        found["forebay.account"] = submitted.request.asked.account
+    if submitted.pool:
+        found |= {"forebay.pool": submitted.pool, "forebay.buffer.bytes": submitted.granted_bytes}
+    return found
+
+
+def _span_id(trace: bytes, name: str, revision: int) -> bytes:
+    return sha256(trace + f" {name} {revision}".encode()).digest()[:SPAN_BYTES]
+
+
+def _word(state: JobState | None) -> str:
+    return "" if state is None else state.name.lower()
