@@ -18,6 +18,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import click
+
+from cluster.cli.app import cli
 from cluster.client import ApiError
 from cluster.config.config import Config
 from cluster.schemas import operations as ops
@@ -56,6 +59,17 @@ TYPED_S: Final = 300.0
 """How long a command may take at most, seconds: `ledger retain` waits until a replica has pruned."""
 
 WALL_CLOCK: Final = Path(faults.__file__).with_name("wallclock.c")
+
+
+def answer_to(words: Iterable[str]) -> list[str]:
+    """Return what somebody says who is asked at a terminal whether a command is to destroy what it destroys."""
+    command: click.Command = cli
+    for word in words:
+        if isinstance(command, click.Group) and word in command.commands:
+            command = command.commands[word]
+    options = {option for one in command.params for option in one.opts}
+    # What shows a plan is answered with its id.
+    return ["--yes"] if "--yes" in options and "--confirm" not in options else []
 
 
 class Typed:
@@ -278,6 +292,7 @@ class Site(Hosts):
 
     async def typed(self, words: list[str], *, at: str | None = None, code: int | None = 0) -> Typed:
         """Type a command, as an operator where he works, or on a machine; RunFailed unless it ends with `code`."""
+        words = [*words, *answer_to(words)]
         file = self.file if at is None else self.machine(at) / "forebay.toml"
         environment = {**os.environ, "FOREBAY_CONFIG": str(file)}
         if at is None:
