@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -10,10 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cluster.cli.exits import ExitCode
 from cluster.client.errors import ApiError
 from cluster.schemas import operations as ops
 from cluster.schemas.requests import AddMemberRequest
 from replica.values import JOB_NUMBERS_SKIPPED
+from tests.cluster.cli.double import on_a_terminal
 from tests.cluster.harness import PATIENCE_S, story
 from tests.cluster.server.test_first_start import said
 from tests.cluster.server.test_membership import Site, members, site_of_three, voters
@@ -31,6 +34,15 @@ def forebay(site: Site, *words: str, code: int = 0) -> Any:
     )
     assert found.returncode == code, found.stdout + found.stderr
     return json.loads(found.stdout) if code == 0 else found.stderr
+
+
+def said_no(site: Site) -> int:
+    """Recover on a terminal, answer that it is not to be, and return the exit code."""
+    with on_a_terminal(site.config, "recover", "--name", "r1") as (ours, _, process):
+        os.write(ours, b"n\n")
+        _, asked = process.communicate(timeout=PATIENCE_S)
+        assert b"Do it? [y/N]" in asked and b"nothing was changed" in asked, asked
+        return process.returncode
 
 
 @story
@@ -53,6 +65,9 @@ async def test_what_one_replica_has_left_becomes_a_cluster_and_nothing_of_the_on
             assert (plan["done"], plan["members"], plan["incarnation"]) == (False, ["r1", "r2", "r3"], "1")
             assert plan["jobs"] == {"PENDING": 6} and plan["lost_jobs_first"] == 7
             assert forebay(site, "recover", "--name", "r1", "--json")["plan"] == plan["plan"]
+            # Whoever sits at a terminal is asked, and nothing is done that he does not want.
+            assert await asyncio.to_thread(said_no, site) == ExitCode.INTERRUPTED
+            assert forebay(site, "recover", "--name", "r1", "--json") == plan
             assert "the plan is" in forebay(site, "recover", "--name", "r1", "--confirm", "0" * 8, code=1)
             done = forebay(site, "recover", "--name", "r1", "--confirm", plan["plan"], "--by", "ops", "--json")
             assert done["done"] and done["begun"].startswith("2-")
