@@ -25,7 +25,7 @@ from cluster.system import Clock, format_instant
 from replica.values import MICROSECONDS_PER_SECOND, plain
 
 if TYPE_CHECKING:
-    from cluster.config import AgentConfig, Config, ReplicaConfig
+    from cluster.config import AgentConfig, Config, ReplicaConfig, TracesConfig
 
 EXPIRY_NOTICE_S: Final = 30 * 86_400
 """A certificate that is valid for less is worth a remark, seconds."""
@@ -38,6 +38,9 @@ FREE_BYTES_LEAST: Final = 64 << 20
 
 TIMEX_BYTES: Final = 512
 """Room for a `struct timex`, whose first field, 0, says that nothing is to be changed; it has 208 bytes on x86-64."""
+
+TRACES_PACKAGE: Final = "opentelemetry-exporter-otlp-proto-http"
+"""What `forebay[otel]` brings, and what sends traces."""
 
 TIME_ERROR: Final = 5
 """What adjtimex(2) returns where the clock is not kept."""
@@ -134,6 +137,8 @@ def _checks(config: Config, name: str, clock: Clock) -> Iterator[_Found]:
         yield from _ports(replica)
         yield _disk(config.storage.directory / name, FREE_BYTES_LEAST)
         yield from _others(config, name)
+        if config.traces.endpoint:
+            yield _traces(config.traces)
     else:
         own = config.agent(name)
         yield _account(config, own)
@@ -235,6 +240,16 @@ def _others(config: Config, name: str) -> Iterator[_Found]:
             yield f"reaches {other.name}", Verdict.NOTE, f"{'; '.join(refusals)}: it may not run yet"
         else:
             yield f"reaches {other.name}", Verdict.OK, f"{other.peer} and {other.api} are reached"
+
+
+def _traces(config: TracesConfig) -> _Found:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = version(TRACES_PACKAGE)
+    except PackageNotFoundError:
+        return "traces", Verdict.NOTE, "OpenTelemetry is not installed, so none are sent: pip install forebay[otel]"
+    return "traces", Verdict.OK, f"{config.url} gets them, by OpenTelemetry {found}"
 
 
 def _clock() -> _Found:

@@ -1,5 +1,6 @@
 """`forebay check` says what a start would find, and each of its refusals is one that a start would meet."""
 
+import importlib.metadata
 import json
 import os
 import socket
@@ -41,6 +42,27 @@ def test_a_bundle_is_ready_as_it_is_and_only_what_is_its_own_is_looked_at(config
     assert found["r1", "reaches r2"][0] == "note"
     table = forebay(config, "check")
     assert table.exit_code == ExitCode.OK and "names in it" in table.stdout
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_where_traces_are_sent_it_is_looked_whether_anything_can_send_them(
+    config: Config, is_installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ("r1", "traces") not in checked(config)[1]
+
+    def version(package: str) -> str:
+        if not is_installed:
+            raise importlib.metadata.PackageNotFoundError(package)
+        return "1.0"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    with config.file.open("a") as file:
+        file.write('\n[traces]\nendpoint = "http://127.0.0.1:4318"\n')
+    code, found = checked(config)
+    verdict, text = found["r1", "traces"]
+    assert code == ExitCode.OK and ("n1", "traces") not in found
+    assert (verdict, "http://127.0.0.1:4318/v1/traces" in text) == (("ok", True) if is_installed else ("note", False))
+    assert ("pip install forebay[otel]" in text) is not is_installed
 
 
 def test_each_thing_that_a_start_would_fail_at_fails(config: Config) -> None:
