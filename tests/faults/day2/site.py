@@ -55,6 +55,9 @@ SNAPSHOT_EVERY: Final = 100
 PATIENCE_S: Final = 120.0
 """How long anything may take that takes seconds on an idle machine."""
 
+LOOK_S: Final = 0.1
+"""Time between two looks, seconds."""
+
 TYPED_S: Final = 300.0
 """How long a command may take at most, seconds: `ledger retain` waits until a replica has pruned."""
 
@@ -84,7 +87,9 @@ class Typed:
         return found
 
 
-async def until(holds: Callable[[], Awaitable[object]], what: str, *, patience_s: float = PATIENCE_S) -> None:
+async def until(
+    holds: Callable[[], Awaitable[object]], what: str, *, patience_s: float = PATIENCE_S, every_s: float = LOOK_S
+) -> None:
     """Wait until something holds; RunFailed says what does not. Who does not answer has not said that it holds."""
     clock = SystemClock()
     until_s, trouble = clock.monotonic_s() + patience_s, ""
@@ -97,7 +102,7 @@ async def until(holds: Callable[[], Awaitable[object]], what: str, *, patience_s
             trouble = f" ({error})"
         if clock.monotonic_s() > until_s:
             raise RunFailed(f"not within {patience_s:g} s: {what}{trouble}")
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(every_s)
 
 
 class Site(Hosts):

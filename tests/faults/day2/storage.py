@@ -29,6 +29,9 @@ JOURNAL_FULL: Final = "journal_full"
 EXIT_REFUSED: Final = 66
 EXIT_FAULT: Final = 70
 
+RETAIN_EVERY_S: Final = 5.0
+"""Time between two tries, seconds: each reads archives."""
+
 RETAINED_S: Final = 240.0
 """How long it may take until a state's digest and a checkpoint are recorded behind the last snapshot, seconds."""
 
@@ -118,7 +121,7 @@ async def _retained(day: Day, host: str) -> None:
     async def ends() -> bool:
         return (await day.site.typed(words, at=host, code=None)).code == 0
 
-    await until(ends, f"`forebay {' '.join(words)}` ends with 0", patience_s=RETAINED_S)
+    await until(ends, f"`forebay {' '.join(words)}` ends with 0", patience_s=RETAINED_S, every_s=RETAIN_EVERY_S)
 
 
 async def _keys(site: Site) -> Path:
