@@ -69,11 +69,11 @@ def main() -> int:
     try:
         net = enter((*REPLICAS, FOURTH, CLIENTS), prefix=PREFIX, bits=BITS)
         kernel.require_tools(faults.TOOLS)
+        directory = Path(tempfile.mkdtemp(prefix="forebay-day2-")).resolve()
+        rows = Rows(directory, net, seed)
     except kernel.Unable as unable:
         print(f"day2: unable: {unable}", file=sys.stderr)
         return kernel.EXIT_UNABLE
-    directory = Path(tempfile.mkdtemp(prefix="forebay-day2-")).resolve()
-    rows = Rows(directory, net, seed)
     wanted = [name for name in EXERCISES if name in (options.row or EXERCISES)]
     ended = perform("day2", rows.run(wanted), release=rows.site.stop_everybody, directory=directory, seed=seed)
     load = rows.load

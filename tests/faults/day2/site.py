@@ -109,6 +109,7 @@ class Site(Hosts):
     """The machines, and what an operator does with them."""
 
     def __init__(self, directory: Path, net: Network) -> None:
+        """Prepare the machines; kernel.Unable where there is no compiler."""
         super().__init__(directory, net, PLACES)
         self.operators = directory / "site"
         self.file = self.operators / "forebay.toml"
@@ -116,6 +117,7 @@ class Site(Hosts):
         """Where the release is that a process runs, where that is not this tree."""
         self.members = list(REPLICAS)
         """Who is a member, as far as the operator knows."""
+        self._library = faults.build(directory / "shim", WALL_CLOCK)
 
     # ---- machines
 
@@ -179,7 +181,6 @@ class Site(Hosts):
     async def found_machines(self) -> None:
         """Found the cluster as "Three machines, step by step" has it, and start what runs on each machine."""
         self.work.mkdir(parents=True)
-        self._library = faults.build(self.directory / "shim", WALL_CLOCK)
         where = self.net.addresses
         options = [f"--pool={name}={sizes}" for name, sizes in POOLS.items()]
         options += [f"--source-root={self.work}/input", f"--destination-root={self.work}", f"--user={USER}"]
@@ -202,9 +203,9 @@ class Site(Hosts):
         self.start_everybody()
         await self.whole("the cluster is founded")
 
-    def edit(self, *changes: tuple[str, str], files: Iterable[Path] = ()) -> None:
-        """Change what stands in the forebay.toml of every machine and of the operator, or in these."""
-        for file in files or [self.file, *(self.machine(host) / "forebay.toml" for host in self.hosts())]:
+    def edit(self, *changes: tuple[str, str]) -> None:
+        """Change what stands in the forebay.toml of every machine and of the operator."""
+        for file in (self.file, *(self.machine(host) / "forebay.toml" for host in self.hosts())):
             text = file.read_text()
             for old, new in changes:
                 if old not in text:
