@@ -156,7 +156,7 @@ class Load:
             again = [job for job in (self.unrecorded & examples.keys()) - self.twice if ran[job] != 1]
             if again:
                 raise RunFailed(f"jobs {again} did not run to their end once")
-            async with self.site.client(USER, deadline_s=DEADLINE_S) as client:
+            async with self.site.client(USER) as client:
                 once = [job for job in examples if job not in self.twice | self.unrecorded]
                 await verify.ran_once(client, self.workload, once, all_complete=True)
                 for job, one in list(writes.items())[-ASKED_AGAIN:]:
@@ -170,7 +170,7 @@ class Load:
             return f"{len(writes)} writes kept, {len(examples)} jobs completed once with right results"
 
     async def _views(self) -> dict[int, JobView]:
-        async with self.site.client(USER, deadline_s=DEADLINE_S) as client:
+        async with self.site.client(USER) as client:
             return {job.job_id: job for job in (await client.call(ops.LIST_JOBS, limit=10_000)).jobs}
 
     async def _turn(self, number: int) -> None:

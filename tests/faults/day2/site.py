@@ -21,7 +21,7 @@ from typing import Any, Final
 import click
 
 from cluster.cli.app import cli
-from cluster.client import ApiError
+from cluster.client import ApiError, Client
 from cluster.config.config import Config
 from cluster.schemas import operations as ops
 from cluster.schemas.jobs import MembersAnswer
@@ -54,6 +54,9 @@ SNAPSHOT_EVERY: Final = 100
 
 PATIENCE_S: Final = 120.0
 """How long anything may take that takes seconds on an idle machine."""
+
+ANSWER_S: Final = 60.0
+"""How long an answer may take, seconds."""
 
 LOOK_S: Final = 0.1
 """Time between two looks, seconds."""
@@ -315,6 +318,10 @@ class Site(Hosts):
         return found
 
     # ---- how the cluster stands
+
+    def client(self, identity: str = "operator", **options: float) -> Client:
+        """Return a client of the cluster, patient with a machine that all of it shares."""
+        return super().client(identity, **{"deadline_s": ANSWER_S, **options})
 
     async def listed(self) -> MembersAnswer:
         """Return the members, as the leader has them."""
