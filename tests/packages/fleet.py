@@ -49,7 +49,11 @@ class Playbook:
             "forebay_source_roots": ["/home/%u"],
             "forebay_destination_roots": ["/home/%u"],
         }
-        groups = {"forebay_controllers": {"hosts": machines}, "forebay_agents": {"hosts": dict.fromkeys(machines, {})}}
+        groups = {
+            "forebay_controllers": {"hosts": machines},
+            "forebay_agents": {"hosts": dict.fromkeys(machines, {})},
+            "forebay_logins": {"hosts": {"m1": {}, "m2": {}}},
+        }
         # YAML has JSON in it.
         (work / "inventory.yml").write_text(json.dumps({"all": {"vars": variables, "children": groups}}))
 
@@ -99,16 +103,18 @@ def exercise(work: Path, base: Path, clock: Clock) -> None:
         with clock.step("found the cluster"):
             assert all(playbook.run(VERSIONS[0]).values())
         first = machines[0]
-        with clock.step("a job"):
+        with clock.step("a job, with a certificate and by the gateway of another machine"):
             first.shell(
                 "forebay certificate issue alan --role user --into ~alan/.config/forebay/tls; "
                 "cp /etc/forebay/forebay.toml ~alan/.config/forebay/; chown -R alan: ~alan/.config"
             )
             first.shell("printf '#!/bin/sh\\ntrue\\n' > job.sh", user="alan")
             first.until("forebay --identity alan submit --wait job.sh", user="alan")
+            machines[1].shell("printf '#!/bin/sh\\ntrue\\n' > job.sh", user="alan")
+            machines[1].shell("forebay submit --wait job.sh", user="alan")
         for number, machine in enumerate(machines, 1):
             keys_there = machine.shell("cd /etc/forebay/tls; ls *.key").split()
-            own = [f"n{number}.key", f"r{number}.key"]
+            own = [*([f"login{number}.key"] if number < 3 else []), f"n{number}.key", f"r{number}.key"]
             assert keys_there == own or number == 1, keys_there
         with clock.step("run again"):
             changed = playbook.run(VERSIONS[0])
