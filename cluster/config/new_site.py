@@ -7,6 +7,7 @@ it is there.
 import contextlib
 import os
 import secrets
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -411,15 +412,16 @@ def _service_guide(host: str, names: tuple[str, ...], founding: Founding) -> Ite
     yield f"# On {host}, as root, once, with the packages installed and this directory as /etc/forebay:"
     yield "set -e"
     yield "cd /etc/forebay"
-    yield f"chmod 755 . && chown -R root: {TLS_NAME}"
+    # Clients believe the owner of the file, and everybody reads it.
+    yield f"chown -R root: . && chmod 755 . && chmod 644 {CONFIG_NAME}"
     if replicas:
         assert founding.data is not None
         yield f"chgrp {account} {TLS_NAME} && chmod {SHARED_DIRECTORY_MODE:o} {TLS_NAME}"
         for name in replicas:
-            there = founding.data / name
+            there, mark = (shlex.quote(str(founding.data / name / file)) for file in ("", FIRST_START_NAME))
             yield f"chown {account}: {TLS_NAME}/{name}.key"
             yield f"install -d -o {account} -g {account} -m 700 {there}"
-            yield f"install -o {account} -g {account} -m 600 /dev/null {there / FIRST_START_NAME}"
+            yield f"install -o {account} -g {account} -m 600 /dev/null {mark}"
             yield f"runuser -u {account} -- forebay --config {CONFIG_NAME} check --name {name}"
     agents = [name for name in names if name not in replicas]
     for name in agents:

@@ -71,7 +71,7 @@ def test_on_named_hosts_nobody_is_an_operator_without_a_certificate(tmp_path: Pa
 
 def test_the_script_of_a_bundle_gives_services_their_files_and_allows_one_start_without_data(tmp_path: Path) -> None:
     """What it calls there says here how it was called."""
-    etc, var, programs = tmp_path / "etc", tmp_path / "var", tmp_path / "bin"
+    etc, var, programs = tmp_path / "etc", tmp_path / "my var", tmp_path / "bin"
     programs.mkdir()
     for name in ("forebay", "systemctl", "runuser", "chown", "chgrp", "install"):
         (programs / name).write_text('#!/bin/sh\necho "${0##*/} $*"\n')
@@ -80,7 +80,11 @@ def test_the_script_of_a_bundle_gives_services_their_files_and_allows_one_start_
         named=(("r1", "a.test"), ("r2", "b.test"), ("r3", "c.test")), nodes=(("n1", "a.test"), ("n2", "d.test")),
         accounts="switch", data=var, account="replicas",
     )  # fmt: skip
-    found(etc, asked, clock=CLOCK)
+    mask = os.umask(0o077)
+    try:
+        found(etc, asked, clock=CLOCK)
+    finally:
+        os.umask(mask)
     said = {}
     for host in ("a.test", "d.test"):
         bundle = etc / "hosts" / host
@@ -90,7 +94,7 @@ def test_the_script_of_a_bundle_gives_services_their_files_and_allows_one_start_
         said[host] = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
         assert not (bundle / "NEXT").exists(), "typed again it would allow another start without data"
     assert said["a.test"].splitlines() == [
-        "chown -R root: tls",
+        "chown -R root: .",
         "chgrp replicas tls",
         "chown replicas: tls/r1.key",
         f"install -d -o replicas -g replicas -m 700 {var}/r1",
@@ -99,9 +103,11 @@ def test_the_script_of_a_bundle_gives_services_their_files_and_allows_one_start_
         "forebay --config forebay.toml check --name n1",
         "systemctl enable --now --no-block forebay-controller@r1 forebay-agent@n1",
     ]
-    assert stat.S_IMODE((etc / "hosts" / "a.test" / "tls").stat().st_mode) == 0o750
+    there = etc / "hosts" / "a.test"
+    modes = [stat.S_IMODE((there / name).stat().st_mode) for name in ("", "forebay.toml", "tls", "tls/r1.key")]
+    assert modes == [0o755, 0o644, 0o750, 0o600], "whatever mask its founder has"
     assert said["d.test"].splitlines() == [
-        "chown -R root: tls",
+        "chown -R root: .",
         "forebay --config forebay.toml check --name n2",
         "systemctl enable --now --no-block forebay-agent@n2",
     ]
