@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,19 @@ def test_another_leader_sends_the_traces_of_what_goes_on(site: Site) -> None:
     job = site.run("#!/bin/sh\ntrue\n")
     spans = [span for span in site.collector.spans if values(span.attributes)["forebay.job.id"] == job]
     assert {span.trace_id for span in spans} == {spans[0].trace_id}
+
+
+def test_sighup_has_traces_sent_to_another_collector(site: Site) -> None:
+    with collecting() as other:
+        site.file.write_text(site.file.read_text().replace(site.collector.endpoint, other.endpoint))
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                words = (process / "cmdline").read_bytes().split(b"\0")
+                if b"cluster.serve" in words and str(site.file).encode() in words:
+                    os.kill(int(process.name), signal.SIGHUP)
+        script = site.directory / "job.sh"
+        submitted = site.ask("submit", "--identity", USER, "--chdir", str(site.directory), str(script))
+        until(lambda: f"job {submitted['job_id']}" in other.named(submitted["job_id"]))
 
 
 def test_without_a_collector_nothing_of_opentelemetry_is_imported(tmp_path: Path) -> None:
