@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cluster.api.traces.link import COUNTS, EXIT_NOT_INSTALLED, LEADS
-from cluster.api.traces.reading import JobsOver, Over
+from cluster.api.traces.reading import LATE_US, JobsOver, Over
 from cluster.api.traces.spans import JobSpan, spans_of, trace_id
 from cluster.system import SystemClock, begin_logging, die_with_parent
-from replica.values import MICROSECONDS_PER_SECOND, Instant
+from replica.values import Instant
 from wal import Environment, Ledger
 
 LOGGER = logging.getLogger("cluster.api.traces")
@@ -47,10 +47,6 @@ TRIES_MAX: Final = 5
 
 RETRY_S: Final = 1.0
 """Until it is sent again, seconds; doubled each time."""
-
-LATE_US: Final = 30 * MICROSECONDS_PER_SECOND
-"""What ended so long before its replica began to lead is sent: the leader before it may have ended first. It is the
-same trace, so a collector that has it already has it once."""
 
 NICENESS: Final = 19
 

@@ -16,7 +16,7 @@ from cluster.api.past import note_of
 from cluster.api.traces.spans import Step, ended_with
 from replica.messages import jobs_of
 from replica.model import BufferState, JobState
-from replica.values import Instant
+from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 from wal import (
     JobIndex,
     JobIndexBroken,
@@ -26,6 +26,7 @@ from wal import (
     LedgerBroken,
     LedgerEntry,
     decode_batch,
+    instant_of,
     kind_of,
     one_of_batch,
 )
@@ -36,9 +37,12 @@ ENTRIES_READ_MAX: Final = 256
 BYTES_READ_MAX: Final = 1024 * 1024
 """Entries that are read at once, count and bytes: then whoever stops this process is listened to."""
 
+LATE_US: Final = 30 * MICROSECONDS_PER_SECOND
+"""How long ago a job may have ended that is sent nevertheless, microseconds: before its replica led, where the leader
+before it may have ended first, or before this process began. Its ids are the same: whoever has it has it once."""
+
 LOOK_BACK_ENTRIES: Final = 1024
-"""Entries before the last one with which a process begins, count: what ended while nobody looked is among them, as far
-as it is sent at all."""
+"""Entries before the last one with which a process begins, count: what ended while nobody looked is among them."""
 
 STEPS_MAX: Final = 2_000
 """Commands of one job that are read, count: a job that is retried for ever has more; its trace is left out."""
@@ -62,6 +66,8 @@ class JobsOver:
         self._directory = index
         self._reached: int | None = None
         """The last entry that was read; None: none yet."""
+        self._since = NEVER
+        """Jobs that were over before are passed over."""
 
     def read(self) -> tuple[list[Over], bool]:
         """Return the jobs that a few entries more have ended, and whether there are more of them.
@@ -72,14 +78,15 @@ class JobsOver:
             with closing(JobIndex(self._directory, readonly=True)) as index:
                 ledger, last = self._live.as_stored(), index.position.index
                 if self._reached is None or self._reached > last:  # it is made anew
-                    self._reached = max(last - LOOK_BACK_ENTRIES, 0)
-                first = self._reached + 1
+                    self._begin(ledger, last)
+                first = (self._reached or 0) + 1
                 if first > last:
                     return [], False
                 found = ledger.read_some(first, entries_max=ENTRIES_READ_MAX, bytes_max=BYTES_READ_MAX)
                 entries = [entry for entry in found if entry.index <= last]
                 self._reached = entries[-1].index if entries else last
-                return [one for entry in entries for one in self._over(ledger, index, entry)], self._reached < last
+                over = [one for entry in entries for one in self._over(ledger, index, entry)]
+                return over, self._reached < last
         except JobIndexBroken as error:
             LOGGER.debug("the index by job cannot be read now: %s", error)
         except LedgerBroken as error:
@@ -87,10 +94,17 @@ class JobsOver:
             self._reached = None if self._reached is None else self._reached + ENTRIES_READ_MAX
         return [], False
 
+    def _begin(self, ledger: Ledger, last: int) -> None:
+        self._reached = max(last - LOOK_BACK_ENTRIES, 0)
+        newest = ledger.read_some(last, entries_max=1, bytes_max=1) if last else []
+        self._since = Instant(max((instant_of(entry.data) or 0 for entry in newest), default=0) - LATE_US)
+
     def _over(self, ledger: Ledger, index: JobIndex, entry: LedgerEntry) -> Iterator[Over]:
         if kind_of(entry.data) is not Kind.BATCH:
             return
         batch = decode_batch(entry.data)
+        if batch.at < self._since:
+            return
         for number, command in enumerate(batch.entries, 1):
             revision = int(entry.base) + number
             for job in sorted({job for event in command.events for job in jobs_of(event)}):

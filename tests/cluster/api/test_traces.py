@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from cluster.api.traces import __main__ as process
-from cluster.api.traces.__main__ import AT_ONCE, LATE_US, TRIES_MAX, WAITING_MAX, Sender
-from cluster.api.traces.reading import JobsOver, Over
+from cluster.api.traces.__main__ import AT_ONCE, TRIES_MAX, WAITING_MAX, Sender
+from cluster.api.traces.reading import LATE_US, JobsOver, Over
 from cluster.api.traces.spans import SUBMIT, JobSpan, Step, spans_of, trace_id
 from cluster.config.config import Config, TracesConfig
 from cluster.config.toml import InvalidValue
@@ -88,7 +88,9 @@ def traced(spans: list[JobSpan]) -> None:
 
 
 @story
-async def test_each_job_that_is_over_is_read_once_with_all_that_concerned_it(config: Config) -> None:
+async def test_each_job_that_is_over_is_read_once_with_all_that_concerned_it(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with Harness(config) as harness:
         index = config.storage.directory / "r1" / "index"
         jobs = JobsOver(Ledger(harness.storage.environment), index)
@@ -115,6 +117,11 @@ async def test_each_job_that_is_over_is_read_once_with_all_that_concerned_it(con
         for one in found:
             traced(spans_of(CLUSTER, one.job, one.steps))
         assert jobs.read() == ([], False)
+        # Who begins later looks back, but not for long.
+        again = JobsOver(Ledger(harness.storage.environment), index)
+        assert [one.job for one in again.read()[0]] == expected
+        monkeypatch.setattr("cluster.api.traces.reading.LATE_US", -1)
+        assert JobsOver(Ledger(harness.storage.environment), index).read()[0] == []
 
 
 # A collector --------------------------------------------------------------------------------------------------------
