@@ -206,8 +206,13 @@ async def _recover(
         code, last = await site.ends(old)
         check(code in (66, 77) and "incarnation" in last, f"{old} of the incarnation before ended with {code}: {last}")
         check(answer.incarnation.startswith("2-"), f"incarnation {answer.incarnation}")
-        listed = {job.job_id for job in (await alice.call(ops.LIST_JOBS)).jobs}
-    check(listed == expected, f"{sorted(listed ^ expected)} are in one of cluster and journal only")
+        jobs = await alice.call(ops.LIST_JOBS)
+        listed = {job.job_id for job in jobs.jobs}
+    check(
+        listed == expected,
+        f"{sorted(listed - expected)} are in the cluster only, at revision {jobs.revision}, and "
+        f"{sorted(expected - listed)} in the journal only, at revision {revision}",
+    )
     lost = {job: at for job, at in acknowledged.items() if job not in listed}
     early = {job: at for job, at in lost.items() if at <= plan["lost_after_revision"]}
     check(not early, f"{early} were acknowledged up to revision {plan['lost_after_revision']}, and are lost")

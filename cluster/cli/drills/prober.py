@@ -46,6 +46,9 @@ more and gets no more when it goes on; those of the others are enough, who say a
 OPENED_S: Final = 1.0
 """Seconds in which the connections are to be open, before measuring begins all the same."""
 
+NICENESS: Final = -10
+"""Of this process where its account may choose, within its session and among sessions."""
+
 LINE_BYTES_MAX: Final = 64 * 1024
 """Bytes of the assignment or of a report."""
 
@@ -188,8 +191,11 @@ async def _serve() -> None:
     stdin = asyncio.StreamReader(limit=LINE_BYTES_MAX)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
     assignment = msgspec.json.decode(await stdin.readline(), type=Assignment)
-    # Some seconds of it hold little, and a collection would make an answer late.
+    # Some seconds of it hold little, and a collection would make an answer late; as does waiting for a processor.
     gc.disable()
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+        Path("/proc/self/autogroup").write_text(str(NICENESS))
     await _measured(assignment, stdin)
 
 
