@@ -27,6 +27,7 @@ from cluster.client import Client
 from cluster.client.errors import ApiError
 from cluster.config.config import Config
 from cluster.schemas import operations as ops
+from cluster.schemas.operations import JOBS_LISTED_MAX
 from cluster.system.address import Address
 from cluster.system.clock import SystemClock
 from replica.messages.events import JobSubmitted, jobs_of
@@ -206,8 +207,9 @@ async def _recover(
         code, last = await site.ends(old)
         check(code in (66, 77) and "incarnation" in last, f"{old} of the incarnation before ended with {code}: {last}")
         check(answer.incarnation.startswith("2-"), f"incarnation {answer.incarnation}")
-        jobs = await alice.call(ops.LIST_JOBS)
+        jobs = await alice.call(ops.LIST_JOBS, limit=JOBS_LISTED_MAX)
         listed = {job.job_id for job in jobs.jobs}
+    check(not jobs.truncated, f"{len(expected)} jobs are more than are listed at once")
     check(
         listed == expected,
         f"{sorted(listed - expected)} are in the cluster only, at revision {jobs.revision}, and "
