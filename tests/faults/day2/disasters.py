@@ -9,12 +9,16 @@ from typing import Final
 from cluster.schemas import operations as ops
 from cluster.system import SystemClock, parse_instant
 from replica.values import MICROSECONDS_PER_SECOND
+from tests.faults import verify
 from tests.faults.day2.day import Day, check
 from tests.faults.day2.site import Site, until
 from tests.faults.local_cluster import REPLICAS
 
 EXITS_OVER: Final = (66, 77)
 """How a replica of an incarnation that is over ends: it was refused by its storage, or told by a peer."""
+
+GONE: Final = "is not on this node"
+"""What is said of a buffer that was torn down in a history that is lost."""
 
 OFF_S: Final = 45
 """How far a clock is set off, seconds."""
@@ -50,6 +54,7 @@ async def recover(day: Day) -> str:
     shutil.rmtree(old)
     for name in ("r2", "r3"):
         await site.add(name)
+    await _run_again(day)
     return (
         f"r1 went on alone from revision {plan['kept_revision']}, {lost} acknowledged commands of those that the plan "
         f"gave up are gone, r3 of before ended with {code}, r2 and r3 joined anew"
@@ -79,6 +84,7 @@ async def restore(day: Day) -> str:
     check(lost, "nothing came after the snapshot")
     for name in ("r2", "r3"):
         await site.add(name)
+    await _run_again(day)
     return f"r1 began from a snapshot of revision {plan['kept_revision']}, {lost} later commands are gone as it said"
 
 
@@ -109,6 +115,23 @@ async def clock(day: Day) -> str:
 
     await until(nobody_named, "`cluster clock` names nobody")
     return f"{wrong} led, was named at {OFF_S} s off and led no longer; the cluster's time was {apart_s:.1f} s off"
+
+
+async def _run_again(day: Day) -> None:
+    """Look at what was under way in what a recovery began with, as "A lost majority" says: what ran on and was torn
+    down since has no buffer any more, and is to be requeued."""
+    site, load = day.site, day.load
+
+    async def completed() -> bool:
+        views = await load.views()
+        for job in load.twice:
+            if views[job].state == "STAGE_OUT" and GONE in f"{views[job].reason} {views[job].system_comment}":
+                await site.typed(["buffer", "clear", str(job), "--discard"], code=None)
+            elif verify.over(views[job]) and views[job].state != "COMPLETED":
+                await site.typed(["job", "requeue", str(job)], code=None)
+        return all(verify.over(views[job]) and views[job].state == "COMPLETED" for job in load.twice)
+
+    await until(completed, f"jobs {sorted(load.twice)} have completed, run again where need be", every_s=1.0)
 
 
 def _carried(file: Path, machine: Path) -> Path:

@@ -119,7 +119,7 @@ class Load:
         RunFailed where what is gone had been acknowledged before.
         """
         async with self.paused():
-            views = await self._views()
+            views = await self.views()
             gone = {job: one for job, one in self.jobs.items() if job not in views}
             early = {job: one.revision for job, one in gone.items() if one.revision <= revision}
             if early:
@@ -130,6 +130,11 @@ class Load:
             self.lost += len(gone)
             return len(gone)
 
+    async def views(self) -> dict[int, JobView]:
+        """Return the jobs that there are."""
+        async with self.site.client(USER) as client:
+            return {job.job_id: job for job in (await client.call(ops.LIST_JOBS, limit=10_000)).jobs}
+
     async def settle(self) -> str:
         """Stop, and hold what clients know against the cluster: what was acknowledged is there and has one answer, and
         jobs have completed once with right results. Then the next row begins."""
@@ -139,13 +144,18 @@ class Load:
             views: dict[int, JobView] = {}
 
             async def over() -> bool:
-                views.update(await self._views())
+                views.update(await self.views())
                 missing = sorted(self.jobs.keys() - views.keys())
                 if missing:
                     raise RunFailed(f"jobs {missing[:10]} were acknowledged, and are not there")
                 return all(verify.over(views[job]) for job in examples)
 
-            await until(over, "jobs are over", patience_s=OVER_S)
+            try:
+                await until(over, "jobs are over", patience_s=OVER_S)
+            except RunFailed as error:
+                left = {job: views[job] for job in examples if job in views and not verify.over(views[job])}
+                told = "; ".join(f"{job} is {one.state} ({one.reason})" for job, one in left.items())
+                raise RunFailed(f"{error}: {told}") from error
             wrong = {job: (views[job].state, views[job].reason) for job in examples if views[job].state != "COMPLETED"}
             other = [job for job, one in self.jobs.items() if views[job].name != one.request.name]
             if wrong or other:
@@ -168,10 +178,6 @@ class Load:
             self.completed += len(examples)
             self.jobs, self.twice, self.unrecorded = {}, set(), set()
             return f"{len(writes)} writes kept, {len(examples)} jobs completed once with right results"
-
-    async def _views(self) -> dict[int, JobView]:
-        async with self.site.client(USER) as client:
-            return {job.job_id: job for job in (await client.call(ops.LIST_JOBS, limit=10_000)).jobs}
 
     async def _turn(self, number: int) -> None:
         """Wait here while the clients are paused."""
