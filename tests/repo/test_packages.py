@@ -19,6 +19,7 @@ from cluster.client.gateway import __main__ as gateway
 from cluster.config.accounts import SOCKET
 from tests.packages.build import PYTHON, SOURCES, SUMMARIES, build, runtime
 from tests.packages.document import USER, documented, sampled
+from tests.packages.image import documented as image_commands
 from tests.packages.manual import pages
 from tests.repo.tree import PACKAGES, repository_files
 
@@ -198,3 +199,10 @@ def test_the_document_has_whole_statements_for_each_way_that_is_typed() -> None:
     loops = [typed.text for typed in blocks["three machines"] if typed.text.startswith("for ")]
     assert len(loops) == 2 and all(text.endswith("\ndone") for text in loops)
     assert {"Write stop", "Writes lost"} <= set(sampled("first drill"))
+
+
+def test_the_head_of_the_image_s_definition_has_what_its_check_types() -> None:
+    image, founding, serving, asking = image_commands()
+    assert image[:2] == ["podman", "build"] and founding[founding.index("forebay") + 1] == "init"
+    assert serving.count("r1") == 2 and serving[-3:] == ["serve", "--name", "r1"]
+    assert asking[:2] == ["podman", "exec"] and "operator" in asking and "r1" in asking
