@@ -126,7 +126,7 @@ class Load:
                 raise RunFailed(f"{early} were acknowledged up to revision {revision}, and are gone")
             for job in gone:
                 del self.jobs[job]
-            self.twice |= {job for job in self.jobs if not verify.over(views[job])}
+            self.twice |= {job for job, one in self.jobs.items() if one.example and not verify.over(views[job])}
             self.lost += len(gone)
             return len(gone)
 
