@@ -54,10 +54,11 @@ async def recover(day: Day) -> str:
     shutil.rmtree(old)
     for name in ("r2", "r3"):
         await site.add(name)
-    await _run_again(day)
+    requeued = await _run_again(day)
     return (
         f"r1 went on alone from revision {plan['kept_revision']}, {lost} acknowledged commands of those that the plan "
-        f"gave up are gone, r3 of before ended with {code}, r2 and r3 joined anew"
+        f"gave up are gone, r3 of before ended with {code}, r2 and r3 joined anew, "
+        f"{requeued} jobs were requeued"
     )
 
 
@@ -84,8 +85,11 @@ async def restore(day: Day) -> str:
     check(lost, "nothing came after the snapshot")
     for name in ("r2", "r3"):
         await site.add(name)
-    await _run_again(day)
-    return f"r1 began from a snapshot of revision {plan['kept_revision']}, {lost} later commands are gone as it said"
+    requeued = await _run_again(day)
+    return (
+        f"r1 began from a snapshot of revision {plan['kept_revision']}, {lost} later commands are gone as it said, "
+        f"{requeued} jobs were requeued"
+    )
 
 
 async def clock(day: Day) -> str:
@@ -117,10 +121,11 @@ async def clock(day: Day) -> str:
     return f"{wrong} led, was named at {OFF_S} s off and led no longer; the cluster's time was {apart_s:.1f} s off"
 
 
-async def _run_again(day: Day) -> None:
+async def _run_again(day: Day) -> int:
     """Look at what was under way in what a recovery began with, as "A lost majority" says: what ran on and was torn
-    down since has no buffer any more, and is to be requeued."""
+    down since has no buffer any more, and is to be requeued. Return how many jobs were."""
     site, load = day.site, day.load
+    requeued: set[int] = set()
 
     async def completed() -> bool:
         views = await load.views()
@@ -129,9 +134,11 @@ async def _run_again(day: Day) -> None:
                 await site.typed(["buffer", "clear", str(job), "--discard"], code=None)
             elif verify.over(views[job]) and views[job].state != "COMPLETED":
                 await site.typed(["job", "requeue", str(job)], code=None)
+                requeued.add(job)
         return all(verify.over(views[job]) and views[job].state == "COMPLETED" for job in load.twice)
 
     await until(completed, f"jobs {sorted(load.twice)} have completed, run again where need be", every_s=1.0)
+    return len(requeued)
 
 
 def _carried(file: Path, machine: Path) -> Path:
