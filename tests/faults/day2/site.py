@@ -49,8 +49,9 @@ PLACES: Final = {"r1": "r1", "r2": "r2", "r3": "r3", "n1": "r1", "n2": "r2"}
 MAP_SIZE: Final = "64MiB"
 """Of journals: one that a minute of writes fills."""
 
-SNAPSHOT_EVERY: Final = 100
-"""Entries between two snapshots: what is older can be pruned."""
+SNAPSHOT_EVERY: Final = 500
+"""Entries between two snapshots: what is older can be pruned, once a digest is recorded behind one. That is done about
+once a minute, so snapshots are not to come much more often."""
 
 PATIENCE_S: Final = 120.0
 """How long anything may take that takes seconds on an idle machine."""
