@@ -54,6 +54,10 @@ from replica.model import JobState, Order, OrderPlace
 logger = logging.getLogger(__name__)
 
 
+class BufferGone(Exception):
+    """The job's buffer is not where its script would find it."""
+
+
 class ScriptRun:
     """Run of a job's script, this agent's or an earlier one's."""
 
@@ -118,7 +122,7 @@ class ScriptRun:
             return ScriptEnded(JobState.CANCELLED)
         except AccountRefused as error:
             return ScriptEnded(JobState.FAILED, CANNOT_EXECUTE, 0, str(error))
-        except PlaceRefused as error:
+        except (PlaceRefused, BufferGone) as error:
             # The script has not begun: the job is not lost, and this is said as its reason.
             return failure(str(error))
         except (FileRefused, RemovalFailed, ImageRefused) as error:
@@ -187,11 +191,24 @@ class ScriptRun:
             self._see_place(place)
         elif self._order.provision is None:
             capacity.see_mounted(self._home.buffers, str(self._order.job))
+            self._see_buffer()
         for name in self._order.uses:
             if name in placed:
                 self._see_place(placed[name])
             elif self._order.provision is None:
                 capacity.see_mounted(self._home.persistent, name)
+
+    def _see_buffer(self) -> None:
+        """See that the job's own buffer is here: a cluster that was restored may not know that it was torn down."""
+        if self._order.has_buffer:
+            try:
+                os.close(open_directory(str(self._order.job), dir_fd=self._home.buffers))
+            except OSError as error:
+                job = self._order.job
+                raise BufferGone(
+                    f"the buffer of job {job} is not on this node: {error.strerror}; to stage it in anew: "
+                    f"forebay buffer clear {job} --discard, then forebay job requeue {job}"
+                ) from error
 
     def _see_place(self, place: OrderPlace) -> None:
         """See that this node has mounted the place, and the buffer is there. PlaceRefused."""

@@ -102,7 +102,8 @@ class Site:
             "user": "alice",
             "name": f"job{job}",
             "workdir": str(self.destinations),
-            "has_buffer": True,
+            # As a controller has it: a script begins where its buffer was made.
+            "has_buffer": stage != "run" or "place" in fields or (self.home / "buffers" / str(job)).exists(),
             "access": ("striped",),
             "roots": (str(self.sources if stage == "stage_in" else self.destinations),),
             "timeout_s": 60,

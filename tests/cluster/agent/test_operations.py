@@ -58,9 +58,12 @@ class Node:
         self.started: list[int] = []
 
     def order(self, stage: str, **fields: object) -> Order:
+        # As a controller has it: a script begins where its buffer was made.
+        is_there = (self.home.path / "buffers" / str(fields.get("job", 7))).exists() or "place" in fields
         standard = {
             "job": 7, "attempt": 1, "stage": stage, "user": "nobody", "name": "x", "workdir": str(self.work),
-            "has_buffer": True, "access": ("striped",), "roots": (str(self.work),), "timeout_s": 30,
+            "has_buffer": stage != "run" or is_there, "access": ("striped",), "roots": (str(self.work),),
+            "timeout_s": 30,
         }  # fmt: skip
         return msgspec.convert(standard | {k: msgspec.to_builtins(v) for k, v in fields.items()}, type=Order)
 
@@ -663,3 +666,14 @@ def test_signals_that_a_process_has_yet_to_take_are_seen() -> None:
         handle.close()
 
     asyncio.run(story())
+
+
+def test_a_script_does_not_start_where_its_buffer_is_gone_and_the_job_is_told_what_to_type(node: Node) -> None:
+    async def story() -> ScriptEnded | OperationFailed:
+        return await node.step(f"#!/bin/sh\ntouch {node.work}/ran\n", has_buffer=True).run()
+
+    result = asyncio.run(story())
+    assert isinstance(result, OperationFailed) and not result.final
+    assert result.message.startswith("the buffer of job 7 is not on this node: No such file or directory")
+    assert "forebay buffer clear 7 --discard, then forebay job requeue 7" in result.message
+    assert not (node.work / "ran").exists()
