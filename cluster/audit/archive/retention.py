@@ -7,9 +7,20 @@ from pathlib import Path
 
 from cluster.audit.archive.writing import NotArchived, checkpoint_in
 from cluster.security.proofs.tiles import TILE_WIDTH
+from replica.messages import StateDigested
 from replica.values import Instant
 from snapshots import SnapshotName
-from wal import Archive, CodecError, Environment, JobIndex, JobIndexBroken, Ledger, instant_of, prunable_below
+from wal import (
+    Archive,
+    CodecError,
+    Environment,
+    JobIndex,
+    JobIndexBroken,
+    Ledger,
+    decode_batch,
+    instant_of,
+    prunable_below,
+)
 
 
 def below_of_age(ledger: Ledger, before: Instant) -> int:
@@ -57,7 +68,10 @@ def within(env: Environment, home: Path, archives: Sequence[Archive], below: int
         bounds.append(1)
     directory = home / "snapshots"
     names = [name.index for one in directory.iterdir() if (name := SnapshotName.parse(one.name))]
-    bounds.append(max((index for index in names if index <= ledger.applied_index), default=0) + 1)
+    held = [index for index in names if index <= ledger.applied_index]
+    digested = _last_digested(ledger)
+    # One that is bound, if there is any: where snapshots come more often than digests the newest never is.
+    bounds.append(max((index for index in held if index <= digested), default=max(held, default=0)) + 1)
     try:
         index = JobIndex(home / "index", readonly=True)
         bounds.append(index.position.index + 1)
@@ -65,6 +79,22 @@ def within(env: Environment, home: Path, archives: Sequence[Archive], below: int
     except (JobIndexBroken, OSError):
         bounds.append(1)
     return min(bounds)
+
+
+def _last_digested(ledger: Ledger) -> int:
+    """Return the last entry of whose state the ledger records the digest; 0 where it records none. LedgerBroken."""
+    last = ledger.applied_index
+    while last >= ledger.whole_from:
+        first = max(ledger.whole_from, last - TILE_WIDTH + 1)
+        for entry in reversed([*ledger.read(first, limit=last - first + 1)]):
+            if entry.revision == entry.base:
+                continue  # it settled nothing
+            for command in reversed(decode_batch(entry.data).entries):
+                for event in command.events:
+                    if isinstance(event, StateDigested):
+                        return ledger.index_of_revision(event.revision) if event.revision else 0
+        last = first - 1
+    return 0
 
 
 def _instant(data: bytes) -> Instant | None:

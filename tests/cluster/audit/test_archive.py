@@ -640,6 +640,18 @@ def test_retention_goes_no_further_than_what_must_outlive_it(site: Site, monkeyp
     assert refused.exit_code == ExitCode.REFUSED and "have signed the last checkpoint" in refused.stderr
 
 
+def test_retention_goes_by_the_newest_snapshot_that_is_bound_to_the_ledger(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "DAY_S", 60)
+    file = configured(site, archives=["a", "b"], keys="keys", keep_days=1)
+    shutil.rmtree(site.home / "snapshots")
+    site.write_snapshot(600)
+    site.write_snapshot(site.last)  # behind which no digest is recorded yet
+    found = answer(retain(file))
+    assert (found["removed"], found["pruned_below"]) == ("here", 513)
+
+
 def test_retention_is_off_unless_it_is_configured_and_its_keys_are_checked(site: Site) -> None:
     off = retain(configured(site))
     assert off.exit_code == ExitCode.BAD_INPUT and "does not say what is kept" in off.stderr
