@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 from collections.abc import Iterable
-from pathlib import Path
 
 from cluster.config import Config, HelperConfig
-from cluster.drill.faults import Cut, Fault, Fill, Kill, Stop, ThisMachine, disk_fault, nft_fault
+from cluster.drill.faults import Cut, Fault, Fill, Kill, Stop, ThisMachine, disk_fault, nft_fault, running
 from cluster.drill.messages import AGENTS, NEEDS, HelperRefused
 from cluster.drill.throttling import throttle_of
 
@@ -35,10 +33,7 @@ def fault_of(config: Config, helper: HelperConfig, scenario: str, target: str, n
     if needed == "network":
         return _cut(config, helper, scenario, target, number)
     if scenario == "slow-disk":
-        process = ThisMachine().holder(str(directory))
-        if process is None:
-            raise HelperRefused(f"{target} does not run: nobody holds the lock of {directory}", "start it first")
-        return throttle_of(process, directory)
+        return throttle_of(running(target, str(directory), ThisMachine()), directory)
     if needed == "disk":
         home = config.storage.directory / target
         fault = disk_fault(home)
@@ -48,12 +43,6 @@ def fault_of(config: Config, helper: HelperConfig, scenario: str, target: str, n
     if scenario.endswith("-kill"):
         return Kill(str(directory), target, config.drill.start)
     return Stop(str(directory))
-
-
-def free_bytes(directory: Path) -> int:
-    """Return what is free in the file system of a directory, bytes; OSError."""
-    room = os.statvfs(directory)
-    return room.f_bavail * room.f_frsize
 
 
 def _cut(config: Config, helper: HelperConfig, scenario: str, target: str, number: int) -> Cut:

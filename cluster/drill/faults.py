@@ -20,7 +20,7 @@ from typing import Final, Protocol
 import msgspec
 
 from cluster.drill.messages import HelperRefused
-from cluster.system import all_pids, boot_id, closing, send, start_time
+from cluster.system import all_pids, boot_id, closing, free_bytes, send, start_time
 
 RESTART_WAIT_S: Final = 2.0
 """How long somebody else, such as a service manager, has to start again what was killed, seconds."""
@@ -151,10 +151,15 @@ def of_target(drill: int, target: str, fault: Fault, machine: Machine) -> Undo:
     """Return what is to be written down before the fault is done; HelperRefused where its process is not there."""
     if isinstance(fault, Cut | Throttle):
         return Undo(drill, target, fault)
-    process = machine.holder(fault.directory)
+    return Undo(drill, target, fault, running(target, fault.directory, machine))
+
+
+def running(target: str, directory: str, machine: Machine) -> Process:
+    """Return the process of a target, which works in a directory; HelperRefused where it is not there."""
+    process = machine.holder(directory)
     if process is None:
-        raise HelperRefused(f"{target} does not run: nobody holds the lock of {fault.directory}", "start it first")
-    return Undo(drill, target, fault, process)
+        raise HelperRefused(f"{target} does not run: nobody holds the lock of {directory}", "start it first")
+    return process
 
 
 def do(undo: Undo, machine: Machine) -> None:
@@ -312,8 +317,7 @@ def disk_fault(directory: Path) -> str:
     here = os.stat(directory)
     if here.st_dev == os.stat("/").st_dev:
         return f"{directory} is on the file system of /, which others need"
-    room = os.statvfs(directory)
-    if room.f_bavail * room.f_frsize > FILL_BYTES_MAX:
+    if free_bytes(directory) > FILL_BYTES_MAX:
         return f"more than {FILL_BYTES_MAX // 1024**3} GiB are free in {directory}"
     return ""
 

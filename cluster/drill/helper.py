@@ -16,7 +16,7 @@ import msgspec
 
 from cluster.client import ApiError
 from cluster.config import Config
-from cluster.drill.allowed import fault_of, free_bytes
+from cluster.drill.allowed import fault_of
 from cluster.drill.faults import Fill, ThisMachine
 from cluster.drill.messages import (
     ASKS,
@@ -35,7 +35,7 @@ from cluster.drill.performer import Assignment
 from cluster.drill.record import Record
 from cluster.schemas.drills import DrillAnswer
 from cluster.security import Credentials, Identity, NotIdentified, Role, certificate_of, certificate_shown
-from cluster.system import Clock
+from cluster.system import Clock, free_bytes
 from cluster.system.eventloop import Acceptor
 from replica.values import MICROSECONDS_PER_SECOND
 

@@ -25,6 +25,7 @@ from typing import Final
 
 from cluster.consensus import OFF_S, ChangeRefused, ClockBounds, Engine, NotLeader, Role
 from cluster.system import Clock, format_instant
+from cluster.system.eventloop import failure_logged
 from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 LOGGER = logging.getLogger(__name__)
@@ -196,9 +197,10 @@ class ClockWatch:
 
     def poll(self) -> None:
         """Hand over if this replica's clock is off: a duty of whoever leads."""
-        if self._engine.clock_off and self._task is None and len(self._engine.configuration.voters) > 1:
+        is_idle = self._task is None or self._task.done()
+        if self._engine.clock_off and is_idle and len(self._engine.configuration.voters) > 1:
             self._task = asyncio.get_running_loop().create_task(self._hand_over())
-            self._task.add_done_callback(self._ended)
+            self._task.add_done_callback(failure_logged(LOGGER, "the leadership could not be handed over"))
 
     def stop(self) -> None:
         """Give up what is under way."""
@@ -209,8 +211,3 @@ class ClockWatch:
         with suppress(NotLeader, ChangeRefused):
             leader = await self._engine.transfer()
             LOGGER.warning("the leadership goes to %s: the wall clock here is off", leader or "somebody else")
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._task = None
-        if not task.cancelled() and (error := task.exception()) is not None:
-            LOGGER.error("the leadership could not be handed over", exc_info=error)

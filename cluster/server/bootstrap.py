@@ -14,6 +14,7 @@ from contextlib import suppress
 from cluster.config import Config
 from cluster.server.feature_levels import FeatureLevels
 from cluster.server.pending import Answer, CannotDecide, NotLeading, OutcomeUnknown, QueueFull
+from cluster.system.eventloop import failure_logged
 from replica.messages import CONTROLLER, FoundCluster, RaiseFeatureLevel, Request, features
 from replica.state import EMPTY, State
 from replica.values import DISCLOSURE_KEY_BYTES, RefusalCode
@@ -74,9 +75,11 @@ class Bootstrap:
         """Found the cluster, or begin to raise its level, if that is this replica's and nothing is under way."""
         self.begin()
         self._founded_here = self._founded_here and self._leads()
-        if self._task is None and self._is_due():
+        if (self._task is None or self._task.done()) and self._is_due():
             self._task = asyncio.create_task(self._raise())
-            self._task.add_done_callback(self._ended)
+            self._task.add_done_callback(
+                failure_logged(LOGGER, "the feature level of the new cluster could not be raised")
+            )
 
     def stop(self) -> None:
         """Give up what is under way."""
@@ -113,8 +116,3 @@ class Bootstrap:
                     LOGGER.info("the feature level of the new cluster is %d", command.level)
                     continue
             return
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._task = None
-        if not task.cancelled() and (error := task.exception()) is not None:
-            LOGGER.error("the feature level of the new cluster could not be raised", exc_info=error)

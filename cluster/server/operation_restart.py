@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from cluster.server.pending import Answer, CannotDecide, NotLeading, OutcomeUnknown, QueueFull
+from cluster.system.eventloop import failure_logged
 from replica.messages import CONTROLLER, Request, RestartOperations
 from replica.model import HOLDING, BufferState
 from replica.state import State
@@ -61,7 +62,7 @@ class OperationRestart:
         state = self._state()
         if state.site.restart_policy == "slurm":
             self._task = asyncio.create_task(self._restart(jobs_under_way(state)))
-            self._task.add_done_callback(self._ended)
+            self._task.add_done_callback(failure_logged(LOGGER, "operations could not be started again"))
 
     def stop(self) -> None:
         """Give up what is under way."""
@@ -81,7 +82,3 @@ class OperationRestart:
                 jobs = rest
                 continue
             await asyncio.sleep(RETRY_S)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            LOGGER.error("operations could not be started again", exc_info=error)

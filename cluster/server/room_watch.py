@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +19,8 @@ from cluster.consensus import ChangeRefused, Engine, NotLeader
 from cluster.schemas import StatusView
 from cluster.server.feature_levels import Ask
 from cluster.server.pending import USERS
-from cluster.system import Clock
+from cluster.system import Clock, free_bytes
+from cluster.system.eventloop import failure_logged
 
 LOGGER = logging.getLogger(__name__)
 
@@ -48,10 +48,9 @@ class Room(msgspec.Struct, frozen=True):
 def room_of(directory: Path, used_bytes: int) -> Room | None:
     """Return the room on the disk of a directory; None where the file system does not say."""
     try:
-        found = os.statvfs(directory)
+        return Room(used_bytes, free_bytes(directory))
     except OSError:
         return None
-    return Room(used_bytes, found.f_bavail * found.f_frsize)
 
 
 class RoomWatch:
@@ -83,10 +82,10 @@ class RoomWatch:
             if self.is_scarce:
                 LOGGER.info("there is room on the disk again")
             self.is_scarce = False
-        elif self._task is None and self._clock.monotonic_s() >= self._due_s:
+        elif (self._task is None or self._task.done()) and self._clock.monotonic_s() >= self._due_s:
             self._due_s = self._clock.monotonic_s() + ASKED_EVERY_S
             self._task = asyncio.get_running_loop().create_task(self._look(self._room))
-            self._task.add_done_callback(self._ended)
+            self._task.add_done_callback(failure_logged(LOGGER, "the leadership could not be handed over"))
 
     def stop(self) -> None:
         """Give up what is under way."""
@@ -123,8 +122,3 @@ class RoomWatch:
         if status.replica != peer or status.room_bytes is None:
             return 1.0
         return Room(round(status.journal_fill * self._map_size_bytes), status.room_bytes).fill_with(0)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._task = None
-        if not task.cancelled() and (error := task.exception()) is not None:
-            LOGGER.error("the leadership could not be handed over", exc_info=error)

@@ -42,6 +42,12 @@ def names_in(directory: int) -> list[str]:
     return os.listdir(directory)
 
 
+def free_bytes(directory: Path) -> int:
+    """Return what is free in the file system of a directory, bytes; OSError."""
+    room = os.statvfs(directory)
+    return room.f_bavail * room.f_frsize
+
+
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
     """Write all of `data`, however many calls it takes."""
     rest = memoryview(data)

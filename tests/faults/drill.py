@@ -26,7 +26,7 @@ from cluster.schemas.requests import CancelRequest
 from tests.faults import verify
 from tests.faults.ending import percentiles, perform
 from tests.faults.local_cluster import AGENTS, REPLICAS, USER, LocalCluster, RunFailed
-from tests.faults.workload import EXAMPLES, Workload
+from tests.faults.workload import EXAMPLES, Workload, space_of
 
 POOLS = {"fast": "40MiB/8MiB,default", "bulk": "80MB/10MB"}
 COPY_RATE = "8MiB"
@@ -109,7 +109,7 @@ class Drill:
             time_limit_s=300,
             workdir=str(self.cluster.work),
             name=name,
-            bb="capacity=40MB pool=bulk access=striped" if name == "digest" else None,
+            bb=space_of(name),
         )
         job = await client.call(ops.SUBMIT_JOB, request)
         self.acknowledged[job.job_id] = name
@@ -156,7 +156,7 @@ class Drill:
         """
         until = time.monotonic() + ROUND_TIMEOUT_S
         while True:
-            views = {job.job_id: job for job in (await client.call(ops.LIST_JOBS, limit=10_000)).jobs}
+            views = await verify.jobs(client)
             lost = [job for job in self.acknowledged if job not in views]
             if lost:
                 raise RunFailed(f"acknowledged jobs are gone: {lost}")

@@ -36,7 +36,7 @@ from tests.faults.hosts import CLIENTS, COPY_RATE, JOBS, NODE_DOWN_S, POOLS, Hos
 from tests.faults.local_cluster import AGENTS, FOREBAY, REPLICAS, USER, RunFailed
 from tests.faults.network import Network
 from tests.faults.stops import AGREES_MS, Stops, Stopwatch
-from tests.faults.workload import EXAMPLES, Workload
+from tests.faults.workload import EXAMPLES, Workload, space_of
 
 PLACES = {"r1": "r1", "r2": "r2", "r3": "r3", "n1": "r1", "n2": "r2", "h1": "r1", "h2": "r2", "h3": "r3"}
 """Who runs on which host; a host is called as its replica."""
@@ -178,7 +178,7 @@ class Drills:
             time_limit_s=300,
             workdir=str(self.hosts.work),
             name=name,
-            bb="capacity=40MB pool=bulk access=striped" if name == "digest" else None,
+            bb=space_of(name),
             hold=hold,
             begin_at="2040-01-01T00:00:00Z" if hold else None,
         )
@@ -278,7 +278,7 @@ class Drills:
         until_s = time.monotonic() + OVER_S
         while True:
             with contextlib.suppress(ApiError):
-                views = {job.job_id: job for job in (await client.call(ops.LIST_JOBS, limit=10_000)).jobs}
+                views = await verify.jobs(client)
                 if all(verify.over(views[job]) for job in jobs):
                     return {job: views[job] for job in jobs}
                 if time.monotonic() > until_s:

@@ -16,6 +16,11 @@ SETTLE_S = 30.0
 """How long replicas may take to come to the same revision, seconds."""
 
 
+async def jobs(client: Client) -> dict[int, JobView]:
+    """Return the jobs that there are, by number."""
+    return {job.job_id: job for job in (await client.call(ops.LIST_JOBS, limit=10_000)).jobs}
+
+
 async def free_capacity(client: Client) -> str:
     """Free capacity is back to the total in every pool."""
     pools = (await client.call(ops.LIST_POOLS)).pools

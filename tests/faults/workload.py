@@ -62,7 +62,13 @@ class Workload:
         return Counter(int(line.split()[1]) for line in lines)
 
 
+def space_of(name: str) -> str | None:
+    """Return the --bb that an example is submitted with: the script of the others asks itself."""
+    return "capacity=40MB pool=bulk access=striped" if name == "digest" else None
+
+
 def submit_words(name: str, work: Path) -> list[str]:
     """Return the words after `forebay` that submit an example."""
-    space = ["--bb", "capacity=40MB pool=bulk access=striped"] if name == "digest" else []
+    asked = space_of(name)
+    space = [] if asked is None else ["--bb", asked]
     return ["submit", "--json", "--chdir", str(work), *space, str(EXAMPLES / f"{name}.sh")]

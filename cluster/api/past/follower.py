@@ -9,7 +9,6 @@ noting anything.
 from __future__ import annotations
 
 import logging
-import os
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from msgspec.structs import replace
 
 from cluster.api.past.capacity import Capacity
 from cluster.server.tlog import recorded_in
+from cluster.system import free_bytes
 from replica.fold import SpeculativeState, apply_batch
 from replica.messages import EVENTS, Batch, Event, HistoriesCounted, concerns_cluster, jobs_of
 from replica.model import BufferState, JobState
@@ -241,9 +241,8 @@ class Follower:
                 there.append((self.ledger.row_at(name.index).revision, path.stat().st_size, path))
             except LedgerBroken:
                 path.unlink(missing_ok=True)  # of a ledger that went on otherwise
-        size_bytes, room = sum(size for _, size, _ in there), os.statvfs(directory)
-        free_bytes = room.f_bavail * room.f_frsize
-        bytes_max = min(IMAGES_BYTES_MAX, IMAGES_ROOM_SHARE * (size_bytes + free_bytes))
+        size_bytes = sum(size for _, size, _ in there)
+        bytes_max = min(IMAGES_BYTES_MAX, IMAGES_ROOM_SHARE * (size_bytes + free_bytes(directory)))
         if size_bytes <= bytes_max:
             return
         while size_bytes > IMAGES_SHARE * bytes_max and len(there) > 2:

@@ -53,6 +53,7 @@ from cluster.schemas import LENGTH, ChannelRefused
 from cluster.security import Identity
 from cluster.security.proofs import HASH_BYTES
 from cluster.server import Controller
+from cluster.system.eventloop import end_within
 from replica.values import NEVER, Instant
 
 LOGGER = logging.getLogger(__name__)
@@ -82,6 +83,9 @@ SOUND_S = 30.0
 
 _KILLED_BY_ITS_FILES = frozenset({-signal.SIGBUS, -signal.SIGSEGV, -signal.SIGABRT})
 """How a process ends whose mapped file is damaged: the index is begun anew then."""
+
+STOP_S = 5.0
+"""How long a historian may take to write what it has and end, seconds."""
 
 
 class HistorianBusy(Exception):
@@ -392,7 +396,7 @@ class Historian:
                 self._writer.close()
             self._writer = None
             # The closed socket ends it: it writes what it has noted first.
-            await asyncio.shield(_ended(process))
+            await asyncio.shield(end_within(process, STOP_S))
             self._process = None
 
     async def _take(self, reader: asyncio.StreamReader) -> None:
@@ -407,17 +411,3 @@ class Historian:
                     self.progress = said
                 elif said.number in self._questions and not self._questions[said.number][1].done():
                     self._questions[said.number][1].set_result(said)
-
-
-STOP_S = 5.0
-"""How long a historian may take to write what it has and end, seconds."""
-
-
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    try:
-        async with asyncio.timeout(STOP_S):
-            await process.wait()
-    except TimeoutError:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()

@@ -13,6 +13,7 @@ from typing import Final
 
 from cluster.config import TracesConfig
 from cluster.server import Controller
+from cluster.system.eventloop import end_within
 
 LOGGER = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ class Tracer:
             telling.cancel()
             writer.close()  # the closed socket ends it
             self._before, self._said = (self.sent, self.dropped + self.waiting), (0, 0, 0)
-            await asyncio.shield(_ended(process))
+            await asyncio.shield(end_within(process, STOP_S))
 
     async def _tell(self, writer: asyncio.StreamWriter) -> None:
         told = b""
@@ -142,13 +143,3 @@ class Tracer:
                 writer.write(word)
                 told = word
             await asyncio.sleep(LOOK_S)
-
-
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    try:
-        async with asyncio.timeout(STOP_S):
-            await process.wait()
-    except TimeoutError:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()

@@ -25,6 +25,7 @@ from cluster.client import ApiError, Client
 from cluster.schemas import Command
 from cluster.schemas import operations as ops
 from cluster.system import Address, Clock
+from cluster.system.eventloop import end_within
 
 READ_EVERY_S: Final = 0.02
 """Between two reads of a kind, seconds."""
@@ -88,14 +89,7 @@ def prober(config: Path, identity: str, replicas: dict[str, Address]) -> Writer:
             if reading is not None:
                 await asyncio.wait((reading,), timeout=ENDS_S)
                 reading.cancel()
-            # Not killed while it ends by itself: kill() looks first, and takes the exit code from the event loop.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ENDS_S):
-                    await process.wait()
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-            await process.wait()
+            await end_within(process, ENDS_S)
 
     return writing
 

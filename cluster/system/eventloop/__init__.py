@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from replica.faces import shown
 
 if TYPE_CHECKING:
-    from cluster.system.eventloop.background import Background, stop_on_signals
+    from cluster.system.eventloop.background import Background, end_within, failure_logged, stop_on_signals
     from cluster.system.eventloop.listener import Acceptor, ReadingProtocol, listen, read_buffer
     from cluster.system.eventloop.name_service import NameService, NotKnownNow
     from cluster.system.eventloop.slices import BYTES_PER_SLICE, RECORDS_PER_SLICE, Slices, Work, paced
@@ -16,7 +16,7 @@ else:
     __getattr__ = shown(
         __name__,
         """
-        background: Background stop_on_signals
+        background: Background end_within failure_logged stop_on_signals
         listener: Acceptor ReadingProtocol listen read_buffer
         name_service: NameService NotKnownNow
         slices: BYTES_PER_SLICE RECORDS_PER_SLICE Slices Work paced

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 
@@ -17,6 +19,29 @@ def stop_on_signals(stop: asyncio.Event) -> None:
     loop.add_signal_handler(signal.SIGHUP, lambda: None)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+
+
+async def end_within(process: asyncio.subprocess.Process, grace_s: float) -> None:
+    """Wait until a process has ended that was asked to; SIGKILL if it has not in so many seconds."""
+    # Not killed while it ends by itself: kill() looks first, and takes the exit code from the event loop.
+    try:
+        async with asyncio.timeout(grace_s):
+            await process.wait()
+    except TimeoutError:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+        await process.wait()
+
+
+def failure_logged(logger: logging.Logger, sentence: str) -> Callable[[asyncio.Task[None]], None]:
+    """Return what logs how a task has failed, as its done callback: nobody waits for the task."""
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error(sentence, exc_info=error)
+
+    return ended
 
 
 class Background(ABC):

@@ -541,7 +541,7 @@ def test_states_are_thinned_out_where_they_take_room_that_the_journal_needs(
 
     replica.kill()
     replica.restarted()
-    monkeypatch.setattr("cluster.api.past.follower.os.statvfs", room)
+    monkeypatch.setattr("cluster.system.descriptors.os.statvfs", room)
     for batch in lived():
         replica.settle([batch])
     replica.check()

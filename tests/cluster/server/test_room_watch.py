@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,6 @@ import pytest
 from cluster.config.config import Config
 from cluster.consensus import ChangeRefused
 from cluster.schemas import StatusView
-from cluster.server import room_watch as module
 from cluster.server.pending import USERS
 from cluster.server.room_watch import ASKED_EVERY_S, BETTER, Room, RoomWatch, room_of
 from replica.values import Instant
@@ -150,5 +150,5 @@ def test_the_disk_is_that_of_the_directory_and_one_that_is_gone_says_nothing(
         return SimpleNamespace(f_bavail=3, f_frsize=4096)
 
     assert room_of(tmp_path / "none", 1) is None
-    monkeypatch.setattr(module.os, "statvfs", said)
+    monkeypatch.setattr(os, "statvfs", said)
     assert room_of(tmp_path, 5) == Room(5, 3 * 4096) and asked == [tmp_path]

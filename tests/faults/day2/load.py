@@ -18,7 +18,7 @@ from tests.faults import verify
 from tests.faults.day2.site import PATIENCE_S, Site, until
 from tests.faults.hosts import JOBS
 from tests.faults.local_cluster import USER, RunFailed
-from tests.faults.workload import EXAMPLES, Workload
+from tests.faults.workload import EXAMPLES, Workload, space_of
 
 NUMBERS: Final = 100_000
 """Numbers in the input: what a job stages is moved in about half a second."""
@@ -133,7 +133,7 @@ class Load:
     async def views(self) -> dict[int, JobView]:
         """Return the jobs that there are."""
         async with self.site.client(USER) as client:
-            return {job.job_id: job for job in (await client.call(ops.LIST_JOBS, limit=10_000)).jobs}
+            return await verify.jobs(client)
 
     async def settle(self) -> str:
         """Stop, and hold what clients know against the cluster: what was acknowledged is there and has one answer, and
@@ -224,6 +224,6 @@ def request_of(client: Client, script: str, name: str, work: Path, *, hold: bool
         time_limit_s=300,
         workdir=str(work),
         name=name,
-        bb="capacity=40MB pool=bulk access=striped" if name == "digest" else None,
+        bb=space_of(name),
         hold=hold,
     )

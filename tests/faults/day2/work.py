@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cluster.schemas import operations as ops
+from tests.faults import verify
 from tests.faults.day2.day import Day, check
 from tests.faults.day2.site import until
 
@@ -44,7 +45,7 @@ async def drain(day: Day) -> str:
     async def elsewhere() -> bool:
         came = [job for job, one in day.load.jobs.items() if one.example and job not in before]
         async with site.client() as client:
-            views = {job.job_id: job for job in (await client.call(ops.LIST_JOBS, limit=10_000)).jobs}
+            views = await verify.jobs(client)
         since = [views[job] for job in came]
         check(all(job.node != "n1" for job in since), "a job went to n1 though it is drained")
         return sum(job.state == "COMPLETED" for job in since) >= 2

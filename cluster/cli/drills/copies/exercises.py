@@ -20,7 +20,7 @@ from cluster.cli.commands.member import newest_snapshot, receive_snapshot
 from cluster.cli.drills.aftermath import answered_again, of_each, states_agree
 from cluster.cli.drills.copies.directory import private_directory, remove_left_over
 from cluster.cli.drills.copies.replicas import LOOK_S, NAMES, STATUS_S, Copy, CopyFailed, copied
-from cluster.cli.drills.copies.room import FLOOR_BYTES, free_bytes
+from cluster.cli.drills.copies.room import FLOOR_BYTES
 from cluster.cli.drills.figures import Probe, latency_us, lost
 from cluster.cli.drills.probes import NotMeasured, Probes, prober
 from cluster.client import ApiError, Client
@@ -28,7 +28,7 @@ from cluster.config import Config
 from cluster.schemas import operations as ops
 from cluster.schemas.drills import EndDrillRequest, StartDrillRequest
 from cluster.schemas.requests import TransferRequest
-from cluster.system import Clock, parse_instant
+from cluster.system import Clock, free_bytes, parse_instant
 from replica.values import DRILL_S_MAX, MICROSECONDS_PER_SECOND, plain
 
 CONTROL_S: Final = 2.0

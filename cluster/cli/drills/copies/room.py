@@ -8,6 +8,8 @@ from typing import Final
 
 import msgspec
 
+from cluster.system import free_bytes
+
 COPIES: Final = 3
 """Replicas of a copy, count: as many as stand a loss."""
 
@@ -68,12 +70,6 @@ def look_at_room(directory: Path, snapshot_bytes: int, meminfo: Path = _MEMINFO)
         memory_bytes=_available_bytes(meminfo),
         fault=fault,
     )
-
-
-def free_bytes(directory: Path) -> int:
-    """Return what is free in the file system of a directory, bytes; OSError."""
-    room = os.statvfs(directory)
-    return room.f_bavail * room.f_frsize
 
 
 def _available_bytes(meminfo: Path) -> int:
