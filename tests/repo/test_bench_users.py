@@ -23,7 +23,7 @@ WAIT_S = 60.0
 """Seconds until what must come has come."""
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-"""How finely the kernel counts the processor time of a process, seconds: user and system each lose less than one of it."""
+"""How finely the kernel counts processor time, seconds: user and system of a process each lose less than that."""
 
 BURN = f"import time\nwhile time.process_time() < {BURN_S}: pass"
 
