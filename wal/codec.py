@@ -24,6 +24,8 @@ class Kind(IntEnum):
     """Who is a member: see wal.configuration."""
 
 
+_KINDS: Final = {bytes([kind]): kind for kind in Kind}
+
 NO_OP: Final = bytes([Kind.NO_OP])
 """What the entry begins with with which a new leader begins its term; the rest is its id."""
 
@@ -164,10 +166,9 @@ def instant_of(data: bytes) -> Instant | None:
 
 def kind_of(data: bytes) -> Kind:
     """The kind of an entry, by its first byte. CodecError if there is none or it is unknown."""
-    try:
-        kind = Kind(data[0])
-    except (IndexError, ValueError) as error:
-        raise CodecError(f"the entry begins with {data[:1].hex() or 'nothing'}, which is no known kind") from error
+    kind = _KINDS.get(data[:1])
+    if kind is None:
+        raise CodecError(f"the entry begins with {data[:1].hex() or 'nothing'}, which is no known kind")
     if kind is Kind.NO_OP and len(data) > len(NO_OP) + LEADER_MAX_BYTES:
         raise CodecError(f"the entry is a no-op of a leader whose id has {len(data) - len(NO_OP)} bytes")
     return kind

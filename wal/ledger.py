@@ -660,13 +660,12 @@ class Ledger:
                 if entry is None:
                     entry = self._entry(following, cursor.item() if more else None)
                 row = self._chain_row(view, transaction, following)
+                _, term, data = entry
                 if records.chained(before.digest, entry) != row.digest:
                     raise LedgerBroken(following, "it is not the entry that its digest speaks of")
-                found.append(
-                    LedgerEntry(entry.index, entry.term, entry.data, row.digest, before.revision, row.revision)
-                )
+                found.append(LedgerEntry(following, term, data, row.digest, before.revision, row.revision))
                 before = row
-                size_bytes += len(entry.data)
+                size_bytes += len(data)
                 following += 1
                 more = cursor.next()
         return found
@@ -680,10 +679,11 @@ class Ledger:
             raise LedgerBroken(index, str(error)) from error
 
     def _chain_row(self, view: ReadView, transaction: "lmdb.Transaction[bytes]", index: int) -> ChainRow:
+        row = view.chain.get(index)
+        if row is not None:
+            return row
         if index == 0:
             return ChainRow(records.GENESIS, 0)
-        if index in view.chain:
-            return view.chain[index]
         key = records.index_key(index)
         try:
             return records.unpack_chain(key, transaction.get(key, b"", db=self._env.table(records.CHAIN)))

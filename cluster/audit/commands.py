@@ -42,6 +42,7 @@ from cluster.audit.replay import (
     from_nothing,
     replay,
 )
+from cluster.audit.replay_in_parts import replay_in_parts
 from cluster.audit.report import Source, page_of, read_jobs, read_window
 from cluster.audit.whatif import (
     BadChange,
@@ -78,8 +79,8 @@ from replica.messages import Batch, jobs_of
 from replica.model import JobState
 from replica.state import state_digest
 from replica.values import Instant, Revision, seconds
-from snapshots import Image, load_snapshot
 from snapshots import inspect as inspect_snapshot
+from snapshots import load_snapshot
 from wal import (
     Kind,
     Ledger,
@@ -266,10 +267,22 @@ def replay_ledger(options: dict[str, Any]) -> None:
         raise bad_input("two releases are compared up to the end", "leave out --at, or --release", place="--at")
     compared: int | None = None
     with _release(options) as release, _ledger(options) as ledger, _progress("replaying") as progress:
-        start: Image | None = None if options["from_snapshot"] is None else load_snapshot(options["from_snapshot"])
-        if release is None:
+        path: Path | None = options["from_snapshot"]
+        if release is None and options["archive"] is None:
+            replayed = replay_in_parts(
+                ledger,
+                _directory(click.get_current_context(), options["data"], options["name"]),
+                start=path,
+                at_revision=options["at"],
+                processes=options["processes"] or len(os.sched_getaffinity(0)),
+                progress=progress,
+                doubt=lambda why: click.echo(f"forebay: {why}; all is folded again by one process", err=True),
+            )
+        elif release is None:
+            start = None if path is None else load_snapshot(path)
             replayed = replay(ledger, start=start, at_revision=options["at"], progress=progress)
         else:
+            start = None if path is None else load_snapshot(path)
             ledger = ledger.as_of_now()
             replayed = from_nothing() if start is None else from_image(ledger, start)
             compared = fold_with(release, ledger, replayed, progress)

@@ -2,8 +2,9 @@
 
 import copy
 from collections.abc import Callable
+from typing import NamedTuple
 
-from replica.fold import apply_batch, apply_entry
+from replica.fold import HistoryFold, apply_entry
 from replica.messages import Batch, ReleaseNeeded
 from replica.state import EMPTY, RecordedDigests, State, StateDiffers, check, state_digest
 from replica.values import LedgerViolation, Revision
@@ -29,24 +30,60 @@ class ReplayFailed(Exception):
         self.sentence = sentence
 
 
+class Counts(NamedTuple):
+    """How many entries were read, by kind, and how many digests of states they record and how many were compared."""
+
+    batches: int
+    no_ops: int
+    void_batches: int
+    recorded: int
+    compared: int
+
+
 class Replayed:
     """What a replay has come to. `entries` is how many were read, of them `batches`, `no_ops` and `void_batches`;
     `digests` are those that the ledger records of its states, compared on the way.
     """
 
     def __init__(self, state: State, index: int, digest: bytes, at_revision: int | None, *, every_digest: bool) -> None:
-        self.state = state
-        self.digests = RecordedDigests(state, every=every_digest)
+        self.history = HistoryFold(state, every_digest=every_digest)
         self.last_index, self.ledger_digest = index, digest
         self.first_index = index + 1
         self.at_revision = at_revision
         self.batches = self.no_ops = self.void_batches = 0
 
+    def counts(self) -> Counts:
+        """Return what was read."""
+        return Counts(self.batches, self.no_ops, self.void_batches, self.digests.recorded, self.digests.compared)
+
+    def add(self, before: Counts) -> None:
+        """Count what somebody else has read, just before this one's beginning."""
+        self.batches += before.batches
+        self.no_ops += before.no_ops
+        self.void_batches += before.void_batches
+        self.first_index -= before.batches + before.no_ops + before.void_batches
+        self.digests.recorded += before.recorded
+        self.digests.compared += before.compared
+
     def branch(self) -> "Replayed":
         """Return another one that goes on from here by itself."""
         other = copy.copy(self)
-        other.digests = self.digests.branch()
+        other.history = self.history.branch()
         return other
+
+    @property
+    def state(self) -> State:
+        """The state that the entries led to. To ask for it after each costs more than to fold them."""
+        return self.history.state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self.history.state = state
+
+    @property
+    def digests(self) -> RecordedDigests:
+        """The digests that the ledger records, as far as it was read."""
+        return self.history.digests
 
     @property
     def entries(self) -> int:
@@ -61,7 +98,7 @@ class Replayed:
     @property
     def arrived(self) -> bool:
         """Whether the moment that was asked for has come."""
-        return self.at_revision is not None and self.state.revision >= self.at_revision
+        return self.at_revision is not None and self.history.revision >= self.at_revision
 
     def take(self, entry: LedgerEntry) -> None:
         """Fold the next entry; ReplayRefused where it is not the next, ReplayFailed where it cannot be.
@@ -90,22 +127,21 @@ class Replayed:
 
     def _settle_nothing(self, index: int) -> None:
         self.no_ops += 1
-        self.digests.applied(index, self.state, None, self.state)
+        self.history.take(index, None)
 
     def _settle(self, index: int, batch: Batch) -> None:
-        after = apply_batch(self.state, batch)
-        if after is None:
-            self.void_batches += 1
-            self.digests.applied(index, self.state, None, self.state)
-            return
-        self.batches += 1
-        if self.at_revision is not None and after.revision > self.at_revision:
+        last = batch.base + len(batch.entries)
+        if self.at_revision is not None and batch.base == self.history.revision and last > self.at_revision:
             # The moment lies inside this batch: only its first entries had been settled then.
+            self.batches += 1
+            state = self.state
             for record in batch.entries[: self.at_revision - batch.base]:
-                self.state = apply_entry(self.state, record, batch.at)
-            return
-        before, self.state = self.state, after
-        self.digests.applied(index, before, batch, after)
+                state = apply_entry(state, record, batch.at)
+            self.state = state
+        elif self.history.take(index, batch):
+            self.batches += 1
+        else:
+            self.void_batches += 1
 
 
 def replay(

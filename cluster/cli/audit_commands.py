@@ -95,6 +95,11 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
     @click.option("--at", type=click.IntRange(0, REVISION_MAX), metavar="REVISION", help="Stop at this revision.")
     @click.option("--from-snapshot", type=click.Path(path_type=Path), help="Begin with a snapshot instead of nothing.")
     @click.option("--expect", metavar="DIGEST", help="Fail unless the state digest begins with these hex digits.")
+    @click.option(
+        "--processes",
+        type=click.IntRange(1, 64),
+        help="Fold in so many processes at once at most (default: one for each core).",
+    )
     @_ARCHIVE
     @_RELEASE
     @JSON_OPTION
@@ -107,6 +112,9 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
         The ledger records the digest of its state about once a minute of change. The replay holds its states against
         them, and where one is another it says between which two revisions they differ first, and ends with 7. Of large
         states not each is compared at first, but the last one always is.
+
+        A long ledger is folded in parts at once, which begin with states that the replica keeps beside it. Such a state
+        is believed once the part before has led to its digest; where it has not, all is folded again by one process.
 
         With --release the other release folds it beside this one, and the states are compared on the way; where they
         are not the same, the first entry that shows it is named, and the exit code is 7.

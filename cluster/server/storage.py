@@ -19,7 +19,7 @@ import msgspec
 
 from cluster.config import FIRST_START_NAME, Config
 from cluster.server.applied_log import read_batch, read_configuration
-from replica.fold import apply_batch
+from replica.fold import HistoryFold
 from replica.messages import ReleaseNeeded
 from replica.state import EMPTY, RecordedDigests, State, StateDiffers
 from replica.values import LedgerViolation
@@ -367,20 +367,14 @@ def _replay(
             missing = f"entries {gap.first_index} to {gap.last_index} came with a snapshot that is gone or damaged"
             raise _refused(Condition.SNAPSHOT_NEEDED, f"{directory}: {missing}", name)
     replayed = 0
-    digests = RecordedDigests(state)
+    history = HistoryFold(state)
     while index < journal.applied_index:
         before = index
         for entry in ledger.read(index + 1, limit=REPLAY_STEP_ENTRIES):
             if entry.index != index + 1:
                 place = f"{directory} (entry {index + 1} of the ledger is missing; {entry.index} follows)"
                 raise _refused(Condition.LEDGER_DAMAGED, place, name)
-            batch = read_batch(entry.data)
-            following = None if batch is None else apply_batch(state, batch)
-            if following is None:
-                digests.applied(entry.index, state, None, state)
-            else:
-                earlier, state = state, following
-                digests.applied(entry.index, earlier, batch, state)
+            history.take(entry.index, read_batch(entry.data))
             configuration = read_configuration(entry.data)
             if configuration is not None:
                 placed = Placed(entry.index, configuration)
@@ -389,9 +383,9 @@ def _replay(
         if index == before:
             place = f"{directory} (the ledger ends at entry {index}, but {journal.applied_index} is marked as applied)"
             raise _refused(Condition.LEDGER_DAMAGED, place, name)
-    digests.finish()
-    _log_digests(digests, state, image)
-    return state, replayed, placed
+    history.digests.finish()
+    _log_digests(history.digests, history.state, image)
+    return history.state, replayed, placed
 
 
 def _log_digests(digests: RecordedDigests, state: State, image: Image | None) -> None:

@@ -12,3 +12,4 @@ from replica.fold.answers import (
     unknown_session,
 )
 from replica.fold.apply import SpeculativeState, apply_batch, apply_entry, applying
+from replica.fold.history import HistoryFold

@@ -22,18 +22,23 @@ def applying(state: State, batch: Batch) -> Steps[State | None]:
     """Do what `apply_batch` does, in steps."""
     if batch.base != state.revision:
         return None
-    if batch.at < state.at:
-        raise LedgerViolation(f"the clock of revision {batch.base} goes back from {state.at} to {batch.at}")
     builder = StateBuilder(state)
+    yield from settle_into(builder, batch)
+    return builder.finish()
+
+
+def settle_into(builder: StateBuilder, batch: Batch) -> Steps[None]:
+    """Settle on a builder a batch that was decided on its revision, in steps; the errors of `apply_batch`."""
+    if batch.at < builder.at:
+        raise LedgerViolation(f"the clock of revision {batch.base} goes back from {builder.at} to {batch.at}")
     for entry in batch.entries:
-        if builder.revision != state.revision and builder.at != batch.at:
+        if builder.revision != batch.base and builder.at != batch.at:
             raise LedgerViolation(f"an entry follows one that set the clock, in the batch of revision {batch.base}")
         if is_one_step(entry.events):
             _apply_entry(builder, entry, batch.at)
             yield 1
         else:
             yield from _applying_entry(builder, entry, batch.at)
-    return builder.finish()
 
 
 def apply_entry(state: State, entry: Entry, at: Instant) -> State:

@@ -4,6 +4,8 @@ import pytest
 
 from replica.fold.apply import apply_batch
 from replica.fold.fold import fold
+from replica.fold.history import HistoryFold
+from replica.messages import StateDigested
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.entries import Batch, Entry
@@ -11,6 +13,7 @@ from replica.model.jobs import JobState
 from replica.scheduler import SchedulingIndex, events_of_pass
 from replica.state.digest import state_digest
 from replica.state.invariants import check
+from replica.state.state import EMPTY
 from replica.values import Instant, LedgerViolation, Refusal, RefusalCode, Revision, seconds
 from tests.replica.world import OPERATOR, World, user
 
@@ -110,3 +113,17 @@ def test_an_index_that_followed_it_decides_what_a_new_one_decides() -> None:
     index.advance(after, [event])
     assert events_of_pass(index, Instant(after.at)) == events_of_pass(SchedulingIndex(after), Instant(after.at))
     assert state_digest(after) != state_digest(world.state)
+
+
+def test_the_state_before_it_is_held_for_the_digest_that_is_recorded_of_it() -> None:
+    world = World({"fast": 100})
+    world.advance(HOUR_S)
+    world.submit("capacity=40")
+    recorded = StateDigested(world.state.revision, state_digest(world.state))
+    set_back(world, HOUR_S)
+    world.commit(Entry(b"", c.CONTROLLER, "record_state_digest", (recorded,)))
+    history = HistoryFold(EMPTY)
+    for index, batch in enumerate(world.ledger, start=1):
+        history.take(index, batch)
+    history.digests.finish()
+    assert (history.digests.recorded, history.digests.compared) == (1, 1)

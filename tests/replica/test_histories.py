@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from replica.fold.apply import apply_batch
+from replica.fold.history import HistoryFold
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.entries import Batch
@@ -19,7 +20,7 @@ from replica.model.operations import Stage
 from replica.model.orders import Order
 from replica.operations.outcomes import waiting_stage
 from replica.state.derived import derive
-from replica.state.digest import state_digest
+from replica.state.digest import RecordedDigests, state_digest
 from replica.state.invariants import check
 from replica.state.state import EMPTY
 from replica.values.errors import Refusal
@@ -156,6 +157,24 @@ class Histories(RuleBasedStateMachine):
             if job.request.buffer is not None and job.state in (JobState.CONFIGURING, JobState.RUNNING):
                 assert self.world.state.buffers[job.id].state in HOLDING
 
+    def a_builder_for_all_batches_comes_to_what_one_for_each_does(self) -> None:
+        """Whoever looks at the state, or at none but the last; checkpoints are seen by both."""
+        never, looked, single = HistoryFold(EMPTY), HistoryFold(EMPTY), EMPTY
+        digests = RecordedDigests(EMPTY)
+        for index, batch in enumerate(self.world.ledger, start=1):
+            void = msgspec.structs.replace(batch, base=batch.base + 1)
+            for history in (never, looked):
+                assert not history.take(index, void), "it was decided on another revision"
+                assert history.take(index, batch)
+            before, single = single, apply_batch(single, batch) or single
+            digests.applied(index, before, batch, single)
+            assert (never.revision, never.at) == (single.revision, single.at)
+            if index % 3:
+                assert looked.state == single
+        assert never.state == looked.state == single
+        for history in (never, looked):
+            assert (history.digests.recorded, history.digests.compared) == (digests.recorded, digests.compared)
+
     def teardown(self) -> None:
         """At the end: replay gives the same digest, and with honest agents everything comes to an end."""
         world = self.world
@@ -175,6 +194,7 @@ class Histories(RuleBasedStateMachine):
                     runs[event.job] = 0
         assert state_digest(replayed) == state_digest(world.state)
         assert derive(replayed) == replayed
+        self.a_builder_for_all_batches_comes_to_what_one_for_each_does()
         for node in sorted(world.state.nodes):
             self.instances += 1
             world.settle(c.ResumeNode(node))

@@ -117,6 +117,7 @@ def test_where_states_are_too_large_to_compare_each_the_place_is_found_all_the_s
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digests, "RECORDS_PER_EVENT", 0)
+    monkeypatch.setattr(digests, "RECORDS_ALWAYS", 0)
     found = msgspec.json.decode(typed("ledger", "replay", "--data", made.directory, "--json").stdout)
     assert (found["digests_recorded"], found["digests_compared"]) == (MINUTES, 1), "the last one always is"
     forged = make(tmp_path, rewritten(digested(), e.RunEnded, 1, failed))
@@ -163,10 +164,7 @@ def test_a_replay_from_a_forged_snapshot_ends_at_the_next_digest(
     assert between in " ".join(result.stderr.split())
 
 
-def test_a_snapshot_of_the_very_state_that_is_recorded_next_is_compared_itself(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(digests, "RECORDS_PER_EVENT", 1_000)
+def test_a_snapshot_of_the_very_state_that_is_recorded_next_is_compared_itself(made: Made, tmp_path: Path) -> None:
     revision, _ = recorded(made)[1]
     index = next(index for index, state in enumerate(made.states, start=1) if state.revision == revision)
     write_snapshot(tmp_path, made.image(index))

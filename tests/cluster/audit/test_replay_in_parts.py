@@ -1,0 +1,206 @@
+"""A replay in parts comes to what a replay in one comes to, and believes no state that the ledger does not lead to."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from cluster.audit import replay_in_parts as parts
+from cluster.audit.replay import Replayed, replay
+from cluster.audit.replay_in_parts import fold_part, replay_in_parts, seams
+from cluster.cli.exits import ExitCode
+from replica.messages import events as e
+from replica.state.digest import StateDiffers
+from snapshots.finalize import write_snapshot
+from tests.cluster.audit.ledgers import MINUTES, Made, digested, make, typed
+from tests.cluster.audit.test_recorded_digests import another_user, failed, rewritten
+from wal.environment import Environment
+from wal.ledger import Ledger
+
+
+class PartHere:
+    """A part that is folded by this very process, which has its ledger open."""
+
+    ledger: ClassVar[Ledger]
+
+    def __init__(self, directory: Path, begin: Path | None, last: int) -> None:
+        self._said = list(fold_part(self.ledger, last, begin))
+        self.folded = self._said[-1]["folded"]
+
+    def wait(self, shown: Callable[[], None] | None) -> dict[str, Any]:
+        found: dict[str, Any] = self._said[-1]
+        return found
+
+    def end(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PART_COMMANDS", 1)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts are folded by this process."""
+    monkeypatch.setattr(parts, "_Part", PartHere)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    return make(tmp_path, digested())
+
+
+def keep(made: Made, *indices: int) -> None:
+    """Have the replica keep the states of these entries, and no other."""
+    directory = made.directory / "index" / "states"
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in directory.iterdir():
+        path.unlink()
+    for index in indices:
+        write_snapshot(directory, made.image(index))
+
+
+def settling(made: Made) -> list[int]:
+    """Return the entries that settled something, but for the first and the last two of them."""
+    revisions = [0, *(state.revision for state in made.states)]
+    found = [index for index, (before, after) in enumerate(itertools.pairwise(revisions), start=1) if after > before]
+    return found[1:-2]
+
+
+def in_one(made: Made, at_revision: int | None = None) -> Replayed:
+    with Environment.open_readonly(made.directory / "wal") as environment:
+        return replay(Ledger(environment), at_revision=at_revision)
+
+
+def in_parts(made: Made, processes: int, at_revision: int | None = None) -> tuple[Replayed, list[str]]:
+    """Return what a replay in parts comes to, and why it was made in one."""
+    doubts: list[str] = []
+    with Environment.open_readonly(made.directory / "wal") as environment:
+        PartHere.ledger = Ledger(environment).as_of_now()
+        found = replay_in_parts(
+            Ledger(environment),
+            made.directory / "wal",
+            at_revision=at_revision,
+            processes=processes,
+            doubt=doubts.append,
+        )
+    return found, doubts
+
+
+def what(replayed: Replayed) -> tuple[Any, ...]:
+    return replayed.state, replayed.ledger_digest, replayed.first_index, replayed.last_index, replayed.counts()
+
+
+@pytest.mark.usefixtures("here")
+def test_cut_anywhere_it_comes_to_what_one_process_comes_to(made: Made) -> None:
+    whole = what(in_one(made))
+    cuts = settling(made)
+    for chosen in [*itertools.combinations(cuts, 1), *itertools.combinations(cuts[::4], 2)]:
+        keep(made, *chosen)
+        found, doubts = in_parts(made, len(chosen) + 1)
+        assert (what(found), doubts) == (whole, []), f"cut at {chosen}"
+
+
+@pytest.mark.usefixtures("here")
+def test_cut_anywhere_it_comes_to_the_same_moment(made: Made) -> None:
+    cuts = settling(made)
+    keep(made, *cuts)
+    for revision in range(int(made.state.revision) + 1):
+        found, doubts = in_parts(made, 3, revision)
+        assert (what(found), doubts) == (what(in_one(made, revision)), []), f"at revision {revision}"
+
+
+@pytest.mark.usefixtures("here")
+def test_no_state_is_believed_that_the_ledger_does_not_lead_to(made: Made) -> None:
+    whole = what(in_one(made))
+    for index in settling(made):
+        if 1 not in made.states[index - 1].jobs:
+            continue
+        keep(made)
+        image = made.image(index)
+        path = write_snapshot(made.directory / "index" / "states", replace(image, state=another_user(image.state)))
+        found, doubts = in_parts(made, 2)
+        assert what(found) == whole
+        assert [f"the state in {path} is not what the ledger comes to"] == doubts or "they differ first" in doubts[0]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("minute", range(MINUTES))
+def test_what_was_rewritten_is_found_at_the_same_place(tmp_path: Path, minute: int) -> None:
+    forged = make(tmp_path, rewritten(digested(), e.RunEnded, minute, failed))
+    with pytest.raises(StateDiffers) as one:
+        in_one(forged)
+    for index in settling(forged):
+        keep(forged, index)
+        with pytest.raises(StateDiffers) as cut:
+            in_parts(forged, 2)
+        assert (cut.value.index, cut.value.after) == (one.value.index, one.value.after)
+
+
+def test_parts_are_processes_and_the_command_says_the_same(made: Made) -> None:
+    cuts = settling(made)
+    keep(made, cuts[len(cuts) // 3], cuts[2 * len(cuts) // 3])
+    one, several = (
+        typed("ledger", "replay", "--data", made.directory, "--processes", count, "--json") for count in (1, 3)
+    )
+    assert (several.exit_code, several.stderr) == (0, "")
+    assert msgspec.json.decode(several.stdout) == msgspec.json.decode(one.stdout)
+
+
+def test_a_state_that_cannot_be_read_costs_time_and_is_said(made: Made) -> None:
+    cuts = settling(made)
+    keep(made, cuts[len(cuts) // 3], cuts[2 * len(cuts) // 3])
+    first, second = sorted((made.directory / "index" / "states").iterdir())
+    first.write_bytes(first.read_bytes()[:-40])
+    one, cut = (typed("ledger", "replay", "--data", made.directory, "--processes", count, "--json") for count in (1, 3))
+    assert (cut.exit_code, cut.stdout) == (0, one.stdout)
+    assert "all is folded again by one process" in " ".join(cut.stderr.split())
+
+
+def test_a_ledger_that_was_rewritten_ends_with_7_by_several_processes_too(tmp_path: Path) -> None:
+    forged = make(tmp_path, rewritten(digested(), e.RunEnded, 1, failed))
+    keep(forged, settling(forged)[-2])
+    result = typed("ledger", "replay", "--data", forged.directory, "--processes", 2)
+    assert result.exit_code == ExitCode.VERIFICATION_FAILED
+    assert "they differ first between revision" in " ".join(result.stderr.split())
+
+
+class Rows:
+    """A ledger of one command an entry, as far as `seams` asks it."""
+
+    def __init__(self, applied_index: int) -> None:
+        self.applied_index = applied_index
+
+    def row_at(self, index: int) -> Any:
+        return replace(Row(), revision=index)
+
+
+class Row(msgspec.Struct):
+    revision: int = 0
+
+
+@given(
+    kept=st.lists(st.integers(1, 400), unique=True),
+    first=st.integers(0, 100),
+    last=st.integers(100, 300),
+    count=st.integers(1, 70),
+    least=st.integers(1, 60),
+)
+def test_parts_are_large_enough_and_no_more_than_asked(
+    kept: list[int], first: int, last: int, count: int, least: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "PART_COMMANDS", least)
+        states = [(index, Path(str(index))) for index in kept]
+        found = seams(Rows(350), states, first=first, last=last, parts=count)  # type: ignore[arg-type]
+    bounds = [first, *(cut.revision for cut in found), last]
+    assert len(found) < count or not found
+    assert not found or all(after - before >= least for before, after in itertools.pairwise(bounds))
+    assert {cut.index for cut in found} <= set(kept)
