@@ -118,7 +118,8 @@ def test_cut_anywhere_it_comes_to_the_same_moment(made: Made) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_no_state_is_believed_that_the_ledger_does_not_lead_to(made: Made) -> None:
+def test_no_state_is_believed_that_the_ledger_does_not_lead_to(tmp_path: Path) -> None:
+    made = make(tmp_path, digested()[:-1])  # no digest is recorded of the last states
     whole = what(in_one(made))
     for index in settling(made):
         if 1 not in made.states[index - 1].jobs:
