@@ -191,7 +191,8 @@ def main(arguments: Sequence[str]) -> int:
     die_with_parent(int(agent))
     with socket.socket(fileno=int(channel)) as opened:
         opened.set_inheritable(False)
-        serve(opened, Shown())
+        with contextlib.suppress(ConnectionError):  # it was killed before it had read an answer
+            serve(opened, Shown())
     return 0
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -257,6 +258,22 @@ def test_a_fork_server_dies_with_its_agent() -> None:
     os.close(handle)
     agent.stdin.close()
     agent.stdout.close()
+
+
+def test_a_fork_server_whose_agent_read_nothing_ends_without_a_word() -> None:
+    agent, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "cluster.agent.fork_server", str(channel.fileno()), str(os.getpid()), "-" * 200],
+        cwd=job_processes._TREE,
+        env={**os.environ, OPERATION_VARIABLE: "-" * 200},
+        pass_fds=(channel.fileno(),),
+        stderr=subprocess.PIPE,
+    )
+    channel.close()
+    assert select.select([agent], [], [], 30)[0]
+    agent.close()
+    said = server.communicate()[1]
+    assert (said, server.returncode) == (b"", 0)
 
 
 def fork_server_of(agent: int) -> int:

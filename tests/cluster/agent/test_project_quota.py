@@ -106,9 +106,11 @@ def test_a_persistent_buffer_is_held_to_its_capacity_too(site: Site, quotas: Pat
             create = (CreatePersistent("lake", MIB),)
             await controller.order(site.order(7, 1, "stage_in", creates=create))
             assert isinstance(await controller.result(7, 1), OperationDone)
-            script = f'#!/bin/sh\ncd "$DW_PERSISTENT_STRIPED_lake" || exit 9\n{WRITES["300MiB"]}\nexit 0\n'
-            await controller.order(site.order(8, 1, "run", script=script, uses=("lake",)))
-            assert await controller.result(8, 1) == ScriptEnded(JobState.COMPLETED, 0, 0)
+            await controller.order(site.order(8, 1, "stage_in", uses=("lake",)))
+            assert isinstance(await controller.result(8, 1), OperationDone)
+            script = f'#!/bin/sh\ncd "${{DW_PERSISTENT_STRIPED_lake:?}}" || exit 9\n{WRITES["300MiB"]}\nexit 0\n'
+            await controller.order(site.order(8, 2, "run", script=script, uses=("lake",)))
+            assert await controller.result(8, 2) == ScriptEnded(JobState.COMPLETED, 0, 0)
             number = project(quotas / "persistent" / "lake")
             assert MIB <= held(quotas, number).size_bytes <= blocks_of(MIB)
             await controller.order(site.order(9, 1, "stage_in", destroys=(DestroyPersistent("lake"),)))

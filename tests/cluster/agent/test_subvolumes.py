@@ -142,9 +142,11 @@ def test_a_persistent_buffer_is_held_to_its_capacity_too(site: Site, quotas: Pat
         async with site.running() as (controller, _):
             await controller.order(site.order(7, 1, "stage_in", creates=(CreatePersistent("lake", MIB),)))
             assert isinstance(await controller.result(7, 1), OperationDone)
-            script = f'#!/bin/sh\ncd "$DW_PERSISTENT_STRIPED_lake" || exit 9\n{WRITES}'
-            await controller.order(site.order(8, 1, "run", script=script, uses=("lake",)))
-            assert await controller.result(8, 1) == ScriptEnded(JobState.COMPLETED, 0, 0)
+            await controller.order(site.order(8, 1, "stage_in", uses=("lake",)))
+            assert isinstance(await controller.result(8, 1), OperationDone)
+            script = f'#!/bin/sh\ncd "${{DW_PERSISTENT_STRIPED_lake:?}}" || exit 9\n{WRITES}'
+            await controller.order(site.order(8, 2, "run", script=script, uses=("lake",)))
+            assert await controller.result(8, 2) == ScriptEnded(JobState.COMPLETED, 0, 0)
             # Another job makes a buffer of that name when the first was forgotten: it begins with nothing.
             await controller.order(site.order(9, 1, "stage_in", creates=(CreatePersistent("lake", MIB),)))
             assert isinstance(await controller.result(9, 1), OperationDone)
