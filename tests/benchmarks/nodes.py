@@ -145,7 +145,7 @@ class Swarm:
             instance=instance,
             storage_id=node,
             cpus=4,
-            buffers="/nowhere",
+            buffers="/proc/nowhere",
             process_control="cgroup",
             capacity_control="project_quota",
         )

@@ -134,7 +134,7 @@ TEXT = written(TABLES)
 
 def refused(text: str) -> ConfigError:
     """Return the error for a configuration with this text."""
-    file = Path("/nowhere/forebay.toml")
+    file = Path("/proc/nowhere/forebay.toml")
     with pytest.raises(ConfigError) as caught:
         config_module._read(file, Document(file, text))
     error = caught.value
@@ -145,7 +145,7 @@ def refused(text: str) -> ConfigError:
 
 def blamed(text: str, error: ConfigError) -> str:
     """Return the line that the error names, from the column that it names."""
-    assert error.place == f"/nowhere/forebay.toml line {error.line}, column {error.column}"
+    assert error.place == f"/proc/nowhere/forebay.toml line {error.line}, column {error.column}"
     return text.split("\n")[error.line - 1][error.column - 1 :]
 
 

@@ -23,6 +23,7 @@ from cluster.server.controller import Controller
 from cluster.server.liveness import PollRounds
 from cluster.server.pending import NotLeading, Settled
 from cluster.server.proposer import Proposer
+from replica.fold import HistoryFold
 from replica.fold.apply import apply_batch
 from replica.state.state import EMPTY, State
 from snapshots import restore as restore_module
@@ -330,9 +331,16 @@ def base_unchecked() -> list[Any]:
     def fold_anyway(state: State, batch: Any) -> State | None:
         return apply_batch(state, msgspec.structs.replace(batch, base=state.revision, at=max(batch.at, state.at)))
 
+    take = HistoryFold.take
+
+    def take_anyway(history: HistoryFold, index: int, batch: Any) -> bool:
+        if batch is not None:
+            batch = msgspec.structs.replace(batch, base=history.revision, at=max(batch.at, history.at))
+        return take(history, index, batch)
+
     return [
         patch.object(controller_module, "apply_batch", fold_anyway),
-        patch.object(storage_module, "apply_batch", fold_anyway),
+        patch.object(HistoryFold, "take", take_anyway),
     ]
 
 

@@ -43,7 +43,7 @@ def own_options(words: tuple[str, ...]) -> set[str]:
 
 
 ANYWHERE = {
-    "--config": "/nowhere",
+    "--config": "/proc/nowhere",
     "--identity": "ada",
     "--user": "ada",
     "--stale": "",

@@ -139,7 +139,7 @@ def test_the_generic_provider_runs_the_programs_of_the_older_guide_and_skips_tho
     program.write_text('#!/bin/sh\necho "$*" >>"$SITE_LOG"\n[ "$1" != get_sys ] || echo TotalSize=5MiB\n')
     program.chmod(0o755)
     programs.more.append(program)
-    subject, directory = programs.subject(script="#!/bin/sh\n#BB job=%j\n# words\ntrue\n#BB late\n"), "/nowhere"
+    subject, directory = programs.subject(script="#!/bin/sh\n#BB job=%j\n# words\ntrue\n#BB late\n"), "/proc/nowhere"
     none = programs.provider("generic", get_sys_state="")
     none.data_in(subject, directory)
     none.teardown(subject, False, directory)

@@ -43,7 +43,7 @@ def test_nobody_is_told_where_nobody_listens_or_reads(manager: socket.socket, mo
         tell_manager(READY)
     manager.close()
     tell_manager(READY)
-    monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere/notify")
+    monkeypatch.setenv("NOTIFY_SOCKET", "/proc/nowhere/notify")
     tell_manager(READY)
     monkeypatch.delenv("NOTIFY_SOCKET")
     tell_manager(READY)

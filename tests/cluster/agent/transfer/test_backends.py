@@ -259,7 +259,7 @@ def test_rclone_refuses_a_name_that_it_cannot_be_told_of(harness: Harness) -> No
 def test_a_program_that_is_not_there_is_named(harness: Harness) -> None:
     plant(harness.source, {"a": b"a"})
     for template, says in (
-        ("/nowhere/copy {source} {destination}", "the site's program /nowhere/copy cannot be opened"),
+        ("/proc/nowhere/copy {source} {destination}", "the site's program /proc/nowhere/copy cannot be opened"),
         ("copy {source} {destination}", "begins with 'copy', which is not an absolute path"),
         ("/bin/cp {source}", "has no {destination}"),
         ("", "is empty"),

@@ -183,10 +183,10 @@ OF_COPIES: dict[str, tuple[str, Found, str | None, str, dict[str, object]]] = {
         "restore",
         WELL,
         "r2",
-        "backup: /nowhere/x.fbs: No such file or directory",
-        {"backup": Path("/nowhere/x.fbs")},
+        "backup: /proc/nowhere/x.fbs: No such file or directory",
+        {"backup": Path("/proc/nowhere/x.fbs")},
     ),
-    "no release": ("upgrade", WELL, "r2", "release: /nowhere is no directory", {"release": Path("/nowhere")}),
+    "no release": ("upgrade", WELL, "r2", "release: /proc/nowhere is no directory", {"release": Path("/proc/nowhere")}),
     "a tree without a release": (
         "upgrade",
         WELL,
