@@ -143,9 +143,11 @@ class DrillHosts(Hosts):
 class Drills:
     """A cluster on hosts, and each drill of it."""
 
-    def __init__(self, directory: Path, net: Network, seed: int) -> None:
+    def __init__(self, directory: Path, net: Network, seed: int, release: Path | None) -> None:
         self.hosts = DrillHosts(directory, net)
         self.seed = seed
+        self.release = release
+        """What an upgrade is tried to; None: to what runs."""
         self.stops_ms: dict[str, list[float]] = defaultdict(list)
         self.off_ms: dict[str, list[float]] = defaultdict(list)
         self.acknowledged: dict[int, str] = {}
@@ -224,8 +226,9 @@ class Drills:
 
     async def copied(self, scenario: str) -> str:
         """Carry out one on a copy, of which nothing is left; return what came of it."""
+        more = ["--release", str(self.release)] if scenario == "upgrade" and self.release is not None else []
         with tempfile.TemporaryDirectory(prefix="copy-", dir=self.hosts.directory) as scratch:
-            ended = await self.drill(scenario, "--scratch", scratch)
+            ended = await self.drill(scenario, "--scratch", scratch, *more)
             left = os.listdir(scratch)
         if ended["verdict"] != "passed" or left:
             raise RunFailed(f"{scenario}: {ended['verdict']}: {ended['sentence']}; left of it: {left}")
@@ -291,6 +294,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10, help="how often each scenario (default: 10)")
     parser.add_argument("--scenario", action="append", choices=SCENARIOS, help="only this one; may be repeated")
     parser.add_argument("--seed", type=int, default=None, help="of the jobs' input (default: drawn)")
+    parser.add_argument("--release", type=Path, default=None, help="what `upgrade` tries: the tree of another release")
     parser.add_argument(
         "--loopback", action="store_true", help="switchovers and leader-kills on `forebay up` instead; no root"
     )
@@ -308,7 +312,7 @@ def main() -> int:
         print(f"drills: unable: {unable}", file=sys.stderr)
         return kernel.EXIT_UNABLE
     directory = Path(tempfile.mkdtemp(prefix="forebay-drills-")).resolve()
-    drills = Drills(directory, net, seed)
+    drills = Drills(directory, net, seed, options.release)
     work = drills.run(options.scenario or list(SCENARIOS), options.rounds)
     ended = perform("drills", work, release=drills.hosts.stop_everybody, directory=directory, seed=seed)
     return ended.report(
