@@ -3,6 +3,10 @@
 It runs on any machine that has the configuration and a certificate, so it imports neither consensus nor storage.
 """
 
-from cluster.cli.app import main
+from cluster.cli.startup import defer
+
+defer()
+
+from cluster.cli.app import main  # noqa: E402 - imports what is deferred
 
 __all__ = ["main"]

@@ -38,6 +38,7 @@ from cluster.client.calls import (
     tells,
 )
 from cluster.client.errors import BAD_ANSWER, OUTCOME_UNKNOWN, ApiError, error_of
+from cluster.client.last_leader import RememberedEndpoints
 from cluster.client.session_ids import SessionIds
 from cluster.client.ways import GatewayWay, MungeWay, Way, way_of
 from cluster.schemas import Command, Operation, Parameter, new_command_id, operations
@@ -79,7 +80,7 @@ class Client:
 
     def __init__(
         self,
-        endpoints: Iterable[Address],
+        endpoints: Iterable[Address] | Endpoints,
         way: Way,
         *,
         clock: Clock | None = None,
@@ -95,7 +96,7 @@ class Client:
         used: it is malformed, expired, readable by others, or of another authority.
         """
         self._clock = clock or SystemClock()
-        self._endpoints = Endpoints(endpoints)
+        self._endpoints = endpoints if isinstance(endpoints, Endpoints) else Endpoints(endpoints)
         self._exchange: Sending = _blocking(way, self._clock) if blocking else _on_a_loop(way, self._clock)
         self._sleep = _doze if blocking else rest
         self._nobody_s = nobody_s
@@ -119,7 +120,10 @@ class Client:
         ConfigError or TlsRefused if that cannot be.
         """
         way = way_of(config, identity)
-        return cls(config.endpoints, way, clock=clock, deadline_s=deadline_s, nobody_s=nobody_s, blocking=blocking)
+        endpoints = (
+            RememberedEndpoints(config.endpoints, config.cluster.id) if blocking else Endpoints(config.endpoints)
+        )
+        return cls(endpoints, way, clock=clock, deadline_s=deadline_s, nobody_s=nobody_s, blocking=blocking)
 
     async def __aenter__(self) -> Self:
         return self

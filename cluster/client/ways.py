@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from cluster.client.attempt import AttemptFailed
 from cluster.client.errors import UNTRUSTED
@@ -21,14 +23,14 @@ PROBE_S: Final = 5.0
 """How long a gateway may take to take a connection, seconds: the kernel takes it unless hundreds wait."""
 
 
-class GatewayWay(NamedTuple):
+class GatewayWay(msgspec.Struct, frozen=True):
     """A gateway of this machine, and the accounts of which one is believed."""
 
     path: Path
     owners: frozenset[int]
 
 
-class MungeWay(NamedTuple):
+class MungeWay(msgspec.Struct, frozen=True):
     """Replicas that take MUNGE credentials."""
 
     files: TlsFiles

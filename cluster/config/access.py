@@ -4,11 +4,9 @@ Such a command reads the tables [cluster], [[replica]], [tls] and [access], and 
 what the others hold is for whoever uses it, and read by `cluster.config.config`. Most of a command is what it imports.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Self, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -89,7 +87,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     """Who may come as the account that he is."""
 
     @classmethod
-    def glance(cls, path: Path) -> Access | None:
+    def glance(cls, path: Path) -> Self | None:
         """Read the tables that a client needs; None where they are not what they should be.
 
         ConfigError for a file that is none, and for keys that others may read.

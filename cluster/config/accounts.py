@@ -4,8 +4,6 @@ Every machine has the same table. A replica decides by its own copy and its own 
 gateway's socket is, and whether there is MUNGE.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Final
 

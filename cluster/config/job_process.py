@@ -1,7 +1,5 @@
 """What the processes of jobs get on the nodes: [job_process] of forebay.toml."""
 
-from __future__ import annotations
-
 from typing import Annotated, Final
 
 import msgspec

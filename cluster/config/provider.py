@@ -4,8 +4,6 @@ Which provider there is, is agreed (replica.model.configuration); here is where 
 paths that others agree on it runs at all.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -4,6 +4,8 @@ msgspec decodes, and the structs forbid unknown keys: a key that is ignored is o
 (hazard H22). What stands here is what msgspec does not say: where in the text a key is, and what would be right.
 """
 
+from __future__ import annotations
+
 import re
 import tomllib
 from collections.abc import Callable, Iterator
@@ -125,7 +127,7 @@ class Document:
             raise self._not_toml(error) from error
 
     @classmethod
-    def load(cls, file: Path, *, bytes_max: int) -> "Document":
+    def load(cls, file: Path, *, bytes_max: int) -> Document:
         """Read and parse a file of at most `bytes_max` bytes; ConfigError."""
         try:
             with file.open("rb") as stream:
@@ -249,7 +251,7 @@ class _Form:
                 kind = next(one for one in kind.types if not isinstance(one, inspect.NoneType))
         self.kind = kind
 
-    def inside(self, name: str | None) -> "_Form | None":
+    def inside(self, name: str | None) -> _Form | None:
         """Return what may be written under a key, or in a list (None); None where nothing may."""
         if isinstance(self.kind, inspect.StructType):
             return next((_Form(field.type) for field in self.kind.fields if field.encode_name == name), None)

@@ -3,8 +3,6 @@
 They are a replica's own, as where it is reached: write the same for each of them. Whoever leads asks.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Annotated, Final

@@ -1,7 +1,5 @@
 """What is sent and answered about accounts, QOS, licences, reservations, the rules of scheduling, and estimates."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec

@@ -1,7 +1,5 @@
 """What every request and every answer has in common."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Annotated, Any, TypeAlias, TypeVar
 

@@ -5,8 +5,6 @@ Source of the form: the transcripts of Slurm 22.05.8, SLURM-OBSERVED.md section 
 there when they are needed: a pool of which a part is out of service, and a pool that shrank below its use.
 """
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable, Iterator
 from typing import Final

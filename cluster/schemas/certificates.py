@@ -1,7 +1,5 @@
 """Bodies and answers about revoked certificates."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

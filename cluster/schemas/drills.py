@@ -1,7 +1,5 @@
 """Bodies and answers about drills: what was done to the cluster on purpose, and what came of it."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

@@ -1,7 +1,5 @@
 """Bodies and answers about guests: buffers whose jobs belong to another scheduler."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

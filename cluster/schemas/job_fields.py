@@ -5,8 +5,6 @@ is one of SubmitRequest, UpdateRequest and JobDetailsView here, and a row of JOB
 is read, copied, shown and changed with nothing more to write. What its value may be: `replica.decide.checks`.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec

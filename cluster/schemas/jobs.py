@@ -4,8 +4,6 @@ Times are ISO 8601 in UTC with microseconds, null where something has not happen
 server adds are ignored by an older client. `revision` says at which moment of the cluster's history an answer was true.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from cluster.schemas.base import Answer, Json, View

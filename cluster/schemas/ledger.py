@@ -1,7 +1,5 @@
 """What a replica answers about its ledger, its snapshots and the stream of events: a part of `cluster.schemas.jobs`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import msgspec

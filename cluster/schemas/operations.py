@@ -4,8 +4,6 @@ An operation's name is contract: the metric label `route` and the OpenAPI operat
 where the operation is one command to the state machine it is that command's name (`replica.messages.kind_of`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from types import NoneType

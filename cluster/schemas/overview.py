@@ -1,7 +1,5 @@
 """The cluster at a glance: what it does, what needs somebody, and how full its pools were."""
 
-from __future__ import annotations
-
 from typing import Final, Literal
 
 from cluster.schemas.base import Answer, View

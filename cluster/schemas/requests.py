@@ -6,8 +6,6 @@ said: in a rolling upgrade a replica of an earlier release does not know all fie
 released never changes.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec

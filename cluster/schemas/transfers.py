@@ -1,7 +1,5 @@
 """What is moved, and what was: transfers under way, receipts, what was not exported."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from cluster.schemas.base import Answer, View

@@ -1,10 +1,15 @@
 """Where somebody listens: a host and a port, written `host:port` or `[v6]:port`."""
 
-import ipaddress
+from __future__ import annotations
+
 import re
-from typing import Final
+import socket
+from typing import TYPE_CHECKING, Final
 
 import msgspec
+
+if TYPE_CHECKING:
+    import ipaddress
 
 HOST_CHARACTERS_MAX: Final = 253
 """Characters of a host name: the DNS limit."""
@@ -44,13 +49,15 @@ class Address(msgspec.Struct, frozen=True, order=True):
         """Whether only this machine can reach it."""
         if self.host == "localhost":
             return True
+        import ipaddress
+
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
 
     @classmethod
-    def parse(cls, text: str) -> "Address":
+    def parse(cls, text: str) -> Address:
         """Return the address that `text` says; AddressError says what is wrong and what would be right."""
         if text.startswith("["):
             host, bracket, rest = text[1:].partition("]")
@@ -68,18 +75,38 @@ class Address(msgspec.Struct, frozen=True, order=True):
 
 
 def _checked_host(host: str, text: str, bracketed: bool) -> str:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
+    if _is_ipv4(host):
+        address, version, is_unspecified = host, 4, host == "0.0.0.0"
+    elif (v6 := _ipv6(host)) is not None:
+        address, version, is_unspecified = str(v6), 6, v6.is_unspecified
+    else:
         if bracketed or len(host) > HOST_CHARACTERS_MAX or _HOST_NAME.fullmatch(host) is None:
-            raise AddressError(f"{host!r} in {text!r} is neither an IP address nor a host name") from None
+            raise AddressError(f"{host!r} in {text!r} is neither an IP address nor a host name")
         if host.replace(".", "").isdigit():
-            raise AddressError(f"{host!r} in {text!r} is not an IP address") from None
+            raise AddressError(f"{host!r} in {text!r} is not an IP address")
         return host
-    if bracketed != (address.version == 6):
+    if bracketed != (version == 6):
         raise AddressError(f"{text!r} has its brackets in the wrong place")
-    if address.is_unspecified:
+    if is_unspecified:
         raise AddressError(
             f"{text!r} is no address that another machine could connect to", "write the one that others connect to"
         )
-    return str(address)
+    return address
+
+
+def _is_ipv4(host: str) -> bool:
+    try:
+        return len(socket.inet_pton(socket.AF_INET, host)) == 4
+    except (OSError, ValueError):
+        return False
+
+
+def _ipv6(host: str) -> ipaddress.IPv6Address | None:
+    if ":" not in host:
+        return None
+    import ipaddress  # few write one
+
+    try:
+        return ipaddress.IPv6Address(host)
+    except ValueError:
+        return None

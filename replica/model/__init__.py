@@ -46,11 +46,13 @@ if TYPE_CHECKING:
     from replica.model.buffers import (
         BEFORE_RUN,
         HOLDING,
+        PERSISTENT_STATES,
         Access,
         Buffer,
         BufferInput,
         BufferState,
         IllegalTransition,
+        PersistentBuffer,
         Transfer,
         TransferKind,
         step,
@@ -84,14 +86,13 @@ if TYPE_CHECKING:
         operation_of,
     )
     from replica.model.job_names import NameGroup, Several, first_of, members_of
+    from replica.model.job_states import ENDED, JobState
     from replica.model.jobs import (
-        ENDED,
         Guest,
         GuestJobs,
         GuestStep,
         Hold,
         Job,
-        JobState,
         Scheduler,
         commented,
         guest_job_fault,
@@ -126,11 +127,9 @@ if TYPE_CHECKING:
         partition_gate,
         place_name,
     )
-    from replica.model.persistent import PERSISTENT_STATES, PersistentBuffer, named_by
     from replica.model.pools import (
         UNIT_WORDS,
         Place,
-        Places,
         Pool,
         PoolUnit,
         Rates,
@@ -171,6 +170,7 @@ if TYPE_CHECKING:
         difference,
         error_path,
         expanded,
+        named_by,
         requested,
         with_options,
     )
@@ -225,14 +225,16 @@ else:
         accounts: check_qos check_rules is_of_group limits_for_each with_members_sorted
         arrays: ArrayFault ArrayUse Tasks compressed is_active is_ahead is_gated is_waiting
         arrays: parse_array parse_reference parse_tasks shown_reference
-        buffers: BEFORE_RUN HOLDING Access Buffer BufferInput BufferState IllegalTransition Transfer TransferKind step
+        buffers: BEFORE_RUN HOLDING PERSISTENT_STATES Access Buffer BufferInput BufferState IllegalTransition
+        buffers: PersistentBuffer Transfer TransferKind step
         configuration: DEFAULT_SITE FLAGS FOUNDING_FIELDS RESTART_POLICIES Site buffer_user_refusal check_site
         configuration: expand_roots flags_text get_sys_state_of get_sys_status_of ordered_flags persistent_refusal
         configuration: private_data program_fault provision_of teardown_on_failure
         drills: SCENARIOS Drill DrillLock DrillVerdict last_tried
         failure_texts: CREATE_ERROR delete_denied duplicate_name failure_comment failure_reason operation_of
         job_names: NameGroup Several first_of members_of
-        jobs: ENDED Guest GuestJobs GuestStep Hold Job JobState Scheduler commented guest_job_fault guest_name
+        job_states: ENDED JobState
+        jobs: Guest GuestJobs GuestStep Hold Job Scheduler commented guest_job_fault guest_name
         jobs: interrupted scheduler_fault
         mail: MAIL_TYPES Mail MailKind message_name wants
         nodes: CAPACITY_CONTROLS PROCESS_CONTROLS AdmittedNode Node NodeState Recovery
@@ -241,14 +243,13 @@ else:
         orders: NOTHING_SPECIAL Order OrderPlace SpecialTransfers
         partitions: AnyNode Partition Partitions PartitionState check_partition chosen_partition is_in partition_gate
         partitions: place_name
-        persistent: PERSISTENT_STATES PersistentBuffer named_by
-        pools: Place Places SeenPlace are_nested place_in
+        pools: Place SeenPlace are_nested place_in
         pools: UNIT_WORDS Pool PoolUnit Rates format_amount format_slurm_amount free_bytes parse_amount rates_of unit_in
         pools: unit_of
         provider: NATIVE PROVIDERS Provision provider_facts
         requests: DEFAULT_PRIORITY NO_CHANGE NO_OPTIONS OPEN_MODES AfterTask ArrayTask BufferRequest CreatePersistent
         requests: Dependency DependencyKind DestroyPersistent JobChange JobOptions JobRequest ListTransfer
-        requests: destinations_of difference error_path expanded requested with_options
+        requests: destinations_of difference error_path expanded named_by requested with_options
         reservations: Reservation ReservedSpace check_reservation left_of
         transfers: ALGORITHMS BACKENDS CHOICE_KEYS CHOOSABLE DEFAULT_TRANSFER_RULES LINKS NO_CHOICE
         transfers: RECEIPTS_PER_JOB_MAX TIMEOUTS VERIFY_LEVELS JobTransfers LeftOut RateShares TransferCheckpoint

@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterable
 
 from replica.model.buffers import Buffer, BufferState
-from replica.model.jobs import Job, JobState
+from replica.model.job_states import JobState
+from replica.model.jobs import Job
 from replica.model.requests import JobRequest
 from replica.values import ARRAY_SIZE_MAX, Reason, Verdict
 

@@ -8,47 +8,9 @@ from typing import Any
 
 import msgspec
 
+from replica.model.job_states import JobState
 from replica.model.requests import JobRequest
-from replica.values import MICROSECONDS_PER_SECOND, NAME_CHARACTERS_MAX, NEVER, Instant
-
-
-class JobState(IntEnum):
-    """Slurm's job states, as far as Forebay enters them; the numbers are wire numbers (law 12)."""
-
-    PENDING = 1
-    CONFIGURING = 2
-    RUNNING = 3
-    SUSPENDED = 4
-    STAGE_OUT = 5
-    COMPLETED = 6
-    FAILED = 7
-    CANCELLED = 8
-    TIMEOUT = 9
-    NODE_FAIL = 10
-
-    @property
-    def code(self) -> str:
-        """The two letters of squeue."""
-        return _CODES[self]
-
-
-_CODES = {
-    JobState.PENDING: "PD",
-    JobState.CONFIGURING: "CF",
-    JobState.RUNNING: "R",
-    JobState.SUSPENDED: "S",
-    JobState.STAGE_OUT: "SO",
-    JobState.COMPLETED: "CD",
-    JobState.FAILED: "F",
-    JobState.CANCELLED: "CA",
-    JobState.TIMEOUT: "TO",
-    JobState.NODE_FAIL: "NF",
-}
-
-ENDED: frozenset[JobState] = frozenset(
-    {JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT, JobState.NODE_FAIL}
-)
-"""States in which the result of the job is known. Its buffer may still be in teardown."""
+from replica.values import MICROSECONDS_PER_SECOND, NAME_CHARACTERS_MAX, NEVER, Instant, Pattern
 
 
 class Hold(IntEnum):
@@ -126,8 +88,8 @@ class Guest(msgspec.Struct, frozen=True, array_like=True, gc=False):
 GUEST_JOB_CHARACTERS_MAX = 40
 """The number of a job at another scheduler, characters: `12345678_1000` with room to spare; part of a file name."""
 
-_GUEST_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
-_SCHEDULER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
+_GUEST_JOB = Pattern(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
+_SCHEDULER = Pattern(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
 
 
 def guest_name(scheduler: str, job: str) -> str:

@@ -13,7 +13,7 @@ from enum import IntEnum
 
 import msgspec
 
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.requests import JobOptions
 from replica.values import Instant
 

@@ -8,7 +8,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from replica.model.buffers import Buffer, BufferState
-from replica.model.jobs import GuestStep, Job, JobState
+from replica.model.job_states import JobState
+from replica.model.jobs import GuestStep, Job
 from replica.values import NEVER, Instant
 
 

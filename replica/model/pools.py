@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import re
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
-import immutables
 import msgspec
 
 from replica.values import (
     MICROSECONDS_PER_SECOND,
     SIZE_BYTES_MAX,
+    Pattern,
     SizeError,
     format_size,
     format_slurm_size,
     parse_size,
 )
+
+if TYPE_CHECKING:
+    import immutables
 
 
 class PoolUnit(IntEnum):
@@ -76,8 +80,8 @@ def unit_in(pools: immutables.Map[str, Pool], name: str) -> PoolUnit:
 
 UNIT_WORDS = tuple(unit.word for unit in PoolUnit)
 
-_NODES = re.compile(r"([0-9]+)(N|node|nodes)?", re.IGNORECASE)
-_NODE_SUFFIX = re.compile(r"[0-9.]+(N|node|nodes)", re.IGNORECASE)
+_NODES = Pattern(r"([0-9]+)(N|node|nodes)?", re.IGNORECASE)
+_NODE_SUFFIX = Pattern(r"[0-9.]+(N|node|nodes)", re.IGNORECASE)
 
 
 def unit_of(word: str) -> PoolUnit | None:
@@ -153,15 +157,12 @@ class SeenPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
     identity: str
 
 
-Places = immutables.Map[str, Place]
-
-
 def are_nested(one: str, other: str) -> bool:
     """Whether two paths of places are the same, or one is below the other."""
     return one == other or one.startswith(other + "/") or other.startswith(one + "/")
 
 
-def place_in(pools: immutables.Map[str, Pool], places: Places, pool: str) -> Place | None:
+def place_in(pools: immutables.Map[str, Pool], places: immutables.Map[str, Place], pool: str) -> Place | None:
     """Return the place that the buffers of a pool lie in; None: each lies in the directory of one node's agent."""
     found = pools.get(pool) if places and pool else None
     return None if found is None or not found.place else places.get(found.place)

@@ -5,7 +5,6 @@ How a provider is called is in the module of its name in `cluster.providers`: th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import msgspec
 
@@ -13,7 +12,7 @@ NATIVE = "native"
 """The provider that is Forebay's own agents."""
 
 
-class ProviderFacts(NamedTuple):
+class ProviderFacts(msgspec.Struct, frozen=True, gc=False):
     """What decisions, texts and the grammar of requests depend on."""
 
     site_directive: bool = False

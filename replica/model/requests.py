@@ -229,6 +229,15 @@ def error_path(request: JobRequest, job_id: int) -> str:
     return path if path.startswith("/") else f"{request.workdir.rstrip('/')}/{path}"
 
 
+def named_by(request: BufferRequest | None) -> frozenset[str]:
+    """Return the names of the persistent buffers that a job creates, destroys or uses."""
+    if request is None:
+        return frozenset()
+    return frozenset(
+        (*(one.name for one in request.creates), *(one.name for one in request.destroys), *request.uses)
+    )  # fmt: skip
+
+
 def destinations_of(request: JobRequest) -> tuple[str, ...]:
     """Return the paths outside that a job stages out to, each once."""
     asked = request.buffer

@@ -7,8 +7,6 @@ the agent; the receipt has the digest over them.
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 from msgspec.structs import replace
 
@@ -20,6 +18,7 @@ from replica.values import (
     SIZE_BYTES_MAX,
     TIME_LIMIT_S_MAX,
     Instant,
+    Pattern,
     Refusal,
     RefusalCode,
 )
@@ -369,8 +368,8 @@ def default_backend(backends: tuple[str, ...]) -> str:
 PLACES = ("{source}", "{destination}")
 
 
-_WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
-_QUOTED = re.compile(r"""'([^']*)'|"([^"]*)\"""")
+_WORD = Pattern(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
+_QUOTED = Pattern(r"""'([^']*)'|"([^"]*)\"""")
 
 
 def template_words(template: str) -> list[str]:

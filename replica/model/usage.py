@@ -13,7 +13,8 @@ from typing import NamedTuple
 import immutables
 
 from replica.model.buffers import Buffer, BufferState
-from replica.model.jobs import ENDED, GuestStep, Job, JobState
+from replica.model.job_states import ENDED, JobState
+from replica.model.jobs import GuestStep, Job
 from replica.model.requests import JobRequest
 from replica.values import CONSUMED_MAX, MICROSECONDS_PER_SECOND, SIZE_BYTES_MAX
 

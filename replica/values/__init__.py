@@ -103,6 +103,7 @@ from replica.values.names import (
     parse_nodes,
     plain,
 )
+from replica.values.patterns import Pattern
 from replica.values.sorted_keys import SortedKeys
 from replica.values.steps import InSteps, Steps, whole
 from replica.values.units import (

@@ -18,7 +18,9 @@ The id of such a command is a UUIDv8 (RFC 9562, 5.8), so that it goes wherever a
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from replica.values.limits import SESSION_WINDOW_MAX
 
@@ -34,7 +36,7 @@ SESSION_NUMBER_MAX: Final = 2**48 - 1
 SEQUENCE_MAX: Final = 2**62 - 1
 
 
-class Numbered(NamedTuple):
+class Numbered(msgspec.Struct, frozen=True, gc=False):
     """What the id of a command in a session says."""
 
     session: int

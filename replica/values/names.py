@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterable, Iterator
 
 from replica.values.limits import MAIL_USER_CHARACTERS_MAX, MAILBOX_CHARACTERS_MAX, NAME_CHARACTERS_MAX, NODES_MAX
+from replica.values.patterns import Pattern
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_SYMBOL = re.compile(r"%(.?)", re.DOTALL)
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
-_MAILBOX = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_+=-]*(\.[A-Za-z0-9_+=-]+)*")
-_DOMAIN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
+_CONTROL = Pattern(r"[\x00-\x1f\x7f]")
+_SYMBOL = Pattern(r"%(.?)", re.DOTALL)
+_NAME = Pattern(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+_MAILBOX = Pattern(r"[A-Za-z0-9_][A-Za-z0-9_+=-]*(\.[A-Za-z0-9_+=-]+)*")
+_DOMAIN = Pattern(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
 
 
 def name_fault(name: str) -> str | None:
@@ -94,9 +95,9 @@ def plain(text: str) -> str:
 EVERY_NODE = "ALL"
 """In place of names: every node that there is, and any that comes."""
 
-_ITEM = re.compile(r"([^\[\],\s]*)(?:\[([0-9,-]{1,4096})\])?([^\[\],\s]*)", re.ASCII)
-_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
-_NUMBERED = re.compile(r"(.*?)([0-9]{1,9})", re.ASCII)
+_ITEM = Pattern(r"([^\[\],\s]*)(?:\[([0-9,-]{1,4096})\])?([^\[\],\s]*)", re.ASCII)
+_RANGE = Pattern(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
+_NUMBERED = Pattern(r"(.*?)([0-9]{1,9})", re.ASCII)
 
 
 class NodeListFault(ValueError):

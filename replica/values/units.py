@@ -5,10 +5,11 @@ Sources: the burst buffer guide (suffixes), SEMANTICS.md (what Forebay accepts a
 
 from __future__ import annotations
 
-import re
 from typing import NewType
 
 import msgspec
+
+from replica.values.patterns import Pattern
 
 Instant = NewType("Instant", int)
 """Microseconds since 1970-01-01T00:00:00Z."""
@@ -37,7 +38,7 @@ SIZE_DIGITS_MAX = 40
 _WRITTEN_CHARACTERS = 48
 """Characters of a size that a message repeats."""
 
-_SIZE = re.compile(r"([0-9]+)(?:\.([0-9]+))?([A-Za-z]*)")
+_SIZE = Pattern(r"([0-9]+)(?:\.([0-9]+))?([A-Za-z]*)")
 
 SUFFIXES = "K KiB M MiB G GiB T TiB P PiB (powers of 1024), KB MB GB TB PB (powers of 1000)"
 

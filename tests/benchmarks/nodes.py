@@ -40,7 +40,7 @@ from cluster.security.tls import TlsFiles, client_context
 from cluster.system.address import Address
 from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone, ScriptEnded, ScriptStarted
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.orders import Order
 from tests.benchmarks.forebay import ForebayCluster
 from tests.benchmarks.load import percentile_ms

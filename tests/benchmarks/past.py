@@ -33,7 +33,7 @@ from cluster.system.address import Address
 from cluster.system.clock import Clock, SystemClock
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.operations import Stage
 from replica.model.requests import JobRequest
 from replica.views.orders import orders_for

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.operations import Stage
 from tests.contract.day import NODES, REQUESTS, Line
 from tests.contract.maker import STAGED, Maker, asks, ended, failed, reached, receipt

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from cluster.system.clock import format_instant
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.operations import Stage
 from replica.model.requests import DEFAULT_PRIORITY
 from replica.model.transfers import TransferCheckpoint, TransferReceipt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.operations import Stage
 from replica.model.transfers import LeftOut
 from replica.values.command_ids import session_command_id

@@ -38,7 +38,8 @@ from replica.messages.events import EVENTS, Event
 from replica.model.accounts import ACCOUNT_REASONS, QOS_REASONS
 from replica.model.buffers import BufferState
 from replica.model.configuration import DEFAULT_SITE, FLAGS, PROVIDERS, RESTART_POLICIES
-from replica.model.jobs import Hold, JobState
+from replica.model.job_states import JobState
+from replica.model.jobs import Hold
 from replica.model.mail import MAIL_TYPES
 from replica.model.operations import Stage
 from replica.model.requests import DependencyKind

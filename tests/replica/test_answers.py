@@ -20,6 +20,7 @@ from replica.messages.entries import Accepted, Entry, Receipt
 from replica.values.command_ids import (
     SEQUENCE_MAX,
     SESSION_NUMBER_MAX,
+    Numbered,
     answer_key,
     answered,
     is_in_session,
@@ -64,7 +65,7 @@ def test_an_id_in_a_session_says_what_it_was_made_of_and_so_does_the_key_of_its_
     made = session_command_id(session, sequence, sequence - outstanding)
     assert len(made) == 16 and is_in_session(made)
     said = numbered(made)
-    assert said[:3] == (session, sequence, sequence - outstanding)
+    assert said == Numbered(session, sequence, sequence - outstanding)
     assert answered(answer_key(session, sequence)) == (session, sequence)
     if outstanding:
         with pytest.raises(ValueError, match="is not the key of an answer"):

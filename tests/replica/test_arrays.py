@@ -11,7 +11,8 @@ from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.arrays import ArrayFault, compressed, parse_array, parse_reference, shown_reference
-from replica.model.jobs import Hold, JobState
+from replica.model.job_states import JobState
+from replica.model.jobs import Hold
 from replica.model.requests import (
     AfterTask,
     ArrayTask,

@@ -9,7 +9,7 @@ from replica.messages import StateDigested
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.entries import Batch, Entry
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.scheduler import SchedulingIndex, events_of_pass
 from replica.state.digest import state_digest
 from replica.state.invariants import check

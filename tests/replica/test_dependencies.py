@@ -6,7 +6,8 @@ import pytest
 
 from replica.messages import commands as c
 from replica.model.job_names import Several, first_of, joined, left
-from replica.model.jobs import Hold, JobState
+from replica.model.job_states import JobState
+from replica.model.jobs import Hold
 from replica.model.requests import Dependency, DependencyKind, JobOptions
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import WHOLE_ARRAYS_MAX

@@ -13,7 +13,7 @@ from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.accounts import Account, AccountUser, Limit, LimitKind, SchedulingRules
 from replica.model.buffers import Access, BufferState
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.operations.guests import GuestPhase, find_guest, guest_phase
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_pass import free_for_setups

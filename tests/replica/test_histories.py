@@ -15,7 +15,7 @@ from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.entries import Batch
 from replica.model.buffers import HOLDING, BufferState
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.operations import Stage
 from replica.model.orders import Order
 from replica.operations.outcomes import waiting_stage

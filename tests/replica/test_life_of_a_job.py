@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from replica.messages import commands as c
-from replica.model.jobs import Hold, JobState
+from replica.model.job_states import JobState
+from replica.model.jobs import Hold
 from replica.model.nodes import CAPACITY_CONTROLS, PROCESS_CONTROLS
 from replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import OPERATOR, World, agent, user

@@ -10,7 +10,7 @@ from replica.decide.reports import settling_events
 from replica.fold.apply import apply_batch
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.mail import Mail, MailKind, message_name, wants
 from replica.model.requests import JobOptions
 from replica.state.state import EMPTY, State

@@ -8,8 +8,7 @@ from typing import get_args
 import pytest
 
 from replica.messages import commands as c
-from replica.model.buffers import BufferState
-from replica.model.persistent import PERSISTENT_STATES
+from replica.model.buffers import PERSISTENT_STATES, BufferState
 from replica.state.invariants import check
 from tests.replica.reference.outcome_table import STATES, happenings, outcome, specimen, table
 

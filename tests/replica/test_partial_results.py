@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from replica.messages import commands as c
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import World, user
 

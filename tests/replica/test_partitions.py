@@ -13,7 +13,7 @@ from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.accounts import Account, AccountUser, SchedulingRules
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.partitions import Partition, PartitionState
 from replica.model.requests import CreatePersistent, Dependency, DependencyKind, JobOptions
 from replica.values.errors import Refusal, RefusalCode

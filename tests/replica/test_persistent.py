@@ -300,8 +300,7 @@ def test_names_that_cannot_be_are_refused_before_a_job_waits_for_them(options: B
 
 @pytest.mark.parametrize("state", list(BufferState))
 def test_a_persistent_buffer_has_no_state_of_a_jobs_buffer(state: BufferState) -> None:
-    from replica.model.buffers import TRANSITIONS
-    from replica.model.persistent import PERSISTENT_STATES
+    from replica.model.buffers import PERSISTENT_STATES, TRANSITIONS
 
     leads_to = {after for (before, _), after in TRANSITIONS.items() if before is state}
     if state in PERSISTENT_STATES:

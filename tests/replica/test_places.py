@@ -11,7 +11,7 @@ from hypothesis.stateful import invariant, rule
 
 from replica.messages import commands as c
 from replica.model.buffers import Buffer, BufferState
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.operations import Stage
 from replica.model.pools import Place, Pool, SeenPlace
 from replica.model.requests import BufferRequest, CreatePersistent, DestroyPersistent

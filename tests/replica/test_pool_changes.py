@@ -16,7 +16,7 @@ from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.entries import Accepted, Batch, Entry
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.operations import Stage
 from replica.model.orders import Order
 from replica.model.pools import Pool, PoolUnit, format_amount, format_slurm_amount, parse_amount, unit_in, unit_of

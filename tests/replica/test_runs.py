@@ -8,7 +8,7 @@ import pytest
 
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.requests import JobOptions
 from replica.values.errors import Refusal
 from tests.replica.world import World, user

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replica.messages import commands as c
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.views.jobs import SHARING_NAMED_MAX, Shared, buffer_path, shared_destinations
 from tests.replica.world import World, agent, user
 

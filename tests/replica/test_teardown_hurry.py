@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from replica.messages import commands as c
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from tests.replica.world import World
 
 

@@ -11,7 +11,8 @@ from replica.grammar.directives import read_request
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.accounts import Account, AccountUser, License, Limit, LimitKind, Qos, SchedulingRules
-from replica.model.jobs import Hold, JobState
+from replica.model.job_states import JobState
+from replica.model.jobs import Hold
 from replica.model.partitions import Partition, PartitionState
 from replica.model.requests import (
     DEFAULT_PRIORITY,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from replica.messages import commands as c
-from replica.model.jobs import ENDED, Hold, JobState
+from replica.model.job_states import ENDED, JobState
+from replica.model.jobs import Hold
 from replica.model.requests import AfterTask, Dependency, DependencyKind, JobChange
 from replica.values.errors import Refusal, RefusalCode
 from tests.replica.scheduler.test_index import IndexedWorld

@@ -13,9 +13,8 @@ from replica.fold.apply import apply_batch
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model.buffers import HOLDING, BufferState
-from replica.model.jobs import JobState
-from replica.model.persistent import PERSISTENT_STATES
+from replica.model.buffers import HOLDING, PERSISTENT_STATES, BufferState
+from replica.model.job_states import JobState
 from replica.model.requests import CreatePersistent, DestroyPersistent
 from replica.scheduler.persistent import persistent_request
 from replica.state.state import EMPTY

@@ -15,7 +15,8 @@ from replica.messages import features
 from replica.messages.entries import Batch, Entry
 from replica.model.buffers import Access
 from replica.model.configuration import Site
-from replica.model.jobs import Hold, JobState
+from replica.model.job_states import JobState
+from replica.model.jobs import Hold
 from replica.model.operations import Stage, agent_of
 from replica.model.orders import Order
 from replica.model.pools import Pool

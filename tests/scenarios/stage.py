@@ -24,7 +24,8 @@ from replica.grammar.directives import read_request
 from replica.messages import commands as c
 from replica.messages.entries import Batch, Entry
 from replica.model.buffers import BufferState
-from replica.model.jobs import ENDED, Hold
+from replica.model.job_states import ENDED
+from replica.model.jobs import Hold
 from replica.model.requests import JobOptions, JobRequest
 from replica.state.invariants import check
 from replica.values.errors import Refusal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import patch
 
-from replica.model.persistent import PersistentBuffer
+from replica.model.buffers import PersistentBuffer
 from replica.scheduler import persistent
 
 

@@ -12,7 +12,8 @@ from cluster.server.liveness import Said
 from cluster.server.pending import NotLeading, QueueFull, Settled
 from replica.messages import commands as c
 from replica.model.buffers import Access, Transfer, TransferKind
-from replica.model.jobs import Hold, JobState
+from replica.model.job_states import JobState
+from replica.model.jobs import Hold
 from replica.model.operations import Stage
 from replica.model.orders import Order
 from replica.model.pools import Pool

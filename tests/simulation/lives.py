@@ -12,9 +12,8 @@ from typing import Any
 
 from replica.fold.fold import fold_into
 from replica.messages import events as e
-from replica.model.buffers import HOLDING, TRANSITIONS, BufferState
-from replica.model.jobs import ENDED
-from replica.model.persistent import PersistentBuffer
+from replica.model.buffers import HOLDING, TRANSITIONS, BufferState, PersistentBuffer
+from replica.model.job_states import ENDED
 from replica.model.requests import JobRequest
 from replica.state.builder import StateBuilder
 from replica.state.state import State

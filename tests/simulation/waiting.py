@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from replica.messages import commands as c
 from replica.model.accounts import Limit, LimitKind, Qos
 from replica.model.buffers import Access
-from replica.model.jobs import Hold, JobState
+from replica.model.job_states import JobState
+from replica.model.jobs import Hold
 from replica.model.partitions import Partition, PartitionState
 from replica.model.requests import BufferRequest, Dependency, DependencyKind, JobChange, JobOptions, with_options
 from replica.values.units import NEVER, Instant

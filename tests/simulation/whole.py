@@ -13,7 +13,8 @@ from replica.messages import commands as c
 from replica.messages import features
 from replica.model.buffers import Access
 from replica.model.configuration import persistent_refusal
-from replica.model.jobs import Hold, JobState
+from replica.model.job_states import JobState
+from replica.model.jobs import Hold
 from replica.model.operations import Stage
 from replica.model.orders import Order
 from replica.model.requests import CreatePersistent, DestroyPersistent, JobOptions, with_options

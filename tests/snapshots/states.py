@@ -13,7 +13,8 @@ from replica.messages.commands import Actor, ActorRole
 from replica.messages.entries import Batch, Entry, Receipt
 from replica.model.buffers import Access, Buffer, BufferState, Transfer, TransferKind
 from replica.model.configuration import Site
-from replica.model.jobs import ENDED, Hold, Job, JobState
+from replica.model.job_states import ENDED, JobState
+from replica.model.jobs import Hold, Job
 from replica.model.nodes import Node
 from replica.model.operations import Stage
 from replica.model.pools import Pool

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+import msgspec
 
 from cluster.cli.confirming import destroys
 from cluster.cli.exits import ExitCode, Failure, bad_input, converted
@@ -134,7 +135,7 @@ def names(context: click.Context, parameter: click.Parameter, value: str | None)
     return None if value is None else tuple(name.strip() for name in value.split(",") if name.strip())
 
 
-class Kind(NamedTuple):
+class Kind(msgspec.Struct, frozen=True):
     """One kind of record that a site keeps: listed, shown, changed and deleted as the others are."""
 
     word: str

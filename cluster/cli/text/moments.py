@@ -9,7 +9,7 @@ import re
 from typing import Final
 
 from cluster.system import format_instant, parse_instant
-from replica.values import MICROSECONDS_PER_SECOND, NEVER, TIME_LIMIT_S_MAX, Instant
+from replica.values import MICROSECONDS_PER_SECOND, NEVER, TIME_LIMIT_S_MAX, Instant, Pattern
 
 DURATION_FORMS: Final = (
     "MINUTES, MINUTES:SECONDS, HOURS:MINUTES:SECONDS, DAYS-HOURS, DAYS-HOURS:MINUTES or DAYS-HOURS:MINUTES:SECONDS"
@@ -27,12 +27,12 @@ DAY_S: Final = 86_400
 _DIGITS_MAX: Final = 10
 """Digits of one number in a duration: a year of seconds has 8; a longer text is not read as a number at all."""
 
-_DURATION: Final = re.compile(
+_DURATION: Final = Pattern(
     r"(?:(?P<days>[0-9]+)-)?(?P<first>[0-9]+)(?::(?P<second>[0-9]+))?(?::(?P<third>[0-9]+))?", re.ASCII
 )
-_NOW_PLUS: Final = re.compile(r"now\+(?P<count>[0-9]{1,8})(?P<unit>[a-z]*)", re.ASCII)
-_CLOCK: Final = re.compile(r"([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}))?", re.ASCII)
-_DATE: Final = re.compile(
+_NOW_PLUS: Final = Pattern(r"now\+(?P<count>[0-9]{1,8})(?P<unit>[a-z]*)", re.ASCII)
+_CLOCK: Final = Pattern(r"([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}))?", re.ASCII)
+_DATE: Final = Pattern(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:T[0-9]{2}:[0-9]{2}(?::[0-9]{2})?)?(?P<zone>Z|[+-][0-9]{2}:[0-9]{2})?", re.ASCII
 )
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
+import msgspec
 
 from replica.values import format_size, plain
 
@@ -53,7 +54,7 @@ _ASKING: Final = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 _PLAIN_TERMINALS: Final = ("dumb", "unknown")
 
 
-class Styled(NamedTuple):
+class Styled(msgspec.Struct, frozen=True):
     """A cell that a terminal shows in a style, words of `_SGR`; `text` has no characters that a terminal obeys."""
 
     text: str
@@ -254,7 +255,11 @@ class Listing:
         for row in self.rows:
             made.add_row(
                 *(
-                    Text(cell) if isinstance(cell, str) else Text(*cell) if isinstance(cell, Styled) else cell
+                    Text(cell)
+                    if isinstance(cell, str)
+                    else Text(cell.text, cell.style)
+                    if isinstance(cell, Styled)
+                    else cell
                     for cell in row
                 )
             )

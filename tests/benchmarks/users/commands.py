@@ -90,13 +90,21 @@ def report(directory: Path, calls: int, say: Say, *, only_forebay: bool = False)
     beside = None if why_not else slurm.SlurmSite(directory / "commands-slurm", nodes=False)
     try:
         uvloop.run(_start(site))
+        # As in a session of somebody who has logged in, which outlives one command.
+        session = directory / "session"
+        session.mkdir(mode=0o700)
+        environment = os.environ | {"XDG_RUNTIME_DIR": str(session)}
         script = directory / "command.sh"
         script.write_text(job_script(site.files, "command"))
         script.chmod(0o644)
         typed = [
-            Call("forebay job list", site.forebay("job", "list")),
-            Call("forebay job show", site.forebay("job", "show", "1")),
-            Call("forebay submit", site.forebay("submit", "--chdir", str(site.files.results), str(script))),
+            Call("forebay job list", site.forebay("job", "list"), environment),
+            Call("forebay job show", site.forebay("job", "show", "1"), environment),
+            Call(
+                "forebay submit",
+                site.forebay("submit", "--chdir", str(site.files.results), str(script)),
+                environment,
+            ),
             Call("forebay --help", site.forebay("--help")),
         ]
         others: dict[str, str] = {}

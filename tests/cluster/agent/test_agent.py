@@ -18,7 +18,7 @@ from cluster.security.pki import create_authority, issue
 from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.model.buffers import Transfer, TransferKind
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.requests import CreatePersistent, DestroyPersistent
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import ControllerDouble, script_of, shown, stands_still

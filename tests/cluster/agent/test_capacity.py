@@ -20,7 +20,7 @@ from cluster.agent.worker.buffer_usage import (
     measure,
 )
 from replica.messages.commands import OperationDone, ScriptEnded
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from tests.cluster.agent.conftest import Site
 from tests.faults.attacks.jobs import ENDLESS, WRITES
 

@@ -32,7 +32,7 @@ from cluster.agent.processes import (
 from cluster.agent.service import NOT_PROMISED
 from cluster.system import boot_id, open_directory
 from replica.messages.commands import OperationDone, ScriptEnded
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.orders import SpecialTransfers
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import ControllerDouble, stands_still

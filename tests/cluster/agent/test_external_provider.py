@@ -14,7 +14,7 @@ import pytest
 from cluster.system.processes import all_pids, environment_variables, start_time
 from replica.messages.commands import OperationDone, OperationFailed, PersistentChanged, ScriptEnded, ScriptStarted
 from replica.model.buffers import Access
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.orders import Order
 from replica.model.provider import Provision
 from replica.model.requests import CreatePersistent, DestroyPersistent

@@ -31,7 +31,7 @@ from cluster.system.clock import SystemClock
 from cluster.system.descriptors import open_directory
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.model.buffers import Transfer, TransferKind
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.orders import Order
 from replica.values.limits import MESSAGE_CHARACTERS_MAX
 from tests.clocks import ManualClock

@@ -18,7 +18,7 @@ from cluster.agent.worker.buffer_usage import blocks_of
 from cluster.system import closing, names_in, open_directory
 from replica.messages.commands import OperationDone, ScriptEnded
 from replica.model.buffers import Transfer, TransferKind
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.requests import CreatePersistent, DestroyPersistent
 from tests.cluster.agent.conftest import Site
 

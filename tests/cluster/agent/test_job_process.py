@@ -15,7 +15,7 @@ import pytest
 from cluster.config.config import Config
 from cluster.system import CAPABILITIES, LIMITS, UNLIMITED, JobProcess
 from replica.messages.commands import OperationDone, ScriptEnded
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.orders import SpecialTransfers
 from tests.cluster.agent.conftest import Site
 

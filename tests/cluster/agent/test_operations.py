@@ -35,7 +35,7 @@ from cluster.schemas.requests import PollRequest, RegisterRequest, Report, Repor
 from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.model.buffers import Transfer, TransferKind
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.orders import Order, OrderPlace, SpecialTransfers
 from replica.model.requests import CreatePersistent, DestroyPersistent, JobOptions
 from replica.model.transfers import TransferChoice, TransferRules

@@ -35,7 +35,7 @@ from cluster.schemas.command_ids import instant_of
 from cluster.system.clock import SystemClock
 from cluster.system.descriptors import open_directory
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.orders import Order
 from replica.model.provider import Provision
 from replica.model.requests import ArrayTask, JobOptions

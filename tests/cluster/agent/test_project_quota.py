@@ -16,7 +16,7 @@ from cluster.agent.files import project_quota
 from cluster.agent.worker.buffer_usage import blocks_of, inodes_of
 from cluster.system import closing, open_directory
 from replica.messages.commands import OperationDone, ScriptEnded
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.requests import CreatePersistent, DestroyPersistent
 from tests.cluster.agent.conftest import Site
 

@@ -10,7 +10,7 @@ import msgspec
 
 from cluster.config.config import Config
 from cluster.schemas.burst import BurstAnswer, burst_text
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from tests.cluster.harness import Harness, story, until
 
 MIB = 1024**2

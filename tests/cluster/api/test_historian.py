@@ -15,7 +15,7 @@ from cluster.server.controller import Controller
 from replica.messages.commands import CONTROLLER
 from replica.messages.entries import Batch, Entry
 from replica.messages.events import JobPurged
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from tests.cluster.harness import PLAIN, Answer, Harness, story, until
 from wal.codec import encode_batch
 from wal.job_index import JobIndex

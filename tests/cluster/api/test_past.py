@@ -40,7 +40,7 @@ from cluster.schemas.ledger import DiffAnswer
 from replica.fold.apply import apply_entry
 from replica.messages.entries import Batch
 from replica.messages.events import GuestSetUp, JobSubmitted, concerns_cluster, jobs_of
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_pass import verdicts_of
 from replica.state.state import EMPTY, State

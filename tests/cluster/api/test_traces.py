@@ -19,7 +19,7 @@ from cluster.config.config import Config, TracesConfig
 from cluster.config.toml import InvalidValue
 from replica.messages.events import JobCancelled, JobSubmitted
 from replica.model.buffers import BufferState
-from replica.model.jobs import ENDED, JobState
+from replica.model.job_states import ENDED, JobState
 from replica.model.requests import JobRequest
 from replica.values.units import Instant
 from tests.cluster.harness import PLAIN, Harness, story, until

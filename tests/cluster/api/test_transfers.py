@@ -10,7 +10,7 @@ from cluster.config.config import Config
 from cluster.schemas import OPERATIONS
 from cluster.security import Role
 from replica.messages import commands as c
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.operations import Stage
 from replica.model.transfers import LeftOut, TransferCheckpoint, TransferReceipt
 from replica.values.units import SIZE_BYTES_MAX

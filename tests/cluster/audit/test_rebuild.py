@@ -13,7 +13,8 @@ from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.entries import Batch, Entry
-from replica.model.jobs import Hold, JobState
+from replica.model.job_states import JobState
+from replica.model.jobs import Hold
 from replica.model.operations import Stage
 from replica.model.requests import JobChange
 from replica.model.transfers import TransferReceipt

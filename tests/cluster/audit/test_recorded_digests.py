@@ -14,7 +14,7 @@ from replica.fold.apply import apply_batch
 from replica.messages import StateDigested
 from replica.messages import events as e
 from replica.messages.entries import Batch
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.state import digest as digests
 from replica.state.digest import StateDiffers
 from replica.state.state import EMPTY, State

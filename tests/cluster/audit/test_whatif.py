@@ -25,7 +25,7 @@ from cluster.audit.whatif import Changes, Edge, Moved, WhatIf, comparison, what_
 from cluster.cli.exits import ExitCode
 from replica.grammar import Setting
 from replica.messages import commands as c
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.orders import Order
 from replica.model.requests import NO_OPTIONS, Dependency, DependencyKind
 from replica.values.units import Instant

@@ -11,7 +11,7 @@ from cluster.cli.exits import ExitCode
 from cluster.cli.submission.sbatch import UNSUPPORTED
 from cluster.cli.submission.waiting import exit_code_of
 from cluster.schemas.jobs import JobsAnswer
-from replica.model.jobs import ENDED, JobState
+from replica.model.job_states import ENDED, JobState
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.views import job
 

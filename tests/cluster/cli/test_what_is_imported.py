@@ -13,6 +13,8 @@ from cluster.cli.app import SUMMARIES, cli
 from tests.cluster.cli.double import Double
 from tests.cluster.cli.views import PENDING
 
+ROOT = Path(__file__).parents[3]
+
 HEAVY = frozenset(
     """
     aiohttp asyncio concurrent cryptography email http importlib.metadata logging lupa lmdb multidict pysyncobj rich
@@ -20,6 +22,11 @@ HEAVY = frozenset(
     """.split()
 )
 """What takes a command longer to import than a request to the cluster takes it, each or with what it brings."""
+
+DEFERRED = frozenset("ast dis gettext inspect ipaddress locale platform textwrap tokenize".split()) | frozenset(
+    {"msgspec.inspect", "msgspec.toml", "msgspec.yaml"}
+)
+"""What click, msgspec and others import, and what that brings: a stand-in is there instead of each."""
 
 UNUSED = frozenset(
     """
@@ -51,7 +58,10 @@ def imported(words: list[str], **environment: str) -> frozenset[str]:
     """Return the modules that are loaded when the command has ended."""
     program = (
         "import atexit, sys\n"
-        "atexit.register(lambda: print(*sorted(sys.modules), file=sys.stderr))\n"
+        "from cluster.cli.startup import _StandIn\n"
+        "def loaded():\n"
+        "    return sorted(name for name, module in sys.modules.items() if not isinstance(module, _StandIn))\n"
+        "atexit.register(lambda: print(*loaded(), file=sys.stderr))\n"
         f"sys.argv[1:] = {words!r}\n"
         "from cluster.cli import main\n"
         "main()\n"
@@ -61,6 +71,12 @@ def imported(words: list[str], **environment: str) -> frozenset[str]:
     last = found.stderr.splitlines()[-1].split()
     assert "click" in last, found.stderr
     return frozenset(last)
+
+
+def test_what_is_decoded_has_annotations_that_need_not_be_read() -> None:
+    """msgspec evaluates each that is a text when something is decoded for the first time, a class at a time."""
+    for file in (*ROOT.glob("cluster/schemas/*.py"), ROOT / "cluster/config/access.py"):
+        assert "from __future__ import annotations" not in file.read_text(), file
 
 
 def among(loaded: frozenset[str], unwanted: frozenset[str]) -> set[str]:
@@ -109,7 +125,7 @@ def test_a_plain_request_imports_neither_a_loop_nor_a_renderer(
     double.answer("GET", "/v1/jobs/42", PENDING)
     loaded = imported(["--config", str(double.config.file), *given])
     assert double.asked, "it asked nobody"
-    assert among(loaded, HEAVY | UNUSED) == set()
+    assert among(loaded, HEAVY | UNUSED | DEFERRED) == set()
 
 
 def test_no_command_imports_a_client_on_a_loop_or_a_renderer_before_it_runs() -> None:

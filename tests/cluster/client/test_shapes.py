@@ -11,7 +11,7 @@ from cluster.schemas.base import View
 from cluster.schemas.job_fields import SubmitRequest
 from cluster.schemas.requests import BulkRequest, CancelCommand, Report, ReportsRequest, SubmitCommand
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 
 ID = "017f22e279b07cc398c4dc0c0c07398f"
 

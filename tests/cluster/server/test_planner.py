@@ -13,7 +13,8 @@ from replica.grammar.directives import parse_request
 from replica.messages import commands as c
 from replica.messages.entries import Accepted, Entry
 from replica.messages.events import Event
-from replica.model.jobs import Hold, JobState
+from replica.model.job_states import JobState
+from replica.model.jobs import Hold
 from replica.model.operations import Stage
 from replica.model.requests import JobRequest
 from replica.scheduler.index import SchedulingIndex

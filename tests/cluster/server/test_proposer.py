@@ -28,7 +28,8 @@ from replica.messages import commands as c
 from replica.messages.entries import Batch, Entry
 from replica.messages.events import Event
 from replica.model.configuration import Site
-from replica.model.jobs import Hold, JobState
+from replica.model.job_states import JobState
+from replica.model.jobs import Hold
 from replica.model.requests import JobRequest
 from replica.state.digest import state_digest
 from replica.state.state import State

@@ -8,7 +8,7 @@ from cluster.server.totals.jobs import BOUNDS_S, Durations, JobTotals
 from replica.fold.apply import apply_batch
 from replica.messages import commands as c
 from replica.messages.entries import Batch, Entry
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.state.state import EMPTY, State
 from replica.values.limits import POOLS_MAX
 from replica.values.units import Instant

@@ -1,10 +1,12 @@
 """Addresses: read exactly, written as they are read."""
 
+import ipaddress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.system.address import Address, AddressError
+from cluster.system.address import Address, AddressError, _ipv6, _is_ipv4
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,23 @@ def test_an_address_survives_being_written_and_read(ip: object, port: int) -> No
     address = Address(str(ip), port)
     if str(ip) not in ("0.0.0.0", "::"):
         assert Address.parse(str(address)) == address
+
+
+HOSTS = (
+    st.text("0123456789abcdefx.:%", max_size=16)
+    | st.lists(st.integers(0, 300).map(str) | st.sampled_from(["", "01", "1e1", "٣"]), max_size=5).map(".".join)
+    | st.ip_addresses().map(str)
+    | st.text(max_size=6)
+)
+
+
+@given(HOSTS)
+def test_what_is_an_ip_address_is_what_ipaddress_says(host: str) -> None:
+    try:
+        known: object = ipaddress.ip_address(host)
+    except ValueError:
+        known = None
+    assert ((ipaddress.IPv4Address(host) if _is_ipv4(host) else _ipv6(host)), known) == (known, known)
 
 
 @pytest.mark.parametrize(

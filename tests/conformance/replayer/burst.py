@@ -4,7 +4,7 @@ text, and of squeue what can be counted.
 
 from cluster.api.burst import burst_view
 from cluster.schemas.burst import burst_text as text_of
-from replica.model.jobs import ENDED, JobState
+from replica.model.job_states import ENDED, JobState
 from replica.state.state import State
 from replica.views.burst import burst_of
 from replica.views.jobs import reason_of

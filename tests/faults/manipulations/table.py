@@ -17,7 +17,7 @@ from cluster.server.tlog import LOG_DIRECTORY, SIGNING_DIRECTORY, Signer, origin
 from replica.messages import events as e
 from replica.messages.commands import Actor, ActorRole
 from replica.messages.entries import Batch
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.state.digest import recorded_in, state_digest
 from replica.state.receipts import Receipts
 from replica.state.state import EMPTY, State

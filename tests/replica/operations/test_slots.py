@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replica.messages import commands as c
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.operations import Stage
 from replica.operations.outcomes import active_stage
 from replica.views.orders import orders_for

@@ -17,7 +17,8 @@ from replica.fold.fold import fold
 from replica.messages import commands as c
 from replica.messages.features import FEATURE_LEVEL_KNOWN
 from replica.model.buffers import Buffer, BufferState
-from replica.model.jobs import ENDED, Hold, Job, JobState
+from replica.model.job_states import ENDED, JobState
+from replica.model.jobs import Hold, Job
 from replica.model.nodes import Node
 from replica.model.operations import Stage, stage_of
 from replica.model.pools import Pool

@@ -7,9 +7,8 @@ and the ones that are events here; docs/plugin-api.md names the counterpart of e
 from __future__ import annotations
 
 from replica.grammar.directives import read_request
-from replica.model.buffers import BufferState
+from replica.model.buffers import PERSISTENT_STATES, BufferState
 from replica.model.jobs import Job
-from replica.model.persistent import PERSISTENT_STATES
 from replica.model.pools import PoolUnit, unit_in
 from replica.state.state import State
 from replica.values.units import NEVER, round_up

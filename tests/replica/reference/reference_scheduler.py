@@ -18,7 +18,8 @@ import msgspec
 from replica.messages import events as e
 from replica.model.arrays import ArrayUse, is_gated, is_waiting
 from replica.model.buffers import Buffer, BufferState
-from replica.model.jobs import Job, JobState
+from replica.model.job_states import JobState
+from replica.model.jobs import Job
 from replica.model.operations import QUEUED_STAGES, Stage, queue_place, takes_slot, waits_for_slot
 from replica.model.partitions import AnyNode, is_in
 from replica.model.pools import free_bytes

@@ -11,7 +11,8 @@ from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.accounts import Account, AccountUser, Limit, LimitKind, Qos
-from replica.model.jobs import Hold, JobState
+from replica.model.job_states import JobState
+from replica.model.jobs import Hold
 from replica.model.pools import Pool
 from replica.model.requests import JobOptions, JobRequest
 from replica.model.usage import scheduling_class_of

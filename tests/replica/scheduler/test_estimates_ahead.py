@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from replica.fold.fold import fold
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.scheduler import estimates
 from replica.scheduler.estimates import ahead_in, estimate
 from replica.scheduler.index import SchedulingIndex

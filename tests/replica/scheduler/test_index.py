@@ -18,7 +18,8 @@ from replica.messages import events as e
 from replica.messages.entries import Entry
 from replica.model.buffers import BufferState
 from replica.model.configuration import Site
-from replica.model.jobs import Hold, JobState
+from replica.model.job_states import JobState
+from replica.model.jobs import Hold
 from replica.model.operations import Stage
 from replica.model.pools import Pool
 from replica.model.requests import (

@@ -16,7 +16,7 @@ from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.accounts import Account, AccountUser, License, Limit, LimitKind, Qos, SchedulingRules
 from replica.model.buffers import BufferState
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.partitions import Partition, PartitionState
 from replica.model.requests import BufferRequest, Dependency, DependencyKind, JobChange, JobOptions, JobRequest
 from replica.model.reservations import Reservation, ReservedSpace

@@ -10,7 +10,7 @@ from cluster.server.mail.mailer import OFF, RETRY_S, SENDING_MAX
 from cluster.server.mail.sending import Send, SendFailed
 from cluster.server.pending import NotLeading, QueueFull, Settled
 from replica.messages import commands as c
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.mail import Mail
 from replica.model.requests import JobOptions
 from replica.values.errors import Refusal

@@ -20,7 +20,7 @@ from cluster.server.mail import sending as sending_module
 from cluster.server.mail.sending import SendFailed
 from cluster.server.mail.text import letter_of, message_of, subject_of
 from cluster.system.address import Address
-from replica.model.jobs import JobState
+from replica.model.job_states import JobState
 from replica.model.mail import Mail, MailKind
 from replica.values.units import Instant
 from tests.cluster.harness import story

@@ -280,7 +280,7 @@ async def test_what_a_leader_did_is_signed_before_another_one_leads(
         else:
             async with Client.from_config(config, "operator") as client:
                 wanted = TransferRequest(command_id=client.new_command_id())
-                assert (await client.call(ops.TRANSFER_LEADERSHIP, wanted)).leader != leader.controller.name
+                await client.call(ops.TRANSFER_LEADERSHIP, wanted)  # by whoever leads by now
         (note,) = them.published()
         assert parse_checkpoint(parse_note(note.encode())[0]).size >= last
         if way == "stopped":

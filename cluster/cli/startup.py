@@ -1,0 +1,85 @@
+"""The start of a command: modules that click and msgspec import, and that most commands have no use for.
+
+Most of a short command is imports. Of these modules a stand-in is imported, which loads the module when something of it
+is looked at. The little that is used at once the stand-in has itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+import typing
+from types import ModuleType
+from typing import Any, Final
+
+
+def _cleandoc(text: str) -> str:
+    """Do what `inspect.cleandoc` does: click cleans up the help of each option as it would a docstring."""
+    if "\n" in text:
+        cleaned: str = _load("inspect").cleandoc(text)
+        return cleaned
+    return text.expandtabs().lstrip()
+
+
+def _gettext(message: str) -> str:
+    """Return click's message as it is: Forebay's own are in English, too."""
+    return message
+
+
+def _ngettext(singular: str, plural: str, number: int) -> str:
+    return singular if number == 1 else plural
+
+
+def _system() -> str:
+    return os.uname().sysname
+
+
+_DIGITS: Final = "0123456789"
+_LETTERS: Final = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+DEFERRED: Final[dict[str, dict[str, Any]]] = {
+    "array": {},
+    "fnmatch": {},
+    "gettext": {"gettext": _gettext, "ngettext": _ngettext},
+    "inspect": {"cleandoc": _cleandoc},
+    "ipaddress": {},
+    "msgspec.inspect": {},
+    "msgspec.toml": {},
+    "msgspec.yaml": {},
+    "ntpath": {},
+    "platform": {"system": _system},  # for uuid, which click has a type for
+    "selectors": {},
+    "string": {"ascii_letters": _LETTERS, "digits": _DIGITS, "hexdigits": f"{_DIGITS}abcdefABCDEF"},  # for tomllib
+    "textwrap": {},
+    # From Python 3.11 on they are those of typing; msgspec prefers these.
+    "typing_extensions": {name: getattr(typing, name) for name in ("NotRequired", "Required", "get_type_hints")},
+}
+"""Name of a module -> what its stand-in has of it."""
+
+_lock: Final = threading.Lock()
+
+
+class _StandIn(ModuleType):
+    """A module that is loaded when something of it is looked at that this does not have."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what the machinery of imports looks for
+            raise AttributeError(name)
+        return getattr(_load(self.__name__), name)
+
+
+def _load(name: str) -> ModuleType:
+    with _lock:
+        if isinstance(sys.modules.get(name), _StandIn):
+            del sys.modules[name]
+    return importlib.import_module(name)
+
+
+def defer() -> None:
+    """Have a stand-in imported for each of DEFERRED that is not loaded yet."""
+    for name, own in DEFERRED.items():
+        if name not in sys.modules:
+            stand_in = sys.modules[name] = _StandIn(name)
+            vars(stand_in).update(own)
