@@ -51,8 +51,8 @@ DRILL_S = 300.0
 FORCED = ("--force", "digests")
 """What is overridden: replicas that were started again just now have not compared states yet."""
 
-STALE = "is not what would be done now"
-"""What is said of a plan that is another one by now."""
+STALE = ("is not what would be done now", "does not hold")
+"""What is said of a plan that is another one by now, or of a target that leads by now."""
 
 OVER_S = 180.0
 
@@ -248,7 +248,7 @@ class Drills:
                 said = await self.typed("drill", "run", scenario, "--target", plan["target"], *FORCED, *words)
             except RunFailed as error:
                 # What did not hold and was overridden does by now, or another one leads: that is another plan.
-                if STALE not in str(error) or time.monotonic() > until_s:
+                if not any(one in str(error) for one in STALE) or time.monotonic() > until_s:
                     raise
                 continue
             found: dict[str, Any] = json.loads(said)

@@ -36,6 +36,8 @@ class Network:
         """
         self.bits = bits
         self.addresses = {name: f"{prefix}.{number}" for number, name in enumerate(members, start=1)}
+        self._ruled: set[str] = set()
+        """Members that have rules: a kernel without nftables is good enough for whoever cuts nothing."""
         try:
             tool("ip", "netns", "add", HUB)
             tool("ip", "-n", HUB, "link", "add", "bridge", "type", "bridge")
@@ -47,7 +49,6 @@ class Network:
                 tool("ip", "-n", HUB, "link", "set", name, "master", "bridge", "up")
                 tool("ip", "-n", name, "address", "add", f"{address}/{bits}", "dev", "wire")
                 tool("ip", "-n", name, "link", "set", "wire", "up")
-                tool(*self.inside(name), "nft", "-f", "-", stdin=RULES)
         except OSError as error:
             raise Unable(f"cannot make a network of namespaces: {error.strerror}") from error
 
@@ -73,7 +74,7 @@ class Network:
         for receiver in receivers:
             blocked = ", ".join(address for name, address in addresses.items() if name != receiver)
             if blocked:
-                tool(*self.inside(receiver), "nft", f"add element inet cut senders {{ {blocked} }}")
+                self._rule(receiver, f"add element inet cut senders {{ {blocked} }}")
 
     def separate(self, some: Iterable[str], others: Iterable[str]) -> None:
         """Cut both ways."""
@@ -86,9 +87,15 @@ class Network:
         members = tuple(members)
         for receiver in members:
             senders = ", ".join(self.addresses[name] for name in members if name != receiver)
-            tool(*self.inside(receiver), "nft", f"add element inet cut lossy {{ {senders} }}")
+            self._rule(receiver, f"add element inet cut lossy {{ {senders} }}")
 
     def heal(self) -> None:
         """Undo every cut and every loss."""
-        for name in self.addresses:
-            tool(*self.inside(name), "nft", "flush set inet cut senders; flush set inet cut lossy")
+        for name in self._ruled:
+            self._rule(name, "flush set inet cut senders; flush set inet cut lossy")
+
+    def _rule(self, member: str, words: str) -> None:
+        if member not in self._ruled:
+            tool(*self.inside(member), "nft", "-f", "-", stdin=RULES)
+            self._ruled.add(member)
+        tool(*self.inside(member), "nft", words)

@@ -51,9 +51,13 @@ def test_it_is_nicer_to_itself_where_it_may_not() -> None:
 
 
 def test_it_measures_all_the_same_where_it_may_do_nothing_of_this(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no(*_: object) -> None:
+    asked = []
+
+    def no(*given: object) -> None:
+        asked.append(given)
         raise PermissionError
 
     monkeypatch.setattr(os, "sched_setscheduler", no)
     monkeypatch.setattr(os, "setpriority", no)
     prober._come_first()
+    assert len(asked) == 2
