@@ -382,7 +382,7 @@ def test_a_credential_is_good_once_for_one_request_to_one_replica(config: Config
                 assert await sent(credential.header(replica, "POST", "/v1/jobs", body), body=body) == 201
                 assert harness.controller.state.jobs[1].request.user == ME
                 other = msgspec.structs.replace(replica, port=replica.port + 1)
-                elsewhere = Credential(munge_way(harness, munged)._replace(cluster_id="0" * 32))
+                elsewhere = Credential(msgspec.structs.replace(munge_way(harness, munged), cluster_id="0" * 32))
                 mine = Munge(munged).encode
                 for relayed in (
                     credential.header(other, "GET", "/v1/jobs", None),
