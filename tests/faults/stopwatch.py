@@ -31,7 +31,8 @@ THREADS = 5
 TIMEOUT_S = 4.0
 
 PRIORITY = 1
-"""Of this program among those of real time, where it may have one: an instrument waits for no processor."""
+"""Of this program among those of real time, where it may have one and there is another processor: an instrument waits
+for none."""
 
 NICENESS = -10
 """Of it otherwise, where it may choose, within its session and among sessions."""
@@ -88,6 +89,18 @@ def watch_one(options, place, end, out):
         file.write(json.dumps(list(found)).encode())
 
 
+def come_first():
+    """Take a priority of real time, or be nice to nobody, as far as this account may."""
+    if len(os.sched_getaffinity(0)) > 1:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(PRIORITY))
+            return
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+        with open("/proc/self/autogroup", "w") as file:
+            file.write(str(NICENESS))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name in ("--ca", "--cert", "--key"):
@@ -95,13 +108,7 @@ def main():
     parser.add_argument("--job", type=int, required=True, help="a job that is held and released")
     parser.add_argument("places", nargs="+", metavar="HOST:PORT")
     options = parser.parse_args()
-    try:
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(PRIORITY))
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.nice(NICENESS)
-            with open("/proc/self/autogroup", "w") as file:
-                file.write(str(NICENESS))
+    come_first()
     end, close_end = os.pipe()
     pids, results = [], []
     for place in options.places:

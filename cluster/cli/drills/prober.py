@@ -48,7 +48,7 @@ OPENED_S: Final = 1.0
 
 PRIORITY: Final = 1
 """Of this process among those of real time, where its account may have one: the answers of a hundred programs that want
-the same processors must not seem late. It is busy for a fifth of the time at most."""
+the same processors must not seem late. Not where there is one processor: what is measured would wait for it."""
 
 NICENESS: Final = -10
 """Of it otherwise, where its account may choose, within its session and among sessions."""
@@ -203,12 +203,13 @@ async def _serve() -> None:
 
 def _come_first() -> None:
     """Take the priority of an instrument, as far as this account may."""
-    try:
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(PRIORITY))
-    except OSError:
+    if len(os.sched_getaffinity(0)) > 1:
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
-            Path("/proc/self/autogroup").write_text(str(NICENESS))
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(PRIORITY))
+            return
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+        Path("/proc/self/autogroup").write_text(str(NICENESS))
 
 
 def run() -> int:

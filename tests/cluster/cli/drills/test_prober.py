@@ -40,9 +40,14 @@ def test_it_has_a_priority_of_real_time_where_it_may_have_one() -> None:
         except OSError:
             os._exit(1)
         os._exit(0)
-    if os.waitpid(child, 0)[1]:
-        pytest.skip("this account may have no priority of real time")
+    if os.waitpid(child, 0)[1] or len(os.sched_getaffinity(0)) == 1:
+        pytest.skip("this account may have no priority of real time, or there is one processor")
     assert said(lambda: None) == f"{os.SCHED_RR} {os.getpriority(os.PRIO_PROCESS, 0)}"
+
+
+def test_it_has_none_where_what_it_measures_would_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3})
+    assert said(lambda: None).startswith(f"{os.SCHED_OTHER} ")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="this account may not come first")
