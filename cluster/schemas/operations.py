@@ -522,7 +522,8 @@ LIST_DIGESTS = _get("list_digests", "/v1/digests", _LEDGER_READERS | _DRILLS, la
     "Show the digests of the last checkpoints of this replica, and of its ledger, which its peers compare with theirs.",
     {"ledger": "with that of the ledger up to this index; of the last applied entry if left out, or not applied yet"},
     tag="cluster", own=True)
-SHOW_STATE_DIGEST = _get("show_state_digest", "/v1/state-digest", _LEDGER_READERS, lambda: j.StateDigestAnswer,
+SHOW_STATE_DIGEST = _get("show_state_digest", "/v1/state-digest", _LEDGER_READERS | _DRILLS,
+    lambda: j.StateDigestAnswer,
     "Show the digest of the state, which two replicas and a snapshot have in common at the same revision.",
     tag="cluster", then=True)
 SHOW_HISTORY = _get("show_history", "/v1/history", _DRILL_WATCHERS, lambda: ledger.StoryAnswer,

@@ -9,15 +9,15 @@ from typing import Final, TypeVar
 
 from cluster.cli.drills.figures import Probe
 from cluster.client import ApiError, Client
-from cluster.schemas import Command
+from cluster.schemas import Command, StateDigestAnswer, StatusView
 from cluster.schemas import operations as ops
 from cluster.system import Address, Clock
 
 AGAIN_AT_ONCE: Final = 32
 """Acknowledged writes that are sent again at a time, count."""
 
-AGREE_S: Final = 10.0
-"""Seconds in which all replicas are to hold the same state afterwards."""
+AGREE_S: Final = 30.0
+"""Seconds in which all replicas are to say which state they hold afterwards."""
 
 LOOK_S: Final = 0.1
 """Seconds between two looks at them."""
@@ -39,16 +39,35 @@ async def answered_again(client: Client, drill: int, writes: Iterable[Probe]) ->
     return found
 
 
-async def states_agree(client: Client, replicas: dict[str, Address], clock: Clock) -> bool:
-    """Whether all replicas come to hold the same state at the same revision."""
-    until_s = clock.monotonic_s() + AGREE_S
-    while clock.monotonic_s() < until_s:
-        statuses = await of_each(replicas, lambda at: client.call(ops.SHOW_STATUS, replica=at, digest=True))
-        states = {(status.revision, status.state_digest) for status in statuses.values()}
-        if len(statuses) == len(replicas) and len({revision for revision, _ in states}) == 1:
-            return len(states) == 1
+async def disagreement(client: Client, replicas: dict[str, Address], clock: Clock) -> str:
+    """Return why the replicas cannot be said to hold the same state, in words; empty where they do.
+
+    Where commands go on, no two of them are met at the same revision: then each says what it had at the one that was
+    the last of any, as soon as it has come there.
+    """
+    until_s, revision = clock.monotonic_s() + AGREE_S, 0
+    while True:
+        states: dict[str, StatusView | StateDigestAnswer] = {}
+        if not revision:
+            states |= await of_each(replicas, lambda at: client.call(ops.SHOW_STATUS, replica=at, digest=True))
+            if len({state.revision for state in states.values()}) > 1:
+                revision = max(state.revision for state in states.values())
+        if revision:
+            states = {**await _held_at(client, replicas, revision)}
+        if len(states) == len(replicas):
+            agree = len({(state.revision, state.state_digest) for state in states.values()}) == 1
+            return "" if agree else "not all replicas hold the same state"
+        if clock.monotonic_s() > until_s:
+            silent = ", ".join(sorted(replicas.keys() - states.keys()))
+            return f"{silent} did not say within {AGREE_S:g} s which state is held there"
         await asyncio.sleep(LOOK_S)
-    return False
+
+
+async def _held_at(client: Client, replicas: dict[str, Address], revision: int) -> dict[str, StateDigestAnswer]:
+    """Return what each replica held at a revision, of those that say so."""
+    return await of_each(
+        replicas, lambda at: client.call(ops.SHOW_STATE_DIGEST, at=str(revision), replica=at, stale=True)
+    )
 
 
 async def of_each(replicas: dict[str, Address], ask: Callable[[Address], Awaitable[_T]]) -> dict[str, _T]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cluster.cli.drills.aftermath import answered_again, states_agree
+from cluster.cli.drills.aftermath import answered_again, disagreement
 from cluster.cli.drills.copies.exercises import Exercise, Given
 from cluster.cli.drills.copies.replicas import CopyFailed
 from cluster.cli.drills.copies.room import look_at_room
@@ -286,13 +286,13 @@ class Coordinator:
         self._tell("every acknowledged write is asked for again, and all states are compared")
         writes = [*probes.writes, *probes.user_writes]
         gone = lost(writes, await answered_again(self._client, self._number(), writes))
-        agrees = await states_agree(self._client, self._replicas, self._clock)
+        differ = await disagreement(self._client, self._replicas, self._clock)
         meanwhile = await self._meanwhile(plan.target)
-        figures |= {"writes_lost": len(gone), "states_agree": int(agrees), **meanwhile}
+        figures |= {"writes_lost": len(gone), "states_agree": int(not differ), **meanwhile}
         twice, others = meanwhile["runs_again"], meanwhile["nodes_lost"]
         faults = [
             *([f"{len(gone)} acknowledged writes are gone"] if gone else ()),
-            *([] if agrees else ["not all replicas hold the same state"]),
+            *([differ] if differ else ()),
             *faults,
             *([f"{twice} jobs began to run again"] if twice and scenario.needs else ()),
             *([f"{others} other nodes were lost"] if others > 0 and scenario.needs else ()),

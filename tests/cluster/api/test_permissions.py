@@ -86,7 +86,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("GET", "/v1/ledger"): "operator replica",
     ("GET", "/v1/ledger/history"): "replica",
     ("GET", "/v1/digests"): "operator replica drill",
-    ("GET", "/v1/state-digest"): "operator replica",
+    ("GET", "/v1/state-digest"): "operator replica drill",
     ("GET", "/v1/history"): "operator user drill",
     ("GET", "/v1/history/leaders"): "operator user drill",
     ("GET", "/v1/history/pools"): "operator user",

@@ -17,7 +17,7 @@ import msgspec
 
 import cluster
 from cluster.cli.commands.member import newest_snapshot, receive_snapshot
-from cluster.cli.drills.aftermath import answered_again, of_each, states_agree
+from cluster.cli.drills.aftermath import answered_again, disagreement, of_each
 from cluster.cli.drills.copies.directory import private_directory, remove_left_over
 from cluster.cli.drills.copies.replicas import LOOK_S, NAMES, STATUS_S, Copy, CopyFailed, copied
 from cluster.cli.drills.copies.room import FLOOR_BYTES
@@ -422,11 +422,11 @@ class Exercise:
     ) -> list[str]:
         """Return what is not as it must be: writes that are gone and were not said to be, states that differ."""
         found = expected or lost_writes((*probes.writes, *probes.user_writes), again)
-        agree = await states_agree(copy.client, copy.replicas, self._clock)
-        self.figures |= {"writes_lost": len(found.unsaid), "states_agree": int(agree)}
+        differ = await disagreement(copy.client, copy.replicas, self._clock)
+        self.figures |= {"writes_lost": len(found.unsaid), "states_agree": int(not differ)}
         return [
             *([f"{len(found.unsaid)} acknowledged writes are gone and were not said to be"] if found.unsaid else ()),
-            *([] if agree else ["not all replicas of the copy hold the same state"]),
+            *([f"of the copy: {differ}"] if differ else ()),
         ]
 
     async def _folded(self, copy: Copy, name: str, file: Path, release: Path | None = None) -> list[str]:
