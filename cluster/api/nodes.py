@@ -18,6 +18,7 @@ from cluster.schemas import (
     ReportResult,
     ReportsAnswer,
 )
+from cluster.schemas import agents as agent_schemas
 from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
 from cluster.server import (
@@ -98,7 +99,7 @@ def _liveness(call: Call[Any]) -> Liveness | None:
 
 
 @handles(ops.REGISTER_NODE)
-async def register_node(call: Call[r.RegisterRequest]) -> Reply[RegisterAnswer]:
+async def register_node(call: Call[agent_schemas.RegisterRequest]) -> Reply[RegisterAnswer]:
     node = call.params["node"]
     permit_node(call.identity, node)
     body = call.body
@@ -122,7 +123,7 @@ async def register_node(call: Call[r.RegisterRequest]) -> Reply[RegisterAnswer]:
 
 
 @handles(ops.POLL_ORDERS)
-async def poll_orders(call: Call[r.PollRequest]) -> Reply[PollAnswer]:
+async def poll_orders(call: Call[agent_schemas.PollRequest]) -> Reply[PollAnswer]:
     node = call.params["node"]
     permit_node(call.identity, node)
     body = call.body
@@ -157,12 +158,12 @@ async def poll_orders(call: Call[r.PollRequest]) -> Reply[PollAnswer]:
     return Reply(state.revision, answer)
 
 
-def _is_there(call: Call[r.PollRequest]) -> bool:
+def _is_there(call: Call[agent_schemas.PollRequest]) -> bool:
     """Whether who polls is at the other end still: else this is no sign of life."""
     return not call.asked.gone.is_set()
 
 
-def _checked(call: Call[r.PollRequest], node: str, body: r.PollRequest) -> State:
+def _checked(call: Call[agent_schemas.PollRequest], node: str, body: agent_schemas.PollRequest) -> State:
     state = call.service.controller.state
     known = state.nodes.get(node)
     if known is None:
@@ -181,7 +182,7 @@ def _checked(call: Call[r.PollRequest], node: str, body: r.PollRequest) -> State
 
 
 @handles(ops.REPORT_OPERATIONS)
-async def report_operations(call: Call[r.ReportsRequest]) -> Reply[ReportsAnswer]:
+async def report_operations(call: Call[agent_schemas.ReportsRequest]) -> Reply[ReportsAnswer]:
     node = call.params["node"]
     permit_node(call.identity, node)
     service = call.service

@@ -11,6 +11,7 @@ import msgspec
 
 from cluster.api.web import LONG_CHARACTERS, Prepared, Problem, bad, denied
 from cluster.schemas import SubmitRequest, UpdateRequest, made_of, shared_fields
+from cluster.schemas import agents as agent_schemas
 from cluster.schemas import guests as g
 from cluster.schemas import requests as r
 from cluster.security import Identity, Role
@@ -267,7 +268,7 @@ def _clear(request: r.ClearCommand) -> c.ClearBuffer:
     return c.ClearBuffer(job=request.job_id or 0, name=request.name or "", discard=request.discard)
 
 
-def report_operation(node: str, report: r.Report) -> c.ReportOperation:
+def report_operation(node: str, report: agent_schemas.Report) -> c.ReportOperation:
     """Return the command of one report."""
     stage = _STAGES[report.stage]
     return c.ReportOperation(node, report.job, report.attempt, stage, _bounded(report.result, stage, report.attempt))

@@ -5,6 +5,15 @@ from typing import TYPE_CHECKING
 from replica.faces import shown
 
 if TYPE_CHECKING:
+    from cluster.schemas.agents import (
+        PROGRESS_ROWS_MAX,
+        PollRequest,
+        Progress,
+        RegisterRequest,
+        Report,
+        ReportsRequest,
+        StageWord,
+    )
     from cluster.schemas.base import BODY_BYTES_MAX, USER_HEADER, Answer, Command, Json, made_of, shared_fields
     from cluster.schemas.burst import (
         NO_VALUE,
@@ -127,7 +136,6 @@ if TYPE_CHECKING:
     from cluster.schemas.requests import (
         BULK_COMMANDS_MAX,
         FEATURE_LEVEL_MAX,
-        PROGRESS_ROWS_MAX,
         BulkCommand,
         BulkRequest,
         CancelCommand,
@@ -136,16 +144,10 @@ if TYPE_CHECKING:
         HoldCommand,
         OpenSessionCommand,
         PersistentCleared,
-        PollRequest,
         PoolRequest,
-        Progress,
-        RegisterRequest,
         ReleaseCommand,
-        Report,
-        ReportsRequest,
         RequeueCommand,
         SetClockRequest,
-        StageWord,
         SubmitCommand,
         SuspendCommand,
         UpdateCommand,
@@ -165,6 +167,7 @@ else:
     __getattr__ = shown(
         __name__,
         """
+        agents: PROGRESS_ROWS_MAX PollRequest Progress RegisterRequest Report ReportsRequest StageWord
         base: BODY_BYTES_MAX USER_HEADER Answer Command Json made_of shared_fields
         burst: NO_VALUE BurstAnswer BurstBufferView BurstPoolView BurstUseView ProviderStatus Zone burst_lines
         burst: burst_text local_time owner
@@ -186,10 +189,9 @@ else:
         operations: OPERATIONS PEOPLE Operation Parameter
         overview: NeedKind NeedView OverviewAnswer PoolStepView PoolUseAnswer PoolUseView TransfersSummary
         overview: EXPIRY_NOTICE_DAYS days_left
-        requests: BULK_COMMANDS_MAX FEATURE_LEVEL_MAX PROGRESS_ROWS_MAX BulkCommand BulkRequest CancelCommand
-        requests: ContinueCommand FeatureLevelRequest HoldCommand OpenSessionCommand PersistentCleared PollRequest
-        requests: PoolRequest Progress RegisterRequest ReleaseCommand Report ReportsRequest RequeueCommand
-        requests: SetClockRequest StageWord SubmitCommand SuspendCommand UpdateCommand
+        requests: BULK_COMMANDS_MAX FEATURE_LEVEL_MAX BulkCommand BulkRequest CancelCommand ContinueCommand
+        requests: FeatureLevelRequest HoldCommand OpenSessionCommand PersistentCleared PoolRequest ReleaseCommand
+        requests: RequeueCommand SetClockRequest SubmitCommand SuspendCommand UpdateCommand
         transfers: CheckpointView JobTransfersView LeftOutView NotExportedView ReceiptsAnswer ReceiptView
         transfers: TransfersAnswer TransferState TransferView
         """,

@@ -20,19 +20,21 @@ from replica.values import NODES_MAX
 
 if TYPE_CHECKING:
     from cluster.schemas import accounts as a
+    from cluster.schemas import agents, ledger, overview, sessions
     from cluster.schemas import burst as b
     from cluster.schemas import certificates as s
     from cluster.schemas import configuration as c
     from cluster.schemas import drills as d
     from cluster.schemas import guests as g
     from cluster.schemas import jobs as j
-    from cluster.schemas import ledger, overview, sessions
     from cluster.schemas import requests as r
     from cluster.schemas import transfers as t
 else:
     # Shapes are made when somebody asks for them: a command that is typed uses two of these hundred.
     a, b, c, j = map(Later, [f"cluster.schemas.{name}" for name in ("accounts", "burst", "configuration", "jobs")])
-    r, s, t = map(Later, [f"cluster.schemas.{name}" for name in ("requests", "certificates", "transfers")])
+    agents, r, s, t = map(
+        Later, [f"cluster.schemas.{name}" for name in ("agents", "requests", "certificates", "transfers")]
+    )
     d, g, ledger, overview, sessions = map(
         Later, [f"cluster.schemas.{name}" for name in ("drills", "guests", "ledger", "overview", "sessions")]
     )
@@ -382,13 +384,14 @@ DRAIN_NODE = _write("drain_node", "POST /v1/nodes/{name}/drain", _OPERATORS, lam
 RESUME_NODE = _write("resume_node", "POST /v1/nodes/{name}/resume", _OPERATORS, lambda: Command, lambda: j.NodeView,
     "Give a drained node new work again.", tag="nodes")
 REGISTER_NODE = _write("register_node", "POST /v1/agents/{node}/register", _AGENTS,
-    lambda: r.RegisterRequest, lambda: j.RegisterAnswer,
+    lambda: agents.RegisterRequest, lambda: j.RegisterAnswer,
     "Announce an agent that has just started.", tag="agents")
-POLL_ORDERS = _write("poll_orders", "POST /v1/agents/{node}/poll", _AGENTS, lambda: r.PollRequest, lambda: j.PollAnswer,
+POLL_ORDERS = _write("poll_orders", "POST /v1/agents/{node}/poll", _AGENTS,
+    lambda: agents.PollRequest, lambda: j.PollAnswer,
     "Answer with all orders of the node, at once or as soon as they may differ from those at `seen_revision`.",
     tag="agents")
 REPORT_OPERATIONS = _write("report_operations", "POST /v1/agents/{node}/reports", _AGENTS,
-    lambda: r.ReportsRequest, lambda: j.ReportsAnswer,
+    lambda: agents.ReportsRequest, lambda: j.ReportsAnswer,
     "Settle results of operations, in order; what is refused is acknowledged too.", tag="agents")
 LIST_TRANSFERS = _get("list_transfers", "/v1/transfers", _DRILL_WATCHERS, lambda: t.TransfersAnswer,
     "List what is moved, waits for its turn, or waits for somebody; with what agents told this leader last.",

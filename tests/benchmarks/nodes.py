@@ -32,8 +32,8 @@ from cluster.agent.replica_choice import ReplicaChoice
 from cluster.client import ApiError, Client
 from cluster.config.config import Config
 from cluster.schemas import SubmitRequest, new_command_id, operations
+from cluster.schemas.agents import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.schemas.jobs import PollAnswer, ReportsAnswer
-from cluster.schemas.requests import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.security import Role
 from cluster.security.pki import issue, load_authority
 from cluster.security.tls import TlsFiles, client_context

@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from cluster.config.config import Config
+from cluster.schemas.agents import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.schemas.jobs import (
     ErrorAnswer,
     ErrorView,
@@ -20,7 +21,6 @@ from cluster.schemas.jobs import (
     ReportResult,
     ReportsAnswer,
 )
-from cluster.schemas.requests import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.security.tls import server_context
 from replica.messages.commands import (
     OperationDone,

@@ -25,8 +25,8 @@ from cluster.agent.script_run import ScriptRun
 from cluster.agent.scripts.record import ScriptRecord
 from cluster.agent.scripts.supervisor import insist
 from cluster.agent.service import Agent
+from cluster.schemas.agents import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
-from cluster.schemas.requests import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.system.clock import SystemClock
 from cluster.system.descriptors import open_directory
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted

@@ -30,8 +30,8 @@ from cluster.agent.scripts.record import RESUME, SUSPEND, ScriptRecord
 from cluster.agent.service import Agent
 from cluster.agent.worker.work import Outcome
 from cluster.providers import Local
+from cluster.schemas.agents import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
-from cluster.schemas.requests import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.model.buffers import Transfer, TransferKind

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from cluster.agent.replica_choice import AWAY_S, SPREAD_S_MAX, AgentClient, ReplicaChoice
 from cluster.client import ApiError
+from cluster.schemas.agents import PollRequest
 from cluster.schemas.jobs import PollAnswer
-from cluster.schemas.requests import PollRequest
 from cluster.system.address import Address
 from replica.values.units import Instant
 from tests.clocks import ManualClock

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.config.config import Config
 from cluster.consensus.interface import PeerStatus
-from cluster.schemas.requests import Progress
+from cluster.schemas.agents import Progress
 from cluster.security.identity import Role
 from cluster.security.pki import issue, load_authority
 from cluster.server import liveness as liveness_module

@@ -2,6 +2,7 @@
 
 from cluster.client import Client
 from cluster.config.config import Config
+from cluster.schemas import agents as agent_schemas
 from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
 from cluster.schemas.job_fields import SubmitRequest
@@ -17,7 +18,9 @@ async def test_every_method_of_the_client_gets_its_answer(config: Config) -> Non
             Client(config.endpoints, config.tls_files("alice")) as alice,
             Client(config.endpoints, config.tls_files("n1")) as agent,
         ):
-            registration = r.RegisterRequest(command_id=agent.new_command_id(), instance="i", storage_id="s", cpus=2)
+            registration = agent_schemas.RegisterRequest(
+                command_id=agent.new_command_id(), instance="i", storage_id="s", cpus=2
+            )
             assert (await agent.register("n1", registration)).revision > 0
             submission = SubmitRequest(
                 command_id=alice.new_command_id(),
@@ -27,12 +30,12 @@ async def test_every_method_of_the_client_gets_its_answer(config: Config) -> Non
             )
             job = await alice.call(ops.SUBMIT_JOB, submission)
             assert job.job_id == 1
-            polled = await agent.poll("n1", r.PollRequest(instance="i", wait_s=0), config.endpoints[0])
+            polled = await agent.poll("n1", agent_schemas.PollRequest(instance="i", wait_s=0), config.endpoints[0])
             assert [order.stage for order in polled.orders] == ["stage_in"]
-            report = r.Report(
+            report = agent_schemas.Report(
                 command_id=agent.new_command_id(), job=1, attempt=1, stage="stage_in", result=OperationDone()
             )
-            reported = await agent.report("n1", r.ReportsRequest(reports=(report,)))
+            reported = await agent.report("n1", agent_schemas.ReportsRequest(reports=(report,)))
             assert [result.outcome for result in reported.results] == ["accepted"]
             assert (await alice.call(ops.SHOW_JOB, id=1)).attempt >= 1
             assert [found.job_id for found in (await alice.call(ops.LIST_JOBS, state="CONFIGURING")).jobs] == [1]

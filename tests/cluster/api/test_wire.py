@@ -11,6 +11,7 @@ from cluster.api import wire
 from cluster.api.render.events import _SENTENCES, as_json, event_name, kind_name, sentence_of
 from cluster.api.web.bodies import decode
 from cluster.api.web.problems import Problem
+from cluster.schemas import agents as agent_schemas
 from cluster.schemas import requests as r
 from cluster.schemas.job_fields import SubmitRequest
 from cluster.security.identity import Identity, Role
@@ -63,7 +64,7 @@ def test_any_submission_becomes_a_command_or_a_problem_with_a_sentence(changes: 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_body_or_a_problem(data: bytes) -> None:
-    for kind in (SubmitRequest, r.BulkRequest, r.PollRequest, r.ReportsRequest):
+    for kind in (SubmitRequest, r.BulkRequest, agent_schemas.PollRequest, agent_schemas.ReportsRequest):
         try:
             decode(data, kind)
         except Problem as problem:

@@ -23,16 +23,17 @@ HEAVY = frozenset(
 )
 """What takes a command longer to import than a request to the cluster takes it, each or with what it brings."""
 
-DEFERRED = frozenset("ast dis gettext inspect ipaddress locale platform textwrap tokenize".split()) | frozenset(
-    {"msgspec.inspect", "msgspec.toml", "msgspec.yaml"}
-)
+DEFERRED = frozenset(
+    "ast dis gettext immutables inspect ipaddress locale platform textwrap tokenize".split()
+) | frozenset({"msgspec.inspect", "msgspec.toml", "msgspec.yaml"})
 """What click, msgspec and others import, and what that brings: a stand-in is there instead of each."""
 
 UNUSED = frozenset(
     """
     cluster.agent cluster.api cluster.audit cluster.client.channel cluster.client.events cluster.client.exchange
     cluster.consensus cluster.system.eventloop cluster.schemas.channel_frames cluster.security.pki cluster.server
-    replica.decide replica.fold replica.operations replica.scheduler replica.state replica.views snapshots wal
+    replica.decide replica.fold replica.messages replica.operations replica.scheduler replica.state replica.views
+    snapshots wal
     """.split()
 )
 """Rooms and modules of Forebay that a plain request has no use for."""

@@ -14,8 +14,9 @@ from cluster.client import blocking as blocking_module
 from cluster.client import exchange as exchange_module
 from cluster.client.calls import REDIRECTS_MAX
 from cluster.schemas import operations as ops
+from cluster.schemas.agents import PollRequest
 from cluster.schemas.job_fields import SubmitRequest
-from cluster.schemas.requests import DrainRequest, PollRequest
+from cluster.schemas.requests import DrainRequest
 from cluster.security.identity import Identity, Role
 from cluster.security.tls import TlsFiles, TlsRefused
 from cluster.system.address import Address

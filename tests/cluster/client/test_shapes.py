@@ -7,9 +7,10 @@ import msgspec
 import pytest
 
 from cluster.schemas import accounts, burst, configuration, jobs, ledger, requests, transfers
+from cluster.schemas.agents import Report, ReportsRequest
 from cluster.schemas.base import View
 from cluster.schemas.job_fields import SubmitRequest
-from cluster.schemas.requests import BulkRequest, CancelCommand, Report, ReportsRequest, SubmitCommand
+from cluster.schemas.requests import BulkRequest, CancelCommand, SubmitCommand
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.model.job_states import JobState
 

@@ -6,9 +6,10 @@ from typing import Final
 
 from cluster.client import ApiError
 from cluster.schemas import operations as ops
+from cluster.schemas.agents import RegisterRequest
 from cluster.schemas.base import Command
 from cluster.schemas.command_ids import new_command_id
-from cluster.schemas.requests import HoldCommand, RegisterRequest
+from cluster.schemas.requests import HoldCommand
 from cluster.security.identity import Role
 from cluster.security.pki import issue, load_authority
 from cluster.system.clock import SystemClock

@@ -14,8 +14,8 @@ import msgspec
 from cluster.agent.home.home import Home
 from cluster.agent.operation import Settings
 from cluster.agent.service import Agent
+from cluster.schemas.agents import PollRequest, RegisterRequest, ReportsRequest
 from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
-from cluster.schemas.requests import PollRequest, RegisterRequest, ReportsRequest
 from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.orders import Order
