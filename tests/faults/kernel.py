@@ -12,6 +12,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -95,6 +96,10 @@ def enter_network(name: str) -> None:
         os.close(descriptor)
 
 
+ENDED_S = 10.0
+"""How long processes that are killed may take to be gone, seconds: a disk may be slow."""
+
+
 def cgroups_with_disks(place: Path, names: Iterable[str]) -> dict[str, Path]:
     """Mount cgroup v2 at a new directory, and make a cgroup for each name whose disks can be bounded; Unable."""
     place.mkdir()
@@ -113,8 +118,12 @@ def cgroups_with_disks(place: Path, names: Iterable[str]) -> dict[str, Path]:
 
 
 def remove_cgroups(place: Path, groups: Iterable[Path]) -> None:
-    """Remove cgroups whose processes have ended, the one above them, and the mount."""
+    """End what still runs in cgroups, and remove them, the one above them, and the mount."""
     for group in groups:
+        (group / "cgroup.kill").write_text("1")
+        until_s = time.monotonic() + ENDED_S
+        while (group / "cgroup.procs").read_text() and time.monotonic() < until_s:
+            time.sleep(0.01)
         group.rmdir()
         if not any(one.is_dir() for one in group.parent.iterdir()):
             group.parent.rmdir()
