@@ -5,18 +5,25 @@ from typing import Any
 
 import msgspec
 
-from cluster.schemas import requests
+from cluster.schemas import agents, requests
 
 REQUIRED = "required"
 
 
+def kinds() -> dict[str, type[requests.Request]]:
+    """Return each kind of request by its name."""
+    return {
+        name: kind
+        for module in (agents, requests)
+        for name, kind in inspect.getmembers(module, inspect.isclass)
+        if issubclass(kind, requests.Request) and kind is not requests.Request
+    }
+
+
 def bodies() -> dict[str, dict[str, Any]]:
     """Return the fields of each kind of request by their names: REQUIRED, or the default in a list."""
-    kinds = inspect.getmembers(requests, lambda value: inspect.isclass(value) and issubclass(value, requests.Request))
     return {
-        name: {one.encode_name: _need(one) for one in msgspec.structs.fields(kind)}
-        for name, kind in kinds
-        if kind is not requests.Request
+        name: {one.encode_name: _need(one) for one in msgspec.structs.fields(kind)} for name, kind in kinds().items()
     }
 
 

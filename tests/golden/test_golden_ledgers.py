@@ -11,14 +11,13 @@ from click.testing import CliRunner, Result
 from cluster.audit.commands import audit
 from cluster.config.config import Config
 from cluster.consensus.frames import FrameReader
-from cluster.schemas import requests
 from cluster.server.storage import open_storage
 from replica.messages import features
 from replica.messages.events import EVENTS
 from replica.messages.features import ReleaseNeeded
 from replica.state.digest import state_digest
 from snapshots import load_snapshot, write_snapshot
-from tests.golden.asked import REQUIRED, bodies
+from tests.golden.asked import REQUIRED, bodies, kinds
 from tests.golden.make_ledger import BEHIND, REPLICAS, UNSEEN
 from tests.golden.previous import EXPECTED, GOLDEN, previous_cluster
 from tests.golden.spoken import CLUSTER, MESSAGES, SENDER, frames
@@ -140,7 +139,7 @@ def test_clients_and_replicas_of_this_and_of_the_previous_release_understand_eac
         assert {name: now[kind][name] for name in fields} == fields, "a client of then means these by its silence"
         required = {name for name, need in now[kind].items() if need == REQUIRED}
         assert required <= set(fields), "it says nothing else"
-        struct = getattr(requests, kind)
+        struct = kinds()[kind]
         said = msgspec.json.decode(msgspec.json.encode(struct(**dict.fromkeys(required, ()))))
         assert set(said) - {struct.__struct_config__.tag_field} == required, "what nobody asked for is not said"
 
