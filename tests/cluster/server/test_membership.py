@@ -140,6 +140,16 @@ async def code_of(work: object) -> str:
 
 
 async def changes_in_the_ledger(client: Client, config: Config, replica: str) -> list[tuple[str, str | None, str]]:
+    """Return the changes that one replica's own ledger has, as soon as it has what was committed."""
+    at = config.replica(replica).api
+    async with asyncio.timeout(PATIENCE_S):
+        committed = 0
+        for one in config.replicas:
+            with contextlib.suppress(ApiError):  # it was removed, and has ended
+                status = await client.call(ops.SHOW_STATUS, replica=one.api, deadline_s=2)
+                committed = max(committed, status.commit_index)
+        while (await client.call(ops.SHOW_STATUS, replica=at)).applied_index < committed:
+            await asyncio.sleep(0.02)
     entries = (
         await client.call(ops.READ_LEDGER, **{"from": 1}, limit=1000, replica=config.replica(replica).api)
     ).entries
