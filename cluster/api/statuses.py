@@ -76,13 +76,14 @@ class Statuses:
 
 def of_this_machine(controller: Controller) -> dict[str, Any]:
     """Return what of a status is about the machine: room, and until when the certificates are valid."""
-    config, room = controller.config, controller.measure_room()
+    config, room, sync_s = controller.config, controller.measure_room(), controller.engine.sync_s
     certificate, authority = NEVER, NEVER
     with contextlib.suppress(ConfigError, TlsRefused):  # somebody is putting new ones there
         certificate, authority = _expiries(*_files(config, controller.name))
     return {
         "room_bytes": None if room is None else room.free_bytes,
         "journal_fill": round(controller.journal_fill, 6),
+        "sync_s": None if sync_s is None else round(sync_s, 6),
         "certificate_until": format_instant(certificate),
         "authority_until": format_instant(authority),
     }

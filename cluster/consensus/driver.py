@@ -263,6 +263,11 @@ class Consensus:
         return found
 
     @property
+    def sync_s(self) -> float | None:
+        """What this replica's disk takes for a sync, seconds; None before there were a few."""
+        return self._engine.sync_s
+
+    @property
     def clock_off(self) -> bool:
         """Whether this replica's own wall clock is off from a majority's: it leaves leading to others."""
         return self._is_off(self._me)

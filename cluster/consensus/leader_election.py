@@ -13,7 +13,7 @@ from cluster.consensus.frames import AnyMessage, AppendRequest, Heartbeat, Snaps
 from cluster.consensus.interface import HistoryElsewhere, Role
 from cluster.consensus.raft_log import append
 from cluster.consensus.state import NEVER, RaftState
-from cluster.system import about
+from cluster.system import SLOW_SYNC_S, about
 from wal import Action, Change, Entry, encode_configuration, name_of, no_op_of
 
 _log = logging.getLogger(__name__)
@@ -36,6 +36,9 @@ SOON_SHARE: Final = (0.1, 0.6)
 FIRST_SHARE: Final = 0.5
 """The part of the range of election timeouts from which the followers of a leader draw, each from a share of its own.
 One stands first then, and has won before the next one's patience ends; whatever goes wrong is drawn from all of it."""
+
+SLOW_SYNCS: Final = 2
+"""How many of its own syncs a replica with a slow disk stands later, count."""
 
 GIVES_WAY_TIMEOUTS: Final = 10
 """Longest election timeouts without a leader for which a replica whose wall clock is off lets others stand: they need
@@ -173,7 +176,15 @@ def draw_election_timeout(raft: RaftState) -> None:
 
 def postpone_election(raft: RaftState) -> None:
     """Tolerate silence for a whole timeout from now on."""
-    raft.election_deadline_s = raft.clock.monotonic_s() + raft.election_timeout_s
+    raft.election_deadline_s = raft.clock.monotonic_s() + raft.election_timeout_s + _later_s(raft)
+
+
+def _later_s(raft: RaftState) -> float:
+    """How much later a replica stands whose disk is slow: it would vote, and lead, as slowly."""
+    sync_s = raft.sync_times.least_s
+    if sync_s is None or sync_s < SLOW_SYNC_S:
+        return 0.0
+    return min(SLOW_SYNCS * sync_s, raft.timing.election_max_s)
 
 
 def has_passed(raft: RaftState, deadline_s: float, now_s: float) -> bool:
@@ -195,7 +206,7 @@ def lose_sight(raft: RaftState, peer: str) -> None:
     """The link from `peer` broke. If it led, it is probably dead: ask around soon, not after a whole timeout."""
     if raft.role is Role.FOLLOWER and raft.leader == peer and raft.votes_here:
         raft.leader_heard_s = -NEVER
-        soon_s = raft.clock.monotonic_s() + raft.uniform(*SOON_SHARE) * raft.timing.election_min_s
+        soon_s = raft.clock.monotonic_s() + raft.uniform(*SOON_SHARE) * raft.timing.election_min_s + _later_s(raft)
         raft.election_deadline_s = min(raft.election_deadline_s, soon_s)
 
 

@@ -98,7 +98,9 @@ def make_durable(raft: RaftState) -> None:
     if journal.dirty:
         if postpones_sync(raft):
             return
+        began_s = raft.clock.monotonic_s()
         journal.sync()
+        raft.sync_times.took(raft.clock.monotonic_s() - began_s)
     raft.sync_due_s = raft.sync_owed_s = NEVER
     raft.unsynced_bytes = 0
     raft.durable_index = journal.last_index

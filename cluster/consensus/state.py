@@ -4,6 +4,7 @@ Modules of rules are functions of this record; none keeps a state of its own. Se
 extended Raft paper (Ongaro and Ousterhout, 2014) and, with "thesis", of Ongaro's dissertation.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
@@ -28,6 +29,10 @@ READY_LAG_ENTRIES: Final = 256
 SEQ_BITS: Final = 40
 """Bits of a request's number that count requests of one process: at 100,000 a second they last 127 days, after which
 only the protection below is gone. Above them is room for 2**22 changes of the members."""
+
+SYNCS: Final = 5
+"""Syncs of which the quickest says how long this disk takes for one, count: a checkpoint or a stall among them is no
+slow disk."""
 
 _LEADER: Final = Role.LEADER
 
@@ -90,6 +95,24 @@ class Outbox:
     def drop(self) -> None:
         """Drop the promises: they were never made."""
         self._held.clear()
+
+
+class SyncTimes:
+    """How long the disk took for the last few syncs."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=SYNCS)
+
+    def took(self, duration_s: float) -> None:
+        """Note how long a sync took."""
+        self._last.append(duration_s)
+
+    @property
+    def least_s(self) -> float | None:
+        """The quickest of them, seconds; None before there were as many."""
+        return min(self._last) if len(self._last) == SYNCS else None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -213,6 +236,8 @@ class RaftState:
     """When a leader that put off its own sync does it, and by when at the latest; NEVER when it owes none."""
     unsynced_bytes: int = 0
     """Bytes proposed here since the last sync."""
+    sync_times: SyncTimes = field(default_factory=SyncTimes)
+    """What this replica's disk takes: who is slow to vote for itself stands later than others."""
     hints_due_s: float = NEVER
     """When the lazily written marks go to disk; NEVER when there are none."""
     fail_stop: "FailStop" = field(init=False)

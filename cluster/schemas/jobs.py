@@ -353,6 +353,8 @@ class MemberView(View, frozen=True, kw_only=True):
     """What is free where it stores its ledger. This and what follows is what it says of itself."""
     journal_fill: float | None = None
     """How much of its journal's room is used, from 0 to 1."""
+    sync_s: float | None = None
+    """What its disk takes for a sync, seconds: the quickest of the last few."""
     certificate_until: str | None = None
     """When the certificate that it shows expires."""
     authority_until: str | None = None
@@ -430,6 +432,8 @@ class StatusView(View, frozen=True, kw_only=True):
     """What is free where it stores its ledger, bytes; null where the file system does not say."""
     journal_fill: float = 0.0
     """How much of the journal's room is used, from 0 to 1."""
+    sync_s: float | None = None
+    """What its disk takes for a sync, seconds: the quickest of the last few; null before there were as many."""
     certificate_until: str | None = None
     """When the certificate expires that it shows."""
     authority_until: str | None = None

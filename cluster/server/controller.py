@@ -25,6 +25,7 @@ from cluster.schemas import made_of
 from cluster.server.agreed_time import AgreedTime, ClockWatch
 from cluster.server.applied_log import Applied, AppliedLog, read_batch, read_configuration
 from cluster.server.bootstrap import Bootstrap
+from cluster.server.disk_watch import DiskWatch, Room, room_of
 from cluster.server.divergence import Checkpoints, DigestRecorder
 from cluster.server.duties import AnswerExpiry, Duties, Duty
 from cluster.server.feature_levels import Ask, FeatureLevels, unasked
@@ -53,7 +54,6 @@ from cluster.server.pending import (
 )
 from cluster.server.proposer import Proposer
 from cluster.server.pruning import PruneNote
-from cluster.server.room_watch import Room, RoomWatch, room_of
 from cluster.server.snapshots import SnapshotInstall, call_soon
 from cluster.server.storage import Storage
 from cluster.server.totals import JobTotals, TransferTotals
@@ -156,7 +156,7 @@ class Controller:
         )
         self.agreed = AgreedTime(clock, bounds=lambda: self.engine.clock_bounds, at=storage.state.at)
         self.clock_watch = ClockWatch(name, self.engine, self.agreed)
-        self.room_watch = RoomWatch(
+        self.disk_watch = DiskWatch(
             self.engine, measure=self.measure_room, map_size_bytes=config.storage.map_size_bytes, ask=ask, clock=clock
         )
         self.proposer = Proposer(
@@ -201,7 +201,7 @@ class Controller:
         self.register(self.membership)
         self.register(self.node_watch)
         self.register(self.clock_watch)
-        self.register(self.room_watch)
+        self.register(self.disk_watch)
         if self.checkpoints is not None:
             self.register(DigestRecorder(self.checkpoints, submit=submit))
 
@@ -286,7 +286,7 @@ class Controller:
         Or its disk, where that is fuller, and no other replica's has room.
         """
         stored_bytes = STORED_BYTES_PER_BYTE * (self.journal.behind_bytes + size_bytes)
-        return max(self._storage.environment.fill_with(stored_bytes), self.room_watch.fill_with(stored_bytes))
+        return max(self._storage.environment.fill_with(stored_bytes), self.disk_watch.fill_with(stored_bytes))
 
     def measure_room(self) -> Room | None:
         """Return what the journal takes of its disk and what is free there; None where the file system does not say."""

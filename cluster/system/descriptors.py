@@ -7,6 +7,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 
 @contextlib.contextmanager
@@ -16,6 +17,10 @@ def closing(descriptor: int) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+SLOW_SYNC_S: Final = 0.02
+"""What a sync takes on a slow disk, seconds: twice what disks with spindles need."""
 
 
 def open_directory(path: str | bytes | os.PathLike[str], *, dir_fd: int | None = None) -> int:

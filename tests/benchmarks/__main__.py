@@ -118,6 +118,11 @@ def arguments() -> argparse.Namespace:
         default=list(past.WAVES),
         help="ledgers of `history`",
     )
+    parser.add_argument(
+        "--ledgers",
+        type=Path,
+        help="where the ledgers of `history` stay; a later run goes on with them (default: removed with the rest)",
+    )
     parser.add_argument("--directory", type=Path, help="where the data goes (default: a temporary directory)")
     parser.add_argument("--json", action="store_true", help="print nothing but the last line, which is always JSON")
     options = parser.parse_args()
@@ -216,7 +221,7 @@ def run(options: argparse.Namespace, directory: Path) -> int:
         found["nodes"] = one.figures
         rows, whole = [*rows, *one.rows], whole and one.whole
     if "history" in options.sections and options.only != "etcd":
-        one = past.report(directory, options.events, options.batches, say)
+        one = past.report(options.ledgers or directory, options.events, options.batches, say)
         found["history"] = one.figures
         rows = [*rows, *one.rows]
     found["machine"] = {**facts, "load_after": round(os.getloadavg()[0], 2)}

@@ -24,7 +24,7 @@ import uvloop
 
 from cluster.client.session_ids import SessionIds
 from cluster.config.config import Config
-from cluster.config.new_site import Founding, PoolSpec, found
+from cluster.config.new_site import CONFIG_NAME, Founding, PoolSpec, found
 from cluster.schemas.command_ids import new_command_id
 from cluster.security.tls import client_context
 from cluster.serve import Replica
@@ -45,6 +45,12 @@ EVENTS = 60_000
 """Events of each ledger if nobody says otherwise, count: some 5,000 jobs, a minute for both ledgers."""
 
 EVENTS_MAX = 20_000_000
+
+TOLD_EVENTS = 500_000
+"""How often the maker says how far it is, events."""
+
+PROGRESS_NAME = "made.json"
+"""Beside a ledger: how far it is made."""
 
 WAVES = {"full": 512, "single": 1}
 """Kind of ledger -> commands under way at once."""
@@ -212,24 +218,52 @@ async def founded(config: Config, clock: Clock) -> Replica:
     return replica
 
 
+class Made(msgspec.Struct, forbid_unknown_fields=True):
+    """How far a ledger is made: what a later run that was given the same directory goes on from."""
+
+    events: int = 0
+    made_s: float = 0.0
+
+
 async def measure(directory: Path, at_once: int, events_max: int, say: Say) -> Figures:
-    """Make a ledger of so many events and ask about it."""
-    config = cluster_in(directory)
+    """Make a ledger of so many events, or what a run before left of it, and ask about it."""
+    progress = directory / PROGRESS_NAME
+    known = progress.exists()
+    made = msgspec.json.decode(progress.read_bytes(), type=Made) if known else Made()
+    config = _placed(Config.load(directory / CONFIG_NAME)) if known else cluster_in(directory)
     replica = await founded(config, SystemClock())
     controller = replica.controller
     try:
-        events = _counted(replica)
-        began_s = time.perf_counter()
-        await Maker(replica, at_once).make(lambda: events[0] >= events_max)
-        made_s = time.perf_counter() - began_s
-        say(f"  {events[0]} events in {controller.applied_index} entries made in {made_s:.1f} s")
+        await _made(replica, at_once, events_max, made, say)
+        say(f"  {made.events} events in {controller.applied_index} entries made in {made.made_s:.1f} s")
         index_s = await _index_built(replica)
         size_bytes = replica.service.past.progress.size_bytes
-        say(f"  index built in {index_s:.1f} s, {size_bytes / events[0]:.1f} bytes an event")
-        found = await _asked(replica, config, (events[0], made_s, index_s, size_bytes))
+        say(f"  index built in {index_s:.1f} s, {size_bytes / made.events:.1f} bytes an event")
+        found = await _asked(replica, config, (made.events, made.made_s, index_s, size_bytes))
     finally:
         await replica.stop()
+        progress.write_bytes(msgspec.json.encode(made))
     return found._replace(replay_s=[await _replayed(config) for _ in range(REPLAYS)])
+
+
+async def _made(replica: Replica, at_once: int, events_max: int, made: Made, say: Say) -> None:
+    """Make what is missing; `made` says how much there is, even where this is interrupted."""
+    events, before, began_s = _counted(replica), msgspec.structs.replace(made), time.perf_counter()
+    told = 0
+
+    def enough() -> bool:
+        nonlocal told
+        made.events, made.made_s = before.events + events[0], before.made_s + time.perf_counter() - began_s
+        if made.events // TOLD_EVENTS > told:
+            told = made.events // TOLD_EVENTS
+            say(f"  {made.events} of {events_max} events in {made.made_s:.0f} s")
+        return made.events >= events_max
+
+    if not enough():
+        try:
+            await Maker(replica, at_once).make(enough)
+        finally:
+            enough()
 
 
 async def _replayed(config: Config) -> float:
@@ -258,16 +292,20 @@ def cluster_in(directory: Path) -> Config:
         destination_roots=(results,),
         allow_root=True,
     )
-    config = found(directory, founding, clock=SystemClock())
+    config = _placed(found(directory, founding, clock=SystemClock()))
+    allow_first_start(config, config.replicas[0].name)
+    return config
+
+
+def _placed(config: Config) -> Config:
+    """Give its replica addresses that are free now."""
     (me,) = config.replicas
     placed = msgspec.structs.replace(
         me, peer=Address("127.0.0.1", free_port()), api=Address("127.0.0.1", free_port()), channel=None
     )
     # The agents that this process plays report, and never poll.
     timing = msgspec.structs.replace(config.timing, node_down_s=NODE_DOWN_S)
-    config = msgspec.structs.replace(config, replicas=(placed,), timing=timing)
-    allow_first_start(config, me.name)
-    return config
+    return msgspec.structs.replace(config, replicas=(placed,), timing=timing)
 
 
 def _counted(replica: Replica) -> list[int]:
@@ -367,7 +405,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def report(directory: Path, events: int, batches: Sequence[str], say: Say) -> Found:
-    """Measure ledgers of both kinds; return the rows and figures."""
+    """Measure ledgers of both kinds, made below `directory` where they are not there; return the rows and figures."""
     rows: list[Row] = []
     figures: dict[str, Any] = {}
     for kind in batches:

@@ -119,6 +119,8 @@ class SingleEngine:
         """What this replica, while it follows, asked its leader, with the news."""
         self.answers_reads: int | None = None
         """What the leader answers; None: it does not."""
+        self.takes_s: float | None = None
+        """What its disk takes for a sync, seconds."""
         self.confirms = True
         """Whether a majority answers; False: confirm_leadership waits for ever."""
 
@@ -141,6 +143,10 @@ class SingleEngine:
     @property
     def configuration(self) -> Configuration:
         return initial((Member(self.me),), version=1)
+
+    @property
+    def sync_s(self) -> float | None:
+        return self.takes_s
 
     @property
     def clock_off(self) -> bool:

@@ -14,9 +14,10 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { NOTHING = 0, SYNC = 1, WRITE = 2, SHORT_WRITE = 3, LIE = 4, LIE_LAST = 5 };
+enum { NOTHING = 0, SYNC = 1, WRITE = 2, SHORT_WRITE = 3, LIE = 4, LIE_LAST = 5, SLOW = 6 };
 
 /* Little-endian, as faults.py packs it. */
 struct plan {
@@ -24,6 +25,7 @@ struct plan {
     _Atomic uint32_t error; /* errno of what fails */
     _Atomic uint32_t skip;  /* so many calls succeed first */
     _Atomic uint32_t hits;  /* so many have failed: ours to count */
+    _Atomic uint32_t delay_ms; /* how much longer a call takes that is slow */
     char needle[48];        /* in the path of the file, or empty for every regular file */
 };
 
@@ -74,10 +76,22 @@ static int fails(uint32_t kind, int descriptor)
 
 #define REAL(name) __typeof__(&name) real = (__typeof__(&name))dlsym(RTLD_NEXT, #name)
 
+/* A disk that does its work, and takes its time. */
+static void linger(int descriptor)
+{
+    if (!due(SLOW, descriptor))
+        return;
+    uint32_t left_ms = atomic_load(&plan->delay_ms);
+    struct timespec left = {left_ms / 1000, (long)(left_ms % 1000) * 1000000};
+    while (nanosleep(&left, &left) == -1 && errno == EINTR)
+        ;
+}
+
 #define SYNCING(name)                  \
     int name(int descriptor)           \
     {                                  \
         REAL(name);                    \
+        linger(descriptor);            \
         if (due(LIE, descriptor))      \
             return 0;                  \
         if (fails(SYNC, descriptor))   \
@@ -106,7 +120,7 @@ int msync(void *address, size_t length, int flags)
         va_start(rest, flags);                                            \
         mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0; \
         va_end(rest);                                                     \
-        if (plan != NULL && atomic_load(&plan->what) >= LIE)              \
+        if (plan != NULL && (atomic_load(&plan->what) == LIE || atomic_load(&plan->what) == LIE_LAST))              \
             flags &= ~(O_SYNC | O_DSYNC);                                 \
         return real(path, flags, mode);                                   \
     }

@@ -18,17 +18,21 @@ SOURCE = Path(__file__).with_name("faults.c")
 TOOLS = {"gcc": "gcc", "gencat": "libc6-dev"}
 """Programs and their packages; `gencat` is what shows that the headers of the C library are there."""
 
-KINDS = {"nothing": 0, "sync": 1, "write": 2, "short-write": 3, "lie": 4, "lie-last": 5}
-_PLAN = struct.Struct("<IIII48s")
+KINDS = {"nothing": 0, "sync": 1, "write": 2, "short-write": 3, "lie": 4, "lie-last": 5, "slow": 6}
+_PLAN = struct.Struct("<IIIII48s")
 
 
 class Plan(NamedTuple):
-    """What is to fail: which calls, with which errno, on files whose path has `needle` in it, after `skip` calls."""
+    """What is to fail: which calls, with which errno, on files whose path has `needle` in it, after `skip` calls.
+
+    `slow`: syncs do not fail, and take `delay_ms` longer.
+    """
 
     what: str
     error: int = errno.EIO
     needle: str = "data.mdb"
     skip: int = 0
+    delay_ms: int = 0
 
 
 def build(directory: Path, source: Path = SOURCE) -> Path:
@@ -67,4 +71,4 @@ def _pack(plan: Plan) -> bytes:
     needle = plan.needle.encode()
     if len(needle) >= 48:
         raise ValueError(f"{plan.needle!r} is too long for a plan")
-    return _PLAN.pack(KINDS[plan.what], plan.error, plan.skip, 0, needle)
+    return _PLAN.pack(KINDS[plan.what], plan.error, plan.skip, 0, plan.delay_ms, needle)

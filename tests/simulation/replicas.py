@@ -252,6 +252,7 @@ class SimReplica:
             last_index=peer.engine.last_index,
             revision=peer.engine.applied_index,
             feature_level_known=world.level_said,
+            sync_s=peer.engine.sync_s,
         )
 
     def make_journal(self, environment: Any) -> WatchedJournal:

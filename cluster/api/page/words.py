@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from cluster.schemas import EXPIRY_NOTICE_DAYS, HistoryRow, JobView, PoolUseAnswer, PoolUseView, days_left
 from cluster.schemas.page import Bar, Frame, Layer, area_strip, bar_strip
-from cluster.system import parse_instant
+from cluster.system import SLOW_SYNC_S, parse_instant
 from replica.values import MICROSECONDS_PER_SECOND, Instant
 
 if TYPE_CHECKING:
@@ -189,6 +189,7 @@ def environment() -> Environment:
     }
     made.globals |= {
         "pool_strip": pool_strip, "job_strip": job_strip, "days_left": days_left, "KEYS": KEYS,
+        "SLOW_SYNC_S": SLOW_SYNC_S,
         "SOON_DAYS": EXPIRY_NOTICE_DAYS,
     }  # fmt: skip
     for name in made.list_templates():

@@ -13,7 +13,7 @@ from cluster.api.privacy import may_see
 from cluster.api.render import job_words
 from cluster.api.service import Call
 from cluster.schemas import EXPIRY_NOTICE_DAYS, MemberView, NeedKind, NeedView, PoolView, StatusView, days_left
-from cluster.system import format_instant
+from cluster.system import SLOW_SYNC_S, format_instant
 from cluster.system.eventloop import Work, paced
 from replica.model import Buffer, BufferState, Job, PoolUnit, format_amount, unit_of
 from replica.operations import GuestPhase, guest_phase
@@ -91,7 +91,7 @@ async def find_nodes(state: State, needs: Needs, work: Work) -> None:
 
 
 def find_replicas(members: tuple[MemberView, ...], needs: Needs, now: Instant) -> None:
-    """Look for replicas that are away, refused, whose clock is off, or that run out of something."""
+    """Look for replicas that are away, refused, with a clock that is off, a slow disk, or too little of something."""
     for member in members:
         name = f"replica {member.name}"
         if member.forgot:
@@ -116,6 +116,9 @@ def find_replicas(members: tuple[MemberView, ...], needs: Needs, now: Instant) -
         if member.room_bytes is not None and member.room_bytes < ROOM_NOTICE_BYTES:
             free = format_amount(member.room_bytes, PoolUnit.BYTES)
             needs.add("storage", name, f"{free} are free on its disk", "make room there")
+        if member.sync_s is not None and member.sync_s >= SLOW_SYNC_S:
+            sentence = f"its disk takes {1000 * member.sync_s:.0f} ms for a sync"
+            needs.add("storage", name, sentence, "look at the disk, and at who else writes to it")
 
 
 def find_ledger(status: StatusView, needs: Needs) -> None:

@@ -37,7 +37,7 @@ OTHER_REASONS = "others"
 FAILED = "a failed operation"
 """What jobs are counted under that are held because of what an operation said, which may name files."""
 
-_OF_STATUS = ("room_bytes", "journal_fill", "certificate_until", "authority_until")
+_OF_STATUS = ("room_bytes", "journal_fill", "sync_s", "certificate_until", "authority_until")
 _OWN_WORD = ("commit_index", "applied_index", "revision", *_OF_STATUS)
 """What only that replica knows for sure."""
 

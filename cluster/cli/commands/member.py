@@ -108,7 +108,7 @@ MEMBER_ANSWER_S = 2.0
 
 _OWN_WORD = (
     *("term", "commit_index", "applied_index", "revision"),
-    *("room_bytes", "journal_fill", "certificate_until", "authority_until"),
+    *("room_bytes", "journal_fill", "sync_s", "certificate_until", "authority_until"),
 )
 """What only that replica knows for sure."""
 

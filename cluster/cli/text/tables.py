@@ -6,7 +6,7 @@ from typing import Final
 from cluster.cli.text.moments import format_elapsed
 from cluster.cli.text.output import NOTHING, Listing, Styled, readable_size, size, table, text_of
 from cluster.schemas import BufferView, JobView, MemberView, NodeView, PoolView, SnapshotView
-from cluster.system import parse_instant
+from cluster.system import SLOW_SYNC_S, parse_instant
 from replica.model import JobState, PoolUnit, format_amount, unit_of
 from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 
@@ -246,6 +246,8 @@ def _reachable(member: MemberView) -> str:
         return ("yes" if member.reachable else "no") + f" (lost its data: member replace {member.name})"
     if member.clock_off:
         return ("yes" if member.reachable else "no") + " (its clock is off: set it)"
+    if member.sync_s is not None and member.sync_s >= SLOW_SYNC_S:
+        return ("yes" if member.reachable else "no") + f" (its disk is slow: {1000 * member.sync_s:.0f} ms a sync)"
     return ("yes" if member.reachable else "no") + (" (sending snapshot)" if member.sending_snapshot else "")
 
 

@@ -1,4 +1,4 @@
-"""Room on disks: a leader without any lets another one lead, and where nobody has some it is refused in time."""
+"""Disks of leaders: who has no room, or a slow one, lets another lead; where nobody has room it is refused in time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from cluster.config.config import Config
-from cluster.consensus import ChangeRefused
+from cluster.consensus import ChangeRefused, Role
 from cluster.schemas import StatusView
+from cluster.server.disk_watch import ASKED_EVERY_S, BETTER, QUICKER, DiskWatch, Room, room_of
 from cluster.server.pending import USERS
-from cluster.server.room_watch import ASKED_EVERY_S, BETTER, Room, RoomWatch, room_of
+from cluster.system import SLOW_SYNC_S
 from replica.values import Instant
 from tests.clocks import ManualClock
 from tests.cluster.harness import Harness, story
@@ -23,6 +24,7 @@ from tests.cluster.harness import Harness, story
 GIB = 1024**3
 FILLS = (0.1, USERS.fill_max - BETTER - 0.01, USERS.fill_max - BETTER + 0.01, USERS.fill_max - 0.01, 0.81, 1.0)
 SILENT = None
+UNSAID = -1.0
 
 
 def room(fill: float) -> Room:
@@ -35,11 +37,15 @@ class World:
     def __init__(self, mine: float, **peers: float | None) -> None:
         self.mine: Room | None = room(mine)
         self.fills = peers
+        self.times: dict[str, float | None] = {}
+        """What syncs take, by peer."""
+        self.sync_s: float | None = None
+        self.role = Role.LEADER
         self.asked = 0
         self.led: list[str | None] = []
         self.refuses = False
         self.clock = ManualClock(Instant(1))
-        self.watch = RoomWatch(
+        self.watch = DiskWatch(
             self,  # type: ignore[arg-type]
             measure=lambda: self.mine,
             map_size_bytes=2 * GIB,
@@ -57,13 +63,15 @@ class World:
         fill = self.fills[peer]
         if fill is SILENT:
             raise OSError("it does not answer")
-        found: Any = SimpleNamespace(replica=peer, journal_fill=0.5, room_bytes=room(fill).free_bytes)
+        room_bytes = None if fill is UNSAID else room(fill).free_bytes
+        found: Any = SimpleNamespace(replica=peer, journal_fill=0.5, room_bytes=room_bytes, sync_s=self.times.get(peer))
         return found  # type: ignore[no-any-return]
 
     async def transfer(self, target: str | None = None) -> str | None:
         if self.refuses:
             raise ChangeRefused("it lags", "wait")
         self.led.append(target)
+        self.role = Role.FOLLOWER
         return target
 
     async def look(self) -> None:
@@ -122,6 +130,51 @@ async def test_a_handing_over_that_is_refused_is_tried_again_later_and_nothing_i
     assert world.led == ["r2"]
 
 
+TIMES = (None, 0.0004, SLOW_SYNC_S / QUICKER, SLOW_SYNC_S - 1e-6, SLOW_SYNC_S, QUICKER * SLOW_SYNC_S, 1.0)
+
+
+@story
+async def test_who_leads_has_a_quick_disk_or_nobody_with_room_has_a_much_quicker_one() -> None:
+    for mine, second, third, fill in itertools.product(TIMES, TIMES, TIMES, (0.1, UNSAID, 0.99, SILENT)):
+        world = World(0.1, r2=fill, r3=0.1)
+        world.sync_s, world.times = mine, {"r2": second, "r3": third}
+        await world.look()
+        where = (mine, second, third, fill)
+        heard = {"r3": third} | ({"r2": second} if fill in (0.1, UNSAID) else {})
+        quick = {name: took for name, took in heard.items() if took is not None}
+        best = min(quick, key=lambda name: (quick[name], name), default=None)
+        if mine is None or mine < SLOW_SYNC_S:
+            assert (world.led, world.asked) == ([], 0), where
+        elif best is not None and quick[best] * QUICKER <= mine:
+            assert world.led == [best], where
+        else:
+            assert (world.led, world.asked) == ([], 2), where
+        assert not world.watch.is_scarce, where
+
+
+@story
+async def test_a_slow_and_full_disk_is_left_once_and_one_that_stays_slow_is_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    world = World(0.9, r2=0.1, r3=0.1)
+    world.sync_s, world.times = 1.0, {"r2": 0.5, "r3": 0.001}
+    await world.look()
+    assert len(world.led) == 1
+    world = World(0.1, r2=0.1)
+    world.sync_s, world.times = 0.1, {"r2": 0.1}
+    for _ in range(3):
+        await world.look()
+        world.clock.advance(ASKED_EVERY_S)
+    assert (world.led, world.asked) == ([], 3)
+    assert [one.getMessage() for one in caplog.records if "for a sync" in one.getMessage()] == [
+        "the disk takes 100 ms for a sync, no other replica's is much quicker; every command waits as long"
+    ]
+    world.sync_s = 0.001
+    await world.look()
+    assert world.asked == 3 and "quick enough again: 1.0 ms" in caplog.text
+
+
 @story
 async def test_a_cluster_whose_disks_are_full_refuses_what_users_ask_for_and_takes_it_when_they_are_not(
     config: Config, monkeypatch: pytest.MonkeyPatch
@@ -129,14 +182,14 @@ async def test_a_cluster_whose_disks_are_full_refuses_what_users_ask_for_and_tak
     async with Harness(config) as harness:
         found = room(USERS.fill_max + 0.02)
         monkeypatch.setattr("cluster.server.controller.room_of", lambda directory, used_bytes: found)
-        harness.controller.room_watch.poll()
+        harness.controller.disk_watch.poll()
         for _ in range(10):
             await asyncio.sleep(0)
         refused = await harness.submit()
         assert (refused.status, refused.code) == (507, "journal_full")
         assert "make room on the disks" in refused.body["error"]["remedy"]
         found = room(0.5)
-        harness.controller.room_watch.poll()
+        harness.controller.disk_watch.poll()
         assert (await harness.submit()).status == 201
 
 
