@@ -4,28 +4,31 @@ scripts/diskfault.
 A small library that is loaded before the C library lets fdatasync, pwrite and their kin fail with EIO or ENOSPC on the
 sync log or the data file of one replica, at a moment drawn at random, while clients write. The replica must stop itself
 with exit code 70 and the sentence of wal.Environment; its peers must go on committing; started again on a good disk it
-must be whole. Other clients share jobs and pools all the while, and the history of each is linearizable (a check that
-does not finish is a failure).
+must be whole. A disk that only becomes slow stops nobody: its replica hands over if it leads, and it is measured what
+one client waits meanwhile. Other clients share jobs and pools all the while, and the history of each is linearizable (a
+check that does not finish is a failure).
 """
 
 import argparse
 import asyncio
 import contextlib
 import errno
+import itertools
 import os
 import random
 import re
 import shutil
+import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from cluster.client import ApiError
+from cluster.client import ApiError, Client
 from cluster.schemas import operations as ops
 from cluster.serve import EXIT_STOPPED_ITSELF, EXIT_STORAGE_REFUSED
 from tests.faults import disks, faults, kernel
-from tests.faults.bare import BareCluster
+from tests.faults.bare import BareCluster, held_job
 from tests.faults.disks import Disk
 from tests.faults.ending import perform
 from tests.faults.faults import Plan
@@ -48,8 +51,15 @@ CALLS = {
 ERRORS = ("EIO", "ENOSPC")
 VICTIMS = ("leader", "follower")
 CASES = [(call, error, victim) for call in CALLS for error in ERRORS for victim in VICTIMS]
-SNAPSHOT, START, FULL = "snapshot", "start", "full disk"
-EXTRAS = [(SNAPSHOT, "ENOSPC", "leader"), (START, "EIO", "follower")]
+SNAPSHOT, START, FULL, SLOW = "snapshot", "start", "full disk", "slow sync"
+DELAYS_MS = {"50 ms": 50, "200 ms": 200, "1 s": 1000}
+EXTRAS = [
+    (SNAPSHOT, "ENOSPC", "leader"),
+    (START, "EIO", "follower"),
+    *((SLOW, delay, victim) for delay in DELAYS_MS for victim in VICTIMS),
+]
+
+KINDS = (*CALLS, SNAPSHOT, START, FULL, SLOW)
 
 SMALL = "r3"
 """The replica whose directory is a small file system of its own, where that is possible."""
@@ -71,6 +81,9 @@ SKIPPED_MAX = {"/wal/sync.log": 40, "/wal/data.mdb": 3}
 """Calls on a file that succeed after the fault was planned, at most, count: drawn, so that any write of a sync or of a
 checkpoint is hit. There are hundreds of syncs to a checkpoint."""
 
+MEASURED = 100
+"""Commands of one client of which the median is said, count."""
+
 GO_ON_S = 15.0
 """How long the peers may take for that many, seconds."""
 
@@ -89,6 +102,9 @@ class DiskFaults:
         self.disk: Disk | None = None
         self.hits = 0
         self.done: list[str] = []
+        self.numbers = itertools.count()
+        self.slow: list[dict[str, object]] = []
+        """What clients waited while a disk was slow."""
 
     def plan_file(self, name: str) -> Path:
         """Return the file that says what fails at a replica."""
@@ -111,7 +127,7 @@ class DiskFaults:
             await self.case(number, *case)
             self.done.append(" ".join(case))
             took = f"{self.clients.operations} operations checked, {time.monotonic() - started:.1f} s"
-            print(f"case {number + 1:2}: {case[0]} fails with {case[1]} at the {case[2]}; all held, {took}", flush=True)
+            print(f"case {number + 1:2}: {_said(case)} at the {case[2]}; all held, {took}", flush=True)
 
     async def case(self, number: int, call: str, error: str, victim: str) -> None:
         """Let a call fail at a replica while clients write; look at what it does, what its peers do, what is left."""
@@ -148,6 +164,8 @@ class DiskFaults:
                     await self.start_fails(name)
                 elif call == FULL:
                     await self.disk_fills_up()
+                elif call == SLOW:
+                    await self.sync_is_slow(name, error)
                 else:
                     await self.write_fails(name, CALLS[call], getattr(errno, error))
                 failed_s = time.monotonic()
@@ -216,6 +234,34 @@ class DiskFaults:
             raise RunFailed(f"{SMALL}, started on a full disk, exited {code}; its last words are: {words}")
         ballast.unlink()
 
+    async def sync_is_slow(self, name: str, delay: str) -> None:
+        """A replica whose disk becomes slow hands over where it leads, and holds up nobody for long."""
+        async with self.cluster.client() as client, self.cluster.client("operator") as observer:
+            before_ms = [await self.timed(client) for _ in range(MEASURED)]
+            led = await self.cluster.leader(observer) == name
+            faults.change(Plan("slow", needle="", delay_ms=DELAYS_MS[delay]), self.plan_file(name))
+            began_s, meanwhile_ms = time.monotonic(), list[float]()
+            while await self.cluster.leader(observer) == name:
+                meanwhile_ms.append(await self.timed(client))
+                if time.monotonic() > began_s + STOP_S:
+                    raise RunFailed(f"{name} leads on although its disk takes {delay} longer for a sync")
+            left_s = time.monotonic() - began_s
+            after_ms = [await self.timed(client) for _ in range(MEASURED)]
+        self.cluster.check_running()
+        self.hits += faults.hits(self.plan_file(name))
+        found: dict[str, object] = {"delay": delay, "led": led, "before_ms": round(statistics.median(before_ms), 1)}
+        if led:
+            found |= {"handed_over_s": round(left_s, 1), "meanwhile_ms": sorted(map(round, meanwhile_ms))}
+        self.slow.append(found | {"after_ms": round(statistics.median(after_ms), 1)})
+
+    async def timed(self, client: Client) -> float:
+        """Submit a job; return for how long its answer was waited, milliseconds."""
+        name = f"timed-{next(self.numbers)}"
+        self.clients.submitted.add(name)
+        began_s = time.monotonic()
+        await client.call(ops.SUBMIT_JOB, held_job(client, name))
+        return 1000 * (time.monotonic() - began_s)
+
     def release(self) -> None:
         """End all processes and release the mount, if there is one."""
         self.cluster.stop_all()
@@ -235,15 +281,23 @@ class DiskFaults:
             await asyncio.sleep(0.02)
 
 
+def _said(case: tuple[str, str, str]) -> str:
+    call, error, _ = case
+    return f"{call}, {error} longer," if call == SLOW else f"{call} fails with {error}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/diskfault", description="Writes and syncs of a replica fail.")
     parser.add_argument("--rounds", type=int, default=1, help="how often each case is done (default: 1)")
     parser.add_argument("--cases", type=int, default=None, help="how many cases of a round, drawn (default: all)")
+    parser.add_argument("--only", metavar="CALL", help=f"cases of one kind: {', '.join(KINDS)}")
     parser.add_argument("--seed", type=int, default=None, help="of moments and commands (default: drawn)")
     parser.add_argument(
         "--stale-reads", action="store_true", help="let clients read with stale=ok: the run must find that"
     )
     options = parser.parse_args()
+    if options.only is not None and options.only not in KINDS:
+        parser.error(f"--only must be one of {', '.join(KINDS)}")
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
     kernel.end_on_signals()
     directory = Path(tempfile.mkdtemp(prefix="forebay-diskfault-")).resolve()
@@ -265,7 +319,7 @@ def main() -> int:
         return kernel.EXIT_UNABLE
     cases = []
     for _ in range(options.rounds):
-        every = [*CASES, *extras]
+        every = [case for case in (*CASES, *extras) if options.only in (None, case[0])]
         cases += every if options.cases is None else injection.chance.sample(every, min(options.cases, len(every)))
     print(f"diskfault: {len(cases)} cases, seed {seed}", flush=True)
     ended = perform("diskfault", injection.run(cases), release=injection.release, directory=directory, seed=seed)
@@ -274,6 +328,7 @@ def main() -> int:
         failed_calls=injection.hits,
         acknowledged=injection.promises.acknowledged,
         stale_reads=options.stale_reads,
+        slow=injection.slow,
         **injection.clients.figures,
     )
 
