@@ -238,6 +238,7 @@ class Activities:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._rate_loop.stop()
         await self._watch.stop()
+        await self._home.buffer_syncs.let_go()
         await self._home.hung.let_go()
 
     # How
@@ -309,6 +310,7 @@ class Activities:
             self._watch.staged(order.job, result.files)
         elif order.stage == "teardown":
             self._watch.forget(order.job)
+            self._home.buffer_syncs.forget(order.job)
         if order.stage in MOVING and isinstance(result, OperationDone):
             self._forget_records(order.job, (order.stage,))
 

@@ -120,6 +120,9 @@ FORK_DESCRIPTORS_MAX: Final = 16
 SUPERVISOR_LAUNCHES_MAX: Final = 3
 """How often a supervisor that died before it started the script is launched again, count."""
 
+SYNC_WAIT_S: Final = 1.0
+"""How long post-run waits for the supervisor of the script to sync the buffer, seconds: then it has a worker do it."""
+
 SUPERVISOR_POLL_S: Final = 0.05
 """Seconds between two polls for the record that a script was started; only while its supervisor starts up."""
 

@@ -148,6 +148,8 @@ class Operation:
     async def run(self) -> Outcome | None:
         """Do the operation and return its result, or None if it was ended."""
         home, name = self._home, str(self._order.job)
+        if await self._is_seen_to():
+            return None if self._ending.is_set() else OperationDone()
         try:
             lock = await home.disk_full.keep_trying(order_named(self._order), self._open_lock, self._ending)
         except GivenUp:
@@ -166,6 +168,12 @@ class Operation:
             return None
         finally:
             os.close(lock)
+
+    async def _is_seen_to(self) -> bool:
+        """Whether this is a post-run that leaves nothing to do: the supervisor did it when the script had ended."""
+        order = self._order
+        is_native_end = order.stage == "post_run" and order.provision is None and not (order.creates or order.destroys)
+        return is_native_end and await self._home.buffer_syncs.is_done(order.job, self._ending)
 
     def _open_lock(self) -> int:
         name, directory = str(self._order.job), self._home.operations

@@ -22,7 +22,7 @@ from cluster.agent.files import (
     is_no_room,
     open_parent,
 )
-from cluster.agent.home import GivenUp, Handle, Home
+from cluster.agent.home import BufferSync, GivenUp, Handle, Home
 from cluster.agent.limits import DISK_FULL_RETRY_S, DISK_FULL_RETRY_S_MAX, SUPERVISOR_LAUNCHES_MAX, SUPERVISOR_POLL_S
 from cluster.agent.messages import failure
 from cluster.agent.operation import Operation, Settings
@@ -76,6 +76,8 @@ class ScriptRun:
         self._overrun = ""
         self._overrun_told = False
         self._child: Process | None = None
+        self._sync: BufferSync | None = None
+        """What the supervisor says of its end, where it is this agent's child and syncs the job's buffer."""
         self._start_reported = False
 
     def end(self) -> None:
@@ -135,8 +137,14 @@ class ScriptRun:
             return _node_fail(str(error))
         finally:
             record.close()
-            if self._child is not None:
-                self._child.poll()
+            if self._sync is not None and self._sync.has_ended():
+                # It goes on beside this, and is waited for there.
+                self._home.buffer_syncs.take(self._order.job, self._sync)
+            else:
+                if self._sync is not None:
+                    self._sync.close()
+                if self._child is not None:
+                    self._child.poll()
 
     async def _clear_older(self) -> None:
         """Remove the record of an older attempt: an order with a newer one is the job's next life."""
@@ -250,6 +258,8 @@ class ScriptRun:
 
     async def _poll(self, record: ScriptRecord) -> ScriptEnded | None:
         """Do what comes next for the script; return how it ended once that is known and its start is reported."""
+        if self._sync is not None and self._sync.has_ended() and (ended := record.status()) is not None:
+            return await self._started_reported(record, ended)
         lock = record.try_lock()
         if lock is None:
             await self._watch(record)
@@ -258,10 +268,15 @@ class ScriptRun:
             ended = self._settled(record)
             if ended is None:
                 self._launch(record, lock)
-            elif not self._report_start(record) and record.started() is not None:
-                await asyncio.sleep(DISK_FULL_RETRY_S)
                 return None
-            return ended
+            return await self._started_reported(record, ended)
+
+    async def _started_reported(self, record: ScriptRecord, ended: ScriptEnded) -> ScriptEnded | None:
+        """Return how the script ended once its start is reported, None while there is no room for that."""
+        if not self._report_start(record) and record.started() is not None:
+            await asyncio.sleep(DISK_FULL_RETRY_S)
+            return None
+        return ended
 
     def _settled(self, record: ScriptRecord) -> ScriptEnded | None:
         """With the lock held, return how the script ended, or None if it never began and is to be launched."""
@@ -312,16 +327,36 @@ class ScriptRun:
             closing(record.open_report()) as report,
             closing(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)) as nothing,
         ):
-            # The child inherits the lock, so it is never free between the agent and the supervisor.
-            self._child = self._home.fork_server.spawn(
-                "cluster.agent.scripts.supervisor",
-                (os.path.join(self._home.path, STEPS, str(self._order.job)), str(lock)),
-                descriptors=(lock,),
-                stdin=nothing,
-                stdout=report,
-                stderr=report,
-                new_session=True,
-            )
+            self._home.buffer_syncs.forget(self._order.job)
+            told, tells = os.pipe2(os.O_CLOEXEC) if self._syncs else (None, None)
+            says = () if tells is None else (tells,)
+            try:
+                # The child inherits the lock, so it is never free between the agent and the supervisor.
+                self._child = self._home.fork_server.spawn(
+                    "cluster.agent.scripts.supervisor",
+                    (os.path.join(self._home.path, STEPS, str(self._order.job)), str(lock), *map(str, says)),
+                    descriptors=(lock, *says),
+                    stdin=nothing,
+                    stdout=report,
+                    stderr=report,
+                    new_session=True,
+                )
+            except BaseException:
+                if told is not None:
+                    os.close(told)
+                raise
+            finally:
+                for tells in says:
+                    os.close(tells)
+            if self._sync is not None:
+                self._sync.close()
+            self._sync = None if told is None else BufferSync(told, self._child)
+
+    @property
+    def _syncs(self) -> bool:
+        """Whether its supervisor is to sync what it has written: what this agent's post-run would do."""
+        order = self._order
+        return order.has_buffer and order.provision is None and order.place is None
 
     def _hold_in_cgroup(self, record: ScriptRecord) -> None:
         """See that there is a cgroup for the script, where this agent has any, and that its record names it."""
@@ -334,7 +369,7 @@ class ScriptRun:
             record.forget_cgroup()
 
     async def _watch(self, record: ScriptRecord) -> None:
-        """Wait until the supervisor has ended."""
+        """Wait until the supervisor has ended, or says that all is done but the sync of the buffer."""
         handle = self._hold(record)
         if handle is None:
             # It is coming up, or just gone.
@@ -342,7 +377,7 @@ class ScriptRun:
             return
         signalled = False
         try:
-            while not handle.over:
+            while not handle.over and not (self._sync is not None and self._sync.ended.is_set()):
                 # First: a script that has begun by now is told what changed below, or it is looked at again soon. The
                 # other way round what changed could wait for ever, since nothing else wakes this up.
                 known = self._report_start(record)
@@ -378,6 +413,8 @@ class ScriptRun:
             waits.add(asyncio.ensure_future(self._ending.wait()))
         if not self._changed.is_set():
             waits.add(asyncio.ensure_future(self._changed.wait()))
+        if self._sync is not None:
+            waits.add(asyncio.ensure_future(self._sync.ended.wait()))
         try:
             await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:

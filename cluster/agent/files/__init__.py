@@ -44,5 +44,5 @@ from cluster.agent.files.paths import (
     outside_target,
     split,
 )
-from cluster.agent.files.places import PlaceRefused, buffer_path, identity_at, open_parent
+from cluster.agent.files.places import PlaceRefused, buffer_path, identity_at, open_parent, sync_written
 from cluster.agent.files.removal import RemovalFailed, empty_directory, remove_removable, remove_tree

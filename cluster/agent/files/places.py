@@ -15,11 +15,13 @@ import re
 import shutil
 import stat
 import uuid
+from collections.abc import Iterator
 from typing import Final
 
-from cluster.agent.files.durable import BUFFERS, RECEIPTS, read_bounded, write_durably
+from cluster.agent.files import capacity
+from cluster.agent.files.durable import BUFFERS, PERSISTENT, RECEIPTS, read_bounded, write_durably
 from cluster.agent.files.removal import remove_tree
-from cluster.system import closing, names_in, open_directory
+from cluster.system import closing, names_in, open_directory, sync_file_system
 from replica.model import Order, OrderPlace
 
 MARK: Final = ".forebay-place"
@@ -92,6 +94,36 @@ def open_place(place: OrderPlace) -> int:
     except BaseException:
         os.close(directory)
         raise
+
+
+def open_parent_of(home: str, order: Order, *, switch: bool, make: bool = False) -> tuple[int, str]:
+    """Return a descriptor of what the job's buffer lies in, and its name there; PlaceRefused, OSError."""
+    if order.place is None:
+        return open_directory(os.path.join(home, BUFFERS)), str(order.job)
+    return open_parent(order.place, switch=switch, make=make)
+
+
+def sync_written(home: str, order: Order, *, switch: bool) -> None:
+    """Write what the job's script has written to disk: the file systems of its buffer, and of the persistent ones that
+    it uses on this node. One that is gone needs none. PlaceRefused, ImageRefused, OSError.
+    """
+    synced: set[int] = set()
+    for parent, name in _written_to(home, order, switch=switch):
+        with contextlib.suppress(FileNotFoundError), closing(parent):
+            with closing(capacity.open_buffer(parent, name)) as buffer:
+                device = os.fstat(buffer).st_dev
+                if device not in synced:
+                    sync_file_system(buffer)
+                    synced.add(device)
+
+
+def _written_to(home: str, order: Order, *, switch: bool) -> Iterator[tuple[int, str]]:
+    with contextlib.suppress(FileNotFoundError):
+        yield open_parent_of(home, order, switch=switch)
+    placed = dict(order.persistent)
+    for name in order.uses:
+        if name not in placed:
+            yield open_directory(os.path.join(home, PERSISTENT)), name
 
 
 def open_parent(place: OrderPlace, *, switch: bool, make: bool = False) -> tuple[int, str]:

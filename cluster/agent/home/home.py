@@ -54,6 +54,7 @@ from cluster.agent.files import (
     read_bounded,
     write_durably,
 )
+from cluster.agent.home.buffer_syncs import BufferSyncs
 from cluster.agent.home.worker_watchdog import Hung
 from cluster.agent.limits import (
     COMMAND_AGE_S_MAX,
@@ -176,6 +177,7 @@ class Home:
             self.capacity_control = self._find_control(images)
             """What holds buffers to their capacity; they are watched whatever it is."""
             self.hung = Hung()
+            self.buffer_syncs = BufferSyncs()
             self.cgroups: CgroupTree | None = None
             """Where processes of jobs are held; None: they are found by listing alone."""
             self._loose: frozenset[int] = frozenset()

@@ -35,7 +35,9 @@ from cluster.agent.processes.environment import (
 )
 from cluster.agent.processes.forking import BEGIN, READY, ForkAnswer, ForkRequest, ForkServer, Process
 from cluster.agent.processes.job_processes import (
+    ENDED,
     OPERATION_VARIABLE,
+    SYNCED,
     ScriptProcesses,
     kill_job,
     kill_operation,

@@ -67,6 +67,12 @@ OPERATION_VARIABLE: Final = "FOREBAY_OPERATION"
 running on purpose has another attempt than one that was interrupted."""
 
 
+ENDED: Final = b"e"
+SYNCED: Final = b"s"
+"""What a supervisor says on its pipe: how the script ended is written down, and nothing of it is left; what it has
+written is on disk."""
+
+
 def kill_operation(marker: str, rounds: int = KILL_ROUNDS_MAX) -> list[int]:
     """Kill what is left of an operation that was interrupted; return the ids of what is there after so many rounds.
 

@@ -1,7 +1,8 @@
 """The supervisor of one script: starts it once, ends it in time, writes down how it ended. It survives the agent.
 
-Run as `python -m cluster.agent.scripts.supervisor DIRECTORY LOCK` by the agent, where LOCK is an inherited descriptor
-that holds the record's lock. It keeps the agent's own account; only the script becomes the job's user, so a user can
+Run as `python -m cluster.agent.scripts.supervisor DIRECTORY LOCK [SAYS]` by the agent, where LOCK is an inherited
+descriptor that holds the record's lock, and SAYS the end of a pipe on which it says that the script has ended, and that
+what it has written is on disk. It keeps the agent's own account; only the script becomes the job's user, so a user can
 neither forge a status nor end the supervisor."""
 
 from __future__ import annotations
@@ -17,11 +18,21 @@ from typing import Final
 
 import msgspec
 
-from cluster.agent.files import STEPS, buffer_path, identity_of, is_no_room
+from cluster.agent.files import (
+    STEPS,
+    ImageRefused,
+    PlaceRefused,
+    buffer_path,
+    identity_of,
+    is_no_room,
+    sync_written,
+)
 from cluster.agent.limits import DISK_FULL_RETRY_S, DISK_FULL_RETRY_S_MAX
 from cluster.agent.messages import failure
 from cluster.agent.processes import (
     CANNOT_EXECUTE,
+    ENDED,
+    SYNCED,
     AccountRefused,
     Cgroup,
     ScriptProcesses,
@@ -32,7 +43,14 @@ from cluster.agent.processes import (
     environment_of,
     fork,
 )
-from cluster.agent.scripts.record import OVERRUN, RESUME, SUSPEND, ProcessName, ScriptOrder, ScriptRecord
+from cluster.agent.scripts.record import (
+    OVERRUN,
+    RESUME,
+    SUSPEND,
+    ProcessName,
+    ScriptOrder,
+    ScriptRecord,
+)
 from cluster.system import (
     SystemClock,
     become_subreaper,
@@ -269,10 +287,11 @@ def insist(write: Callable[[], None], *, unless_ended: bool) -> bool:
 
 def main(arguments: list[str]) -> int:
     """Supervise the script of the record; return the exit code."""
-    directory, lock_text = arguments
+    directory, lock_text, *says = arguments
     lock = int(lock_text)
     signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
-    os.set_inheritable(lock, False)
+    for descriptor in (lock, *map(int, says)):
+        os.set_inheritable(descriptor, False)
     steps, name = os.path.split(directory)
     record = ScriptRecord(open_directory(steps), int(name))
     wanted = record.order()
@@ -291,7 +310,20 @@ def main(arguments: list[str]) -> int:
     ended = Supervisor(record, wanted, lock, cgroup).run()
     # Nobody else will ever know it: it is kept until it can be written down, whoever wants it ended.
     insist(lambda: record.write("status.json", ended), unless_ended=False)
+    if says:
+        _sync(wanted, int(says[0]))
     return 0
+
+
+def _sync(wanted: ScriptOrder, says: int) -> None:
+    """Tell the agent that the script has ended, do what post-run would, and tell it that; whoever is gone needs none.
+
+    What fails here is found again, and said, by the worker that post-run has then.
+    """
+    with contextlib.suppress(OSError, PlaceRefused, ImageRefused):
+        os.write(says, ENDED)
+        sync_written(wanted.home, wanted.order, switch=wanted.accounts == "switch")
+        os.write(says, SYNCED)
 
 
 if __name__ == "__main__":

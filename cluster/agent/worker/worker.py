@@ -25,7 +25,6 @@ import msgspec
 from msgspec.structs import replace
 
 from cluster.agent.files import (
-    BUFFERS,
     PERSISTENT,
     FileRefused,
     ImageRefused,
@@ -38,6 +37,7 @@ from cluster.agent.files import (
     places,
     read_bounded,
     remove_removable,
+    sync_written,
     write_durably,
 )
 from cluster.agent.limits import DESCRIPTORS, FILE_BYTES_MAX
@@ -75,7 +75,7 @@ from cluster.agent.worker.buffer_usage import blocks_of, inodes_of
 from cluster.agent.worker.orphans import ANY_ATTEMPT, SWEEP, sweep, tag
 from cluster.agent.worker.staging import Commands, TransferRun, capacity_of, claimant_of, stage_in, stage_out
 from cluster.agent.worker.work import Outcome, Work
-from cluster.system import SystemClock, closing, die_with_parent, names_in, open_directory, sync_file_system, write_all
+from cluster.system import SystemClock, closing, die_with_parent, names_in, open_directory, write_all
 from replica.messages import OperationDone, OperationFailed
 from replica.model import CreatePersistent, OrderPlace, PoolUnit, Stage
 from replica.values import name_fault
@@ -357,10 +357,7 @@ def is_final(error: BaseException) -> bool:
 
 
 def _parent(work: Work, *, make: bool = False) -> tuple[int, str]:
-    """Return a descriptor of what the job's buffer lies in, and its name there; PlaceRefused, OSError."""
-    if work.order.place is None:
-        return open_directory(os.path.join(work.home, BUFFERS)), str(work.order.job)
-    return places.open_parent(work.order.place, switch=work.accounts == "switch", make=make)
+    return places.open_parent_of(work.home, work.order, switch=work.accounts == "switch", make=make)
 
 
 def _records(work: Work, home: int) -> int:
@@ -487,9 +484,7 @@ def _post_run(work: Work) -> Outcome:
     left = _end_scripts(work, account.uid)
     if left:
         return failure(f"processes of job {work.order.job} cannot be killed: {', '.join(map(str, left[:20]))}")
-    with contextlib.suppress(FileNotFoundError):
-        buffers, name = _parent(work)
-        sync_file_system(capacity.open_buffer(buffers, name))
+    sync_written(work.home, work.order, switch=work.accounts == "switch")
     return OperationDone()
 
 
