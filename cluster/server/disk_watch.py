@@ -120,7 +120,8 @@ class DiskWatch:
 
         `room` where this disk is nearly full.
         """
-        voters = [peer.name for peer in self._engine.peers() if peer.votes]
+        # Who cannot lead has no disk that would help.
+        voters = [peer.name for peer in self._engine.peers() if peer.votes and not peer.clock_off]
         found = dict(zip(voters, await asyncio.gather(*map(self._disk_of, voters)), strict=True))
         if room is not None and not await self._gone_for_room(room, found):
             if not self.is_scarce:

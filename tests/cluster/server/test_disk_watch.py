@@ -54,8 +54,10 @@ class World:
         )
 
     def peers(self) -> list[Any]:
-        return [SimpleNamespace(name=name, votes=True) for name in self.fills] + [
-            SimpleNamespace(name="learner", votes=False)
+        return [
+            *(SimpleNamespace(name=name, votes=True, clock_off=False) for name in self.fills),
+            SimpleNamespace(name="learner", votes=False, clock_off=False),
+            SimpleNamespace(name="an hour ahead", votes=True, clock_off=True),
         ]
 
     async def ask(self, peer: str) -> StatusView:
