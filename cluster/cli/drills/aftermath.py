@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, Final, TypeVar
 
 from cluster.cli.drills.figures import Probe
 from cluster.client import ApiError, Client
-from cluster.schemas import Command, StateDigestAnswer, StatusView
+from cluster.schemas import Command, StateDigestAnswer, StatusView, StoryRow
 from cluster.schemas import operations as ops
 from cluster.system import Address, Clock
 
@@ -21,6 +21,12 @@ AGREE_S: Final = 30.0
 
 LOOK_S: Final = 0.1
 """Seconds between two looks at them."""
+
+ROWS_AT_ONCE: Final = 1_000
+"""Rows of what happened that are asked for at a time, count."""
+
+STRETCH_S: Final = 30.0
+"""How long one stretch of what happened may take, seconds: whoever looks may be behind, and nobody waits for it."""
 
 _T = TypeVar("_T")
 
@@ -68,6 +74,25 @@ async def _held_at(client: Client, replicas: dict[str, Address], revision: int) 
     return await of_each(
         replicas, lambda at: client.call(ops.SHOW_STATE_DIGEST, at=str(revision), replica=at, stale=True)
     )
+
+
+async def happened(client: Client, rows_max: int | None = None, **asked: Any) -> AsyncIterator[StoryRow]:
+    """Yield what happened, oldest first, `rows_max` rows of it at most.
+
+    An answer is a stretch: what it looked at ends where it took too long, and who asked once knew less than there is.
+    """
+    after: int | None = None
+    count = 0
+    while True:
+        answer = await client.call(ops.SHOW_HISTORY, **asked, after=after, limit=ROWS_AT_ONCE, deadline_s=STRETCH_S)
+        for row in answer.rows:
+            if count == rows_max:
+                return
+            count += 1
+            yield row
+        if answer.read >= answer.last:
+            return
+        after = answer.read
 
 
 async def of_each(replicas: dict[str, Address], ask: Callable[[Address], Awaitable[_T]]) -> dict[str, _T]:

@@ -350,6 +350,7 @@ def show_drill(number: int, page: Path | None, as_json: bool) -> None:
 
 def _write_page(output: Path, drill: DrillAnswer, before: tuple[DrillView, ...]) -> None:
     from cluster.cli.audit_commands import write_whole
+    from cluster.cli.drills.aftermath import happened
     from cluster.cli.drills.report import ROWS_MAX, page_of
 
     if drill.ended is None:
@@ -358,7 +359,7 @@ def _write_page(output: Path, drill: DrillAnswer, before: tuple[DrillView, ...])
     async def ask(client: Client) -> str:
         window: dict[str, Any] = {"from": drill.began, "to": drill.ended}
         terms = (await client.call(ops.LIST_LEADERS)).terms
-        story = (await client.call(ops.SHOW_HISTORY, limit=ROWS_MAX + 1, **window)).rows
+        story = tuple([row async for row in happened(client, ROWS_MAX + 1, **window)])
         return page_of(drill, before, terms, story, f"forebay drill show {drill.drill} --html {output.name}")
 
     write_whole(output, session().ask(ask).encode(), "--html")

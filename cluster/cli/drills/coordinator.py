@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cluster.cli.drills.aftermath import answered_again, disagreement
+from cluster.cli.drills.aftermath import answered_again, disagreement, happened
 from cluster.cli.drills.copies.exercises import Exercise, Given
 from cluster.cli.drills.copies.replicas import CopyFailed
 from cluster.cli.drills.copies.room import look_at_room
@@ -57,9 +57,6 @@ LASTS_S: Final = 60
 
 END_S: Final = 30.0
 """Seconds in which its end is to be in the ledger."""
-
-HISTORY_ROWS: Final = 10_000
-"""What happened meanwhile, rows that are read of it."""
 
 _AGAIN: Final = {
     "stage_retried": "stages_again",
@@ -432,10 +429,11 @@ class Coordinator:
         """Return how often things happened since the drill began that it should not lead to; a target may be lost."""
         assert self._drill is not None
         since: dict[str, Any] = {"from": self._drill.revision}
-        story = await self._client.call(ops.SHOW_HISTORY, kind=",".join(_AGAIN), limit=HISTORY_ROWS, **since)
-        return dict.fromkeys(_AGAIN.values(), 0) | Counter(
-            _AGAIN[row.event] for row in story.rows if row.detail.get("node") != target or row.event != "node_went_down"
-        )
+        counts = Counter(dict.fromkeys(_AGAIN.values(), 0))
+        async for row in happened(self._client, kind=",".join(_AGAIN), **since):
+            if row.detail.get("node") != target or row.event != "node_went_down":
+                counts[_AGAIN[row.event]] += 1
+        return dict(counts)
 
     async def _while_well(self, length_s: float) -> None:
         until_s = self._clock.monotonic_s() + length_s

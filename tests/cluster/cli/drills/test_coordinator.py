@@ -66,6 +66,8 @@ class ClusterDouble:
         self.nodes = {row.name: row.state for row in WELL.nodes}
         self.locks: tuple[DrillLockView, ...] = ()
         self.events: tuple[str, ...] = ()
+        self.stretch = 1
+        """Revisions that are looked at for one answer about what happened."""
         self.on_transfer: Callable[[], None] = lambda: None
 
     def new_command_id(self) -> str:
@@ -103,10 +105,13 @@ class ClusterDouble:
             )
         if operation is ops.SHOW_HISTORY:
             rows = [
-                StoryRow(revision=9, at="", actor="a", command="c", event=event, sentence="s", detail={"node": "n1"})
-                for event in self.events
+                StoryRow(revision=at, at="", actor="a", command="c", event=event, sentence="s", detail={"node": "n1"})
+                for at, event in enumerate(self.events, start=10)
             ]
-            return StoryAnswer(revision=9, rows=tuple(rows), read=9, read_at=None, last=9)
+            first, last = max(10, 1 + (more["after"] or 0)), 9 + len(rows)
+            read = min(last, first + self.stretch - 1)
+            stretch = tuple(row for row in rows if first <= row.revision <= read)
+            return StoryAnswer(revision=last, rows=stretch, read=read, read_at=None, last=last)
         assert operation is ops.TRANSFER_LEADERSHIP
         self.leader = request.name
         self.on_transfer()
