@@ -22,6 +22,9 @@ REQUEST_TIMEOUT_S = 10.0
 REDIRECT = 307
 """HTTP status of a replica that does not lead; Location names the same path at the leader."""
 
+FIRST_ANSWERS_S = 30.0
+"""Seconds after the warm-up until all clients must have had an answer, or are measured without it."""
+
 MAX_ERRORS_SHOWN = 3
 """Different error texts kept for the report, count."""
 
@@ -91,6 +94,51 @@ class Measurement(msgspec.Struct, frozen=True):
     """Answers of the client that got fewest, of the mean of all clients: near 0 where one starves; None: not known."""
 
 
+class Window:
+    """The measured time: it begins when all clients have had an answer, and the warm-up is over.
+
+    A connection takes a handshake, of which a machine may do fewer in the warm-up than there are clients; what that
+    costs is measured for itself (`storm`). One client that nobody answers does not keep the others from being measured.
+    """
+
+    def __init__(self, clients: int, warm_up_s: float, seconds: float) -> None:
+        self._waited_for = set(range(clients))
+        self._earliest = time.perf_counter() + warm_up_s
+        self._seconds = seconds
+        self._begun = asyncio.Event()
+        self.start = self.end = math.inf
+
+    @classmethod
+    def unbounded(cls) -> "Window":
+        """Return one in which everything is measured."""
+        window = cls(0, 0.0, math.inf)
+        window._begin(0.0)
+        return window
+
+    def answered(self, client: int) -> None:
+        """Note that a client has had an answer."""
+        self._waited_for.discard(client)
+        if not self._waited_for and not self._begun.is_set():
+            now = time.perf_counter()
+            if now >= self._earliest:
+                self._begin(now)
+
+    async def wait_begun(self) -> None:
+        """Return when the measured time has begun."""
+        await asyncio.sleep(max(0.0, self._earliest - time.perf_counter()))
+        if not self._waited_for and not self._begun.is_set():
+            self._begin(time.perf_counter())
+        try:
+            async with asyncio.timeout(FIRST_ANSWERS_S):
+                await self._begun.wait()
+        except TimeoutError:
+            self._begin(time.perf_counter())
+
+    def _begin(self, now: float) -> None:
+        self.start, self.end = now, now + self._seconds
+        self._begun.set()
+
+
 class _Tally:
     def __init__(self, clients: int) -> None:
         self.latencies_s: list[float] = []
@@ -119,10 +167,9 @@ async def measure(target: Target, clients: int, *, warm_up_s: float, seconds: fl
         tally = _Tally(clients)
         tally.base = await target.leader(session)
         before = await target.committed(session, tally.base)
-        start = time.perf_counter() + warm_up_s
-        end = start + seconds
-        loops = [_client(target, session, number, start, end, tally) for number in range(clients)]
-        cpu = asyncio.create_task(cpu_between(target, start, end))
+        window = Window(clients, warm_up_s, seconds)
+        loops = [_client(target, session, number, window, tally) for number in range(clients)]
+        cpu = asyncio.create_task(cpu_within(target, window))
         await asyncio.gather(*loops)
         client_cpu_s, server_cpu_s = await cpu
         target.check()
@@ -190,10 +237,10 @@ def slowest_share(answers: Sequence[int]) -> float | None:
 
 
 async def _client(
-    target: Target, session: aiohttp.ClientSession, client: int, start: float, end: float, tally: _Tally
+    target: Target, session: aiohttp.ClientSession, client: int, window: Window, tally: _Tally
 ) -> None:
     number = 0
-    while (sent := time.perf_counter()) < end:
+    while (sent := time.perf_counter()) < window.end:
         path, body = target.request(client, number)
         number += 1
         try:
@@ -205,6 +252,7 @@ async def _client(
                 allow_redirects=False,
             ) as response:
                 text = await response.read()
+            window.answered(client)
             ok = response.status < REDIRECT and target.accepted(response.status, json.loads(text))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             tally.error(f"{type(error).__name__}: {error}")
@@ -220,16 +268,16 @@ async def _client(
             continue
         tally.accepted += 1
         answered = time.perf_counter()
-        if start <= answered < end:
+        if window.start <= answered < window.end:
             tally.latencies_s.append(answered - sent)
             tally.answers[client] += 1
 
 
-async def cpu_between(target: HasProcesses, start: float, end: float) -> tuple[float, float]:
+async def cpu_within(target: HasProcesses, window: Window) -> tuple[float, float]:
     """Return the processor time of client and servers within the measured time, seconds."""
-    await asyncio.sleep(max(0.0, start - time.perf_counter()))
+    await window.wait_begun()
     client_s, server_s = _own_cpu_s(), target.cpu_s()
-    await asyncio.sleep(max(0.0, end - time.perf_counter()))
+    await asyncio.sleep(max(0.0, window.end - time.perf_counter()))
     return _own_cpu_s() - client_s, target.cpu_s() - server_s
 
 

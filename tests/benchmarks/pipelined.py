@@ -26,7 +26,8 @@ from tests.benchmarks.load import (
     ERROR_PAUSE_S,
     MAX_ERRORS_SHOWN,
     Measurement,
-    cpu_between,
+    Window,
+    cpu_within,
     measurement,
     verify_settled,
 )
@@ -47,23 +48,25 @@ class Tally:
         self.errors = 0
         self.examples: list[str] = []
 
-    async def client(self, send: Send, client: int, start: float, end: float) -> None:
-        """Send one write after another until `end`; what is answered from `start` on counts."""
+    async def client(self, send: Send, client: int, window: Window) -> None:
+        """Send one write after another until the end of the window; what is answered within it counts."""
         number = 0
-        while (sent := time.perf_counter()) < end and not self.ended:
+        while (sent := time.perf_counter()) < window.end and not self.ended:
             number += 1
             try:
                 await send(client, number)
             except (ApiError, CallFailed, OSError, TimeoutError) as error:
+                window.answered(client)
                 self.errors += 1
                 text = f"{type(error).__name__}: {error}"[:300]
                 if text not in self.examples and len(self.examples) < MAX_ERRORS_SHOWN:
                     self.examples.append(text)
                 await asyncio.sleep(ERROR_PAUSE_S)
                 continue
+            window.answered(client)
             self.accepted += 1
             answered = time.perf_counter()
-            if start <= answered < end:
+            if window.start <= answered < window.end:
                 self.latencies_s.append(answered - sent)
                 self.answers[client] += 1
 
@@ -74,10 +77,9 @@ async def drive(
     """Run the clients, and check that the cluster has settled what it acknowledged."""
     tally = Tally(clients)
     before = await system.settled()
-    start = time.perf_counter() + warm_up_s
-    end = start + seconds
-    cpu = asyncio.create_task(cpu_between(system, start, end))
-    await asyncio.gather(*(tally.client(send, client, start, end) for client in range(clients)))
+    window = Window(clients, warm_up_s, seconds)
+    cpu = asyncio.create_task(cpu_within(system, window))
+    await asyncio.gather(*(tally.client(send, client, window) for client in range(clients)))
     client_cpu_s, server_cpu_s = await cpu
     system.check()
     settled = await system.settled() - before

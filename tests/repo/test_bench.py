@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import math
 import ssl
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,28 @@ def test_only_what_was_answered_in_the_measured_time_counts() -> None:
     assert 0 < result.commits < target.settled, "the warm-up is settled too, and does not count"
     assert result.commits_per_s == pytest.approx(result.commits / 0.2, abs=0.1)
     assert result.p50_ms <= result.p99_ms <= result.max_ms
+
+
+def test_the_measured_time_begins_when_the_warm_up_is_over_and_every_client_had_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def begun(answers_at: tuple[float, ...], warm_up_s: float) -> float:
+        window, began = load.Window(len(answers_at), warm_up_s, 1.0), time.perf_counter()
+        for client, at in enumerate(answers_at):
+            if at < math.inf:
+                asyncio.get_running_loop().call_later(at, window.answered, client)
+        await window.wait_begun()
+        assert window.end == window.start + 1.0
+        return window.start - began
+
+    monkeypatch.setattr(load, "FIRST_ANSWERS_S", 0.3)
+    for answers_at, warm_up_s, least, most in (
+        ((0.0, 0.0), 0.1, 0.1, 0.25),
+        ((0.0, 0.2), 0.05, 0.2, 0.3),
+        ((0.0, math.inf), 0.05, 0.35, 1.0),
+    ):
+        assert least - 0.01 <= asyncio.run(begun(answers_at, warm_up_s)) < most + 1.0, (answers_at, warm_up_s)
+    assert load.Window.unbounded().start == 0.0 and load.Window.unbounded().end == math.inf
 
 
 def test_a_server_that_acknowledges_more_than_it_settled_is_found_out() -> None:
@@ -203,3 +227,8 @@ def test_questions_about_the_past_are_measured_on_a_ledger_that_was_made_for_the
         assert len(figures["why_ms"]) == len(figures["near_ms"]) == 3
         assert len(figures["other_ms"]) == 6 and all(figures["other_ms"].values())
     assert len(found.rows) == 28 and len(said) >= 26
+    before = found.figures["single"]
+    more = past.report(fast_path, before["events"] + 100, ["single"], said.append).figures["single"]
+    assert more["events"] >= before["events"] + 100 and more["entries"] > before["entries"], "it goes on with that one"
+    again = past.report(fast_path, 1_000, ["single"], said.append).figures["single"]
+    assert (again["events"], again["made_s"]) == (more["events"], more["made_s"]), "what is there is made no more"

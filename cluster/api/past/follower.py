@@ -68,9 +68,9 @@ POINTS_MAX = 64
 POINT_REVISIONS = 1024
 """Revisions between two states that are kept at first; doubled each time that they are thinned out."""
 
-IMAGES_BYTES_MAX = 1024**3
+IMAGES_BYTES_MAX = 2 * 1024**3
 """States kept on the disk beside the index, bytes: of ten thousand jobs each, so many that none of ten million events
-is further than a second's folding from one."""
+is further than a second's folding from one, even where each is an entry of its own (28 us)."""
 
 IMAGES_ROOM_SHARE = 0.25
 """And what they may take of their room and of what is free beside them: the journal, which must be written, comes

@@ -16,7 +16,7 @@ import aiohttp
 import uvloop
 
 from cluster.security.tls import TlsFiles, client_context
-from tests.benchmarks.load import percentile_ms
+from tests.benchmarks.load import Window, percentile_ms
 from tests.benchmarks.pipelined import ChannelCluster, EtcdGrpcCluster, Tally
 from tests.benchmarks.processes import ServerFailed
 from tests.benchmarks.users.rows import Found, Row, Say, median
@@ -138,7 +138,7 @@ async def storms(
                     with busy_cores(BUSY):
                         tally = Tally(CLIENTS)
                         clients = [
-                            asyncio.create_task(tally.client(send, client, 0.0, float("inf")))
+                            asyncio.create_task(tally.client(send, client, Window.unbounded()))
                             for client in range(CLIENTS)
                         ]
                         started = time.perf_counter()
