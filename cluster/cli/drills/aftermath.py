@@ -16,8 +16,8 @@ from cluster.system import Address, Clock
 AGAIN_AT_ONCE: Final = 32
 """Acknowledged writes that are sent again at a time, count."""
 
-AGREE_S: Final = 30.0
-"""Seconds in which all replicas are to say which state they hold afterwards."""
+AGREE_S: Final = 60.0
+"""Seconds in which all replicas are to say which state they hold afterwards: who looks into the past may be behind."""
 
 LOOK_S: Final = 0.1
 """Seconds between two looks at them."""

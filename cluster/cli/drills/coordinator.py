@@ -52,7 +52,7 @@ ALIVE_EVERY_S: Final = 1.0
 LEASE_MORE_S: Final = 5
 """Seconds for which the cluster waits for one beyond the time that writes may stop."""
 
-LASTS_S: Final = 60
+LASTS_S: Final = 120
 """Seconds, beside the hold of a fault and what waits for its end, after which the ledger takes a drill for over."""
 
 END_S: Final = 30.0
