@@ -27,6 +27,7 @@ from cluster.api.past.frames import (
     AskTerms,
     AskThen,
     AskTree,
+    GiveUp,
     Progress,
     Said,
     Terms,
@@ -108,13 +109,21 @@ class Process:
             (size_bytes,) = LENGTH.unpack_from(self._received)
             if len(self._received) < LENGTH.size + size_bytes:
                 break
-            self._waiting.append(decode_ask(bytes(self._received[LENGTH.size : LENGTH.size + size_bytes])))
+            asked = decode_ask(bytes(self._received[LENGTH.size : LENGTH.size + size_bytes]))
             del self._received[: LENGTH.size + size_bytes]
+            if isinstance(asked, GiveUp):
+                self._waiting = deque(one for one in self._waiting if one.number != asked.number)
+            else:
+                self._waiting.append(asked)
         return bool(data)
 
     def _answer(self) -> None:
-        """Answer what has waited for no more than what is followed now."""
+        """Answer what has waited for no more than what is followed now, and nothing that was given up meanwhile."""
         for _ in range(len(self._waiting)):
+            if select.select([self._link], [], [], 0)[0]:
+                self._read()
+            if not self._waiting:
+                return
             asked = self._waiting.popleft()
             if isinstance(asked, AskTree):
                 said = self._tree.answer(asked, self._follower)

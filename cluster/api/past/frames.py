@@ -323,22 +323,26 @@ TURNED = "turned"
 AskTree = AskRoot | AskConsistency | AskTile | AskProof | AskCounts
 """What is asked of the tree over the ledger, and of what goes with it."""
 
+class GiveUp(_Frame, frozen=True, tag=30):
+    """Nobody waits for the answer of that question any more."""
+
+
 Ask = AskRecords | AskWhy | AskThen | AskStory | AskChanges | AskTerms | AskPools | AskTree
 Said = Records | Explained | Then | Story | Changes | Terms | PoolSteps | Unanswered | Progress | Found | Counts
 
-_ask_decoder: msgspec.msgpack.Decoder[Ask] = msgspec.msgpack.Decoder(Ask)
+_ask_decoder: msgspec.msgpack.Decoder[Ask | GiveUp] = msgspec.msgpack.Decoder(Ask | GiveUp)
 _said_decoder: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode(frame: Ask | Said) -> bytes:
+def encode(frame: Ask | GiveUp | Said) -> bytes:
     """Return the bytes of a frame, with its length."""
     body = _encoder.encode(frame)
     return LENGTH.pack(len(body)) + body
 
 
-def decode_ask(body: bytes | memoryview) -> Ask:
-    """Return the question in a body; msgspec.MsgspecError."""
+def decode_ask(body: bytes | memoryview) -> Ask | GiveUp:
+    """Return the question in a body, or that one is given up; msgspec.MsgspecError."""
     return _ask_decoder.decode(body)
 
 

@@ -37,6 +37,7 @@ from cluster.api.past.frames import (
     Counts,
     Explained,
     Found,
+    GiveUp,
     PoolSteps,
     Progress,
     Records,
@@ -324,6 +325,9 @@ class Historian:
             ) from error
         finally:
             del self._questions[asked.number]
+            if self._writer is not None and (future.cancelled() or not future.done()):
+                # Who asks again would wait behind answers that nobody hears.
+                self._writer.write(encode(GiveUp(asked.number)))
 
     @asynccontextmanager
     async def _turn(self, who: Hashable) -> AsyncIterator[None]:
