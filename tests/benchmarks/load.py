@@ -236,9 +236,7 @@ def slowest_share(answers: Sequence[int]) -> float | None:
     return round(min(answers) * len(answers) / sum(answers), 3) if sum(answers) else None
 
 
-async def _client(
-    target: Target, session: aiohttp.ClientSession, client: int, window: Window, tally: _Tally
-) -> None:
+async def _client(target: Target, session: aiohttp.ClientSession, client: int, window: Window, tally: _Tally) -> None:
     number = 0
     while (sent := time.perf_counter()) < window.end:
         path, body = target.request(client, number)

@@ -188,7 +188,8 @@ async def says_what_the_commands_say(cluster: LocalCluster, page: Browser, faile
     for row, member in zip(replicas, members, strict=True):
         assert row[1].endswith(member["role"]) and row[2].isdigit()
         # What changes from one moment to the next is there, and of its kind.
-        assert row[4].endswith(" s") and row[5].endswith(" GiB") and row[6].endswith("%") and row[7].endswith(" days")
+        assert row[4].endswith(" s") and row[5].endswith(" GiB") and row[6].endswith("%")
+        assert row[7].endswith((" ms", "–")) and row[8].endswith(" days")
     for pool in said(cluster, "pool", "list")["pools"]:
         assert f"{size(pool['held_bytes'])} of {size(pool['quantity_bytes'])} in use" in text
     strips = await page.run("[...document.querySelectorAll('#pools svg')].map(one => one.getAttribute('aria-label'))")

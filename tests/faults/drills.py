@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,9 @@ FORCED = ("--force", "digests")
 
 STALE = ("is not what would be done now", "does not hold")
 """What is said of a plan that is another one by now, or of a target that leads by now."""
+
+MEASURED = "every acknowledged write is asked for again"
+"""What a drill says when it has measured, and looks at what is left."""
 
 OVER_S = 180.0
 
@@ -222,8 +226,8 @@ class Drills:
         """Carry out one of the cluster beside the stopwatch; return what both saw."""
         assert self.hosts.config is not None
         stopwatch = Stopwatch(self.hosts.config, USER, held)
-        with stopwatch.watching():
-            ended = await self.drill(scenario)
+        with stopwatch.watching() as stop:
+            ended = await self.drill(scenario, heard=lambda note: stop() if MEASURED in note else None)
         figures: dict[str, int] = ended["figures"]
         if ended["verdict"] != "passed" or figures["writes_lost"]:
             raise RunFailed(f"{scenario}: {ended['verdict']}: {ended['sentence']}")
@@ -248,8 +252,10 @@ class Drills:
         self.stops_ms[scenario].append(ended["figures"]["write_stop_us"] / 1000)
         return f"of {ended['target']}: {ended['sentence']}"
 
-    async def drill(self, scenario: str, *more: str) -> dict[str, Any]:
-        """Plan it, confirm it, carry it out, and return how it ended."""
+    async def drill(
+        self, scenario: str, *more: str, heard: Callable[[str], None] = lambda note: None
+    ) -> dict[str, Any]:
+        """Plan it, confirm it, carry it out, and return how it ended; `heard` is called with each note of it."""
         until_s = time.monotonic() + OVER_S
         while True:
             plan = await self.planned(scenario, until_s, *more)
@@ -258,7 +264,9 @@ class Drills:
             words = ("--goal-ms", goal_ms, "--abort-after-s", "20", "--abort-if-slower", "0")
             words += (*more, "--confirm", plan["id"], "--json")
             try:
-                said = await self.typed("drill", "run", scenario, "--target", plan["target"], *FORCED, *words)
+                said = await self.typed(
+                    "drill", "run", scenario, "--target", plan["target"], *FORCED, *words, heard=heard
+                )
             except RunFailed as error:
                 # What did not hold and was overridden does by now, or another one leads: that is another plan.
                 if not any(one in str(error) for one in STALE) or time.monotonic() > until_s:
@@ -278,15 +286,27 @@ class Drills:
                 raise RunFailed(f"{scenario} has no plan: {unmet}")
             await asyncio.sleep(0.5)
 
-    async def typed(self, *words: str) -> str:
-        """Return what a command of the operator prints on standard output, whatever its exit code."""
+    async def typed(self, *words: str, heard: Callable[[str], None] = lambda note: None) -> str:
+        """Return what a command of the operator prints on standard output, whatever its exit code; `heard` is called
+        with each line of standard error."""
         process = await asyncio.create_subprocess_exec(
             *self.hosts.command(*words), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
+        assert process.stdout is not None and process.stderr is not None
+        notes = process.stderr
+
+        async def listen() -> str:
+            lines: list[str] = []
+            async for line in notes:
+                lines.append(line.decode())
+                heard(lines[-1])
+            return "".join(lines)
+
         async with asyncio.timeout(DRILL_S):
-            out, err = await process.communicate()
+            out, err = await asyncio.gather(process.stdout.read(), listen())
+            await process.wait()
         if not out:
-            raise RunFailed(f"forebay {' '.join(words)}: {err.decode().strip()}")
+            raise RunFailed(f"forebay {' '.join(words)}: {err.strip()}")
         return out.decode()
 
     async def over(self, client: Client, jobs: list[int]) -> dict[int, Any]:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,11 @@ class Stopwatch:
         self.acknowledged_s: list[float] = []
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Send a write to each replica every few milliseconds until the end of the block."""
+    def watching(self) -> Iterator[Callable[[], None]]:
+        """Send a write to each replica every few milliseconds until the end of the block, or what is given is called.
+
+        It comes before everything else on the machine, so it ends where there is nothing more to see.
+        """
         with subprocess.Popen(
             # A session of its own: the kernel shares the processors out among sessions.
             self._command,
@@ -55,11 +58,17 @@ class Stopwatch:
             assert process.stdin is not None and process.stdout is not None
             if process.stdout.readline() != "ready\n":
                 raise RunFailed("the stopwatch does not begin")
+            says, hears = process.stdin, process.stdout
+
+            def stop() -> None:
+                if not says.closed:
+                    says.close()
+                    self.acknowledged_s = json.loads(hears.readline() or "[]")
+
             try:
-                yield
+                yield stop
             finally:
-                process.stdin.close()
-                self.acknowledged_s = json.loads(process.stdout.readline() or "[]")
+                stop()
 
     def longest_ms(self, ended: dict[str, Any]) -> float:
         """Return the longest time without an acknowledgement from the fault of a drill on, by its own window."""

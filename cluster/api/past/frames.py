@@ -323,6 +323,7 @@ TURNED = "turned"
 AskTree = AskRoot | AskConsistency | AskTile | AskProof | AskCounts
 """What is asked of the tree over the ledger, and of what goes with it."""
 
+
 class GiveUp(_Frame, frozen=True, tag=30):
     """Nobody waits for the answer of that question any more."""
 

@@ -100,11 +100,11 @@ def test_post_run_has_a_worker_where_the_supervisor_was_killed_or_its_sync_faile
         assert isinstance(ended, ScriptEnded) and ended.result is JobState.NODE_FAIL
         for said in (b"", ENDED, ENDED + b"?"):
             del ran[:]
-            sync = BufferSync(*saying(said))
-            if said:
-                node.home.buffer_syncs.take(7, sync)
+            pipe, child = saying(said)
+            node.home.buffer_syncs.take(7, BufferSync(pipe, child))
             assert await operate(node, "post_run") == OperationDone()
             assert ran == [WORKER], said
+            child.wait()
 
     told(node, story)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from functools import partial
 from typing import Final
 
 from cluster.client import Client
@@ -82,6 +83,8 @@ async def _shown(site: Submitted) -> dict[str, Seen]:
             return site.gates.waits_at(call)
 
         await site.until(f"job {job} is in {call}", waits)
+        # Its nodes end their part beside the call, one sooner than another.
+        await site.until(f"job {job} is on no node in {call}", partial(_has_left_its_nodes, site, job))
         found = await site.seen(job)
         if found is None:
             raise RunFailed(f"job {job} is not known in {call}")
@@ -89,6 +92,11 @@ async def _shown(site: Submitted) -> dict[str, Seen]:
         site.gates.let_pass(call)
     shown["over"] = await site.over(job)
     return shown
+
+
+async def _has_left_its_nodes(site: Submitted, job: str) -> bool:
+    found = await site.seen(job)
+    return found is None or found.state != "COMPLETING"
 
 
 async def _as_with_a_script_of_its_own(site: Site) -> Figures:
