@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cluster.cli.drills.aftermath import disagreement
 from cluster.cli.drills.scenarios import SCENARIOS as KNOWN
 from cluster.client import ApiError, Client
 from cluster.config.config import Config
@@ -172,8 +173,17 @@ class Drills:
             for number in range(rounds):
                 for scenario in scenarios:
                     await self.round(client, scenario, held, number)
-            _, status = await verify.same_digest(hosts, client)
+            await self.agree()
             print(await verify.ran_once(client, self.workload, self.acknowledged, all_complete=True))
+
+    async def agree(self) -> None:
+        """See that all replicas held the same state at one revision; RunFailed."""
+        assert self.hosts.config is not None
+        replicas = {replica.name: replica.api for replica in self.hosts.config.replicas}
+        async with self.hosts.client("operator", deadline_s=60) as operator:
+            differ = await disagreement(operator, replicas, SystemClock())
+        if differ:
+            raise RunFailed(differ)
 
     async def submit(self, client: Client, name: str, *, hold: bool = False) -> int:
         """Submit an example; one that is held is for the probe."""
