@@ -50,6 +50,8 @@ def told(node: Node, story: Callable[[], Any]) -> Any:
         try:
             return await story()
         finally:
+            while node.home.buffer_syncs._following:
+                await asyncio.sleep(0.005)
             await node.home.buffer_syncs.let_go()
 
     return asyncio.run(whole())

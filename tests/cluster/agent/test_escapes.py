@@ -323,17 +323,17 @@ def test_what_is_forked_for_a_cgroup_is_in_it_or_knows_that_it_has_to_enter(
                 before = where_is(os.getpid())
                 if not is_within:
                     enter(os.dup(cgroup.directory))
-                os.write(answered, f"{is_within} {before} {where_is(os.getpid())}".encode())
+                os.write(answered, f"{is_within} {before} {where_is(os.getpid())} {os.getpid()}".encode())
                 os._exit(0)
             if sibling:
                 os._exit(0)
             middle = pid
         os.waitpid(middle, 0)
-        is_within, before, after = os.read(answers, 4096).decode().split()
+        is_within, before, after, forked = os.read(answers, 4096).decode().split()
         assert after.endswith("/job-7-1")
         assert (is_within == "True") == (before == after) == (not old)
         if sibling:
-            os.wait()
+            os.waitpid(int(forked), 0)
         assert cgroup.is_empty and cgroup.remove()
     os.close(answers)
     os.close(answered)
