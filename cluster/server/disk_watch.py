@@ -140,9 +140,7 @@ class DiskWatch:
         best = min(fills, key=fills.__getitem__, default=None)
         if best is None or fills[best] > min(room.fill_with(0), USERS.fill_max) - BETTER:
             return False
-        with suppress(NotLeader, ChangeRefused):
-            leader = await self._engine.transfer(best)
-            LOGGER.warning("the leadership goes to %s: the disk here is nearly full", leader or "somebody else")
+        await self._hand_over(best, "the disk here is nearly full")
         return True
 
     async def _leave_to_quicker(self, sync_s: float, found: dict[str, _Disk]) -> None:
@@ -154,20 +152,19 @@ class DiskWatch:
         }
         best = min(times, key=times.__getitem__, default=None)
         if best is not None and times[best] * QUICKER <= sync_s:
-            with suppress(NotLeader, ChangeRefused):
-                leader = await self._engine.transfer(best)
-                LOGGER.warning(
-                    "the leadership goes to %s: the disk here takes %.0f ms for a sync, and its %.1f ms",
-                    leader or "somebody else",
-                    1000 * sync_s,
-                    1000 * times[best],
-                )
+            took_ms, takes_ms = 1000 * sync_s, 1000 * times[best]
+            await self._hand_over(best, f"the disk here takes {took_ms:.0f} ms for a sync, and its {takes_ms:.1f} ms")
         elif not self._said_slow:
             self._said_slow = True
             LOGGER.warning(
                 "the disk takes %.0f ms for a sync, no other replica's is much quicker; every command waits as long",
                 1000 * sync_s,
             )
+
+    async def _hand_over(self, target: str, why: str) -> None:
+        with suppress(NotLeader, ChangeRefused):
+            leader = await self._engine.transfer(target)
+            LOGGER.warning("the leadership goes to %s: %s", leader or "somebody else", why)
 
     async def _disk_of(self, peer: str) -> _Disk:
         """Return what a peer says of its disk."""

@@ -118,21 +118,23 @@ class Window:
     def answered(self, client: int) -> None:
         """Note that a client has had an answer."""
         self._waited_for.discard(client)
-        if not self._waited_for and not self._begun.is_set():
-            now = time.perf_counter()
-            if now >= self._earliest:
-                self._begin(now)
+        self._begin_if_due()
 
     async def wait_begun(self) -> None:
         """Return when the measured time has begun."""
-        await asyncio.sleep(max(0.0, self._earliest - time.perf_counter()))
-        if not self._waited_for and not self._begun.is_set():
-            self._begin(time.perf_counter())
+        while (left_s := self._earliest - time.perf_counter()) > 0:
+            await asyncio.sleep(left_s)
+        self._begin_if_due()
         try:
             async with asyncio.timeout(FIRST_ANSWERS_S):
                 await self._begun.wait()
         except TimeoutError:
             self._begin(time.perf_counter())
+
+    def _begin_if_due(self) -> None:
+        now = time.perf_counter()
+        if not (self._waited_for or self._begun.is_set()) and now >= self._earliest:
+            self._begin(now)
 
     def _begin(self, now: float) -> None:
         self.start, self.end = now, now + self._seconds

@@ -242,13 +242,14 @@ def _offset(seconds: float | None) -> str | None:
 
 
 def _reachable(member: MemberView) -> str:
+    word = "yes" if member.reachable else "no"
     if member.forgot:
-        return ("yes" if member.reachable else "no") + f" (lost its data: member replace {member.name})"
+        return f"{word} (lost its data: member replace {member.name})"
     if member.clock_off:
-        return ("yes" if member.reachable else "no") + " (its clock is off: set it)"
+        return f"{word} (its clock is off: set it)"
     if member.sync_s is not None and member.sync_s >= SLOW_SYNC_S:
-        return ("yes" if member.reachable else "no") + f" (its disk is slow: {1000 * member.sync_s:.0f} ms a sync)"
-    return ("yes" if member.reachable else "no") + (" (sending snapshot)" if member.sending_snapshot else "")
+        return f"{word} (its disk is slow: {1000 * member.sync_s:.0f} ms a sync)"
+    return f"{word} (sending snapshot)" if member.sending_snapshot else word
 
 
 def snapshot_fields(snapshot: SnapshotView) -> list[tuple[str, str | int | None]]:

@@ -32,19 +32,6 @@ WORKER, SUPERVISOR = "cluster.agent.worker.worker", "cluster.agent.scripts.super
 IN_TIME_S = 10.0
 
 
-def spawned(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list of the modules that are run as processes from now on."""
-    found: list[str] = []
-    spawn = node.home.fork_server.spawn
-
-    def noting(module: str, *rest: Any, **more: Any) -> Any:
-        found.append(module)
-        return spawn(module, *rest, **more)
-
-    monkeypatch.setattr(node.home.fork_server, "spawn", noting)
-    return found
-
-
 def told(node: Node, story: Callable[[], Any]) -> Any:
     async def whole() -> Any:
         try:
@@ -64,7 +51,7 @@ async def operate(node: Node, stage: str) -> object:
 def test_post_run_has_no_process_where_the_supervisor_did_what_there_is_to_do_and_only_once(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran = spawned(node, monkeypatch)
+    ran = node.spawned(monkeypatch)
 
     async def story() -> None:
         assert await operate(node, "stage_in") == OperationDone()
@@ -87,7 +74,7 @@ def test_post_run_has_no_process_where_the_supervisor_did_what_there_is_to_do_an
 def test_post_run_has_a_worker_where_the_supervisor_was_killed_or_its_sync_failed_or_is_late(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran = spawned(node, monkeypatch)
+    ran = node.spawned(monkeypatch)
     monkeypatch.setattr(buffer_syncs, "SYNC_WAIT_S", 0.05)
 
     async def story() -> None:

@@ -67,6 +67,18 @@ class Node:
         }  # fmt: skip
         return msgspec.convert(standard | {k: msgspec.to_builtins(v) for k, v in fields.items()}, type=Order)
 
+    def spawned(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """Return a list of the modules that are run as processes from now on."""
+        found: list[str] = []
+        spawn = self.home.fork_server.spawn
+
+        def noting(module: str, *arguments: Any, **options: Any) -> Process:
+            found.append(module)
+            return spawn(module, *arguments, **options)
+
+        monkeypatch.setattr(self.home.fork_server, "spawn", noting)
+        return found
+
     def operate(self, stage: str, **fields: object) -> Outcome | None:
         async def story() -> Outcome | None:
             return await Operation(self.home, self.order(stage, **fields), self.settings).run()
@@ -541,14 +553,7 @@ def test_what_a_forgotten_persistent_buffer_keeps_is_nobodys_to_read(shared: Nod
 
 def test_a_stage_out_that_names_nothing_needs_no_process(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(node.operate("stage_in"), OperationDone)
-    begun: list[str] = []
-    real = node.home.fork_server.spawn
-
-    def spawn(module: str, *arguments: Any, **options: Any) -> Process:
-        begun.append(module)
-        return real(module, *arguments, **options)
-
-    monkeypatch.setattr(node.home.fork_server, "spawn", spawn)
+    begun = node.spawned(monkeypatch)
     assert node.operate("stage_out") == OperationDone()
     assert begun == []
     # What is not as it should be is looked at, and said, by a worker.
