@@ -328,9 +328,14 @@ class ScriptRun:
             closing(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)) as nothing,
         ):
             self._home.buffer_syncs.forget(self._order.job)
-            told, tells = os.pipe2(os.O_CLOEXEC) if self._syncs else (None, None)
-            says = () if tells is None else (tells,)
-            try:
+            told: int | None = None
+            says: tuple[int, ...] = ()
+            with contextlib.ExitStack() as its_own, contextlib.ExitStack() as unheard:
+                if self._syncs:
+                    told, tells = os.pipe2(os.O_CLOEXEC)
+                    its_own.callback(os.close, tells)
+                    unheard.callback(os.close, told)
+                    says = (tells,)
                 # The child inherits the lock, so it is never free between the agent and the supervisor.
                 self._child = self._home.fork_server.spawn(
                     "cluster.agent.scripts.supervisor",
@@ -341,13 +346,7 @@ class ScriptRun:
                     stderr=report,
                     new_session=True,
                 )
-            except BaseException:
-                if told is not None:
-                    os.close(told)
-                raise
-            finally:
-                for tells in says:
-                    os.close(tells)
+                unheard.pop_all()
             if self._sync is not None:
                 self._sync.close()
             self._sync = None if told is None else BufferSync(told, self._child)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from cluster.client.calls import NOBODY_S, finish
     from cluster.client.client import Client, run
     from cluster.client.errors import NO_ANSWER, UNTRUSTED, ApiError, error_of_view
+    from cluster.client.stories import stretches
     from cluster.client.ways import GatewayWay, connected
     from cluster.client.witnesses import WitnessAnswer, WitnessClient, WitnessUnreachable
 else:
@@ -17,6 +18,7 @@ else:
         calls: NOBODY_S finish
         client: Client run
         errors: NO_ANSWER UNTRUSTED ApiError error_of_view
+        stories: stretches
         ways: GatewayWay connected
         witnesses: WitnessAnswer WitnessClient WitnessUnreachable
         """,

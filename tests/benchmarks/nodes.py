@@ -421,7 +421,7 @@ async def measure(cluster: NodesCluster, certificates: Path, say: Say) -> dict[s
         passed_s = time.monotonic() - begin_s
         found["rest_core_percent"] = {
             ("leader" if name == leader else name): round(100 * (cpu_s(pid) - spent[name]) / passed_s, 1)
-            for name, pid in pids.items()
+            for name, pid in sorted(pids.items(), key=lambda one: one[0] != leader)
         }
         _, polls, _, troubles = await agents.look()
         shares = {str(replica.api): replica.name for replica in config.replicas}

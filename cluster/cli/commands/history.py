@@ -109,24 +109,25 @@ def history_group(
 async def _stretches(
     client: Client, asked: dict[str, Any], current: Session, *, follow: bool
 ) -> AsyncIterator[StoryAnswer]:
-    """Yield what happened, a stretch at a time."""
+    """Yield what happened, a stretch at a time; to a terminal it is told how far was looked where nothing is found."""
+    from cluster.client import stretches
+
     clock, after = current.clock, None
     told_s = clock.monotonic_s()
     while True:
-        answer = await client.call(ops.SHOW_HISTORY, stale=current.stale, **asked, after=after)
-        yield answer
-        after, now_s = answer.read, clock.monotonic_s()
-        if answer.read >= answer.last:
-            if not follow:
-                return
-            import asyncio
+        async for answer in stretches(client, after, stale=current.stale, **asked):
+            yield answer
+            after, now_s = answer.read, clock.monotonic_s()
+            if answer.rows or answer.read >= answer.last:
+                told_s = now_s
+            elif now_s - told_s > PROGRESS_S and is_terminal():
+                note(f"read up to revision {answer.read} of {answer.last}, {answer.read_at or ''}")
+                told_s = now_s
+        if not follow:
+            return
+        import asyncio
 
-            await asyncio.sleep(WATCH_PERIOD_S)
-        elif answer.rows:
-            told_s = now_s
-        elif now_s - told_s > PROGRESS_S and is_terminal():
-            note(f"read up to revision {answer.read} of {answer.last}, {answer.read_at or ''}")
-            told_s = now_s
+        await asyncio.sleep(WATCH_PERIOD_S)
 
 
 class _Lines:

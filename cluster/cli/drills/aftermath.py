@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, Final, TypeVar
 
 from cluster.cli.drills.figures import Probe
-from cluster.client import ApiError, Client
+from cluster.client import ApiError, Client, stretches
 from cluster.schemas import Command, StateDigestAnswer, StatusView, StoryRow
 from cluster.schemas import operations as ops
 from cluster.system import Address, Clock
@@ -77,22 +77,14 @@ async def _held_at(client: Client, replicas: dict[str, Address], revision: int) 
 
 
 async def happened(client: Client, rows_max: int | None = None, **asked: Any) -> AsyncIterator[StoryRow]:
-    """Yield what happened, oldest first, `rows_max` rows of it at most.
-
-    An answer is a stretch: what it looked at ends where it took too long, and who asked once knew less than there is.
-    """
-    after: int | None = None
+    """Yield what happened, oldest first, to its end or `rows_max` rows of it."""
     count = 0
-    while True:
-        answer = await client.call(ops.SHOW_HISTORY, **asked, after=after, limit=ROWS_AT_ONCE, deadline_s=STRETCH_S)
+    async for answer in stretches(client, limit=ROWS_AT_ONCE, deadline_s=STRETCH_S, **asked):
         for row in answer.rows:
             if count == rows_max:
                 return
             count += 1
             yield row
-        if answer.read >= answer.last:
-            return
-        after = answer.read
 
 
 async def of_each(replicas: dict[str, Address], ask: Callable[[Address], Awaitable[_T]]) -> dict[str, _T]:
