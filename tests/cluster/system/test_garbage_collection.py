@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.system.garbage_collection import FULL_SHARE, Collector, collect_for_a_reader
+from cluster.system.garbage_collection import FULL_SHARE, YOUNG_OBJECTS, Collector, collect_for_a_reader
 from replica.values.units import Instant
 from tests.clocks import ManualClock
 from tests.cluster.harness import story
@@ -43,6 +43,28 @@ async def test_python_no_longer_chooses_the_moment_and_everything_is_collected_a
     assert lost() is None
     assert gc.get_threshold()[2] > 1_000_000
     collector.stop()
+
+
+@story
+async def test_while_a_replica_runs_python_looks_through_what_is_new_alone_a_little_at_a_time() -> None:
+    collector = Collector(leads=lambda: True, election_min_s=0.3, clock=ManualClock(Instant(1)))
+    before, seen = gc.get_threshold(), list[int]()
+
+    def note(phase: str, found: dict[str, int]) -> None:
+        if phase == "start":
+            seen.append(found["generation"])
+
+    collector.start()
+    lost = weakref.ref(Cycle())
+    gc.callbacks.append(note)
+    try:
+        kept = [[] for _ in range(100 * YOUNG_OBJECTS)]
+    finally:
+        gc.callbacks.remove(note)
+    assert lost() is None and kept
+    assert set(seen) == {0} and len(seen) >= 99
+    collector.stop()
+    assert gc.get_threshold() == before
 
 
 @story
