@@ -8,6 +8,7 @@ The rows of a job lie together in a few values, of which the last one grows: a r
 and none of its own keys.
 """
 
+import errno
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ _ROW = struct.Struct(">IH")
 _POSITION = struct.Struct(f">HQQ{DIGEST_BYTES}s")
 _HOLE = struct.Struct(">QQ")
 _DELTA_MAX: Final = 0xFFFF_FFFF
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class JobRow(NamedTuple):
@@ -127,7 +129,7 @@ class JobIndex:
                         return
                     last = _KEY.unpack(cursor.key())[0]
             except (lmdb.Error, struct.error) as error:
-                raise self._broken(error) from error
+                raise self._failure(error) from error
             yield last
 
     def rows(self, job: int, after: int = 0) -> list[JobRow]:
@@ -145,11 +147,14 @@ class JobIndex:
                     found += _unpacked(first, unpack_checked(key, value))
                     more = cursor.next()
         except (lmdb.Error, Damaged, struct.error) as error:
-            raise self._broken(error) from error
+            raise self._failure(error) from error
         return found if not after else [row for row in found if row.revision > after]
 
     def add(self, rows: Mapping[int, Sequence[JobRow]], position: Position) -> None:
-        """Add rows to those of their jobs, none older than what is there; durable on return. JobIndexBroken."""
+        """Add rows to those of their jobs, none older than what is there; durable on return.
+
+        JobIndexBroken; OSError where the disk is full, with nothing added.
+        """
         try:
             with self._environment.begin(self._rows, write=True) as transaction:
                 cursor = transaction.cursor()
@@ -168,7 +173,7 @@ class JobIndex:
                 transaction.put(_MARK, pack_checked(_MARK, _packed(position)), db=self._mark)
             lengthen(self._environment, self._directory / DATA_FILE)
         except (OSError, lmdb.Error, Damaged, struct.error) as error:
-            raise self._broken(error) from error
+            raise self._failure(error) from error
         self._position = position
 
     def _open(self) -> None:
@@ -190,10 +195,14 @@ class JobIndex:
                 value = transaction.get(_MARK)
             self._position = NOTHING if value is None else _position(unpack_checked(_MARK, value))
         except (lmdb.Error, Damaged, struct.error) as error:
-            raise self._broken(error) from error
+            raise self._failure(error) from error
 
-    def _broken(self, error: Exception) -> JobIndexBroken:
-        return JobIndexBroken(f"{self._directory / DATA_FILE}: {error}")
+    def _failure(self, error: Exception) -> JobIndexBroken | OSError:
+        """Return what an error means: a full disk damages nothing, and what is there stays."""
+        path, code = self._directory / DATA_FILE, getattr(error, "code", 0)
+        if isinstance(error, lmdb.Error) and code in _NO_ROOM:
+            return OSError(code, os.strerror(code), os.fspath(path))
+        return JobIndexBroken(f"{path}: {error}")
 
 
 def _last_value(cursor: "lmdb.Cursor[bytes]", job: int) -> tuple[bytes, bytearray]:

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from cluster.agent.files import FileRefused, ImageRefused, capacity, is_disk_full
+from cluster.agent.files import FileRefused, ImageRefused, capacity
 from cluster.agent.home import Bounds, End, GivenUp, Home, see_through, whereabouts
 from cluster.agent.limits import (
     KILL_WAIT_S,
@@ -33,7 +33,7 @@ from cluster.agent.rate_governor import RateGovernor
 from cluster.agent.transfer import Control, Counters, SharedCounters
 from cluster.agent.worker import PERSISTENT_CHANGE, Orphans, Outcome, Work, orphans
 from cluster.providers import NO_LOCAL, Local
-from cluster.system import JobProcess, about, closing, write_all
+from cluster.system import JobProcess, about, closing, is_disk_full, write_all
 from replica.messages import OperationDone, OperationFailed, PersistentChanged
 from replica.model import DEFAULT_TRANSFER_RULES, Order, default_backend
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         SLOW_SYNC_S,
         closing,
         free_bytes,
+        is_disk_full,
         names_in,
         open_directory,
         sync_directory,
@@ -63,7 +64,8 @@ else:
         accounts: OVERFLOW_UID PeerAccount account_of group_name is_member peer_account short_path uid_of
         address: Address AddressError
         clock: Clock SystemClock format_instant parse_instant
-        descriptors: SLOW_SYNC_S closing free_bytes names_in open_directory sync_directory try_lock write_all
+        descriptors: SLOW_SYNC_S closing free_bytes is_disk_full names_in open_directory sync_directory try_lock
+        descriptors: write_all
         garbage_collection: Collector collect_for_a_reader
         job_process: CAPABILITIES LIMITS UNLIMITED JobProcess forgo limit prepare reset
         logs: about as_logged begin_logging is_logged say_at_last

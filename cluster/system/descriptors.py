@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -51,6 +52,11 @@ def free_bytes(directory: Path) -> int:
     """Return what is free in the file system of a directory, bytes; OSError."""
     room = os.statvfs(directory)
     return room.f_bavail * room.f_frsize
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Return whether the disk, or a quota on it, is full: what is to be written finds no room."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:

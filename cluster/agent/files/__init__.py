@@ -17,7 +17,6 @@ from cluster.agent.files.durable import (
     TEMPORARY_SUFFIX,
     FileRefused,
     ReserveFiles,
-    is_disk_full,
     is_no_room,
     read_bounded,
     read_record,

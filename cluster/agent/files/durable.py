@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from cluster.agent.limits import FILE_BYTES_MAX, RESERVE_BYTES, RESERVE_FILES
-from cluster.system import closing, names_in, write_all
+from cluster.system import closing, is_disk_full, names_in, write_all
 
 _T = TypeVar("_T")
 
@@ -37,22 +37,14 @@ RESERVE_SUFFIX: Final = ".room"
 
 _PAGE_BYTES: Final = 4096
 
-_DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_NO_ROOM: Final = _DISK_FULL | {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-
 
 class FileRefused(Exception):
     """A file of the agent's own that cannot be believed; the message names it and says what would be right."""
 
 
-def is_disk_full(error: OSError) -> bool:
-    """Return whether the disk, or a quota on it, is full: room that was reserved helps."""
-    return error.errno in _DISK_FULL
-
-
 def is_no_room(error: OSError) -> bool:
     """Return whether waiting helps: the disk, the memory or the table of open files is full."""
-    return error.errno in _NO_ROOM
+    return is_disk_full(error) or error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def write_durably(directory: int, name: str, data: bytes, *, lasting: bool = True) -> None:

@@ -22,7 +22,6 @@ from cluster.agent.files import (
     Target,
     beneath,
     identity_of,
-    is_disk_full,
     join,
     leads_to,
     names_of,
@@ -63,7 +62,7 @@ from cluster.agent.transfer.status_table import (
 )
 from cluster.agent.transfer.transfer_state import Context, Planned
 from cluster.agent.transfer.workspace import Files, Workspace
-from cluster.system import boot_id, closing
+from cluster.system import boot_id, closing, is_disk_full
 
 
 class Walk:

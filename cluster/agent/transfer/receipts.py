@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from cluster.agent.files import is_disk_full, join, kind_of
+from cluster.agent.files import join, kind_of
 from cluster.agent.transfer.digests import combine, digest_on_disk, hasher
 from cluster.agent.transfer.errors import TransferFailed, os_message
 from cluster.agent.transfer.file_copy import open_source
@@ -21,6 +21,7 @@ from cluster.agent.transfer.options import Algorithm, Item, Options, chunk_bytes
 from cluster.agent.transfer.progress import nothing
 from cluster.agent.transfer.record_paths import RecordPaths
 from cluster.agent.transfer.status_table import Flag, State, StatusRow, StatusTable
+from cluster.system import is_disk_full
 from replica.model import LeftOut
 
 LEFT_OUT_NAMED_MAX: Final = 16

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.agent.files import PathRefused, is_disk_full, is_local, kind_of, opened_parent
+from cluster.agent.files import PathRefused, is_local, kind_of, opened_parent
 from cluster.agent.transfer import helpers
 from cluster.agent.transfer.errors import Paused, TransferFailed, os_message, root_cause
 from cluster.agent.transfer.fence import discard_all
@@ -38,7 +38,7 @@ from cluster.agent.transfer.record_paths import (
 from cluster.agent.transfer.status_table import EMPTY, NO_FLAG, Copied, Flag, RecordsFailed, State, write_header
 from cluster.agent.transfer.transfer_state import POLL_RECORDS, Context, Moved, TransferState
 from cluster.agent.transfer.workspace import Workspace
-from cluster.system import sync_file_system
+from cluster.system import is_disk_full, sync_file_system
 from replica.model import TransferReceipt
 
 NATIVE = "native"

@@ -14,8 +14,8 @@ import hashlib
 import os
 from typing import Final, NamedTuple
 
-from cluster.agent.files import RECEIPTS, is_disk_full
-from cluster.system import closing, names_in, open_directory
+from cluster.agent.files import RECEIPTS
+from cluster.system import closing, is_disk_full, names_in, open_directory
 
 TRANSFERS: Final = "transfers"
 STAGES: Final = ("stage_in", "stage_out")

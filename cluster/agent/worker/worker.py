@@ -33,7 +33,6 @@ from cluster.agent.files import (
     RemovalFailed,
     capacity,
     identity_of,
-    is_disk_full,
     places,
     read_bounded,
     remove_removable,
@@ -75,7 +74,7 @@ from cluster.agent.worker.buffer_usage import blocks_of, inodes_of
 from cluster.agent.worker.orphans import ANY_ATTEMPT, SWEEP, sweep, tag
 from cluster.agent.worker.staging import Commands, TransferRun, capacity_of, claimant_of, stage_in, stage_out
 from cluster.agent.worker.work import Outcome, Work
-from cluster.system import SystemClock, closing, die_with_parent, names_in, open_directory, write_all
+from cluster.system import SystemClock, closing, die_with_parent, is_disk_full, names_in, open_directory, write_all
 from replica.messages import OperationDone, OperationFailed
 from replica.model import CreatePersistent, OrderPlace, PoolUnit, Stage
 from replica.values import name_fault

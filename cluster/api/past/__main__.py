@@ -19,6 +19,7 @@ from pathlib import Path
 
 from cluster.api.past.follower import Follower
 from cluster.api.past.frames import (
+    NO_ROOM,
     Ask,
     AskChanges,
     AskPools,
@@ -42,7 +43,7 @@ from cluster.api.past.terms import terms_of
 from cluster.api.past.tree import Tree
 from cluster.schemas import LENGTH
 from cluster.server.tlog import LOG_DIRECTORY
-from cluster.system import SystemClock, begin_logging, collect_for_a_reader, die_with_parent
+from cluster.system import SystemClock, begin_logging, collect_for_a_reader, die_with_parent, is_disk_full
 from replica.state import State
 from wal import Environment, JobIndex, JobIndexBroken, Ledger
 
@@ -178,11 +179,21 @@ def main(arguments: Sequence[str], answer_then: AnswerThen) -> int:
     begin_logging()
     faulthandler.enable()
     collect_for_a_reader()
-    home = Path(directory)
+    try:
+        _follow(int(descriptor), Path(directory), answer_then, anew=ANEW in options)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        return NO_ROOM
+    return 0
+
+
+def _follow(descriptor: int, home: Path, answer_then: AnswerThen, *, anew: bool) -> None:
+    """Follow the ledger and answer until the replica closes the socket. OSError."""
     index = JobIndex(home / "index")
-    if ANEW in options:
+    if anew:
         index.begin_anew()
-    with Environment.open_readonly(home / "wal") as environment, socket.socket(fileno=int(descriptor)) as link:
+    with Environment.open_readonly(home / "wal") as environment, socket.socket(fileno=descriptor) as link:
         follower = Follower(
             Ledger(environment),
             snapshots=home / "snapshots",
@@ -197,4 +208,3 @@ def main(arguments: Sequence[str], answer_then: AnswerThen) -> int:
         # However it went: what was noted need not be noted again.
         follower.write()
     index.close()
-    return 0

@@ -14,6 +14,9 @@ from replica.values import Instant
 FRAME_BYTES_MAX = 256 * 1024 * 1024
 """Bytes of one frame: the records of a job with the largest submit and as many events as one answer shows."""
 
+NO_ROOM = 73
+"""Exit code of a historian that found no room on its disk (sysexits.h: a file that cannot be made)."""
+
 
 class _Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     number: int

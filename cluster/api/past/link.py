@@ -20,6 +20,7 @@ import msgspec
 
 from cluster.api.past.frames import (
     FRAME_BYTES_MAX,
+    NO_ROOM,
     Ask,
     AskChanges,
     AskConsistency,
@@ -78,6 +79,9 @@ BACK_OFF_S_MAX = 5.0
 BEGINS_S = 5.0
 """How long nobody has asked when a replica that was started has its historian started, seconds: a start is busy enough,
 and one that ends soon again needs none."""
+
+NO_ROOM_S = 15.0
+"""The pause where its disk is full, seconds: each start takes a second of processor, and makes no room."""
 
 SOUND_S = 30.0
 """... and the first again after one that ran for so long, seconds."""
@@ -362,7 +366,15 @@ class Historian:
             anew = code in _KILLED_BY_ITS_FILES
             if loop.time() - began_s > SOUND_S:
                 pause_s = BACK_OFF_S
-            LOGGER.error("the historian has ended (%s); it is started again in %.3g s", code, pause_s)
+            if code == NO_ROOM:
+                pause_s = NO_ROOM_S
+                LOGGER.error(
+                    "the historian finds no room on the disk for its index, and has ended: questions about the past "
+                    "wait until there is some; it is started again in %.3g s",
+                    pause_s,
+                )
+            else:
+                LOGGER.error("the historian has ended (%s); it is started again in %.3g s", code, pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, BACK_OFF_S_MAX)
 

@@ -116,7 +116,11 @@ def fields_of(harness: Harness, mover: Mover, stage: str, way: str) -> dict[str,
     if mover.commands:
         inside = '"$DW_JOB_STRIPED"/data'
         ways = (harness.source, inside) if stage == "stage_in" else (inside, harness.destination)
-        command = f"mkdir -p {ways[1]} && cp -r --remove-destination --preserve=mode,timestamps {ways[0]}/. {ways[1]}/"
+        # A set-user-ID bit is for the mover to leave out; what a command of the user's own copies may keep it.
+        command = (
+            f"mkdir -p {ways[1]} && cp -r --remove-destination --preserve=mode,timestamps {ways[0]}/. {ways[1]}/ "
+            f"&& find {ways[1]} -type f -perm /6000 -exec chmod ug-s {{}} +"
+        )
         fields |= {
             "transfers": (),
             "special": SpecialTransfers(commands=(command,)),

@@ -1,0 +1,64 @@
+"""A disk with room for the journal and none for what is kept of the past beside it: a real replica and historian."""
+
+import asyncio
+import contextlib
+import errno
+from pathlib import Path
+
+import pytest
+
+from cluster.client import ApiError, Client
+from cluster.schemas import operations as ops
+from tests.faults import faults
+from tests.faults.bare import BareCluster, held_job
+from tests.faults.faults import Plan
+from tests.faults.kernel import Unable
+
+WAIT_S = 90.0
+"""Seconds for all of it: a bound against hanging."""
+
+LOOK_S = 0.2
+
+
+def test_a_full_disk_costs_the_index_of_the_past_nothing_and_is_told_in_a_sentence(fast_path: Path) -> None:
+    async def revisions(user: Client, job: int) -> list[int]:
+        """Ask r1 until it answers."""
+        while True:
+            with contextlib.suppress(ApiError):
+                at = site.config.replica("r1").api
+                found = await user.call(ops.SHOW_JOB_HISTORY, id=job, stale=True, replica=at)
+                return [row.revision for row in found.rows]
+            await asyncio.sleep(LOOK_S)
+
+    async def said(sentence: str) -> str:
+        while sentence not in (text := site.log("r1").read_text()):
+            await asyncio.sleep(LOOK_S)
+        return text
+
+    async def run() -> None:
+        async with site.client() as user, asyncio.timeout(WAIT_S):
+            async with site.client("operator") as operator:
+                await site.leader(operator)
+            first = await user.call(ops.SUBMIT_JOB, held_job(user, "before"))
+            assert await revisions(user, first.job_id) == [first.revision]
+            faults.change(Plan("write", error=errno.ENOSPC, needle="/index/"), plan)
+            second = await user.call(ops.SUBMIT_JOB, held_job(user, "meanwhile"))
+            text = await said("the historian finds no room on the disk for its index")
+            assert "Traceback" not in text and faults.hits(plan)
+            faults.change(Plan("nothing"), plan)
+            assert await revisions(user, second.job_id) == [second.revision]
+            assert await revisions(user, first.job_id) == [first.revision]
+            assert "made anew" not in site.log("r1").read_text()
+
+    site, plan = BareCluster(fast_path), fast_path / "r1.faults"
+    try:
+        library = faults.build(fast_path / "shim")
+    except Unable as error:
+        pytest.skip(str(error))
+    site.found()
+    site.environments["r1"] = faults.environment(library, Plan("nothing"), plan)
+    site.start_all()
+    try:
+        asyncio.run(run())
+    finally:
+        site.stop_all()
