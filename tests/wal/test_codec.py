@@ -1,5 +1,6 @@
 """The codec: one encoding for one batch, for ever; everything else is refused."""
 
+import itertools
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -85,18 +86,18 @@ def test_no_prefix_and_no_trailing_byte_of_a_batch_is_accepted(event: type[msgsp
             decode_batch(data + extra)
 
 
-@settings(max_examples=300, deadline=None)
-@given(event=st.sampled_from(EVENTS), position=st.integers(0, 10_000), bit=st.integers(0, 7))
-def test_a_changed_byte_is_refused_or_is_the_one_encoding_of_another_batch(
-    event: type[msgspec.Struct], position: int, bit: int
-) -> None:
-    data = bytearray(encode_batch(sample_batch(event)))
-    data[position % len(data)] ^= 1 << bit
-    try:
-        batch = decode_batch(bytes(data))
-    except CodecError:
-        return
-    assert encode_batch(batch) == data and batch != sample_batch(event)
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
+def test_a_changed_bit_is_refused_or_is_the_one_encoding_of_another_batch(event: type[msgspec.Struct]) -> None:
+    batch = sample_batch(event)
+    data = encode_batch(batch)
+    for position, bit in itertools.product(range(len(data)), range(8)):
+        changed = bytearray(data)
+        changed[position] ^= 1 << bit
+        with suppress(CodecError):
+            other = decode_batch(bytes(changed))
+            # A changed tag may make another event of it, as an earlier release wrote that, with fewer fields.
+            is_another_event = type(other.entries[0].events[0]) is not event
+            assert other != batch and (is_another_event or encode_batch(other) == changed), (position, bit)
 
 
 @given(data=st.binary(max_size=60))
