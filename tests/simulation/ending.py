@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from replica.messages import commands
@@ -79,6 +80,7 @@ class Ending:
             return
         guests = world.guests
         if guests is not None:
+            self._release_stuck()
             if not world.run(DRAIN_S * world.pace, guests.is_done):
                 self._complain(f"jobs of the other scheduler did not come to their end: {guests.describe()}")
                 return
@@ -98,6 +100,26 @@ class Ending:
         if not self.world.violations:
             self.world.violate(sentence)
 
+    def _release_stuck(self) -> None:
+        """The operator releases what of the other scheduler's has failed for good, until it has its way."""
+        world, guests = self.world, self.world.guests
+        if guests is None or guests.is_done() or world.violations:
+            return
+        state = world.oracle.state
+        wanted = [
+            number for number in sorted(state.unfinished) if state.jobs[number].guest and state.jobs[number].stuck
+        ]
+        self._ask(commands.ReleaseJob(number) for number in wanted)
+        world.timeline.after(CLEAN_UP_S * world.pace, self._release_stuck)
+
+    def _ask(self, wanted: Iterable[commands.Command]) -> None:
+        """Have the operator ask for several things, one beside the other."""
+        operator = self.world.clients[-1]
+        for delay, command in enumerate(wanted):
+            caller = SimClient(self.world, 1000 + next(self._callers))
+            caller.stopped = True
+            self.world.timeline.after(0.005 * delay, caller.begin, operator.request(command, operator=True))
+
     def _clean_up(self) -> None:
         """The operator gets rid of every job, again and again until they are gone."""
         world = self.world
@@ -116,10 +138,7 @@ class Ending:
             gently = self._rounds % 2 == 1
             wanted.append(whole.destroyer(operator, name) if gently else commands.ClearBuffer(name=name, discard=True))
         wanted += [commands.ResumeNode(name) for name in world.nodes if name in state.nodes]
-        for delay, command in enumerate(command for command in wanted if command is not None):
-            caller = SimClient(world, 1000 + next(self._callers))
-            caller.stopped = True
-            world.timeline.after(0.005 * delay, caller.begin, operator.request(command, operator=True))
+        self._ask(command for command in wanted if command is not None)
         world.timeline.after(CLEAN_UP_S * world.pace, self._clean_up)
 
     def _is_empty(self) -> bool:

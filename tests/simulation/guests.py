@@ -146,8 +146,14 @@ class Guests:
         world.counts["guest_copies"] = self.copies.total()
 
     def describe(self) -> str:
-        """Say where each stands."""
-        return ", ".join(f"{job.name} {job.step} ({job.found().phase.value})" for job in self.jobs)
+        """Say where each stands, and what is left of any."""
+        state = self.world.oracle.state
+        left = [
+            f"job {number} of {job.guest} {job.state.name}/{state.buffers[number].state.word}, {job.node or 'nowhere'}"
+            for number in sorted(state.unfinished)
+            if (job := state.jobs[number]).guest is not None
+        ]
+        return ", ".join([*(f"{job.name} {job.step} ({job.found().phase.value})" for job in self.jobs), *left])
 
 
 class Punctual(Caller):
@@ -253,7 +259,8 @@ class SimGuest(Punctual):
                 self._call(c.StageInGuest(CLUSTER, self.job, epoch), "data_in")
             case "data_in", GuestPhase.STAGE_IN_FAILED:
                 self._call(c.TearDownGuest(CLUSTER, self.job, True, epoch), "pending")
-            case (("data_in" | "staged"), GuestPhase.STAGED_IN):
+            # It runs where the call was heard, and its answer never was.
+            case (("data_in" | "staged"), (GuestPhase.STAGED_IN | GuestPhase.RUNNING)):
                 self._call(c.BeginGuestRun(CLUSTER, self.job, epoch), "running")
             case "running", _ if self.world.timeline.now_s > self._running_until_s:
                 self._call(c.EndGuestRun(CLUSTER, self.job, epoch), "post_run")

@@ -345,9 +345,9 @@ class World:
         """Whether enough good copies are left without this member, by whatever configuration may be in force.
 
         Learners whose disk is gone count as if they voted already: a leader might not have noticed yet. To found the
-        cluster takes the word of everybody, so nobody may be lost before.
+        cluster takes the word of everybody, and the first batch may take everybody's clock: nobody may be lost before.
         """
-        if self.oracle.members.newest is None:
+        if self.oracle.members.newest is None or not self.oracle.state.revision:
             return False
         for configuration in self.oracle.members.possible():
             well = [one.id for one in configuration.voters if one.id != identity and self.is_healthy(one.id)]
