@@ -42,6 +42,13 @@ FOUNDING: Final[tuple[c.Command, ...]] = (
 )
 SET_AHEAD_S: Final = 1.5
 """Less than answers are kept at least: so no step is too long."""
+STAGED_ANEW: Final = (
+    GuestPhase.SET_UP,
+    GuestPhase.STAGING_IN,
+    GuestPhase.STAGE_IN_FAILED,
+    GuestPhase.STAGED_IN,
+)
+"""Where a stage-in is asked for: it may be under way, or over, where the answer to the first call never came."""
 GONE: Final = (GuestPhase.TEARDOWN, GuestPhase.TEARDOWN_FAILED, GuestPhase.OVER)
 
 
@@ -255,11 +262,10 @@ class SimGuest(Punctual):
             case "setup", GuestPhase.OVER | GuestPhase.NONE:
                 self.step = "pending"  # no space in time: held, and released by its user
                 self._look_later()
-            case "setup", GuestPhase.SET_UP:
+            case "setup", _ if phase in STAGED_ANEW:
                 self._call(c.StageInGuest(CLUSTER, self.job, epoch), "data_in")
             case "data_in", GuestPhase.STAGE_IN_FAILED:
                 self._call(c.TearDownGuest(CLUSTER, self.job, True, epoch), "pending")
-            # It runs where the call was heard, and its answer never was.
             case (("data_in" | "staged"), (GuestPhase.STAGED_IN | GuestPhase.RUNNING)):
                 self._call(c.BeginGuestRun(CLUSTER, self.job, epoch), "running")
             case "running", _ if self.world.timeline.now_s > self._running_until_s:
