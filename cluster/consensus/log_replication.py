@@ -312,7 +312,7 @@ def ask_leader(raft: RaftState, news: bytes, waiter: ReadWaiter) -> None:
     asked = raft.asked_reads
     while len(asked) >= ASKED_MAX:
         asked.pop(next(iter(asked)))(None)
-    seq = raft.next_seq()
+    seq = raft.next_question()
     asked[seq] = waiter
     raft.outbox.send(leader, ReadRequest(raft.term, seq, news))
     raft.outbox.flush()

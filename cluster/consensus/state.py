@@ -238,6 +238,8 @@ class RaftState:
     """Bytes proposed here since the last sync."""
     sync_times: SyncTimes = field(default_factory=SyncTimes)
     """What this replica's disk takes: who is slow to vote for itself stands later than others."""
+    _began_us: int = field(init=False)
+    """When this process began."""
     hints_due_s: float = NEVER
     """When the lazily written marks go to disk; NEVER when there are none."""
     fail_stop: "FailStop" = field(init=False)
@@ -246,6 +248,7 @@ class RaftState:
     def __post_init__(self) -> None:
         self.fail_stop = FailStop(self)
         self.seq = first_seq(self.me)
+        self._began_us = int(self.clock.now())
         self.led_s = self.founding_said_s = self.clock.monotonic_s()
 
     # ---- derived ----
@@ -336,6 +339,15 @@ class RaftState:
         """Return the number of a new request."""
         self.seq += 1
         return self.seq
+
+    def next_question(self) -> int:
+        """Return the number of a question about reads, which no process of this member had before.
+
+        Each process begins at another place: it takes less than one number a microsecond. The answer to a question that
+        was asked before a restart, should it come at all, tells of an index that was known then, and is stale.
+        """
+        counted = self.next_seq() + self._began_us
+        return first_seq(self.me) | counted & (1 << SEQ_BITS) - 1
 
     def touch_hints(self) -> None:
         """The journal has marks to write, some quiet time from now."""

@@ -30,10 +30,12 @@ class Harness:
         me: str = "r1",
         disk: Disk | None = None,
         journal: Any = None,
+        began_s: float = 0.0,
         **members: Any,
     ) -> None:
-        """`members`: bootstrap and configuration, as Engine takes them."""
+        """`members`: bootstrap and configuration, as Engine takes them. Its clock stands at `began_s`."""
         self.clock = SimClock()
+        self.clock.now_s = began_s
         self.disk = disk or Disk()
         self.journal = journal or MemoryJournal(self.disk)
         self.peers = [f"r{number}" for number in range(1, replicas + 1) if f"r{number}" != me]

@@ -97,9 +97,9 @@ def test_a_leader_that_answers_without_asking_a_majority_is_found_so(monkeypatch
     assert cut_off() != []
 
 
-def followed() -> Harness:
-    """An engine that follows r2."""
-    bench = Harness()
+def followed(began_s: float = 0.0) -> Harness:
+    """An engine that follows r2, of a process that began then."""
+    bench = Harness(began_s=began_s)
     bench.give("r2", Heartbeat(1, 1, 0, True))
     bench.take(Heartbeat)
     return bench
@@ -117,6 +117,22 @@ def test_an_answer_of_another_term_or_of_somebody_else_counts_for_nothing() -> N
     bench.give("r2", ReadReply(1, asked.seq, 5))
     bench.give("r2", ReadReply(1, asked.seq, 7))
     assert heard == [5]
+
+
+@pytest.mark.parametrize("asked_before", [1, 2, 1_000])
+@pytest.mark.parametrize("down_s", [0.001, 1.0, 86_400.0])
+def test_an_answer_to_a_question_of_the_process_before_counts_for_nothing(asked_before: int, down_s: float) -> None:
+    before = followed(began_s=1_800_000_000.0)
+    for _ in range(asked_before):
+        before.engine.ask_leader(b"", lambda index: None)
+    late = [ReadReply(1, asked.seq, 5) for asked in before.take(ReadRequest, "r2")]
+    after = followed(began_s=before.clock.now_s + down_s)
+    heard: list[int | None] = []
+    for _ in range(log_replication.ASKED_MAX):
+        after.engine.ask_leader(b"", heard.append)
+    for reply in late:
+        after.give("r2", reply)
+    assert len(late) == asked_before and heard == []
 
 
 def test_questions_without_an_answer_do_not_grow_without_a_bound() -> None:
