@@ -43,12 +43,11 @@ FOUNDING: Final[tuple[c.Command, ...]] = (
 SET_AHEAD_S: Final = 1.5
 """Less than answers are kept at least: so no step is too long."""
 STAGED_ANEW: Final = (
-    GuestPhase.SET_UP,
     GuestPhase.STAGING_IN,
     GuestPhase.STAGE_IN_FAILED,
     GuestPhase.STAGED_IN,
 )
-"""Where a stage-in is asked for: it may be under way, or over, where the answer to the first call never came."""
+"""Where a stage-in is asked for again: it may be under way, or over, where the answer to the first call never came."""
 GONE: Final = (GuestPhase.TEARDOWN, GuestPhase.TEARDOWN_FAILED, GuestPhase.OVER)
 
 
@@ -211,6 +210,8 @@ class SimGuest(Punctual):
         self._next = ""
         """The step that follows when the call has succeeded."""
         self._running_until_s = 0.0
+        self._stages = 0
+        """The epoch whose stage-in it has asked for, and has not given back since."""
 
     def start(self) -> None:
         """Begin."""
@@ -230,6 +231,7 @@ class SimGuest(Punctual):
     def _give_back(self) -> None:
         """Tear down with hurry what has not run, as far as the scheduler knows."""
         epoch = self.found().epoch
+        self._stages = 0
         self._guests.discarded.add((self.name, epoch))
         self._call(c.TearDownGuest(CLUSTER, self.job, True, epoch), "pending")
 
@@ -262,7 +264,8 @@ class SimGuest(Punctual):
             case "setup", GuestPhase.OVER | GuestPhase.NONE:
                 self.step = "pending"  # no space in time: held, and released by its user
                 self._look_later()
-            case "setup", _ if phase in STAGED_ANEW:
+            case "setup", _ if phase is GuestPhase.SET_UP or (phase in STAGED_ANEW and self._stages == epoch):
+                self._stages = epoch
                 self._call(c.StageInGuest(CLUSTER, self.job, epoch), "data_in")
             case "data_in", GuestPhase.STAGE_IN_FAILED:
                 self._call(c.TearDownGuest(CLUSTER, self.job, True, epoch), "pending")
