@@ -63,7 +63,6 @@ class Collector:
 
     def start(self) -> None:
         """Take over from Python's own timing, with everything that is loaded collected once."""
-        self._before = gc.get_threshold()
         gc.set_threshold(YOUNG_OBJECTS, NEVER_ROUNDS, NEVER_ROUNDS)
         self._collect()
         self._timer = asyncio.get_running_loop().call_later(FULL_PERIOD_S, self.due)
