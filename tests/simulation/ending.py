@@ -105,11 +105,7 @@ class Ending:
         world, guests = self.world, self.world.guests
         if guests is None or guests.is_done() or world.violations:
             return
-        state = world.oracle.state
-        wanted = [
-            number for number in sorted(state.unfinished) if state.jobs[number].guest and state.jobs[number].stuck
-        ]
-        self._ask(commands.ReleaseJob(number) for number in wanted)
+        self._ask(commands.ReleaseJob(job.id) for job in guests.unfinished if job.stuck)
         world.timeline.after(CLEAN_UP_S * world.pace, self._release_stuck)
 
     def _ask(self, wanted: Iterable[commands.Command]) -> None:

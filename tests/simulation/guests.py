@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
+from replica.model.jobs import Job
 from replica.model.orders import Order
 from replica.model.pools import SeenPlace
 from replica.operations.guests import FoundGuest, GuestPhase, find_guest
@@ -132,10 +133,13 @@ class Guests:
 
     def is_done(self) -> bool:
         """Whether every job has gone its way, and everything of it is gone."""
-        return all(job.step == "done" for job in self.jobs) and not any(
-            job.guest is not None
-            for job in map(self.world.oracle.state.jobs.__getitem__, self.world.oracle.state.unfinished)
-        )
+        return all(job.step == "done" for job in self.jobs) and not self.unfinished
+
+    @property
+    def unfinished(self) -> list[Job]:
+        """What is not over of any, an epoch each."""
+        state = self.world.oracle.state
+        return [job for number in sorted(state.unfinished) if (job := state.jobs[number]).guest is not None]
 
     def check_end(self) -> None:
         """Nothing of any epoch is left, none was lost or doubled, and nothing was copied twice without cause."""
@@ -153,11 +157,10 @@ class Guests:
 
     def describe(self) -> str:
         """Say where each stands, and what is left of any."""
-        state = self.world.oracle.state
+        buffers = self.world.oracle.state.buffers
         left = [
-            f"job {number} of {job.guest} {job.state.name}/{state.buffers[number].state.word}, {job.node or 'nowhere'}"
-            for number in sorted(state.unfinished)
-            if (job := state.jobs[number]).guest is not None
+            f"job {job.id} of {job.guest} {job.state.name}/{buffers[job.id].state.word}, {job.node or 'nowhere'}"
+            for job in self.unfinished
         ]
         return ", ".join([*(f"{job.name} {job.step} ({job.found().phase.value})" for job in self.jobs), *left])
 
