@@ -47,7 +47,7 @@ def result_message(stage: str, result: OperationResult) -> str:
         case ScriptStarted():
             return "started"
         case ScriptEnded(state, exit_code, number, message):
-            how = f"signal {_signal(number)}" if number else f"exit code {exit_code}"
+            how = f"signal {signal_name(number)}" if number else f"exit code {exit_code}"
             return f"ended: {state.name}, {how}{f': {plain(message)}' if message else ''}"
 
 
@@ -76,7 +76,8 @@ def count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-def _signal(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Format a signal with its name, for example `9 (SIGKILL)`."""
     try:
         return f"{number} ({signal.Signals(number).name})"
     except ValueError:

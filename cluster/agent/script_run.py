@@ -24,7 +24,7 @@ from cluster.agent.files import (
 )
 from cluster.agent.home import BufferSync, GivenUp, Handle, Home
 from cluster.agent.limits import DISK_FULL_RETRY_S, DISK_FULL_RETRY_S_MAX, SUPERVISOR_LAUNCHES_MAX, SUPERVISOR_POLL_S
-from cluster.agent.messages import failure
+from cluster.agent.messages import failure, signal_name
 from cluster.agent.operation import Operation, Settings
 from cluster.agent.processes import (
     CANNOT_EXECUTE,
@@ -76,6 +76,8 @@ class ScriptRun:
         self._overrun = ""
         self._overrun_told = False
         self._child: Process | None = None
+        self._supervisor_code: int | None = None
+        """Exit code of this agent's last supervisor, negative for a signal; None while it runs or is not a child."""
         self._sync: BufferSync | None = None
         """What the supervisor says of its end, where it is this agent's child and syncs the job's buffer."""
         self._start_reported = False
@@ -319,7 +321,20 @@ class ScriptRun:
         except AccountRefused as error:
             logger.warning("job %s: %s", self._order.job, error, extra=about(job=self._order.job))
         rest = f"; processes {', '.join(map(str, left[:20]))} cannot be killed" if left else ""
-        return _node_fail(f"the script's supervisor died; its outcome is unknown{rest}")
+        message = f"the script's supervisor {self._supervisor_end(record)}; its outcome is unknown{rest}"
+        logger.error("job %s: %s", self._order.job, message, extra=about(job=self._order.job))
+        return _node_fail(message)
+
+    def _supervisor_end(self, record: ScriptRecord) -> str:
+        """Describe how the supervisor ended: by its exit code and the last line it wrote, as far as they are known."""
+        code, words = self._supervisor_code, record.last_words()
+        if code is None:
+            end = "died"
+        elif code < 0:
+            end = f"was killed by signal {signal_name(-code)}"
+        else:
+            end = f"exited with code {code}"
+        return f"{end} ({words})" if words else end
 
     def _launch(self, record: ScriptRecord, lock: int) -> None:
         self._hold_in_cgroup(record)
@@ -402,7 +417,7 @@ class ScriptRun:
             over = handle.over
             handle.close()
             if self._child is not None and over:
-                self._child.wait()
+                self._supervisor_code = self._child.wait()
                 self._child = None
 
     async def _pause(self, handle: Handle, signalled: bool, timeout_s: float | None) -> None:

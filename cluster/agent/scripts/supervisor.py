@@ -129,13 +129,20 @@ class Supervisor:
             os.close(refusal_read)
             os.waitpid(self._script, 0)
             return ScriptEnded(JobState.CANCELLED)
-        write_all(go_write, b"g")
-        os.close(go_write)
+        is_released = True
+        try:
+            write_all(go_write, b"g")
+        except BrokenPipeError:
+            is_released = False
+        finally:
+            os.close(go_write)
         with os.fdopen(refusal_read, "rb") as refusal:
             # End of file: the descriptor was closed by a successful exec.
             data = refusal.read(REFUSAL_BYTES_MAX)
         if not data:
-            return None
+            if is_released:
+                return None
+            data = msgspec.json.encode((CANNOT_EXECUTE, "the script's process died before it could start the script"))
         exit_code, sentence = msgspec.json.decode(data, type=tuple[int, str])
         return ScriptEnded(JobState.FAILED, exit_code, 0, failure(sentence).message)
 

@@ -134,7 +134,7 @@ def test_a_supervisor_that_is_killed_means_node_fail_and_nothing_of_the_script_i
             os.kill(supervisor, signal.SIGKILL)
             ended = await controller.result(7, 2)
             assert isinstance(ended, ScriptEnded) and ended.result is JobState.NODE_FAIL
-            assert "outcome is unknown" in ended.message
+            assert "supervisor was killed by signal 9 (SIGKILL); its outcome is unknown" in ended.message
             assert not any(map(alive, pids))
 
     asyncio.run(story())

@@ -682,3 +682,39 @@ def test_a_script_does_not_start_where_its_buffer_is_gone_and_the_job_is_told_wh
     assert result.message.startswith("the buffer of job 7 is not on this node: No such file or directory")
     assert "forebay buffer clear 7 --discard, then forebay job requeue 7" in result.message
     assert not (node.work / "ran").exists()
+
+
+DYING_CHILD = """
+import os, sys
+from cluster.agent.scripts import supervisor
+
+write = supervisor.ScriptRecord.write
+
+def wait_for_child_and_write(record, name, what):
+    if name == "started.json":
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+    write(record, name, what)
+
+supervisor.ScriptRecord.write = wait_for_child_and_write
+supervisor._child = lambda *_: os._exit(3)
+sys.exit(supervisor.main(sys.argv[1:]))
+"""
+"""A supervisor whose child dies before it is released: started.json is written after its death."""
+
+
+def test_a_script_whose_process_dies_before_its_release_fails_with_that_reason(node: Node) -> None:
+    node.step("#!/bin/sh\ntrue\n")._create()
+    record = ScriptRecord(node.home.steps, 7)
+    lock = record.try_lock()
+    assert lock is not None
+    try:
+        steps = os.path.join(node.home.path, "steps", "7")
+        done = subprocess.run([sys.executable, "-c", DYING_CHILD, steps, str(lock)], pass_fds=(lock,), check=False)
+        status = record.status()
+    finally:
+        os.close(lock)
+        record.close()
+    # Without the fix the supervisor dies of the broken pipe, and the job becomes NODE_FAIL.
+    assert done.returncode == 0
+    assert status is not None and status.result is JobState.FAILED
+    assert "died before it could start the script" in status.message
