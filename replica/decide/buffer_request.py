@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from replica.decide.checks import NODE_COUNT_INVALID, Rejected, check_beneath, check_inside, expand, require
+from replica.decide.destinations import check_overlaps, with_file_name
 from replica.messages import commands as c
 from replica.model import (
     NATIVE,
@@ -334,18 +335,20 @@ def _expanded(state: Facts, request: JobRequest, asked: BufferRequest, job_id: i
         ("stage_in", state.site.sources, "sources"),
         ("stage_out", state.site.destinations, "destinations"),
     ):
+        outgoing = stage == "stage_out"
         transfers = []
         for transfer in getattr(asked, stage):
             place = next(places, stage)
             outside = expand(transfer.outside, request, job_id, place)
-            check_beneath(roots, request.user, outside, key, place)
             inside = expand(transfer.inside, request, job_id, place)
             check_inside(inside, place)
-            if outside is transfer.outside and inside is transfer.inside:
-                transfers.append(transfer)  # as most are: no symbol was in it
-            else:
-                transfers.append(Transfer(transfer.kind, outside, inside))
-        moved[stage] = tuple(transfers)
+            if outside is not transfer.outside or inside is not transfer.inside:
+                transfer = Transfer(transfer.kind, outside, inside)
+            transfer = with_file_name(transfer, outgoing=outgoing)
+            check_beneath(roots, request.user, transfer.outside, key, place)
+            transfers.append((transfer, place))
+        check_overlaps(transfers, asked.lists, outgoing=outgoing)
+        moved[stage] = tuple(transfer for transfer, _ in transfers)
     return replace(asked, stage_in=moved["stage_in"], stage_out=moved["stage_out"])
 
 

@@ -124,7 +124,8 @@ def _read_stage(verb: Word, rest: tuple[Word, ...], asked: Asked) -> None:
         _read_list(stage, verb, source, destination, asked)
     else:
         check_outside(outside.word, outside.as_path, outside.offset)
-        check_inside(inside.word, inside.as_path, inside.offset)
+        is_file = kind.text == "file" and stage == "stage_out"
+        check_inside(inside.word, inside.as_path, inside.offset, is_file=is_file)
         which = TransferKind.FILE if kind.text == "file" else TransferKind.DIRECTORY
         asked.move(stage, verb, Transfer(which, outside.as_path, inside.as_path), outside.word, inside.word)
     _read_choices(stage, known, asked)

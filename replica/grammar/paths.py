@@ -24,6 +24,9 @@ INSIDE_VARIABLES = {
 }
 """Variables that a path on the buffer may start with, and the access mode that each needs."""
 
+WHOLE_BUFFER = "FOREBAY_JOB_DIR"
+"""Variable of the directory that has one directory for each access mode."""
+
 PATH_CHARACTERS_ANY = PATH_BYTES_MAX // 4
 """So many characters are no more than PATH_BYTES_MAX bytes, whatever they are."""
 
@@ -74,25 +77,47 @@ def check_outside(word: Word, path: str, offset: int) -> None:
         )
 
 
-def check_inside(word: Word, path: str, offset: int) -> None:
-    """Raise DirectiveRefused unless the path lies below one of the buffers' variables."""
+def check_inside(word: Word, path: str, offset: int, *, is_file: bool = False) -> None:
+    """Raise DirectiveRefused unless the path lies in one of the buffers.
+
+    The root of a buffer stands for its contents, so it cannot be the source of a transfer of one file (`is_file`).
+    """
     try:
-        _, rest = split_inside(path.removeprefix("\\\\"))
+        variable, rest = split_inside(path.removeprefix("\\\\"))
     except ValueError:
         listed = ", ".join("$" + name for name in (*INSIDE_VARIABLES, PERSISTENT_PREFIX + "NAME"))
         raise word.refuse(f"{shown(path)} is not on the buffer", f"start it with one of {listed}", offset) from None
     fault = path_fault("/" + rest)
     if fault is not None:
         raise word.refuse(f"the path {fault}", "write a path below the variable, without ..", offset)
-    if not rest.strip("/"):
-        raise word.refuse(f"{shown(path)} names the buffer itself", "add a name after it, for example /data", offset)
+    if rest.strip("/"):
+        return
+    if is_file:
+        raise word.refuse(
+            f"{shown(path)} is the root of the buffer, not a file",
+            "add the file's name, or write type=directory",
+            offset,
+        )
+    if variable == WHOLE_BUFFER:
+        raise word.refuse(
+            f"{shown(path)} also holds directories of Forebay",
+            "write $DW_JOB_STRIPED for the root of the buffer",
+            offset,
+        )
 
 
 def check_access(
-    word: Word, path: str, access: tuple[Access, ...], uses: Container[str], directive: str = "#DW"
+    word: Word,
+    path: str,
+    access: tuple[Access, ...],
+    uses: Container[str],
+    directive: str = "#DW",
+    *,
+    has_space: bool = True,
 ) -> None:
-    """Raise DirectiveRefused where the path's variable needs an access mode, or a persistent buffer, that the job did
-    not ask for; `uses` are the persistent ones that it did.
+    """Raise DirectiveRefused where the path's variable needs something the job did not request.
+
+    That is an access mode, a buffer of the job's own (`has_space`), or a persistent buffer (`uses` has their names).
     """
     variable, _ = split_inside(path.removeprefix("\\\\"))
     name = persistent_name(variable)
@@ -109,6 +134,9 @@ def check_access(
             f"${variable} needs access_mode={needed.name.lower()}",
             f"add {needed.name.lower()} to access_mode= of {directive} jobdw",
         )
+    if not has_space:
+        # Space outside any pool would be held against no capacity.
+        raise word.refuse(f"the job has no buffer for ${variable}", f"add {directive} jobdw capacity=10GiB")
 
 
 def place_refusal(places: Mapping[str, Place], name: str, path: str) -> Refusal | None:

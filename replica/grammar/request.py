@@ -160,9 +160,9 @@ class Asked:
         access = self.access or (Access.STRIPED,)
         for moves in self.moves.values():
             for move in moves:
-                check_access(move.inside, move.transfer.inside, access, self.uses, self.word)
+                check_access(move.inside, move.transfer.inside, access, self.uses, self.word, has_space=self._has_space)
         for word, path in self.list_insides:
-            check_access(word, path, access, self.uses, self.word)
+            check_access(word, path, access, self.uses, self.word, has_space=self._has_space)
         self._check_names()
         self._check_swap()
         self._check_staged()
@@ -200,6 +200,11 @@ class Asked:
             lists=tuple(sorted(self.lists, key=lambda transfer: transfer.outgoing)),
             units=self._units(),
         )
+
+    @property
+    def _has_space(self) -> bool:
+        """Return whether the job requests a buffer of its own."""
+        return self.space_at is not None
 
     def _units(self) -> str:
         unit = "bytes" if self.capacity is None else self.capacity.unit

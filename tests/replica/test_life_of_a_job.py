@@ -63,14 +63,6 @@ def test_a_begin_time_in_the_future_is_shown_and_not_the_shortfall() -> None:
     assert world.reason(later) == "BurstBufferResources"
 
 
-def test_a_job_with_only_stage_directives_reserves_nothing_and_still_stages() -> None:
-    world = World({"fast": 100})
-    job = world.submit(script="#!/bin/sh\n#DW stage_in type=file source=/in/a destination=$DW_JOB_STRIPED/a\n")
-    assert world.shown(job)[1:] == ("BurstBufferStageIn", "staging-in")
-    assert world.free() == 100
-    assert world.order(job).transfers[0].outside == "/in/a"
-
-
 def test_a_request_is_rounded_up_to_the_granularity_of_its_pool() -> None:
     world = World({"fast": 100}, granularity=8)
     job = world.submit("capacity=9")

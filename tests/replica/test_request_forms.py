@@ -415,7 +415,8 @@ CREATES = st.builds(
     st.just(""),
     UNITS,
 )
-LISTS = st.builds(ListTransfer, st.just(False), PATHS, INSIDE) | st.builds(ListTransfer, st.just(True), PATHS, PATHS)
+OUTGOING_LISTS = st.builds(ListTransfer, st.just(True), PATHS, PATHS)
+LISTS = st.builds(ListTransfer, st.just(False), PATHS, INSIDE) | OUTGOING_LISTS
 
 
 @st.composite
@@ -427,7 +428,8 @@ def requests(draw: st.DrawFn) -> BufferRequest:
     units = draw(UNITS) if capacity else "bytes"
     swap = draw(st.just(0) | SIZES) if units != "count" else 0
     pool = draw(st.just("") | NAMES) if capacity or swap else ""
-    modes, moved_in, moved_out = draw(MODES) if capacity else (Access.STRIPED,), draw(MOVES), draw(MOVES)
+    modes = draw(MODES) if capacity else (Access.STRIPED,)
+    moved_in, moved_out = (draw(MOVES), draw(MOVES)) if capacity else ((), ())
     creates = {record.name: record for record in draw(st.lists(CREATES, max_size=2)) if record.name not in names}
     return BufferRequest(
         pool,
@@ -449,7 +451,9 @@ def requests(draw: st.DrawFn) -> BufferRequest:
         )
         if capacity
         else (),
-        lists=tuple(sorted(draw(st.lists(LISTS, max_size=2)), key=lambda one: one.outgoing)),
+        lists=tuple(
+            sorted(draw(st.lists(LISTS if capacity else OUTGOING_LISTS, max_size=2)), key=lambda one: one.outgoing)
+        ),
         units=units,
     )
 

@@ -206,7 +206,8 @@ def test_an_oversized_request_waits_where_the_site_wants_that() -> None:
     assert taken(world(HoldOversized="yes"), "#DW jobdw capacity=101M")
 
 
-STAGE = "#DW stage_in type=file source=/in/%A/%a/%j/%u/%x destination=$FOREBAY_JOB_DIR/%%%a"
+SPACE = "#DW jobdw capacity=1M\n"
+STAGE = SPACE + "#DW stage_in type=file source=/in/%A/%a/%j/%u/%x destination=$FOREBAY_JOB_DIR/%%%a"
 
 
 def test_every_symbol_is_replaced_in_an_array_and_a_task_has_none_outside_of_one() -> None:
@@ -217,12 +218,12 @@ def test_every_symbol_is_replaced_in_an_array_and_a_task_has_none_outside_of_one
         assert transfer.outside == f"/in/{array}/{task}/{array + number}/alan/job"
         assert transfer.inside == f"$FOREBAY_JOB_DIR/%{task}"
     found = refused(made, STAGE)
-    assert "the symbol %a" in found.sentence and found.place == "script line 2, column 24"
+    assert "the symbol %a" in found.sentence and found.place == "script line 3, column 24"
 
 
 def test_two_backslashes_keep_the_symbols_of_the_rest_of_the_line() -> None:
     made = world()
-    job = taken(made, r"#DW stage_in type=file source=/in/%u\\%j destination=$FOREBAY_JOB_DIR/%j")
+    job = taken(made, SPACE + r"#DW stage_in type=file source=/in/%u\\%j destination=$FOREBAY_JOB_DIR/%j")
     transfer = made.state.jobs[job].request.buffer.stage_in[0]
     assert (transfer.outside, transfer.inside) == ("/in/alan%j", "$FOREBAY_JOB_DIR/%j")
 
@@ -261,9 +262,9 @@ def test_a_list_stays_beneath_the_roots() -> None:
         "#DW stage_in type=list source=/etc/list destination=$FOREBAY_JOB_DIR/x",
         "#DW stage_out type=list source=/in/list destination=/etc/x",
     ):
-        assert refused(made, line).code is RefusalCode.PATH_NOT_ALLOWED
+        assert refused(made, SPACE + line).code is RefusalCode.PATH_NOT_ALLOWED
     line = "#DW stage_in type=list source=/in/%j/list destination=$FOREBAY_JOB_DIR/x"
-    assert "share their lists" in refused(made, line, tasks=(1, 2)).sentence
+    assert "share their lists" in refused(made, SPACE + line, tasks=(1, 2)).sentence
 
 
 @pytest.mark.parametrize(

@@ -44,14 +44,15 @@ def test_an_order_has_the_lists_of_its_stage_and_the_roots_that_they_lie_beneath
     made = world()
     job = taken(
         made,
+        "#DW jobdw capacity=1M",
         "#DW stage_in type=list source=/in/%u/list destination=$FOREBAY_JOB_DIR/l",
         "#DW stage_out type=list source=/in/back destination=/out/x",
     )
     coming = order_of(made, job, Stage.STAGE_IN).special
     going = order_of(made, job, Stage.STAGE_OUT).special
     assert coming is not None and going is not None
-    assert coming.lists == (ListTransfer(False, "/in/alan/list", "$FOREBAY_JOB_DIR/l", "script line 2, column 24"),)
-    assert going.lists == (ListTransfer(True, "/in/back", "/out/x", "script line 3, column 25"),)
+    assert coming.lists == (ListTransfer(False, "/in/alan/list", "$FOREBAY_JOB_DIR/l", "script line 3, column 24"),)
+    assert going.lists == (ListTransfer(True, "/in/back", "/out/x", "script line 4, column 25"),)
     assert coming.list_roots == going.list_roots == made.state.site.sources
     assert not coming.commands and not coming.choices
 

@@ -10,6 +10,7 @@ from replica.messages import commands as c
 from replica.model.accounts import License, Limit, LimitKind
 from replica.model.jobs import Hold
 from replica.model.requests import Dependency, DependencyKind, JobOptions, JobRequest
+from replica.model.transfers import TransferRules
 from replica.state.digest import state_digest
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import seconds
@@ -78,11 +79,10 @@ def test_with_a_begin_time_in_the_future_and_a_shortfall_begin_time_is_shown_and
     assert world.reason(world.submit("capacity=100", begin_at=world.at + seconds(100))) == "BeginTime"
 
 
-def test_only_stage_directives_without_capacity_reserve_nothing_and_still_stage() -> None:
+def test_commands_without_capacity_reserve_nothing_and_still_stage() -> None:
     world = World({"fast": 100})
-    # Spur's own `stage_in:COMMAND` is refused while nothing runs it: tests/replica/test_request_options.py.
-    script = "#!/bin/sh\n#DW stage_in type=file source=/in/a destination=$FOREBAY_JOB_DIR/a\ntrue\n"
-    job = world.submit(script=script)
+    world.state = replace(world.state, transfer_rules=TransferRules(backends=("native", "command")))
+    job = world.submit("stage_in:true;")
     assert world.shown(job)[1:] == ("BurstBufferStageIn", "staging-in")
     assert world.free() == 100
 

@@ -222,10 +222,11 @@ def environment_of(
     elif order.has_buffer:
         home = os.path.dirname(os.path.dirname(buffer))
         environment.update(persistent_variables(home, order.uses, order.persistent))
-        environment["FOREBAY_JOB_DIR"] = buffer
-        for access in order.access or ("striped",):
-            variable = f"DW_JOB_{access.upper()}"
-            environment[variable] = os.path.join(buffer, *VARIABLES[variable])
+        # A job that only uses persistent buffers has no space of its own: nothing would be held against a capacity.
+        if order.capacity_bytes:
+            modes = (f"DW_JOB_{access.upper()}" for access in order.access or ("striped",))
+            for variable in ("FOREBAY_JOB_DIR", *modes):
+                environment[variable] = os.path.join(buffer, *VARIABLES[variable])
     return environment
 
 

@@ -330,7 +330,7 @@ local function is_persistent(name, site)
   return starts(name, site.persistent_prefix) and #name > #site.persistent_prefix
 end
 
-local function check_inside(value, site)
+local function check_inside(value, site, is_file)
   local path = literal(value.text)
   local name, rest = variable_of(path)
   if not name or not (is_among(name, site.variables) or is_persistent(name, site)) then
@@ -338,8 +338,12 @@ local function check_inside(value, site)
   end
   local fault = path_fault("/" .. rest, site)
   if fault then refuse_value(value, "the path " .. fault, "write a path below the variable, without ..") end
-  if not rest:find("[^/]") then
-    refuse_value(value, quote(path) .. " names the buffer itself", "add a name after it, for example /data")
+  if rest:find("[^/]") then return end
+  if is_file then
+    refuse_value(value, quote(path) .. " is the root of the buffer, not a file", "add the file's name, or write type=directory")
+  end
+  if name == site.whole_buffer then
+    refuse_value(value, quote(path) .. " also holds directories of Forebay", "write $DW_JOB_STRIPED for the root of the buffer")
   end
 end
 
@@ -368,7 +372,7 @@ local function read_stage(words, asked, site)
     local outside = stage == "stage_in" and options.source or options.destination
     inside = stage == "stage_in" and options.destination or options.source
     check_outside(outside, site)
-    check_inside(inside, site)
+    check_inside(inside, site, kind == "file" and stage == "stage_out")
   end
   asked.count[stage] = (asked.count[stage] or 0) + 1
   if asked.count[stage] > site.limits.transfers then

@@ -332,7 +332,7 @@ def test_the_environment_is_clean_and_what_forebay_promises_cannot_be_forged(mon
         ("SLURM_JOB_ID", "99"),
         ("DW_JOB_PRIVATE", "/"),
     )
-    wanted = order(7, 3, "run", has_buffer=True, access=("striped",), environment=brought)
+    wanted = order(7, 3, "run", has_buffer=True, capacity_bytes=1, access=("striped",), environment=brought)
     told = {
         "JOB_ID": "7", "JOB_NAME": "x", "JOB_USER": "alice", "JOB_UID": "1000", "JOB_GID": "1000",
         "JOB_NODELIST": "n1", "JOB_NUM_NODES": "1", "JOB_CPUS_PER_NODE": "1", "CPUS_PER_TASK": "1", "CPUS_ON_NODE": "1",
@@ -379,10 +379,21 @@ def test_a_job_has_the_variables_of_the_access_that_it_asked_for(
     has_buffer: bool, access: tuple[str, ...], expected: dict[str, str]
 ) -> None:
     environment = environment_of(
-        order(has_buffer=has_buffer, access=access), ACCOUNT, buffer="/b", node="n", marker="m"
+        order(has_buffer=has_buffer, capacity_bytes=int(has_buffer), access=access),
+        ACCOUNT,
+        buffer="/b",
+        node="n",
+        marker="m",
     )
     assert {name: value for name, value in environment.items() if name.startswith("DW_")} == expected
     assert ("FOREBAY_JOB_DIR" in environment) is has_buffer
+
+
+def test_a_job_that_only_uses_persistent_buffers_has_no_variables_of_a_buffer_of_its_own() -> None:
+    used = order(has_buffer=True, access=("striped",), uses=("lake",))
+    environment = environment_of(used, ACCOUNT, buffer="/b/buffers/7", node="n", marker="m")
+    assert environment["DW_PERSISTENT_STRIPED_lake"] == "/b/persistent/lake"
+    assert not {"DW_JOB_STRIPED", "FOREBAY_JOB_DIR"} & set(environment)
 
 
 @pytest.mark.parametrize(

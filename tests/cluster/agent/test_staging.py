@@ -32,8 +32,8 @@ from cluster.system.descriptors import open_directory
 from replica.messages.commands import OperationDone
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.operations import Stage
-from replica.model.orders import Order
-from replica.model.transfers import LeftOut
+from replica.model.orders import Order, SpecialTransfers
+from replica.model.transfers import LeftOut, TransferChoice
 from tests.cluster.agent.transfer.harness import Unpaced
 
 STORAGE_ID = "0" * 32
@@ -472,3 +472,52 @@ class Worker:
         self._counters.close()
         self._control.close()
         os.close(self._progress)
+
+
+ROOTS = ["$DW_JOB_STRIPED", "$DW_JOB_STRIPED/", "${DW_JOB_STRIPED}/."]
+
+
+@pytest.mark.parametrize("root", ROOTS)
+@pytest.mark.parametrize("move", [False, True])
+def test_a_directory_goes_into_the_root_of_the_buffer_and_comes_back_from_it(
+    bench: Bench, root: str, move: bool
+) -> None:
+    plant(bench.outside / "tree", {"a": b"1", "sub": {"b": b"2"}})
+    into = bench.stage_in(Transfer(DIRECTORY, str(bench.outside / "tree"), root), capacity_bytes=1 << 20)
+    striped = bench.buffer / "striped"
+    assert into.files == 2 and tree_of(striped) == {"a": b"1", "sub": None, "sub/b": b"2"}
+    mode = striped.stat().st_mode
+    order = msgspec.structs.replace(
+        bench.order(Transfer(DIRECTORY, str(bench.outside / "back"), root)),
+        stage="stage_out",
+        special=SpecialTransfers(choices=(TransferChoice(move=move),)),
+    )
+    back = bench.run(stage_out, order)
+    assert back.files == 2 and tree_of(bench.outside / "back") == {"a": b"1", "sub": None, "sub/b": b"2"}
+    # The root itself is never replaced, nor removed with what was moved out of it.
+    assert striped.stat().st_mode == mode
+    assert any(path.is_file() for path in striped.rglob("*")) is not move
+
+
+def test_two_directories_and_a_file_are_merged_into_the_root_of_the_buffer(bench: Bench) -> None:
+    plant(bench.outside / "one", {"a": b"1", "sub": {"b": b"2"}})
+    plant(bench.outside / "two", {"c": b"3", "sub": {"d": b"4"}})
+    (bench.outside / "e").write_bytes(b"5")
+    moved = [
+        Transfer(DIRECTORY, str(bench.outside / "one"), "$DW_JOB_STRIPED/"),
+        Transfer(DIRECTORY, str(bench.outside / "two"), "$DW_JOB_STRIPED/"),
+        Transfer(FILE, str(bench.outside / "e"), "$DW_JOB_STRIPED/e"),
+    ]
+    # A second time is what an attempt does that begins again.
+    for _ in range(2):
+        assert bench.stage_in(*moved).files == 5
+        expected = {"a": b"1", "c": b"3", "e": b"5", "sub": None, "sub/b": b"2", "sub/d": b"4"}
+        assert tree_of(bench.buffer / "striped") == expected
+
+
+def test_two_files_with_one_destination_are_refused_before_anything_is_copied(bench: Bench) -> None:
+    bench.fill(a="1", b="2")
+    target = str(bench.outside / "r")
+    with pytest.raises(TransferFailed, match="have the same destination"):
+        bench.stage_out(Transfer(FILE, target, "$DW_JOB_STRIPED/a"), Transfer(FILE, target, "$DW_JOB_STRIPED/b"))
+    assert not (bench.outside / "r").exists()

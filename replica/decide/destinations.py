@@ -1,0 +1,108 @@
+"""Destinations of a job's transfers: the path of a file that goes into a directory, and overlaps.
+
+Two transfers of one stage overlap if both may write the same file. The second then replaces what the first has copied,
+and both count as complete. So a stage-out that overlaps another is rejected when the job is submitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from replica.decide.checks import Rejected
+from replica.grammar import WHOLE_BUFFER, split_inside
+from replica.model import ListTransfer, Transfer, TransferKind
+from replica.values import RefusalCode
+
+_DIRECTORIES = {
+    "DW_JOB_STRIPED": (WHOLE_BUFFER, "striped"),
+    "DW_JOB_LDBALANCE": (WHOLE_BUFFER, "striped"),
+    "DW_JOB_PRIVATE": (WHOLE_BUFFER, "private"),
+}
+"""Where in the whole buffer the variables of the access modes point: two of them may name the same file."""
+
+Parts = tuple[str, ...]
+
+
+class Copy(NamedTuple):
+    """One transfer as paths in parts; `source` is empty for a list, whose sources stand in a file."""
+
+    is_file: bool
+    source: Parts
+    destination: Parts
+    shown: str
+    """The destination as error messages show it."""
+    place: str
+
+
+def with_file_name(transfer: Transfer, *, outgoing: bool) -> Transfer:
+    """Return the transfer with the source's name added if a file goes into a directory, as cp does.
+
+    The destination is a directory if it ends with a slash or is the root of a buffer. Symbols must have been replaced.
+    """
+    source, destination = (transfer.inside, transfer.outside) if outgoing else (transfer.outside, transfer.inside)
+    is_root = not outgoing and not split_inside(destination)[1].strip("/")
+    if transfer.kind is not TransferKind.FILE or not (destination.endswith("/") or is_root):
+        return transfer
+    named = f"{destination.rstrip('/')}/{source.rstrip('/').rpartition('/')[2]}"
+    return Transfer(transfer.kind, *((named, source) if outgoing else (source, named)))
+
+
+def check_overlaps(transfers: Sequence[tuple[Transfer, str]], lists: Sequence[ListTransfer], *, outgoing: bool) -> None:
+    """Raise Rejected where two transfers of one stage overlap; each comes with the place of its directive.
+
+    Of a stage-in only two files with one destination are rejected: its sources stay, and directories are often merged
+    on purpose.
+    """
+    if len(transfers) + len(lists) < 2:
+        return
+    copies = [_copy(transfer, place, outgoing=outgoing) for transfer, place in transfers]
+    copies += [_list_copy(listed) for listed in lists if listed.outgoing and outgoing]
+    for index, later in enumerate(copies):
+        for earlier in copies[:index]:
+            if _overlap(earlier, later, outgoing=outgoing):
+                raise Rejected(
+                    RefusalCode.INVALID_DIRECTIVE,
+                    f"the destination {later.shown!r} overlaps {earlier.shown!r} of another directive, "
+                    "so one would replace files of the other",
+                    "give each directive a destination of its own",
+                    later.place,
+                )
+
+
+def _copy(transfer: Transfer, place: str, *, outgoing: bool) -> Copy:
+    outside, inside = _outside_parts(transfer.outside), _inside_parts(transfer.inside)
+    is_file = transfer.kind is TransferKind.FILE
+    if outgoing:
+        return Copy(is_file, inside, outside, transfer.outside, place)
+    return Copy(is_file, outside, inside, transfer.inside, place)
+
+
+def _list_copy(listed: ListTransfer) -> Copy:
+    return Copy(False, (), _outside_parts(listed.destination), listed.destination, listed.place)
+
+
+def _outside_parts(path: str) -> Parts:
+    return tuple(part for part in path.split("/") if part not in ("", "."))
+
+
+def _inside_parts(path: str) -> Parts:
+    variable, rest = split_inside(path)
+    return (*_DIRECTORIES.get(variable, (variable,)), *_outside_parts(rest))
+
+
+def _overlap(one: Copy, other: Copy, *, outgoing: bool) -> bool:
+    """Return whether both may write the same file with different contents."""
+    if one.is_file and other.is_file:
+        return one.destination == other.destination and one.source != other.source
+    if not outgoing or not (one.source or other.source):
+        # Files of two lists are known when the lists are read: the agent compares them.
+        return False
+    upper, lower = sorted((one, other), key=lambda copy: (len(copy.destination), copy.is_file))
+    if upper.is_file or lower.destination[: len(upper.destination)] != upper.destination:
+        return False
+    if not upper.source:
+        # A list puts files, not trees, into its directory. The agent compares them with other files.
+        return lower.destination == upper.destination
+    # Both copy the same files to the same places.
+    return not lower.source or lower.source != upper.source + lower.destination[len(upper.destination) :]
