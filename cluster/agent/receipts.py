@@ -4,15 +4,13 @@ compared with what storage has now."""
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
-from cluster.agent.files import BUFFERS, RECEIPTS, PathRefused, Target, inside_target, places
-from cluster.agent.processes import persistent_variables
+from cluster.agent.files import BUFFERS, PERSISTENT, RECEIPTS, PathRefused, Target, inside_target, places, variable_of
 from cluster.agent.transfer import (
     STAGES,
     Algorithm,
@@ -26,11 +24,11 @@ from cluster.agent.transfer import (
     recheck,
 )
 from cluster.system import closing, open_directory
+from replica.model import PERSISTENT_PREFIX, persistent_variable
 
 ALGORITHMS: Final = ("xxh3-128", "blake3")
 
 _NAME: Final = re.compile(rf"([0-9]{{1,19}})\.([0-9]{{1,19}})\.({'|'.join(STAGES)})", re.ASCII)
-_PERSISTENT: Final = re.compile(r"\$\{?DW_PERSISTENT_STRIPED_([^/}]+)\}?")
 
 
 class Source(NamedTuple):
@@ -40,7 +38,7 @@ class Source(NamedTuple):
     """What their directory is in."""
     buffer: Path
     persistent: Callable[[str], str]
-    """The directory of the persistent buffer of a name; PathRefused."""
+    """The directory of the persistent buffer that a variable points to; PathRefused."""
 
 
 class Kept(NamedTuple):
@@ -55,8 +53,8 @@ class Kept(NamedTuple):
 def on_node(home: Path, job: int) -> list[Source]:
     """Return where the agent of a directory keeps the receipts of a job."""
 
-    def persistent(name: str) -> str:
-        return persistent_variables(str(home), (name,))[f"DW_PERSISTENT_STRIPED_{name}"]
+    def persistent(variable: str) -> str:
+        return _only_one(variable, ((path.name, path) for path in (home / PERSISTENT).glob("*")), home / PERSISTENT)
 
     return [Source(home, home / BUFFERS / str(job), persistent)]
 
@@ -65,16 +63,20 @@ def in_place(path: Path, cluster: str, job: int) -> list[Source]:
     """Return where movers keep the receipts of a job in the place at a path. PlaceRefused, OSError."""
     buffers = path / cluster
 
-    def persistent(name: str) -> str:
-        found = list(buffers.glob(f"{glob.escape(name)}.*"))
-        if len(found) != 1:
-            raise PathRefused(
-                f"{len(found)} persistent buffers {name} lie in {buffers}, and nobody says which was used"
-            )
-        return str(found[0])
+    def persistent(variable: str) -> str:
+        # NAME.JOB.EPOCH
+        return _only_one(variable, ((path.name.rsplit(".", 2)[0], path) for path in buffers.glob("*")), buffers)
 
     found = places.records_of(str(path), cluster, job)
     return [Source(Path(found[epoch]), buffers / f"{job}.{epoch}", persistent) for epoch in sorted(found)]
+
+
+def _only_one(variable: str, named: Iterable[tuple[str, Path]], directory: Path) -> str:
+    """Return the only persistent buffer that a variable may point to; PathRefused if there are none or several."""
+    found = [path for name, path in named if persistent_variable(name) == variable]
+    if len(found) != 1:
+        raise PathRefused(f"{directory} has {len(found)} persistent buffers for ${variable}, not one")
+    return str(found[0])
 
 
 def kept(sources: Sequence[Source], job: int) -> list[Kept]:
@@ -149,11 +151,11 @@ def _anchor(which: Kept, root: str) -> Target:
             return Target(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), root, ())
         except OSError as error:
             raise PathRefused(f"the destination {root} cannot be opened on this node: {error.strerror}") from error
-    match = _PERSISTENT.fullmatch(root)
-    source = which.source
-    lakes = {} if match is None else {f"DW_PERSISTENT_STRIPED_{match[1]}": source.persistent(match[1])}
+    variable, source = variable_of(root), which.source
+    is_persistent = variable.startswith(PERSISTENT_PREFIX)
+    lakes = {variable: source.persistent(variable)} if is_persistent else {}
     try:
-        buffer = open_directory(source.buffer) if match is None else open_directory("/")
+        buffer = open_directory("/") if is_persistent else open_directory(source.buffer)
     except OSError as error:
         raise PathRefused(f"the buffer of job {which.job} is not on this node: {error.strerror}") from error
     with closing(buffer):

@@ -37,7 +37,7 @@ from replica.messages import commands as c
 from replica.model import JobState, Tasks
 from replica.state import State
 from replica.values import NEVER, Instant, Refusal
-from replica.views import buffer_path, shared_destinations
+from replica.views import buffer_path, persistent_notes, shared_destinations
 
 JOB_ID_MAX = 2**63 - 1
 
@@ -70,8 +70,10 @@ async def submit_job(call: Call[SubmitRequest]) -> Reply[JobView]:
     command, warnings = await call.submission()
     await call.service.validate(call.identity, call.command_id, command)
     settled = await call.service.settle(call, command)
-    shared = _shared(call, settled.state, settled.job) if settled.job in settled.state.jobs else ()
+    is_listed = settled.job in settled.state.jobs
+    shared = _shared(call, settled.state, settled.job) if is_listed else ()
     warned = tuple(f"other jobs stage out to the same place, so the last one's files stay: {one}" for one in shared)
+    warned += persistent_notes(settled.state, settled.job) if is_listed else ()
     view = await _job_after(call, settled, settled.job, (*warnings, *warned))
     return Reply(settled.state.revision, view)
 
@@ -320,6 +322,7 @@ async def _succeeded(
             job, result = settled.job, replace(result, status=201)
             if isinstance(request, r.SubmitCommand):
                 warnings = await service.reading(request, wire.warnings_of, request, state.site)
+                warnings += persistent_notes(state, job) if job in state.jobs else ()
         case c.OpenSession():
             return result
         case c.ClearBuffer() if command.name:

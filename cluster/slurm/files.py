@@ -17,7 +17,8 @@ import msgspec
 
 from cluster.schemas.guests import GuestView, PersistentView, SchedulerSiteAnswer
 from cluster.slurm import PARTS, script_parts
-from replica.grammar import PERSISTENT_PREFIX, guest_tables
+from replica.grammar import guest_tables
+from replica.model import persistent_variable
 
 BELIEVED_S: Final = 10.0
 """How long a file may be believed, seconds: three renewals, so that one that fails goes unnoticed."""
@@ -200,7 +201,7 @@ class Files:
         self._since.add(guest.job)
         own = () if guest.persistent and not guest.size else VARIABLES.items()
         text = "".join(f"{name}={guest.path}{below}\n" for name, below in own)
-        text += "".join(f"{PERSISTENT_PREFIX}{name}={path}\n" for name, path in sorted(guest.persistent.items()))
+        text += "".join(f"{persistent_variable(name)}={path}\n" for name, path in sorted(guest.persistent.items()))
         if self._known.get(guest.job) != text:
             self._write(self._paths / guest.job, text.encode())
             self._known[guest.job] = text

@@ -30,6 +30,7 @@ from replica.model import (
     choices_of,
     format_amount,
     persistent_refusal,
+    persistent_variable,
 )
 from replica.operations import place_of_pool
 from replica.state import Facts
@@ -167,6 +168,21 @@ def _check_persistent(state: Facts, actor: c.Actor, asked: BufferRequest) -> Non
         pool = pool_of(state, record.pool, record.place)
         if round_up(record.capacity_bytes, pool.granularity_bytes) > pool.usable_bytes:
             raise _over_total(state, record.capacity_bytes, pool, record.place)
+        _check_variable(state, asked, record)
+
+
+def _check_variable(state: Facts, asked: BufferRequest, record: CreatePersistent) -> None:
+    """Raise Rejected if another persistent buffer has the same environment variable: scripts would confuse them."""
+    variable = persistent_variable(record.name)
+    created = (other.name for other in asked.creates)
+    for other in (*created, *state.persistent):
+        if other != record.name and len(other) == len(record.name) and persistent_variable(other) == variable:
+            raise Rejected(
+                RefusalCode.INVALID_DIRECTIVE,
+                f"the persistent buffers {record.name!r} and {other!r} have the same variable ${variable}",
+                "choose a name that differs in letters or digits",
+                record.place,
+            )
 
 
 def _check_together(state: Facts, asked: BufferRequest) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Iterable, Mapping
 
 from replica.grammar.lexer import Word, shown
-from replica.model import Access, Place, are_nested
+from replica.model import PERSISTENT_PREFIX, Access, Place, are_nested, persistent_variable
 from replica.values import (
     MESSAGE_CHARACTERS_MAX,
     PATH_BYTES_MAX,
@@ -30,9 +30,6 @@ WHOLE_BUFFER = "FOREBAY_JOB_DIR"
 PATH_CHARACTERS_ANY = PATH_BYTES_MAX // 4
 """So many characters are no more than PATH_BYTES_MAX bytes, whatever they are."""
 
-PERSISTENT_PREFIX = "DW_PERSISTENT_STRIPED_"
-"""How the variable of a persistent buffer starts; the buffer's name follows."""
-
 
 def split_inside(path: str) -> tuple[str, str]:
     """Return the variable and the relative rest of a path on a buffer: `$DW_JOB_STRIPED/a/b` is (`DW_JOB_STRIPED`,
@@ -42,13 +39,13 @@ def split_inside(path: str) -> tuple[str, str]:
     """
     head, _, rest = path.partition("/")
     variable = head[2:-1] if head.startswith("${") and head.endswith("}") else head[1:]
-    if not head.startswith("$") or (variable not in INSIDE_VARIABLES and not persistent_name(variable)):
+    if not head.startswith("$") or (variable not in INSIDE_VARIABLES and not _persistent_suffix(variable)):
         raise ValueError(path)
     return variable, rest
 
 
-def persistent_name(variable: str) -> str:
-    """Return the name of the persistent buffer that a variable points to, empty for any other variable."""
+def _persistent_suffix(variable: str) -> str:
+    """Return the part of a persistent buffer's variable that names the buffer; empty for any other variable."""
     return variable[len(PERSISTENT_PREFIX) :] if variable.startswith(PERSISTENT_PREFIX) else ""
 
 
@@ -110,7 +107,7 @@ def check_access(
     word: Word,
     path: str,
     access: tuple[Access, ...],
-    uses: Container[str],
+    uses: Iterable[str],
     directive: str = "#DW",
     *,
     has_space: bool = True,
@@ -120,9 +117,9 @@ def check_access(
     That is an access mode, a buffer of the job's own (`has_space`), or a persistent buffer (`uses` has their names).
     """
     variable, _ = split_inside(path.removeprefix("\\\\"))
-    name = persistent_name(variable)
+    name = _persistent_suffix(variable)
     if name:
-        if name not in uses:
+        if persistent_variable(name) not in map(persistent_variable, uses):
             raise word.refuse(
                 f"the job does not use the persistent buffer {shown(name)}",
                 f"add {directive} persistentdw name={name[:48]}",

@@ -16,6 +16,7 @@ from replica.model import (
     ListTransfer,
     Transfer,
     choice_verb,
+    persistent_variable,
     provider_facts,
 )
 from replica.values import PERSISTENT_PER_JOB_MAX, SIZE_BYTES_MAX, TRANSFERS_PER_STAGE_MAX, Quantity, RefusalCode
@@ -113,6 +114,13 @@ class Asked:
     def use(self, name: str, at: Word) -> None:
         """Add a persistent buffer that the job works with."""
         self._once(name, at, self.uses, "used")
+        for other, word in self.uses.items():
+            if persistent_variable(other) == persistent_variable(name):
+                raise at.refuse(
+                    f"the persistent buffers {other!r} (at {word.place()}) and {name!r} have the same variable "
+                    f"${persistent_variable(name)}",
+                    "use them in two jobs, or rename one",
+                )
         self.uses[name] = at
 
     def create(self, record: CreatePersistent, at: Word) -> None:

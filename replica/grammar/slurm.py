@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from replica.grammar.dw import CHOICES, SPACE_KEYS, STAGE_KEYS, TRANSFER_TYPES, read_dw, read_space
 from replica.grammar.lexer import SCRIPT, Directive, Kinds, Word, find_directives, shown
-from replica.grammar.paths import INSIDE_VARIABLES, PERSISTENT_PREFIX, WHOLE_BUFFER
+from replica.grammar.paths import INSIDE_VARIABLES, WHOLE_BUFFER
 from replica.grammar.request import STAGES, Asked
 from replica.grammar.values import Options, read_options, without_comment
-from replica.model import CHOICE_KEYS, Access
+from replica.model import CHOICE_KEYS, PERSISTENT_PREFIX, Access
 from replica.values import (
     DIRECTIVES_MAX,
     NAME_CHARACTERS_MAX,

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from replica.model.buffers import (
         BEFORE_RUN,
         HOLDING,
+        PERSISTENT_PREFIX,
         PERSISTENT_STATES,
         Access,
         Buffer,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         PersistentBuffer,
         Transfer,
         TransferKind,
+        persistent_variable,
         step,
     )
     from replica.model.configuration import (
@@ -80,6 +82,7 @@ if TYPE_CHECKING:
     from replica.model.failure_texts import (
         CREATE_ERROR,
         delete_denied,
+        different_buffer,
         duplicate_name,
         failure_comment,
         failure_reason,
@@ -226,12 +229,13 @@ else:
         arrays: ArrayFault ArrayUse Tasks compressed is_active is_ahead is_gated is_waiting
         arrays: parse_array parse_reference parse_tasks shown_reference
         buffers: BEFORE_RUN HOLDING PERSISTENT_STATES Access Buffer BufferInput BufferState IllegalTransition
-        buffers: PersistentBuffer Transfer TransferKind step
+        buffers: PERSISTENT_PREFIX PersistentBuffer Transfer TransferKind persistent_variable step
         configuration: DEFAULT_SITE FLAGS FOUNDING_FIELDS RESTART_POLICIES Site buffer_user_refusal check_site
         configuration: expand_roots flags_text get_sys_state_of get_sys_status_of ordered_flags persistent_refusal
         configuration: private_data program_fault provision_of teardown_on_failure
         drills: SCENARIOS Drill DrillLock DrillVerdict last_tried
-        failure_texts: CREATE_ERROR delete_denied duplicate_name failure_comment failure_reason operation_of
+        failure_texts: CREATE_ERROR delete_denied different_buffer duplicate_name failure_comment failure_reason
+        failure_texts: operation_of
         job_names: NameGroup Several first_of members_of
         job_states: ENDED JobState
         jobs: Guest GuestJobs GuestStep Hold Job Scheduler commented guest_job_fault guest_name

@@ -30,6 +30,7 @@ it may run again, except REQUEUED, which starts a new life from `complete`, afte
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import IntEnum
 from types import MappingProxyType
@@ -245,6 +246,20 @@ class Buffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 # ---- persistent buffers: space with a name, unique in the cluster, that outlives the jobs that make, use and remove it
+
+
+PERSISTENT_PREFIX = "DW_PERSISTENT_STRIPED_"
+"""Prefix of the environment variable that points to a persistent buffer."""
+
+_NOT_IN_VARIABLES = re.compile("[^A-Za-z0-9_]")
+
+
+def persistent_variable(name: str) -> str:
+    """Return the environment variable of a persistent buffer, as HPE's DataWarp names it.
+
+    Characters that no shell accepts in a variable become `_`: `$DW_PERSISTENT_STRIPED_lake_2` points to `lake-2`.
+    """
+    return PERSISTENT_PREFIX + _NOT_IN_VARIABLES.sub("_", name)
 
 
 PERSISTENT_STATES = frozenset({BufferState.ALLOCATING, BufferState.ALLOCATED, BufferState.DELETING})

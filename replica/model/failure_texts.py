@@ -71,6 +71,11 @@ def duplicate_name(provider: str) -> str:
     return f"{plugin(provider)}: create_persistent: Duplicate buffer name"
 
 
+def different_buffer(provider: str, name: str, difference: str) -> str:
+    """Return the SystemComment of a job that creates a persistent buffer which exists and is not the same."""
+    return f"{plugin(provider)}: create_persistent: buffer {name} exists: {difference}"
+
+
 def delete_denied(provider: str, name: str) -> str:
     """Return the reason of a job that destroys another user's persistent buffer."""
     return f"{plugin(provider)}: Delete buffer {name} permission denied"

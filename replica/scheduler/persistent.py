@@ -26,10 +26,13 @@ from replica.model import (
     CreatePersistent,
     Hold,
     Job,
+    PersistentBuffer,
     Pool,
     Stage,
     delete_denied,
+    different_buffer,
     duplicate_name,
+    format_amount,
     is_in,
     named_by,
 )
@@ -168,11 +171,15 @@ def _waits(sentence: str) -> PersistentDecision:
 
 
 def _refused(state: Facts, job: Job, asked: BufferRequest) -> e.JobHeld | None:
-    """Return the failure that no waiting can cure: another user's name, or another user's buffer to destroy."""
+    """Return the failure that no waiting can cure: a name that is taken, or another user's buffer to destroy."""
     for create in asked.creates:
         known = state.persistent.get(create.name)
         if known is not None and known.user != job.request.user:
             return e.JobHeld(job.id, Hold.SYSTEM, CREATE_ERROR, duplicate_name(state.site.provider))
+        difference = "" if known is None else _difference(state, known, create)
+        if difference:
+            comment = different_buffer(state.site.provider, create.name, difference)
+            return e.JobHeld(job.id, Hold.SYSTEM, CREATE_ERROR, comment)
     by_operator = job.request.asked.by_operator
     for destroy in asked.destroys:
         known = state.persistent.get(destroy.name)
@@ -180,6 +187,21 @@ def _refused(state: Facts, job: Job, asked: BufferRequest) -> e.JobHeld | None:
             denied = delete_denied(state.site.provider, destroy.name)
             return e.JobHeld(job.id, Hold.SYSTEM, denied, denied)
     return None
+
+
+def _difference(state: Facts, known: PersistentBuffer, create: CreatePersistent) -> str:
+    """Return how a buffer that exists differs from the one that a job of its owner creates; empty if it does not."""
+    pool = _pool(state, create.pool)
+    if known.state is not BufferState.ALLOCATED or pool is None:
+        return ""
+    if pool.name != known.pool:
+        return f"it is in pool {known.pool}, not {pool.name}"
+    if known.granted_bytes not in (create.capacity_bytes, round_up(create.capacity_bytes, pool.granularity_bytes)):
+        has, wanted = (format_amount(size, pool.unit) for size in (known.granted_bytes, create.capacity_bytes))
+        return f"it has {has}, not {wanted}"
+    if create.access and known.access and create.access != known.access:
+        return "it has another access mode"
+    return ""
 
 
 def _reserved_in_this_pass(current: PersistentPassState) -> int:

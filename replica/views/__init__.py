@@ -6,6 +6,7 @@ from replica.views.jobs import (
     buffer_path,
     buffer_word,
     not_exported,
+    persistent_notes,
     persistent_paths,
     pool_use,
     shared_destinations,

@@ -11,6 +11,7 @@ from replica.model import (
     ENDED,
     HOLDING,
     NATIVE,
+    PERSISTENT_PREFIX,
     Buffer,
     BufferRequest,
     BufferState,
@@ -94,6 +95,19 @@ class Shared(msgspec.Struct, frozen=True):
     """SHARING_NAMED_MAX of them at most."""
 
 
+def persistent_notes(state: State, job_id: int) -> tuple[str, ...]:
+    """Return what a submitter should know about the persistent buffers that a new job names, a sentence each."""
+    asked = state.jobs[job_id].request.buffer
+    if asked is None:
+        return ()
+    created = {record.name for record in asked.creates}
+    missing = [record.name for record in asked.destroys if record.name not in state.persistent]
+    notes = [f"there is no persistent buffer {name}; destroying it does nothing" for name in missing]
+    absent = [name for name in asked.uses if name not in state.persistent and name not in created]
+    notes += [f"there is no persistent buffer {name}; the job waits until one is created" for name in absent]
+    return tuple(notes)
+
+
 def shared_destinations(state: State, job_id: int) -> tuple[Shared, ...]:
     """Return the destinations that a job has in common with others; empty for one that is over."""
     if job_id not in state.unfinished:
@@ -167,7 +181,7 @@ def not_exported(state: State, job_id: int) -> tuple[NotExported, ...]:
 
 def of_persistent(path: str) -> bool:
     """Return whether a path such as `$DW_PERSISTENT_STRIPED_lake/a` is in a persistent buffer."""
-    return path.removeprefix("$").removeprefix("{").startswith("DW_PERSISTENT_STRIPED_")
+    return path.removeprefix("$").removeprefix("{").startswith(PERSISTENT_PREFIX)
 
 
 def _destinations(asked: BufferRequest | None) -> tuple[str, ...]:

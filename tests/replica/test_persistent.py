@@ -9,11 +9,13 @@ from msgspec.structs import replace
 
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import parse_request
+from replica.grammar.lexer import DirectiveRefused
 from replica.messages import commands as c
 from replica.model.buffers import BufferState
 from replica.model.requests import BufferRequest, CreatePersistent, DestroyPersistent, JobOptions, JobRequest
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.verdicts import Reason
+from replica.views.jobs import persistent_notes
 from tests.replica.world import OPERATOR, SCRIPT, World, agent, beside_space, user
 
 CREATES_LAKE = beside_space(creates=(CreatePersistent("lake", 40),))
@@ -305,3 +307,61 @@ def test_a_persistent_buffer_has_no_state_of_a_jobs_buffer(state: BufferState) -
     leads_to = {after for (before, _), after in TRANSITIONS.items() if before is state}
     if state in PERSISTENT_STATES:
         assert leads_to <= PERSISTENT_STATES | {BufferState.DELETED}
+
+
+@pytest.mark.parametrize(
+    ("again", "says"),
+    [
+        (CreatePersistent("lake", 40), ""),
+        (CreatePersistent("lake", 20), "it has 40, not 20"),
+        (CreatePersistent("lake", 60), "it has 40, not 60"),
+        (CreatePersistent("lake", 40, "slow"), "it is in pool fast, not slow"),
+    ],
+)
+def test_creating_what_exists_succeeds_only_if_it_is_the_same(again: CreatePersistent, says: str) -> None:
+    here = world(pools={"fast": 100, "slow": 100})
+    made(here)
+    job = submitted(here, beside_space(creates=(again,)), nodes=0)
+    if says:
+        assert here.shown(job) == ("PENDING", "Burst buffer create_persistent error", "pending")
+        assert says in here.state.jobs[job].comment
+        # Once the buffer is gone, a release creates it anew.
+        gone = submitted(here, DESTROYS_LAKE, nodes=0)
+        here.finish(gone)
+        assert lake(here) == "none"
+        here.settle(c.ReleaseJob(job), OPERATOR)
+    here.finish(job)
+    assert lake(here) == "allocated"
+
+
+def test_a_submitter_is_told_of_persistent_buffers_that_do_not_exist() -> None:
+    here = world(pools={"fast": 100})
+    destroys, uses = submitted(here, DESTROYS_LAKE, nodes=0), submitted(here, USES_LAKE)
+    assert persistent_notes(here.state, destroys) == ("there is no persistent buffer lake; destroying it does nothing",)
+    assert persistent_notes(here.state, uses) == (
+        "there is no persistent buffer lake; the job waits until one is created",
+    )
+    created = submitted(here, beside_space(creates=(CreatePersistent("pond", 1),), uses=("pond",)))
+    assert persistent_notes(here.state, created) == ()
+
+
+def test_two_names_with_one_variable_are_rejected() -> None:
+    here = world(pools={"fast": 100})
+    made(here)
+    pond = submitted(here, beside_space(creates=(CreatePersistent("a-2", 1),)), nodes=0)
+    here.finish(pond)
+    found = asks(here, beside_space(creates=(CreatePersistent("a_2", 1),)), nodes=0)
+    assert isinstance(found, Refusal) and "'a_2' and 'a-2' have the same variable $DW_PERSISTENT_STRIPED_a_2" in (
+        found.sentence
+    )
+    both = beside_space(creates=(CreatePersistent("b.c", 1), CreatePersistent("b+c", 1)))
+    assert isinstance(asks(here, both, nodes=0), Refusal)
+
+
+@pytest.mark.parametrize("spelling", ["$DW_PERSISTENT_STRIPED_lake_2", "${DW_PERSISTENT_STRIPED_lake-2}"])
+def test_a_directive_may_spell_the_variable_as_a_shell_does_or_as_the_name(spelling: str) -> None:
+    script = f"#!/bin/sh\n#DW persistentdw name=lake-2\n#DW stage_in type=file source=/in/a destination={spelling}/a\n"
+    request = parse_request(script)
+    assert request is not None and request.uses == ("lake-2",)
+    with pytest.raises(DirectiveRefused, match="have the same variable"):
+        parse_request("#!/bin/sh\n#DW persistentdw name=lake-2\n#DW persistentdw name=lake_2\n")

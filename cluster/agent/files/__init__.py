@@ -42,6 +42,7 @@ from cluster.agent.files.paths import (
     opened_parent,
     outside_target,
     split,
+    variable_of,
 )
 from cluster.agent.files.places import PlaceRefused, buffer_path, identity_at, open_parent, sync_written
 from cluster.agent.files.removal import RemovalFailed, empty_directory, remove_removable, remove_tree

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from cluster.system import open_directory
+from replica.model import PERSISTENT_PREFIX, persistent_variable
 from replica.values import PATH_BYTES_MAX
 
 VARIABLES: Final = {
@@ -96,6 +97,14 @@ def outside_target(roots: Sequence[str], path: str, what: str) -> Target:
     return Target(anchor, root, parts[len(split(root, root)) :])
 
 
+def variable_of(path: str) -> str:
+    """Return the variable that a path in a buffer starts with, as scripts spell it; empty if there is none."""
+    head = path.partition("/")[0]
+    name = head[2:-1] if head.startswith("${") and head.endswith("}") else head[1:] if head.startswith("$") else ""
+    # Directives may spell the buffer's own name, which a shell may not accept.
+    return persistent_variable(name.removeprefix(PERSISTENT_PREFIX)) if name.startswith(PERSISTENT_PREFIX) else name
+
+
 def inside_target(buffer: int, path: str, persistent: Mapping[str, str] = MappingProxyType({})) -> Target:
     """Return where a path such as `$DW_JOB_STRIPED/data` lies in the buffer (an open directory, duplicated).
 
@@ -103,7 +112,7 @@ def inside_target(buffer: int, path: str, persistent: Mapping[str, str] = Mappin
     PathRefused otherwise.
     """
     head, _, rest = path.partition("/")
-    name = head[2:-1] if head.startswith("${") and head.endswith("}") else head[1:] if head.startswith("$") else ""
+    name = variable_of(path)
     if name in persistent:
         return _persistent(persistent[name], head, split(rest, path))
     if name not in VARIABLES:
@@ -122,10 +131,16 @@ def _inside(buffer: int, head: str, place: tuple[str, ...], parts: tuple[str, ..
 
 def _persistent(directory: str, head: str, parts: tuple[str, ...]) -> Target:
     try:
-        return Target(open_directory(directory), head, parts)
+        with contextlib.ExitStack() as unused:
+            opened_directory = open_directory(directory)
+            unused.callback(os.close, opened_directory)
+            # Reading its entries is one permission, and entering it another.
+            os.stat(".", dir_fd=opened_directory)
+            unused.pop_all()
+        return Target(opened_directory, head, parts)
     except PermissionError as error:
         raise PathRefused(
-            f"{head} is a persistent buffer that this user may not use; its owner may let others"
+            f"{head} is a persistent buffer that this user may not use; ask its owner for permission"
         ) from error
     except OSError as error:
         raise PathRefused(f"{head}: the persistent buffer is not on this node: {error.strerror}") from error

@@ -22,7 +22,7 @@ from cluster.agent.files import (
 )
 from cluster.agent.processes.job_processes import SCRIPT_VARIABLE
 from cluster.system import JobProcess, closing, forgo, limit, prepare, reset
-from replica.model import NO_OPTIONS, Order, OrderPlace
+from replica.model import NO_OPTIONS, Order, OrderPlace, persistent_variable
 
 Mode = Literal["own", "switch"]
 
@@ -237,7 +237,7 @@ def persistent_variables(
     are in a place; the others are in the agent's `home`.
     """
     places = {name: os.path.join(place.path, place.directory) for name, place in placed}
-    return {f"DW_PERSISTENT_STRIPED_{name}": places.get(name) or os.path.join(home, PERSISTENT, name) for name in uses}
+    return {persistent_variable(name): places.get(name) or os.path.join(home, PERSISTENT, name) for name in uses}
 
 
 def output_path(order: Order) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Self
 
 from cluster.agent.files import (
@@ -28,10 +28,19 @@ from cluster.agent.files import (
     opened_parent,
     outside_target,
     split,
+    variable_of,
 )
 from cluster.agent.transfer import Item, Kind, TransferFailed
 from cluster.system import closing
-from replica.model import NO_CHOICE, NOTHING_SPECIAL, ListTransfer, Order, TransferChoice, TransferKind
+from replica.model import (
+    NO_CHOICE,
+    NOTHING_SPECIAL,
+    ListTransfer,
+    Order,
+    TransferChoice,
+    TransferKind,
+    persistent_variable,
+)
 
 LIST_BYTES_MAX: Final = 32 * 1024 * 1024
 """A file that lists what to move, bytes: a third of a kilobyte for each of the lines that may be."""
@@ -166,7 +175,9 @@ def movements(order: Order, paths: RecordPaths, home: Identity) -> list[Movement
         with named(stage, source, destination):
             item = _item(order, paths, home, _KINDS[transfer.kind], source, destination)
         choice = special.choices[index] if special.choices else NO_CHOICE
-        found.append(Movement(item, source, destination, choice, "" if outgoing else persistent_of(destination)))
+        found.append(
+            Movement(item, source, destination, choice, "" if outgoing else persistent_of(destination, order.uses))
+        )
     for index, listed in enumerate(special.lists):
         choice = special.list_choices[index] if special.list_choices else NO_CHOICE
         with named(stage, listed.source, listed.destination):
@@ -189,11 +200,10 @@ def _check_unique(stage: str, found: list[Movement]) -> None:
             )
 
 
-def persistent_of(path: str) -> str:
-    """Return the name of the persistent buffer that a path such as `$DW_PERSISTENT_STRIPED_lake/a` is in, or ""."""
-    head = path.partition("/")[0].removeprefix("$").removeprefix("{").removesuffix("}")
-    prefix = "DW_PERSISTENT_STRIPED_"
-    return head.removeprefix(prefix) if path.startswith("$") and head.startswith(prefix) else ""
+def persistent_of(path: str, uses: Sequence[str]) -> str:
+    """Return which of the persistent buffers `uses` a path such as `$DW_PERSISTENT_STRIPED_lake/a` is in, or ""."""
+    variable = variable_of(path)
+    return next((name for name in uses if persistent_variable(name) == variable), "")
 
 
 def _item(order: Order, paths: RecordPaths, home: Identity, kind: Kind, source: str, destination: str) -> Item:
@@ -209,7 +219,7 @@ def _listed(
     special = order.special or NOTHING_SPECIAL
     lines = read_list(special.list_roots, transfer.source, home)
     prefix = transfer.destination.rstrip("/") + "/"
-    persistent = "" if transfer.outgoing else persistent_of(transfer.destination)
+    persistent = "" if transfer.outgoing else persistent_of(transfer.destination, order.uses)
     if transfer.outgoing:
         directory = paths.outside(order.roots, transfer.destination, order.stage)
     else:

@@ -28,6 +28,7 @@ from cluster.agent.files import (
     PathRefused,
     Target,
     empty_directory,
+    inside_target,
     leads_to,
     open_as_user,
     opened,
@@ -78,6 +79,7 @@ from replica.model import (
     Stage,
     TransferReceipt,
     default_backend,
+    persistent_variable,
 )
 from replica.values import format_size
 
@@ -316,6 +318,7 @@ def stage_in(order: Order, buffer: int, run: TransferRun) -> OperationDone:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=buffer)
     os.fsync(buffer)
+    _check_persistent(buffer, run.persistent)
     with RecordPaths(order, buffer, run.persistent) as paths:
         moves = movements(order, paths, run.home)
         receipt = _run(order, moves, options, run, buffer)
@@ -334,6 +337,15 @@ def stage_in(order: Order, buffer: int, run: TransferRun) -> OperationDone:
     if receipt_now is not None and receipt is None:
         receipt_now = replace(receipt_now, files=held.files, size_bytes=held.size_bytes)
     return OperationDone(files=held.files, size_bytes=held.size_bytes, digest=done.digest, receipt=receipt_now)
+
+
+def _check_persistent(buffer: int, persistent: Mapping[str, str]) -> None:
+    """Raise TransferFailed unless this user may read and enter each persistent buffer: the script would fail there."""
+    for variable in sorted(persistent):
+        try:
+            os.close(inside_target(buffer, f"${variable}", persistent).anchor)
+        except PathRefused as error:
+            raise TransferFailed(str(error)) from error
 
 
 def _see_empty(buffer: int, claimant: Claimant) -> None:
@@ -391,7 +403,7 @@ def check_room(
         if not granted.get(name):
             continue
         with closing(
-            os.open(persistent[f"DW_PERSISTENT_STRIPED_{name}"], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            os.open(persistent[persistent_variable(name)], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         ) as directory:
             held_bytes = held_in(directory).size_bytes
         if held_bytes + needed_bytes > granted[name]:

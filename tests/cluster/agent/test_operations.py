@@ -381,7 +381,7 @@ def test_with_switched_accounts_everything_of_a_job_is_done_as_its_user(shared: 
         'id -un; id -ru; cat "$DW_JOB_STRIPED/in"; cat secret; echo out > "$DW_JOB_STRIPED/out"',
         "cat ../n1/steps/7/order.json; ls ../n1",
     )
-    assert shared.run(script).result is JobState.FAILED
+    assert shared.run(script, capacity_bytes=1 << 20).result is JobState.FAILED
     output = shown(shared.work / "forebay-7.out")
     assert output.startswith(f"nobody\n{nobody}\nin") and "root only" not in output and "alice" not in output
     assert output.count("ermission denied") == 3, output
@@ -426,7 +426,9 @@ def test_with_switched_accounts_commands_and_programs_run_as_the_jobs_user(share
     rules = TransferRules(
         backends=("template", "command"), template="/bin/sh -c 'id -un >>who; cp $0 $1' {source} {destination}"
     )
-    done = shared.operate("stage_in", attempt=3, special=writing, rules=rules, transfers=(inwards,))
+    done = shared.operate(
+        "stage_in", attempt=3, special=writing, rules=rules, transfers=(inwards,), capacity_bytes=1 << 20
+    )
     assert isinstance(done, OperationDone) and done.receipt is not None
     assert done.receipt.backends == ("template", "command")
     striped = shared.directory / "n1" / "buffers" / "7" / "striped"
@@ -442,6 +444,11 @@ def test_with_switched_accounts_a_persistent_buffer_of_others_takes_no_transfer(
     inwards = Transfer(TransferKind.FILE, str(shared.work / "in"), "$DW_PERSISTENT_STRIPED_lake/in")
     failed = shared.operate("stage_in", transfers=(inwards,), uses=("lake",))
     assert isinstance(failed, OperationFailed) and "this user may not use" in failed.message and failed.final
+    # Nothing is staged, and the script would fail: the job is told before it starts.
+    for mode in (0o770, 0o774):
+        lake.chmod(mode)
+        failed = shared.operate("stage_in", uses=("lake",))
+        assert isinstance(failed, OperationFailed) and "this user may not use" in failed.message and failed.final
     shutil.chown(lake, "nobody")
     done = shared.operate("stage_in", attempt=2, transfers=(inwards,), uses=("lake",))
     assert isinstance(done, OperationDone) and (lake / "in").read_text() == "in"

@@ -16,13 +16,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.agent.files.paths import identity_of
+from cluster.agent.files.paths import identity_of, inside_target
 from cluster.agent.transfer import plan
 from cluster.agent.transfer.errors import TransferFailed
 from cluster.agent.transfer.progress import SharedCounters
 from cluster.agent.transfer.rate_limit import Control
 from cluster.agent.transfer.transfer_state import Context
 from cluster.agent.transfer.workspace import Workspace
+from cluster.agent.worker.items import persistent_of
 from cluster.agent.worker.orphans import tag
 from cluster.agent.worker.staging import TransferRun, claimant_of, stage_in, stage_out
 from cluster.agent.worker.work import Work
@@ -521,3 +522,18 @@ def test_two_files_with_one_destination_are_refused_before_anything_is_copied(be
     with pytest.raises(TransferFailed, match="have the same destination"):
         bench.stage_out(Transfer(FILE, target, "$DW_JOB_STRIPED/a"), Transfer(FILE, target, "$DW_JOB_STRIPED/b"))
     assert not (bench.outside / "r").exists()
+
+
+def test_paths_of_a_persistent_buffer_are_found_by_either_spelling(bench: Bench, tmp_path: Path) -> None:
+    lake = tmp_path / "lake-2"
+    lake.mkdir()
+    persistent = {"DW_PERSISTENT_STRIPED_lake_2": str(lake)}
+    buffer = open_directory(bench.buffer)
+    try:
+        for spelling in ("$DW_PERSISTENT_STRIPED_lake_2", "${DW_PERSISTENT_STRIPED_lake-2}"):
+            target = inside_target(buffer, f"{spelling}/a", persistent)
+            assert os.fstat(target.anchor).st_ino == lake.stat().st_ino and target.parts == ("a",)
+            os.close(target.anchor)
+            assert persistent_of(f"{spelling}/a", ("pond", "lake-2")) == "lake-2"
+    finally:
+        os.close(buffer)

@@ -195,7 +195,10 @@ def test_what_movers_did_for_a_buffer_in_a_place_is_printed_and_compared(double:
         path.read_text().replace(f'"root":"{harness.directory}"', '"root":"$DW_PERSISTENT_STRIPED_lake"', 1)
     )
     rooted = asked(double, "--job", 510, "--place", top, "--recheck", "--digest", receipts[2].digest)
-    assert rooted.exit_code == ExitCode.NOT_FOUND and "0 persistent buffers lake lie in" in rooted.stderr
+    assert (
+        rooted.exit_code == ExitCode.NOT_FOUND
+        and "has 0 persistent buffers for $DW_PERSISTENT_STRIPED_lake" in rooted.stderr
+    )
     (top / double.config.cluster.name / "lake.4.1" / "destination").mkdir(parents=True)
     rooted = asked(double, "--job", 510, "--place", top, "--recheck", "--digest", receipts[2].digest)
     assert rooted.exit_code == ExitCode.VERIFICATION_FAILED and "3 files are not" in rooted.stderr
