@@ -44,12 +44,13 @@ Changed = tuple[e.Event, ...] | Refusal
 
 
 def _unknown(what: str, name: str, known: list[str]) -> Refusal:
-    listed = ", ".join(known[:20]) or "there are none"
-    return Refusal(RefusalCode.INVALID_FIELD, f"there is no {what} {name!r}", f"known are: {listed}", what)
+    plural = what if what.endswith("s") else f"{what}s"
+    remedy = f"use one of {', '.join(known[:20])}" if known else f"leave it out: this site has defined no {plural}"
+    return Refusal(RefusalCode.INVALID_FIELD, f"{what} {name!r} does not exist", remedy, what)
 
 
 def _full(what: str, most: int) -> Refusal:
-    return Refusal(RefusalCode.LIMIT_EXCEEDED, f"there are {most} of them", "delete what nobody uses", what)
+    return Refusal(RefusalCode.LIMIT_EXCEEDED, f"there are {most} {what}s already", "delete one that is not used", what)
 
 
 def _set_account(state: Facts, command: c.SetAccount, at: Instant) -> Changed:

@@ -58,9 +58,18 @@ def check_overlaps(transfers: Sequence[tuple[Transfer, str]], lists: Sequence[Li
         return
     copies = [_copy(transfer, place, outgoing=outgoing) for transfer, place in transfers]
     copies += [_list_copy(listed) for listed in lists if listed.outgoing and outgoing]
-    for index, later in enumerate(copies):
-        for earlier in copies[:index]:
-            if _overlap(earlier, later, outgoing=outgoing):
+    # In this order what lies in a directory follows it, so each copy is compared with few others, however many there
+    # are. Directories within each other copy alike, or have been rejected: the innermost stands for all.
+    rows = sorted(enumerate(copies), key=lambda row: (row[1].destination, row[1].is_file, not row[1].source))
+    above: list[tuple[int, Copy]] = []
+    before: tuple[int, Copy] | None = None
+    for row in rows:
+        destination = row[1].destination
+        while above and destination[: len(above[-1][1].destination)] != above[-1][1].destination:
+            above.pop()
+        for other in (*above[-1:], *(() if before is None else (before,))):
+            if _overlap(other[1], row[1], outgoing=outgoing):
+                (_, earlier), (_, later) = sorted((other, row), key=lambda known: known[0])
                 raise Rejected(
                     RefusalCode.INVALID_DIRECTIVE,
                     f"the destination {later.shown!r} overlaps {earlier.shown!r} of another directive, "
@@ -68,6 +77,9 @@ def check_overlaps(transfers: Sequence[tuple[Transfer, str]], lists: Sequence[Li
                     "give each directive a destination of its own",
                     later.place,
                 )
+        if outgoing and row[1].source and not row[1].is_file:
+            above.append(row)
+        before = row
 
 
 def _copy(transfer: Transfer, place: str, *, outgoing: bool) -> Copy:

@@ -75,7 +75,15 @@ def _hold(state: State, job: Job) -> Verdict | None:
             (("failures", str(job.failures)),),
         )
     reason = Reason.JOB_HELD_USER if job.hold is Hold.USER else Reason.JOB_HELD_ADMIN
-    return Verdict(reason, f"the job is held by {'its user' if job.hold is Hold.USER else 'an operator'}", ())
+    return Verdict(reason, _HELD[job.hold], ())
+
+
+_HELD = {
+    Hold.USER: "the job is held by its user",
+    Hold.ADMIN: "the job is held by an operator",
+    Hold.SYSTEM: "the job is held since an operation of it failed; release it to try again",
+}
+"""Who holds a job, and what to do where that is not obvious."""
 
 
 def _deadline(job: Job) -> Verdict | None:
@@ -279,6 +287,9 @@ def _later_reason(state: Facts, job: Job, buffer: Buffer | None) -> Verdict:
         return Verdict(job.message, "the buffer could not be removed; its space stays counted")
     if job.state not in ENDED:
         return Verdict(Reason.NONE, "nothing holds the job back")
+    if job.state is JobState.FAILED and not job.exit_code and job.comment:
+        # Ended from outside, for example because its buffer holds too much: no exit code says why.
+        return Verdict(job.comment.rsplit("\n", 1)[-1], "the job has finished: its script was ended")
     reason, sentence = _ENDED_BY.get(job.state, (Reason.NONE, "the job is over"))
     return Verdict(reason, sentence)
 

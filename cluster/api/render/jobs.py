@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import islice
 from typing import Any, Literal
 
@@ -163,8 +164,9 @@ def pool_view(state: State, name: str, buffers: int, controls: tuple[str, ...]) 
 
 
 def holders(state: State) -> dict[str, int]:
-    """Return how many buffers hold something of each pool."""
-    return {name: len(state.holders.get(name, ())) for name in state.pools}
+    """Return how many buffers of jobs and persistent buffers hold space of each pool."""
+    persistent = Counter(buffer.pool for buffer in state.persistent.values())
+    return {name: len(state.holders.get(name, ())) + persistent[name] for name in state.pools}
 
 
 def buffer_view(state: State, job_id: int, *, path: bool = False) -> BufferView:

@@ -126,7 +126,7 @@ def pool_line(pool: PoolView) -> str:
     parts = [
         f"total {format_amount(pool.quantity_bytes, unit)}",
         f"free {format_amount(pool.free_bytes, unit)}",
-        f"held {format_amount(pool.held_bytes, unit)} by {pool.buffers}",
+        f"held {format_amount(pool.held_bytes, unit)} by {pool.buffers} buffer{'' if pool.buffers == 1 else 's'}",
         f"out of service {format_amount(pool.out_of_service_bytes, unit)}",
         f"granularity {format_amount(pool.granularity_bytes, unit)}",
     ]

@@ -43,14 +43,14 @@ def test_each_command_changes_what_it_names_and_nothing_else(
     del asked.body["command_id"]
     assert {key: value for key, value in asked.body.items() if value is not None} == sent
     assert result.stdout == (
-        "Pool fast: total 96GiB, free 64GiB, held 32GiB by 2, out of service 0, granularity 1GiB, default\n"
+        "Pool fast: total 96GiB, free 64GiB, held 32GiB by 2 buffers, out of service 0, granularity 1GiB, default\n"
     )
 
 
 def test_a_pool_of_nodes_is_added_and_printed_in_nodes(double: Double) -> None:
     double.answer("POST", "/v1/pools/nodes/add", NODES)
     result = forebay(double.config, "pool", "add", "nodes", "--quantity", "40N", "--unit", "nodes")
-    assert result.stdout == "Pool nodes: total 40N, free 40N, held 0N by 0, out of service 0N, granularity 1N\n"
+    assert result.stdout == "Pool nodes: total 40N, free 40N, held 0N by 0 buffers, out of service 0N, granularity 1N\n"
     assert double.asked[0].body["unit"] == "nodes" and "granularity" not in double.asked[0].body
     result = forebay(double.config, "pool", "add", "nodes", "--quantity", "40GiB", "--unit", "nodes")
     assert result.exit_code == ExitCode.BAD_INPUT and "--quantity, character 1" in result.stderr
