@@ -66,6 +66,12 @@ REPLAYS = 2
 MOMENTS = 60
 """Moments in the past that are asked about, count."""
 
+DIFFERENCE = 1_000
+"""Revisions between the two states that a diff compares, count."""
+
+FIRST_JOB = NODES + 32
+"""A revision by which the pools, the nodes, and the first job exist."""
+
 QUIET_S = 5
 """How long nothing is asked, to know what the loop does by itself, seconds."""
 
@@ -361,10 +367,10 @@ async def _asked(replica: Replica, config: Config, made: tuple[int, float, float
         why_ms: list[float] = []
         near_ms: list[float] = []
         for _ in range(MOMENTS):
-            at = chance.randrange(revision // 50, revision)
+            at = chance.randrange(max(FIRST_JOB, revision // 50), revision)
             job = max(1, last * at // revision - 600)
             why_ms += await ask([f"/v1/jobs/{job}/why?at={at}"])
-            near_ms += await ask([f"/v1/jobs/{job}/why?at={max(1, at - 100)}"])
+            near_ms += await ask([f"/v1/jobs/{job}/why?at={max(FIRST_JOB, at - 100)}"])
         hold_ms["why"] = watch.stop()
         watch = Watch()
         other_ms = await _others(ask, revision, chance)
@@ -388,8 +394,10 @@ async def _others(ask: Asker, revision: int, chance: random.Random) -> dict[str,
         ("`history leaders`", "/v1/history/leaders"),
     ):
         found[what] = await ask([path] * ASKED)
-    moments = [chance.randrange(revision // 50, revision - 1000) for _ in range(MOMENTS)]
-    found["`diff` of 1,000 revisions"] = await ask(f"/v1/diff?from={at}&to={at + 1000}" for at in moments)
+    moments = [chance.randrange(revision // 50, revision - DIFFERENCE) for _ in range(MOMENTS)]
+    found[f"`diff` of {DIFFERENCE:,} revisions"] = await ask(
+        f"/v1/diff?from={at}&to={at + DIFFERENCE}" for at in moments
+    )
     found["`diff` from a tenth to the end"] = await ask([f"/v1/diff?from={revision // 10}"] * 3)
     took_ms, after = 0.0, 0
     while after < revision:

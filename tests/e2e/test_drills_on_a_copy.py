@@ -27,6 +27,8 @@ from tests.faults.local_cluster import LocalCluster
 
 TREE = Path(__file__).parents[2]
 PATIENT = ("--goal-ms", "120000")
+LEASE = ("--abort-after-s", "30")
+"""The longest lease: a drill that a test stops for a while keeps it."""
 
 
 class Site:
@@ -63,8 +65,8 @@ class Site:
         self.nothing_is_left()
         return figures
 
-    def begun(self, scenario: str, lease: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-        """Begin one; return when its first replica runs."""
+    def begun(self, scenario: str, lease: tuple[str, ...] = LEASE) -> subprocess.Popen[str]:
+        """Begin a drill; return it stopped by SIGSTOP once its first replica runs, so that it cannot finish first."""
         running = subprocess.Popen(
             self.command(*self.words(scenario), *lease),
             stdout=subprocess.DEVNULL,
@@ -72,7 +74,15 @@ class Site:
             text=True,
             start_new_session=True,
         )
-        until(lambda: running.poll() is not None or any(NAMES[0] in one for one in self.processes()))
+
+        def is_held() -> bool:
+            running.send_signal(signal.SIGSTOP)
+            if any("cluster.serve" in line and NAMES[0] in line for line in self.processes()):
+                return True
+            running.send_signal(signal.SIGCONT)
+            return False
+
+        until(lambda: running.poll() is not None or is_held())
         assert running.poll() is None, running.communicate()
         return running
 
@@ -191,6 +201,7 @@ async def connected(at: Address, context: ssl.SSLContext) -> tuple[asyncio.Strea
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_copy_is_upgraded_while_it_works_and_each_way_to_end_it_leaves_nothing(site: Site) -> None:
     backup = site.backup()
     site.cluster.forebay("submit", "--hold", str(site.cluster.work / "job"))
@@ -200,6 +211,7 @@ def test_a_copy_is_upgraded_while_it_works_and_each_way_to_end_it_leaves_nothing
 
     stopped = site.begun("upgrade")
     os.killpg(stopped.pid, signal.SIGINT)
+    stopped.send_signal(signal.SIGCONT)
     _, said = stopped.communicate()
     assert stopped.returncode == 130, said
     site.nothing_is_left()
@@ -207,6 +219,7 @@ def test_a_copy_is_upgraded_while_it_works_and_each_way_to_end_it_leaves_nothing
     asyncio.run(strangers(site))
     number = site.json("drill", "list")["drills"][0]["drill"]
     site.json("drill", "abort", str(number), "--reason", "the phone rings")
+    aborted.send_signal(signal.SIGCONT)
     _, said = aborted.communicate()
     assert aborted.returncode == 7 and "operator: the phone rings" in said
     site.nothing_is_left()

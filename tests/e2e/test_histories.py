@@ -77,6 +77,17 @@ def job_operations(draw: st.DrawFn) -> Operation:
     return Operation("x", action, None, answer, called_s, inf if answer is None else called_s + length_s - 0.5)
 
 
+@st.composite
+def unknown_or_shown(draw: st.DrawFn) -> Operation:
+    """An unanswered change of a job, or an answer that shows it; two thirds are of unknown outcome."""
+    called_s = draw(st.integers(1, 8))
+    action = draw(st.sampled_from(["hold", "release", "show"]))
+    if action != "show":
+        return Operation("x", action, None, None, called_s)
+    answer = draw(st.sampled_from(["held", "free"]))
+    return Operation("x", action, None, answer, called_s, called_s + draw(st.integers(1, 3)) - 0.5)
+
+
 @given(st.lists(register_operations(), max_size=OPERATIONS_MAX))
 def test_the_checker_agrees_with_brute_force_about_registers(history: list[Operation]) -> None:
     found = check(history, Register(0))
@@ -87,6 +98,35 @@ def test_the_checker_agrees_with_brute_force_about_registers(history: list[Opera
 def test_the_checker_agrees_with_brute_force_about_jobs(history: list[Operation]) -> None:
     found = check(history, HeldJob())
     assert (found.verdict is Verdict.LINEARIZABLE) == explained(history, HeldJob())
+
+
+@given(st.lists(unknown_or_shown(), min_size=4, max_size=OPERATIONS_MAX))
+def test_the_checker_agrees_with_brute_force_where_most_outcomes_are_unknown(history: list[Operation]) -> None:
+    history = [Operation("a", "submit", None, "done", 0.0, 0.5), *history]
+    assert (check(history, HeldJob()).verdict is Verdict.LINEARIZABLE) == explained(history, HeldJob())
+
+
+@pytest.mark.parametrize("last", ["held", "free", "absent"])
+def test_a_check_ends_however_many_outcomes_are_unknown(last: str) -> None:
+    """On a slow machine hurried clients learn few outcomes: 174 of one run were unknown."""
+    history = [Operation("a", "submit", None, "done", 0.0, 0.5)]
+    for place in range(100):
+        history.append(Operation("b", "hold" if place % 2 else "release", None, None, 1.0 + place))
+        history.append(Operation("c", "release" if place % 3 else "hold", None, None, 1.1 + place))
+        shown = ("held", "free")[place // 2 % 2]
+        history.append(Operation("d", "show", None, shown, 1.2 + place, 1.9 + place))
+        history.append(Operation("e", "show", None, shown, 1.3 + place, 2.5 + place))
+    history.append(Operation("end", "show", None, last, 200.0, 201.0))
+    found = check(history, HeldJob())
+    assert found.verdict is (Verdict.NOT_LINEARIZABLE if last == "absent" else Verdict.LINEARIZABLE)
+
+
+@pytest.mark.parametrize(("last", "verdict"), [(60, Verdict.LINEARIZABLE), (1, Verdict.NOT_LINEARIZABLE)])
+def test_a_check_ends_however_many_writes_may_have_been_made(last: int, verdict: Verdict) -> None:
+    history = [Operation("a", "write", place, None, float(place)) for place in range(1, 61)]
+    values = (1, *range(2, 61, 7), last)
+    history += [Operation("b", "read", None, value, 200.0 + at, 200.5 + at) for at, value in enumerate(values)]
+    assert check(history, Register()).verdict is verdict
 
 
 def test_a_read_that_misses_a_write_that_was_answered_is_not_linearizable() -> None:

@@ -20,7 +20,10 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: scripts/i
 
 DW = "#DW jobdw capacity={} access_mode=striped type=scratch"
 RATE = "64KiB"
-"""So slow that what is moved is moved while it is looked at."""
+"""Bytes a second of a transfer."""
+
+MOVED_BYTES = 128 * 2**20
+"""Size of the file that is staged in: it takes 34 minutes, so that every look at the page finds it under way."""
 
 STARTS_S = 180.0
 """Seconds until a cluster has something of everything: a bound against hanging, on a machine that does other things."""
@@ -83,7 +86,7 @@ def said(cluster: LocalCluster, *words: str) -> Any:
 
 def test_the_page_says_what_the_command_line_says_and_can_be_used_by_everybody(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path / "c")
-    cluster.found({"fast": "64MiB/1MiB,default", "wide": "1GiB/16MiB"}, RATE)
+    cluster.found({"fast": "256MiB/1MiB,default", "wide": "1GiB/16MiB"}, RATE)
     cluster.start_all()
     try:
         asyncio.run(story(cluster, tmp_path))
@@ -149,13 +152,13 @@ async def busy(cluster: LocalCluster) -> tuple[int, int]:
                 await asyncio.sleep(0.1)
         await asyncio.to_thread(cluster.forebay, "config", "set", "StageRetries=0")
         (cluster.work / "input").mkdir(exist_ok=True)
-        (cluster.work / "input" / "big").write_bytes(b"x" * 12 * 2**20)
+        (cluster.work / "input" / "big").write_bytes(b"x" * MOVED_BYTES)
         (cluster.work / "blocked").write_text("a file, where a directory would have to be")
         out = f"#DW stage_out type=file source=$DW_JOB_STRIPED/r destination={cluster.work}/blocked/r"
         failed = submit(cluster, "results", DW.format("8MiB"), out, "echo r > $DW_JOB_STRIPED/r")
         into = f"#DW stage_in type=file source={cluster.work}/input/big destination=$DW_JOB_STRIPED/big"
-        moved = submit(cluster, "mover", DW.format("16MiB"), into, "true")
-        submit(cluster, "waits", "#SBATCH --array=0-11", DW.format("48MiB"), "true")
+        moved = submit(cluster, "mover", DW.format("144MiB"), into, "true")
+        submit(cluster, "waits", "#SBATCH --array=0-11", DW.format("128MiB"), "true")
         async with asyncio.timeout(STARTS_S):
             while True:
                 overview = await client.call(ops.SHOW_OVERVIEW)
@@ -209,7 +212,7 @@ async def says_what_the_commands_say(cluster: LocalCluster, page: Browser, faile
         row = transfers[str(transfer["job_id"])]
         assert row[1] == transfer["stage"].replace("_", " ") and row[5] == transfer["user"]
         assert transfer["state"] in row[7]
-    assert transfers[str(moved)][3].endswith("KiB/s") and f"of {size(12 * 2**20)}" in transfers[str(moved)][2]
+    assert transfers[str(moved)][3].endswith("B/s") and f"of {size(MOVED_BYTES)}" in transfers[str(moved)][2]
     needs = await page.run(
         "[...document.querySelectorAll('#needs li')].map(one => one.innerText.replace(/\\s+/g, ' '))"
     )
@@ -271,7 +274,7 @@ async def is_kept_up_to_date(cluster: LocalCluster, page: Browser, url: str) -> 
     await page.until("document.getElementById('live').textContent.includes('kept up to date')")
     await page.run("document.querySelector('#queue a').focus()")
     before = await page.run("document.activeElement.getAttribute('href')")
-    held = submit(cluster, "held", DW.format("48MiB"), "true")
+    held = submit(cluster, "held", DW.format("128MiB"), "true")
     await asyncio.to_thread(cluster.forebay, "job", "hold", str(held))
     await page.until("document.querySelector('#queue p').innerText.includes('JobHeld')")
     assert await page.run("document.activeElement.getAttribute('href')") == before

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -73,18 +73,9 @@ def test_the_histories_alone_find_out_a_disk_that_only_says_that_it_has_synced()
     assert "is not linearizable" in said, said
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Let what a test starts hear Ctrl-C: what a shell starts in the background is deaf to it, as its children are."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_is_ended_leaves_no_loop_device_and_no_process(
-    tmp_path: Path, number: signal.Signals, interruptible: None
-) -> None:
+@pytest.mark.usefixtures("interruptible")
+def test_a_run_that_is_ended_leaves_no_loop_device_and_no_process(tmp_path: Path, number: signal.Signals) -> None:
     line = [str(ROOT / "scripts" / "powercut"), "--count", "50", "--images", str(tmp_path)]
     running = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     try:

@@ -28,7 +28,7 @@ from tests.ports import free_ports
 from wal import Environment
 from wal.ledger import Ledger, LedgerBroken
 
-READY_S = 30.0
+READY_S = 120.0
 """How long replicas may take from a start, or from the end of a fault, until they commit, seconds."""
 
 LOOK_S = 2.0

@@ -84,7 +84,7 @@ checkpoint is hit. There are hundreds of syncs to a checkpoint."""
 MEASURED = 100
 """Commands of one client of which the median is said, count."""
 
-GO_ON_S = 15.0
+GO_ON_S = 60.0
 """How long the peers may take for that many, seconds."""
 
 

@@ -31,7 +31,7 @@ DEADLINES_S = (DEADLINE_S, DEADLINE_S, HURRIED_S, HURRIED_S)
 STALE_S = 0.5
 """How long a client waits for one replica's own word, seconds."""
 
-COMMIT_S = 15.0
+COMMIT_S = 60.0
 """How long clients may wait for the first commit after everything was healed, seconds."""
 
 THINK_S = 0.03

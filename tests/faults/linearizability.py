@@ -9,6 +9,7 @@ says so, and counts as a failure.
 from collections.abc import Hashable, Sequence
 from enum import StrEnum
 from math import inf
+from operator import le
 from typing import NamedTuple, Protocol
 
 CONFIGURATIONS_MAX = 500_000
@@ -36,7 +37,8 @@ class Model(Protocol):
 
     def step(self, state: Hashable, operation: Operation) -> tuple[bool, Hashable]:
         """Return whether the operation may have its answer in this state, and the state after it. An UNKNOWN answer
-        may always be had; where the operation could not have taken effect the state stays."""
+        may always be had; where the operation could not have taken effect the state stays. The result may depend on
+        action, value, and answer only."""
         ...
 
 
@@ -56,54 +58,107 @@ class Found(NamedTuple):
     stuck_at: Operation | None = None
 
 
+class _History(NamedTuple):
+    """One object's operations, as the search takes them."""
+
+    known: list[Operation]
+    """Operations that were answered, in the order of their calls."""
+    unknown: list[list[Operation]]
+    """Operations of unknown outcome: those of equal action and value together, in the order of their calls."""
+
+
+class _Taken(NamedTuple):
+    """Operations that an order has taken so far."""
+
+    known: int
+    """Positions in `known`, as bits."""
+    unknown: tuple[int, ...]
+    """How many of each list in `unknown`: always its first ones."""
+
+
 def check(history: Sequence[Operation], model: Model, *, configurations_max: int = CONFIGURATIONS_MAX) -> Found:
-    """Search for an order that explains the history of one object."""
-    operations = sorted(history, key=lambda operation: operation.called_s)
-    required = sum(1 << place for place, operation in enumerate(operations) if operation.answer is not UNKNOWN)
-    first = (0, model.initial)
-    seen = {first}
-    stack = [first]
-    furthest, stuck_at = -1, None
+    """Search for an order that explains the history of one object.
+
+    The search does not grow with the subsets of operations of unknown outcome, and misses no order nevertheless:
+
+    - Operations of equal action and value have equal effects, and none of unknown outcome must precede anything. Where
+      an order takes n of them, it may take the n that were called first.
+    - One that leaves the state as it is need not be taken.
+    - Of two configurations with the same state and the same known operations taken, the one that has taken fewer of
+      each kind can go on in every way in which the other can.
+    """
+    operations = _arranged(history)
+    required = (1 << len(operations.known)) - 1
+    first = _Taken(0, (0,) * len(operations.unknown))
+    frontier: dict[tuple[int, Hashable], list[tuple[int, ...]]] = {(0, model.initial): [first.unknown]}
+    stack: list[tuple[_Taken, Hashable]] = [(first, model.initial)]
+    count, furthest, stuck_at = 1, -1, None
     while stack:
         taken, state = stack.pop()
-        if taken & required == required:
-            return Found(Verdict.LINEARIZABLE, len(seen))
-        candidates, blocker = _next(operations, taken)
-        if taken.bit_count() > furthest:
-            furthest, stuck_at = taken.bit_count(), blocker
-        for place in candidates:
-            allowed, after = model.step(state, operations[place])
-            following = (taken | 1 << place, after)
-            if allowed and following not in seen:
-                if len(seen) >= configurations_max:
-                    return Found(Verdict.UNFINISHED, len(seen), stuck_at)
-                seen.add(following)
-                stack.append(following)
-    return Found(Verdict.NOT_LINEARIZABLE, len(seen), stuck_at)
+        if taken.known == required:
+            return Found(Verdict.LINEARIZABLE, count)
+        following, blocker = _next(operations, taken, model, state)
+        if taken.known.bit_count() > furthest:
+            furthest, stuck_at = taken.known.bit_count(), blocker
+        for after, then in following:
+            least = frontier.setdefault((after.known, then), [])
+            if any(_is_within(one, after.unknown) for one in least):
+                continue
+            if count >= configurations_max:
+                return Found(Verdict.UNFINISHED, count, stuck_at)
+            count += 1
+            least[:] = [one for one in least if not _is_within(after.unknown, one)]
+            least.append(after.unknown)
+            stack.append((after, then))
+    return Found(Verdict.NOT_LINEARIZABLE, count, stuck_at)
 
 
-def _next(operations: Sequence[Operation], taken: int) -> tuple[list[int], Operation | None]:
-    """Return the operations that may come next, the likeliest last, and the one that must come before any later call:
-    what was not taken, ended first, and is the reason why later calls have to wait."""
-    place = (~taken & (taken + 1)).bit_length() - 1
+def _arranged(history: Sequence[Operation]) -> _History:
+    known: list[Operation] = []
+    unknown: dict[tuple[str, Hashable], list[Operation]] = {}
+    for operation in sorted(history, key=lambda operation: operation.called_s):
+        if operation.answer is UNKNOWN:
+            unknown.setdefault((operation.action, operation.value), []).append(operation)
+        else:
+            known.append(operation)
+    return _History(known, list(unknown.values()))
+
+
+def _is_within(fewer: tuple[int, ...], more: tuple[int, ...]) -> bool:
+    return all(map(le, fewer, more))
+
+
+def _next(
+    operations: _History, taken: _Taken, model: Model, state: Hashable
+) -> tuple[list[tuple[_Taken, Hashable]], Operation | None]:
+    """Return the configurations that may follow, the likeliest last, and the operation that must be taken before any
+    later call: of those not taken, the one that ended first.
+    """
+    place = (~taken.known & (taken.known + 1)).bit_length() - 1
     ended_s, blocker = inf, None
-    known: list[int] = []
-    unknown: list[int] = []
-    while place < len(operations):
-        operation = operations[place]
+    places: list[int] = []
+    while place < len(operations.known):
+        operation = operations.known[place]
         if operation.called_s > ended_s:
             break
-        if not taken >> place & 1:
-            if operation.answer is UNKNOWN:
-                unknown.append(place)
-            else:
-                known.append(place)
-                if operation.returned_s < ended_s:
-                    ended_s, blocker = operation.returned_s, operation
+        if not taken.known >> place & 1:
+            places.append(place)
+            if operation.returned_s < ended_s:
+                ended_s, blocker = operation.returned_s, operation
         place += 1
-    # Depth first from the end of the list: what ended first, and what nobody saw only when nothing else helps.
-    known.sort(key=lambda place: operations[place].returned_s, reverse=True)
-    return unknown + known, blocker
+    # Depth first from the end of the list: what ended first, and what has no answer only when nothing else helps.
+    following: list[tuple[_Taken, Hashable]] = []
+    for kind, (same, used) in enumerate(zip(operations.unknown, taken.unknown, strict=True)):
+        if used < len(same) and same[used].called_s <= ended_s:
+            allowed, after = model.step(state, same[used])
+            if allowed and after != state:
+                counts = (*taken.unknown[:kind], used + 1, *taken.unknown[kind + 1 :])
+                following.append((taken._replace(unknown=counts), after))
+    for place in sorted(places, key=lambda place: operations.known[place].returned_s, reverse=True):
+        allowed, after = model.step(state, operations.known[place])
+        if allowed:
+            following.append((taken._replace(known=taken.known | 1 << place), after))
+    return following, blocker
 
 
 class Register:

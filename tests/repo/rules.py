@@ -1,11 +1,11 @@
-"""The rules of style that a machine can check, each as a function from a module's source to what is wrong with it.
+"""The rules of style that a machine can check, each as a function from the facts about a module to its violations.
 
-They are functions of text, so that test_rules_catch.py can show each of them a violation: a rule that finds nothing
-proves nothing until it has found something.
+The facts come from text (`parse`), so that test_rules_catch.py can show each rule a violation: a rule that finds
+nothing proves nothing until it has found something.
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 BANNED_MODULES = {
@@ -72,20 +72,74 @@ PURE_THIRD_PARTY = frozenset({"msgspec", "immutables"})
 """The only other packages that the pure core may import."""
 
 
-def parse(source: str) -> ast.Module:
-    """Return the syntax tree of a module's source."""
-    return ast.parse(source)
+class Code(NamedTuple):
+    """The facts about a module that rules need, gathered from one syntax tree, which is not kept."""
+
+    is_documented: bool
+    imports: tuple[tuple[str, int], ...]
+    """Absolute imports as dotted names (`from a import b` as `a.b`), each with its line."""
+    relative: tuple[int, ...]
+    """Lines of relative imports."""
+    calls: tuple[tuple[str, int], ...]
+    """Dotted names of called functions, imports resolved."""
+    names: tuple[tuple[str, int], ...]
+    """Dotted names of all names and attributes that are read through an import."""
+    switches: tuple[tuple[str, bool, int], ...]
+    """Keyword arguments of SWITCHES, whether the value is False, and the line."""
+    behaviour_lines: int
+    """Lines in bodies of functions, docstrings excluded."""
+    functions: tuple["Function", ...]
 
 
-def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield every absolute import as a dotted name (`from a import b` as `a.b`) with its line."""
-    for node in ast.walk(tree):
+SWITCHES = ("shell", "ssl", "verify_ssl")
+"""Keyword arguments that a rule looks at."""
+
+
+def parse(source: str) -> Code:
+    """Return the facts about a module's source."""
+    tree = ast.parse(source)
+    nodes = list(ast.walk(tree))
+    known = aliases(nodes)
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return Code(
+        is_documented=bool(ast.get_docstring(tree)),
+        imports=tuple(_imports(nodes)),
+        relative=tuple(node.lineno for node in nodes if isinstance(node, ast.ImportFrom) and node.level > 0),
+        calls=tuple(
+            (name, node.lineno)
+            for node in nodes
+            if isinstance(node, ast.Call) and (name := full_name(node.func, known))
+        ),
+        names=tuple(
+            (name, node.lineno)
+            for node in nodes
+            if isinstance(node, ast.Attribute | ast.Name) and "." in (name := full_name(node, known))
+        ),
+        switches=tuple(
+            (node.arg, isinstance(node.value, ast.Constant) and node.value.value is False, node.value.lineno)
+            for node in nodes
+            if isinstance(node, ast.keyword) and node.arg in SWITCHES
+        ),
+        behaviour_lines=len(set().union(*map(_body_lines, functions))),
+        functions=tuple(
+            Function(node.name, node.lineno, proof_of([*node.body, *node.decorator_list])) for node in functions
+        ),
+    )
+
+
+def _imports(nodes: list[ast.AST]) -> Iterator[tuple[str, int]]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, node.lineno
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             for alias in node.names:
                 yield f"{node.module}.{alias.name}", node.lineno
+
+
+def _body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> range:
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    return range(body[0].lineno, (body[-1].end_lineno or 0) + 1) if body else range(0)
 
 
 def dotted_name(node: ast.expr) -> str:
@@ -97,10 +151,10 @@ def dotted_name(node: ast.expr) -> str:
     return ""
 
 
-def aliases(tree: ast.AST) -> dict[str, str]:
-    """Return what each imported name stands for: `import os as o` and `from os import system as s` hide nothing."""
+def aliases(nodes: list[ast.AST]) -> dict[str, str]:
+    """Return the full name of each imported name: `import os as o` and `from os import system as s` hide nothing."""
     known: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 first = alias.name.split(".")[0]
@@ -118,74 +172,62 @@ def full_name(node: ast.expr, known: dict[str, str]) -> str:
     return known.get(first, first) + dot + rest
 
 
-def relative_imports(source: str) -> list[str]:
-    """Relative imports: a moved module would silently mean another one."""
-    return [
-        f"line {node.lineno}: write the import from the top-level package"
-        for node in ast.walk(parse(source))
-        if isinstance(node, ast.ImportFrom) and node.level > 0
-    ]
+def relative_imports(code: Code) -> list[str]:
+    """Return relative imports: a moved module would silently mean another one."""
+    return [f"line {line}: write the import from the top-level package" for line in code.relative]
 
 
-def banned_names(source: str) -> list[str]:
-    """Modules, calls and attributes that are banned in every package, each with its replacement."""
-    tree = parse(source)
-    known = aliases(tree)
-    found = calls_of(source, BANNED_CALLS)
+def banned_names(code: Code) -> list[str]:
+    """Return modules, calls and attributes that are banned in every package, each with its replacement."""
+    found = calls_of(code, BANNED_CALLS)
     found += [
         f"line {line}: import of {name}; instead: {BANNED_MODULES[name.split('.')[0]]}"
-        for name, line in imports(tree)
+        for name, line in code.imports
         if name.split(".")[0] in BANNED_MODULES
     ]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute | ast.Name) and (name := full_name(node, known)) in BANNED_ATTRIBUTES:
-            found.append(f"line {node.lineno}: {name}; instead: {BANNED_ATTRIBUTES[name]}")
-        if isinstance(node, ast.keyword) and node.arg == "shell" and not _is_false(node.value):
-            found.append(f"line {node.value.lineno}: shell=True; instead: a list of arguments")
-        if isinstance(node, ast.keyword) and node.arg in ("ssl", "verify_ssl") and _is_false(node.value):
-            found.append(f"line {node.value.lineno}: {node.arg}=False; instead: a context of cluster.security.tls")
+    found += [
+        f"line {line}: {name}; instead: {BANNED_ATTRIBUTES[name]}"
+        for name, line in code.names
+        if name in BANNED_ATTRIBUTES
+    ]
+    for name, is_false, line in code.switches:
+        if name == "shell" and not is_false:
+            found.append(f"line {line}: shell=True; instead: a list of arguments")
+        elif name != "shell" and is_false:
+            found.append(f"line {line}: {name}=False; instead: a context of cluster.security.tls")
     return found
 
 
-def clock_reads(source: str) -> list[str]:
-    """Whatever reads a clock: the module time, and datetime's and date's now, utcnow and today."""
-    tree = parse(source)
-    known = aliases(tree)
-    found = [f"line {line}: import of time" for name, line in imports(tree) if name.split(".")[0] == "time"]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr in CLOCK_ATTRIBUTES:
-            left = full_name(node.value, known)
-            if left in ("datetime.datetime", "datetime.date"):
-                found.append(f"line {node.lineno}: {left}.{node.attr}")
+def clock_reads(code: Code) -> list[str]:
+    """Return reads of a clock: the module time, and datetime's and date's now, utcnow and today."""
+    found = [f"line {line}: import of time" for name, line in code.imports if name.split(".")[0] == "time"]
+    for name, line in code.names:
+        left, _, attribute = name.rpartition(".")
+        if attribute in CLOCK_ATTRIBUTES and left in ("datetime.datetime", "datetime.date"):
+            found.append(f"line {line}: {name}")
     return found
 
 
-def impure_imports(source: str) -> list[str]:
-    """Imports that the pure core may not have: everything that is not on its short list."""
+def impure_imports(code: Code) -> list[str]:
+    """Return imports that the pure core may not have: everything that is not on its short list."""
     allowed = PURE_STANDARD_MODULES | PURE_THIRD_PARTY | {"replica"}
     return [
         f"line {line}: import of {name}; the list of what is pure is PURE_STANDARD_MODULES in tests/repo/rules.py"
-        for name, line in imports(parse(source))
+        for name, line in code.imports
         if name.split(".")[0] not in allowed
     ]
 
 
-def calls_of(source: str, banned: dict[str, str]) -> list[str]:
-    """Calls of what is banned here, each with its replacement."""
-    tree = parse(source)
-    known = aliases(tree)
-    return [
-        f"line {node.lineno}: {name}(); instead: {banned[name]}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and (name := full_name(node.func, known)) in banned
-    ]
+def calls_of(code: Code, banned: dict[str, str]) -> list[str]:
+    """Return banned calls, each with its replacement."""
+    return [f"line {line}: {name}(); instead: {banned[name]}" for name, line in code.calls if name in banned]
 
 
-def forbidden_imports(source: str, forbidden: frozenset[str], allowed: frozenset[str]) -> list[str]:
-    """Imports under one of the `forbidden` dotted prefixes and under none of the `allowed` ones."""
+def forbidden_imports(code: Code, forbidden: frozenset[str], allowed: frozenset[str]) -> list[str]:
+    """Return imports under one of the `forbidden` dotted prefixes and under none of the `allowed` ones."""
     return [
         f"line {line}: import of {name}"
-        for name, line in imports(parse(source))
+        for name, line in code.imports
         if _under(name, forbidden) and not _under(name, allowed)
     ]
 
@@ -194,23 +236,10 @@ def _under(name: str, prefixes: frozenset[str]) -> bool:
     return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
 
 
-def _is_false(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is False
-
-
 # ---- tests that prove nothing
 
 PROVING_CALLS = {"raises", "fail", "run_state_machine_as_test"}
 """Names whose call proves something by itself: pytest.raises, pytest.fail, hypothesis' state machines."""
-
-
-def functions(tree: ast.AST) -> dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Return every function and method of a module by name."""
-    found: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found.setdefault(node.name, []).append(node)
-    return found
 
 
 class Proof(NamedTuple):
@@ -225,10 +254,19 @@ class Proof(NamedTuple):
         return self.itself or not self.calls.isdisjoint(helpers)
 
 
-def proof_of(node: ast.AST) -> Proof:
-    """Return what a piece of code asserts and calls."""
+class Function(NamedTuple):
+    """A function or method of a module."""
+
+    name: str
+    line: int
+    proof: Proof
+    """Of its body and decorators."""
+
+
+def proof_of(nodes: Iterable[ast.AST]) -> Proof:
+    """Return what pieces of code assert and call."""
     itself, calls = False, set()
-    for inner in ast.walk(node):
+    for inner in (inner for node in nodes for inner in ast.walk(node)):
         if isinstance(inner, ast.Assert):
             itself = True
         elif isinstance(inner, ast.Call):
@@ -238,28 +276,21 @@ def proof_of(node: ast.AST) -> Proof:
     return Proof(itself or not PROVING_CALLS.isdisjoint(calls), frozenset(calls))
 
 
-def proves(node: ast.AST, helpers: frozenset[str]) -> bool:
-    """Say whether a piece of code asserts something itself or calls a helper that does."""
-    return proof_of(node).holds(helpers)
-
-
-def proving_helpers(trees: list[ast.Module]) -> frozenset[str]:
+def proving_helpers(modules: Iterable[Code]) -> frozenset[str]:
     """Return the names of functions in the tests that assert, themselves or through others of them."""
     known: frozenset[str] = frozenset()
-    proofs = [(name, proof_of(node)) for tree in trees for name, nodes in functions(tree).items() for node in nodes]
+    functions = [function for code in modules for function in code.functions]
     while True:
-        more = {name for name, proof in proofs if proof.holds(known)}
+        more = {function.name for function in functions if function.proof.holds(known)}
         if more <= known:
             return known
         known |= more
 
 
-def tests_that_prove_nothing(tree: ast.Module, helpers: frozenset[str]) -> list[str]:
+def tests_that_prove_nothing(code: Code, helpers: frozenset[str]) -> list[str]:
     """Return the tests of a module that assert nothing."""
     return [
-        f"line {node.lineno}: {name} asserts nothing"
-        for name, nodes in functions(tree).items()
-        if name.startswith("test_")
-        for node in nodes
-        if not any(proves(statement, helpers) for statement in [*node.body, *node.decorator_list])
+        f"line {function.line}: {function.name} asserts nothing"
+        for function in code.functions
+        if function.name.startswith("test_") and not function.proof.holds(helpers)
     ]

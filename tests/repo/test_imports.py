@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.repo import rules
-from tests.repo.tree import PACKAGES, ROOT, dotted, is_standard, modules, text_of
+from tests.repo.tree import PACKAGES, ROOT, code_of, dotted, is_standard, modules, text_of
 
 _CLIENT_SIDE = {
     "cluster.client",
@@ -62,7 +62,7 @@ def test_there_is_something_to_check(package: str) -> None:
 def violations(paths: list[Path], rule: object) -> list[str]:
     """Return what `rule` finds in these modules, each with its place."""
     assert callable(rule)
-    return [f"{path}: {found}" for path in paths for found in rule(text_of(path))]
+    return [f"{path}: {found}" for path in paths for found in rule(code_of(path))]
 
 
 def test_replica_imports_only_pure_modules() -> None:
@@ -70,24 +70,22 @@ def test_replica_imports_only_pure_modules() -> None:
     others = [path for path in modules("replica") if path != Path("replica/faces.py")]
     assert violations(others, rules.impure_imports) == []
     assert violations([Path("replica/faces.py")], rules.impure_imports) == [
-        f"replica/faces.py: {found}" for found in rules.impure_imports("\n" * 9 + "import importlib")
+        f"replica/faces.py: {found}" for found in rules.impure_imports(rules.parse("\n" * 9 + "import importlib"))
     ]
 
 
 def test_replica_calls_nothing_that_differs_between_two_processes() -> None:
-    assert violations(modules("replica"), lambda source: rules.calls_of(source, rules.PURE_BANNED_CALLS)) == []
+    assert violations(modules("replica"), lambda code: rules.calls_of(code, rules.PURE_BANNED_CALLS)) == []
 
 
 def test_wal_and_snapshots_print_nothing() -> None:
-    assert (
-        violations(modules("wal", "snapshots"), lambda source: rules.calls_of(source, rules.QUIET_BANNED_CALLS)) == []
-    )
+    assert violations(modules("wal", "snapshots"), lambda code: rules.calls_of(code, rules.QUIET_BANNED_CALLS)) == []
 
 
 def test_only_cluster_clock_reads_the_clock() -> None:
     others = [path for path in modules() if path != Path("cluster/system/clock.py")]
     assert violations(others, rules.clock_reads) == []
-    assert rules.clock_reads(text_of(Path("cluster/system/clock.py"))), (
+    assert rules.clock_reads(code_of(Path("cluster/system/clock.py"))), (
         "cluster/system/clock.py reads no clock: is the rule blind?"
     )
 
@@ -103,7 +101,7 @@ def test_what_runs_on_other_machines_imports_only_the_client_side(package: str) 
     # `import cluster` alone loads nothing but an empty face; what counts are the rooms in it.
     forbidden = frozenset({".".join(dotted(path).split(".")[:2]) for path in modules("cluster")} - {"cluster"})
     forbidden |= {"wal", "snapshots"}
-    assert violations(mine, lambda source: rules.forbidden_imports(source, forbidden, allowed)) == []
+    assert violations(mine, lambda code: rules.forbidden_imports(code, forbidden, allowed)) == []
 
 
 def test_nothing_is_imported_that_is_not_declared() -> None:
@@ -114,7 +112,7 @@ def test_nothing_is_imported_that_is_not_declared() -> None:
     unknown = [
         f"{path}: line {line}: {name}"
         for path in modules()
-        for name, line in rules.imports(rules.parse(text_of(path)))
+        for name, line in code_of(path).imports
         if not is_standard(name) and name.split(".")[0] not in names | extras.get(path, set())
     ]
     assert unknown == []

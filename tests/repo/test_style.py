@@ -1,18 +1,17 @@
 """Style that a machine can check. What is found says what to do instead."""
 
-import ast
 from collections import Counter
 from pathlib import Path
 
 from tests.repo import rules
 from tests.repo.lengths import BEHAVIOUR_LINES_MAX, CROWDED, MODULES_MAX, ROOMS_MAX, SMALL_LINES, SMALL_MAX
-from tests.repo.tree import PACKAGES, is_standard, modules, python_files, repository_files, text_of
+from tests.repo.tree import PACKAGES, code_of, is_standard, modules, python_files, repository_files, text_of
 
 
 def found_in(paths: list[Path], rule: object) -> list[str]:
     """Return what `rule` finds in these files, each with its place."""
     assert callable(rule)
-    return [f"{path}: {found}" for path in paths for found in rule(text_of(path))]
+    return [f"{path}: {found}" for path in paths for found in rule(code_of(path))]
 
 
 def test_no_banned_name_is_used() -> None:
@@ -30,7 +29,7 @@ def test_nothing_in_a_replica_forks() -> None:
     # even load it.
     guard = Path("cluster/providers/guard.py")
     replicas = [path for path in modules() if path.parts[:2] != ("cluster", "agent") and path != guard]
-    assert found_in(replicas, lambda source: rules.calls_of(source, rules.FORKING_CALLS)) == []
+    assert found_in(replicas, lambda code: rules.calls_of(code, rules.FORKING_CALLS)) == []
 
 
 def test_imports_are_absolute() -> None:
@@ -49,23 +48,11 @@ def test_there_is_no_fifth_package() -> None:
 
 
 def test_every_module_starts_with_a_sentence() -> None:
-    documented = {path: ast.get_docstring(ast.parse(text_of(path))) for path in modules()}
-    assert [str(path) for path, docstring in documented.items() if not docstring] == []
-
-
-def behaviour_lines(path: Path) -> int:
-    """Return how many lines of a module stand in bodies of functions, their docstrings left out."""
-    lines: set[int] = set()
-    for node in ast.walk(ast.parse(text_of(path))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
-            if body:
-                lines.update(range(body[0].lineno, body[-1].end_lineno + 1))  # type: ignore[operator]
-    return len(lines)
+    assert [str(path) for path in modules() if not code_of(path).is_documented] == []
 
 
 def test_no_module_grows_past_its_bound() -> None:
-    too_long = {str(path): behaviour_lines(path) for path in modules()}
+    too_long = {str(path): code_of(path).behaviour_lines for path in modules()}
     too_long = {path: lines for path, lines in too_long.items() if lines > BEHAVIOUR_LINES_MAX}
     assert too_long == {}, f"past {BEHAVIOUR_LINES_MAX} lines ask which second question a module answers, and split it"
 
@@ -101,11 +88,10 @@ def test_few_modules_are_doors_of_their_own_for_little() -> None:
 
 
 def test_no_test_proves_nothing() -> None:
-    paths = [path for path in python_files() if path.parts[0] == "tests"]
-    trees = {path: rules.parse(text_of(path)) for path in paths}
-    helpers = rules.proving_helpers(list(trees.values()))
+    tests = {path: code_of(path) for path in python_files() if path.parts[0] == "tests"}
+    helpers = rules.proving_helpers(tests.values())
     empty = [
-        f"{path}: {found}" for path, tree in trees.items() for found in rules.tests_that_prove_nothing(tree, helpers)
+        f"{path}: {found}" for path, code in tests.items() for found in rules.tests_that_prove_nothing(code, helpers)
     ]
     assert empty == []
 
@@ -114,7 +100,5 @@ def test_every_test_file_is_collected() -> None:
     strays = []
     for path in python_files():
         if path.parts[0] == "tests" and not path.name.startswith("test_"):
-            strays += [
-                f"{path}: {name}" for name in rules.functions(rules.parse(text_of(path))) if name.startswith("test_")
-            ]
+            strays += [f"{path}: {one.name}" for one in code_of(path).functions if one.name.startswith("test_")]
     assert strays == [], "pytest collects test_*.py only"

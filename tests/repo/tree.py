@@ -5,6 +5,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from tests.repo.rules import Code, parse
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("replica", "wal", "snapshots", "cluster")
 
@@ -28,6 +30,12 @@ def repository_files() -> tuple[Path, ...]:
 def text_of(path: Path) -> str:
     """Return a file's text; `path` is relative to ROOT."""
     return (ROOT / path).read_text(encoding="utf-8")
+
+
+@cache
+def code_of(path: Path) -> Code:
+    """Return the facts about a module, parsed once a process; `path` is relative to ROOT."""
+    return parse(text_of(path))
 
 
 def text_files() -> list[Path]:

@@ -69,7 +69,7 @@ def test_where_all_disks_are_slow_the_leadership_goes_nowhere(seed: int) -> None
         write(story, 2.0)  # until all have seen it
         first = story.elect()
         term = first.engine.term
-        assert not write(story, 60.0, until_not=first)
+        assert not write(story, 2 * HANDED_OVER_S, until_not=first)
         assert first.engine.term == term
         first.crash()
         story.must(lambda: story.world.leader() not in (None, first), within_s=3.0)

@@ -33,8 +33,8 @@ def main(arguments: list[str]) -> int:
     start = verbs.add_parser("start", help="start a site in the background, and say how to use it")
     stop = verbs.add_parser("stop", help="end such a site, and remove it")
     stop.add_argument("directory", type=Path, help="what `start` printed")
-    does = verbs.add_parser("exercise", help="found a site, do one exercise, and remove it; the last line is JSON")
-    does.add_argument("name", choices=EXERCISES)
+    does = verbs.add_parser("exercise", help="found a site, do exercises on it, and remove it; the last line is JSON")
+    does.add_argument("names", choices=EXERCISES, nargs="+", metavar="NAME")
     for verb in (start, does):
         verb.add_argument("--plugin", choices=("lua", "datawarp"), default="lua")
     start.add_argument("--backup", action="store_true", help="slurmctld has a backup")
@@ -56,26 +56,29 @@ def main(arguments: list[str]) -> int:
     rows = [row for row in chosen.rows.split(",") if row]
     if unknown := set(rows) - set(ROWS):
         parser.error(f"--rows: there is no {', '.join(sorted(unknown))}; rows are {', '.join(ROWS)}")
-    return _exercise(chosen.name, chosen.plugin, chosen.rounds, chosen.seed, rows)
-
-
-def _exercise(name: str, plugin: str, size: int | None, seed: int, rows: list[str]) -> int:
-    signal.signal(signal.SIGTERM, _interrupt)
+    sizes = {name: EXERCISES[name].size if chosen.rounds is None else chosen.rounds for name in chosen.names}
+    options, *others = [EXERCISES[name].site(size) for name, size in sizes.items()]
+    if any(other != options for other in others):
+        parser.error(f"{' and '.join(sizes)} need different sites: run them one by one")
     directory = Path(tempfile.mkdtemp(prefix=PREFIX))
-    exercise = EXERCISES[name]
-    rounds = exercise.size if size is None else size
-    site = Site(directory, plugin=plugin, rows=rows, **exercise.site(rounds))
+    return _exercise(sizes, Site(directory, plugin=chosen.plugin, rows=rows, **options), directory, chosen.seed)
+
+
+def _exercise(sizes: dict[str, int], site: Site, directory: Path, seed: int) -> int:
+    signal.signal(signal.SIGTERM, _interrupt)
     figures: dict[str, object] = {}
 
     async def run() -> None:
         await site.start()
         async with site.client(deadline_s=30) as client:
-            figures.update(await exercise.told(site, client, rounds, seed))
+            for name, size in sizes.items():
+                figures.update(await EXERCISES[name].told(site, client, size, seed))
         site.check()
 
-    title = f"slurm exercise {name} --plugin {plugin}"
+    names = " ".join(sizes)
+    title = f"slurm exercise {names} --plugin {site.plugin}"
     ended = perform(title, run(), release=site.stop, directory=directory, seed=seed)
-    row = {"exercise": name, "plugin": plugin, "seed": seed, "seconds": round(ended.took_s, 1)}
+    row = {"exercise": names, "plugin": site.plugin, "seed": seed, "seconds": round(ended.took_s, 1)}
     print(json.dumps({**row, "failed": int(not ended.succeeded), **figures}))
     return 0 if ended.succeeded else 1
 

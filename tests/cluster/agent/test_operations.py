@@ -611,7 +611,7 @@ class _Beginning:
 async def _told(step: ScriptRun, looks: int, supervisor: _Supervisor, count: int) -> list[int]:
     """Return what a supervisor is told until it is told so much, while its script begins."""
     watching = asyncio.create_task(step._watch(_Beginning(looks)))  # type: ignore[arg-type]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(supervisor.told) < count:
             await asyncio.sleep(0.01)
     watching.cancel()
@@ -641,7 +641,7 @@ def test_a_supervisor_is_not_told_to_go_on_while_it_has_yet_to_hear_that_it_is_t
     async def story() -> None:
         step.suspend(True)
         watching = asyncio.create_task(step._watch(_Beginning(0)))  # type: ignore[arg-type]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while supervisor.told != [SUSPEND]:
                 await asyncio.sleep(0.01)
             supervisor.is_slow = True

@@ -36,6 +36,10 @@ async def register(harness: Harness, node: str = "n1", instance: str = "i") -> A
     return await harness.ask("POST", f"/v1/agents/{node}/register", body, who=node)
 
 
+WOKEN_S = 25.0
+"""Seconds in which a poll that waits for 30 s is to be answered because something happened."""
+
+
 async def poll(harness: Harness, node: str = "n1", **fields: Any) -> Answer:
     body = {"instance": "i", "seen_revision": 0, "wait_s": 0, **fields}
     return await harness.ask("POST", f"/v1/agents/{node}/poll", body, who=node)
@@ -131,7 +135,7 @@ async def test_a_poll_that_has_not_seen_the_latest_orders_is_answered_at_once(co
         await register(harness)
         seen = (await poll(harness)).body["revision"]
         await harness.submit()
-        answer = await asyncio.wait_for(poll(harness, seen_revision=seen, wait_s=30), 5)
+        answer = await asyncio.wait_for(poll(harness, seen_revision=seen, wait_s=30), WOKEN_S)
         assert len(answer.body["orders"]) == 1
 
 
@@ -140,12 +144,12 @@ async def test_a_poll_waits_no_longer_than_it_says_and_a_newer_one_replaces_it(c
     async with Harness(config) as harness:
         await register(harness)
         seen = (await poll(harness)).body["revision"]
-        answer = await asyncio.wait_for(poll(harness, seen_revision=seen, wait_s=0.05), 5)
+        answer = await asyncio.wait_for(poll(harness, seen_revision=seen, wait_s=0.05), WOKEN_S)
         assert answer.body["orders"] == []
         older = asyncio.create_task(poll(harness, seen_revision=seen, wait_s=30))
         await until(lambda: harness.controller.orders.waiting == 1)
         newer = asyncio.create_task(poll(harness, seen_revision=seen, wait_s=30))
-        assert (await asyncio.wait_for(older, 5)).status == 200
+        assert (await asyncio.wait_for(older, WOKEN_S)).status == 200
         assert not newer.done()
         await harness.submit()
         assert len((await newer).body["orders"]) == 1
@@ -163,7 +167,7 @@ async def test_a_poll_waits_on_while_the_leadership_changes_and_is_answered_with
         await asyncio.sleep(0.05)
         assert not waiting.done()
         await harness.submit()
-        answer = await asyncio.wait_for(waiting, 5)
+        answer = await asyncio.wait_for(waiting, WOKEN_S)
         assert (answer.status, len(answer.body["orders"])) == (200, 1)
 
 
@@ -186,7 +190,7 @@ async def test_a_follower_answers_a_poll_once_the_leader_has_said_how_far_it_mus
         engine.answers_reads = harness.controller.applied_index
         harness.controller._index += 1
         harness.controller._release_appliers()
-        answer = await asyncio.wait_for(asked, 5)
+        answer = await asyncio.wait_for(asked, WOKEN_S)
         harness.controller._index -= 1
         assert (answer.status, [order["stage"] for order in answer.body["orders"]]) == (200, ["stage_in"])
         assert read_news(engine.questions[-1]) == [Said("n1", "i")]
@@ -208,7 +212,7 @@ async def test_a_follower_without_a_leader_answers_no_poll_and_wakes_those_that_
         harness.controller._duties.poll()
         clock.advance(LEADERLESS_S + 1)
         harness.controller._duties.poll()
-        assert (await asyncio.wait_for(waiting, 5)).status == 503
+        assert (await asyncio.wait_for(waiting, WOKEN_S)).status == 503
 
 
 @story

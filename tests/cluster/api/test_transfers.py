@@ -14,7 +14,7 @@ from replica.model.job_states import JobState
 from replica.model.operations import Stage
 from replica.model.transfers import LeftOut, TransferCheckpoint, TransferReceipt
 from replica.values.units import SIZE_BYTES_MAX
-from tests.cluster.api.test_agents import poll, register
+from tests.cluster.api.test_agents import WOKEN_S, poll, register
 from tests.cluster.harness import SCRIPT, Answer, Harness, story, until
 
 OUT = SCRIPT.replace("true\n", "#DW stage_out type=file source=$DW_JOB_STRIPED/r destination={}/r\ntrue\n")
@@ -119,7 +119,7 @@ async def test_a_new_limit_reaches_an_agent_that_waits_and_so_does_a_share_that_
         waiting = asyncio.create_task(poll(harness, seen_revision=seen, wait_s=30))
         await until(lambda: harness.controller.orders.waiting == 1)
         await configure(harness, TransferRateOfCluster="1000")
-        answer = await asyncio.wait_for(waiting, 10)
+        answer = await asyncio.wait_for(waiting, WOKEN_S)
         assert [order["shares"] for order in answer.body["orders"]] == [[None, None, 1000]]
         # Another node begins to move data: this one hears of its smaller share.
         await register(harness, "n2", "j")
@@ -128,7 +128,7 @@ async def test_a_new_limit_reaches_an_agent_that_waits_and_so_does_a_share_that_
         await until(lambda: harness.controller.orders.waiting == 1)
         other = await submit(harness)
         assert harness.controller.state.jobs[other].node == "n2"
-        answer = await asyncio.wait_for(waiting, 10)
+        answer = await asyncio.wait_for(waiting, WOKEN_S)
         assert [order["shares"] for order in answer.body["orders"]] == [[None, None, 500]]
 
 

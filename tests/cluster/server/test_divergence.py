@@ -228,7 +228,7 @@ def test_a_replica_compares_its_ledger_when_it_starts_until_every_peer_has_answe
 
         checkpoints = Checkpoints("r1", lambda: ("r2", "r3"), ask, fail, chain=Ledger(history(7)))
         checkpoints.start()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await settled
             while not checkpoints._is_ledger_compared:
                 await asyncio.sleep(0)
@@ -257,7 +257,7 @@ def test_a_state_that_cannot_be_digested_stops_the_replica(monkeypatch: pytest.M
         checkpoints = Checkpoints("r1", lambda: ("r2", "r3"), ask, fail, chain=Ledger({}))
         checkpoints.start()
         checkpoints.applied(digest.CHECKPOINT_ENTRIES, State(), State())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             assert str(await stopped) == "no number of jobs"
         await checkpoints.stop()
 

@@ -37,7 +37,7 @@ from replica.values.errors import RefusalCode
 from replica.values.limits import ARRAY_SIZE_MAX, COMMANDS_PER_BATCH_MAX
 from replica.values.units import Instant, seconds
 from tests.clocks import ManualClock
-from tests.cluster.harness import PLAIN, SCRIPT, Harness, story, until
+from tests.cluster.harness import PATIENCE_S, PLAIN, SCRIPT, Harness, story, until
 from wal.codec import CodecError, decode_batch, encode_batch
 from wal.journal import Entry as LogEntry
 
@@ -575,7 +575,7 @@ async def test_a_read_does_not_wait_for_a_pass_that_was_lost_with_the_leadership
         harness.engine.depose()
         assert [type(error) for error in told.errors] == [OutcomeUnknown]
         harness.engine.lead()
-        async with asyncio.timeout(1.0):
+        async with asyncio.timeout(PATIENCE_S):
             assert not (await harness.controller.current()).jobs
 
 

@@ -27,7 +27,7 @@ WAYS = (KILLED, ALONE, TOLD, TOLD_TWICE)
 ANSWER_S = 60.0
 """Seconds for something that nothing hinders: a bound against hanging, not a measure of speed."""
 
-ENDED_S = 5.0
+ENDED_S = 30.0
 """Seconds in which an agent that is told to end has to be gone, on a busy machine and under a tracer."""
 
 COMES_S = 10.0

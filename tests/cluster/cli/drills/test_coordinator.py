@@ -367,7 +367,7 @@ def stopped(
 async def test_nobody_waits_for_a_hand_over_that_hangs_once_the_drill_is_to_end(cluster: ClusterDouble) -> None:
     cluster.hangs = True
     cluster.on_transfer = lambda: setattr(cluster, "abort", "eve: enough")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         found = await ended(cluster)
     assert (found.verdict, found.sentence) == ("aborted", "eve: enough")
 
