@@ -144,6 +144,11 @@ def test_a_replica_is_not_started_again_after_exactly_the_codes_that_no_start_he
     assert {int(word) for word in setting("forebay-controller", "RestartPreventExitStatus")} == codes - MAYBE_AGAIN
 
 
+@pytest.mark.parametrize("unit", SERVICES)
+def test_reload_sends_sighup_to_the_main_process(unit: str) -> None:
+    assert setting(unit, "ExecReload") == ["/bin/kill", "-HUP", "$MAINPID"]
+
+
 def test_an_agent_is_not_started_again_after_exactly_the_codes_that_no_start_helps_against() -> None:
     codes = {value for name, value in vars(agent).items() if name.startswith("EXIT_")}
     stays = {int(word) for word in setting("forebay-agent", "RestartPreventExitStatus")}
