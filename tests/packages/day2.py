@@ -80,7 +80,7 @@ def main() -> int:
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
     missing = [program for program in (*NEEDED, *NETWORK) if shutil.which(program) is None]
     if os.geteuid() != 0 or missing:
-        print(f"day2: unable: {'missing: ' + ', '.join(missing) if missing else 'it needs root'}", file=sys.stderr)
+        print(f"day2: skipped: {'missing: ' + ', '.join(missing) if missing else 'it needs root'}", file=sys.stderr)
         return EXIT_UNABLE
     wanted = [name for name in EXERCISES if name in (options.row or EXERCISES)]
     if options.sample is not None:
@@ -105,7 +105,7 @@ def main() -> int:
                 done[name] = round(time.monotonic() - row_s, 1)
                 print(f"{done[name]:7.1f} s  {name}: {said}; {site.settled}", flush=True)
     except Unable as error:
-        print(f"day2: unable: {error}", file=sys.stderr)
+        print(f"day2: skipped: {error}", file=sys.stderr)
         return EXIT_UNABLE
     except (StepFailed, AssertionError) as error:
         failed = str(error)
