@@ -240,8 +240,8 @@ def recover(site: UnitSite) -> str:
 def restore(site: UnitSite) -> str:
     """All disks are lost; a snapshot that was fetched before is restored on r1."""
     site.forgets = True
-    site.typed("snapshot fetch --into /root/backups --save --keep 9")
-    [file] = (site.machines[4].root / "root/backups").iterdir()
+    site.typed("snapshot fetch --into /var/tmp/backups --save --keep 9")
+    [file] = (site.machines[4].root / "var/tmp/backups").iterdir()
     (site.machines[1].root / "var/tmp/backup").write_bytes(file.read_bytes())
     for name in REPLICAS:
         site.lose_disk(name)

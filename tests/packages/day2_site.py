@@ -22,7 +22,7 @@ UNITS: Final = {
 }
 """What runs where."""
 
-SITE: Final = "/root/site"
+SITE: Final = "/var/tmp/site"
 OPERATOR: Final = f"FOREBAY_CONFIG={SITE}/forebay.toml FOREBAY_IDENTITY=operator"
 DISK: Final = "256M"
 MAP_SIZE: Final = "64MiB"
@@ -122,7 +122,7 @@ class UnitSite:
             shutil.copytree(bundles / self.address(name), self.at(name).root / "etc/forebay", dirs_exist_ok=True)
         for name in REPLICAS:
             self.sh(name, "sh /etc/forebay/NEXT")
-        (self.machines[DESK].root / "root/whole").write_text(WHOLE)
+        (self.machines[DESK].root / "var/tmp/whole").write_text(WHOLE)
         self.sh("r1", "systemctl enable --now forebay-gateway@login1")
         self.machines[1].run("adduser", "--disabled-password", "--gecos", "", USER)
         self.machines[1].shell(JOB, user=USER)
@@ -185,7 +185,7 @@ class UnitSite:
     def whole(self) -> None:
         """Wait until all members vote and are ready, and the node is up; StepFailed with the ends of their journals."""
         try:
-            self.until(f"python3 /root/whole {' '.join(sorted(self.members))}")
+            self.until(f"python3 /var/tmp/whole {' '.join(sorted(self.members))}")
         except StepFailed as error:
             journals = [
                 f"{name}: {self.sh(name, f'journalctl -n 5 --no-pager -o cat -u {self.unit(name)}')}"
