@@ -86,7 +86,7 @@ def upgrade(site: UnitSite) -> str:
             # A replica that does not come back fails the upgrade; mended, `dpkg --configure -a` goes on with it.
             key = f"/etc/forebay/tls/{name}.key"
             site.sh(name, f"mv {key} {key}.kept; ! {install}; mv {key}.kept {key}")
-            install = "dpkg --configure -a"
+            install = f"systemctl start {site.unit(name)}; dpkg --configure -a"
         site.sh(name, install)
         site.whole()
         assert site.pid(name) not in (0, before), f"{name} was not restarted"
