@@ -52,7 +52,9 @@ assert names == sys.argv[1:] and sound and ready and found["leader"] and up == [
 """
 """A program that succeeds when the members are those named and the cluster is whole."""
 
-SUBMITTING: Final = "while [ ! -e /tmp/end ]; do forebay submit --hold ~/held.sh >> told 2>> refused || true; done"
+SUBMITTING: Final = (
+    "while [ ! -e /tmp/end ]; do forebay submit --hold ~/held.sh >> told 2>> refused || true; sleep 0.2; done"
+)
 """What the user does: each answer is a line that names a job."""
 
 
@@ -232,7 +234,10 @@ class UnitSite:
         told = Path(first.root / "home" / USER / "told")
         acknowledged = [int(word) for word in told.read_text().replace(".", " ").split() if word.isdigit()]
         assert acknowledged, "the user's jobs were not accepted at all"
-        held = {int(job["job_id"]) for job in json.loads(first.shell("forebay job list --json", user=USER))["jobs"]}
+        held = {
+            int(job["job_id"])
+            for job in json.loads(first.shell("forebay job list --limit 1000000 --json", user=USER))["jobs"]
+        }
         lost = [job for job in acknowledged if job not in held]
         assert not lost or self.forgets, f"jobs {lost[:10]} were acknowledged, and are not there"
         first.shell("rm -f out; forebay submit --wait job.sh", user=USER)
