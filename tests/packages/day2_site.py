@@ -138,7 +138,7 @@ class UnitSite:
 
     def lose_disk(self, name: str) -> None:
         """Kill a replica and put an empty disk in the place of its own."""
-        self.sh(name, f"systemctl kill -s KILL {self.unit(name)}; systemctl stop {self.unit(name)}")
+        self.sh(name, f"systemctl kill -s KILL {self.unit(name)} || true; systemctl stop {self.unit(name)}")
         self.sh(name, f"umount /var/lib/forebay/{name}")
         self.mount(name)
 
