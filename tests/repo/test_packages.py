@@ -188,7 +188,7 @@ def test_an_upgrade_stops_at_the_first_replica_that_does_not_come_back(
 
 @pytest.mark.parametrize("unit", SERVICES)
 def test_reload_sends_sighup_to_the_main_process(unit: str) -> None:
-    assert setting(unit, "ExecReload") == ["/bin/kill", "-HUP", "$MAINPID"]
+    assert setting(unit, "ExecReload") == ["/bin/sh", "-c", '"kill', "-HUP", '$MAINPID"']
 
 
 def test_an_agent_is_not_started_again_after_exactly_the_codes_that_no_start_helps_against() -> None:
