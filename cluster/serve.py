@@ -50,7 +50,9 @@ from cluster.server import (
     Pruner,
     Scrub,
     StorageRefused,
+    has_joined,
     is_joining,
+    is_permitted,
     join,
     note_forgotten,
     note_superseded,
@@ -528,7 +530,7 @@ async def run(
 ) -> None:
     """Run a replica until SIGTERM or SIGINT; `first_start` and `found_without` as for `Replica`.
 
-    `joins`: it asks first who it is to be.
+    `joins`: it joins the cluster unless it has data, and so does a replica without data that the cluster has added.
 
     Raises Refused, StorageRefused, JoiningRefused.
     """
@@ -543,6 +545,12 @@ async def run(
             return
     except TlsRefused as error:
         raise Refused(str(error), EXIT_CONFIGURATION) from error
+    if has_joined(config, name):
+        joins = False
+    elif not joins and not first_start:
+        joins = bool(await _unless(stopped, is_permitted(config, config.replica(name).name, clock=clock)))
+        if stopped.is_set():
+            return
     if joins:
         identity = await _unless(stopped, join(config, config.replica(name).name, clock=clock))
         if identity is None:
@@ -614,7 +622,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--first-start", action="store_true", help="the replica has never run: let it start without data"
     )
     empty.add_argument(
-        "--join", action="store_true", help="the cluster has added the replica: let it start without data, as a new one"
+        "--join",
+        action="store_true",
+        help="join as a new member that was added or replaced; no effect on one with data",
     )
     parser.add_argument(
         "--found-without", action="append", default=[], metavar="NAME", help="found the cluster without this founder"

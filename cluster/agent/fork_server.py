@@ -38,7 +38,7 @@ from cluster.agent.processes import (
 )
 from cluster.agent.scripts import ProcessName, ScriptOrder, supervisor
 from cluster.agent.worker import usage_counter, worker
-from cluster.system import die_with_parent
+from cluster.system import die_with_parent, ignore_hangup
 from replica.messages import ScriptEnded
 
 MAINS: Final[dict[str, Callable[[Sequence[str]], int]]] = {
@@ -188,6 +188,7 @@ def _place(received: Sequence[int], targets: Sequence[int]) -> int:
 def main(arguments: Sequence[str]) -> int:
     """Serve the agent of the channel; return the exit code."""
     channel, agent = arguments[:2]
+    ignore_hangup()
     die_with_parent(int(agent))
     with socket.socket(fileno=int(channel)) as opened:
         opened.set_inheritable(False)

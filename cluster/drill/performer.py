@@ -23,7 +23,7 @@ import msgspec
 from cluster.drill.faults import Fault, ThisMachine, of_target
 from cluster.drill.messages import HelperRefused
 from cluster.drill.record import Busy, Record
-from cluster.system import Clock, SystemClock
+from cluster.system import Clock, SystemClock, ignore_hangup
 
 LINE_BYTES_MAX: Final = 256 * 1024
 """Bytes of the assignment: rules of nft for sixteen replicas are some kilobytes."""
@@ -105,7 +105,7 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("--up", type=int, help="descriptor of the pipe to `forebay up`")
     chosen = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    ignore_hangup()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     lines, machine = Lines(sys.stdin.fileno()), ThisMachine(chosen.up)
     assignment = msgspec.json.decode(lines.next(LINE_S) or "", type=Assignment)

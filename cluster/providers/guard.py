@@ -18,7 +18,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from cluster.providers.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX, OUTPUT_BYTES_MAX, RETURNED_BYTES_MAX, TERM_GRACE_S
-from cluster.system import Clock, closing, descendants, die_with_parent, send, start_time
+from cluster.system import Clock, closing, descendants, die_with_parent, ignore_hangup, send, start_time
 
 EXIT_NO_CALL: Final = 126
 """Exit code of a child in which not even the call could be made, as shells give it."""
@@ -258,7 +258,8 @@ def _become_call(call: Callable[[int], object], pipes: Sequence[_Pipe], parent: 
             if int(name) > 2 and int(name) != returned and int(name) not in keep:
                 with contextlib.suppress(OSError):
                     os.close(int(name))
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGHUP):
+        ignore_hangup()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.chdir("/")

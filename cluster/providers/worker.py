@@ -20,7 +20,7 @@ from cluster.providers import provider_for
 from cluster.providers.interface import NO_LOCAL, Local, OperationError, PoolReport, Subject, log_for
 from cluster.providers.limits import ANSWER_BYTES_MAX, REQUEST_BYTES_MAX
 from cluster.providers.private_directory import private_directory, remove_abandoned
-from cluster.system import SystemClock, become_subreaper, die_with_parent
+from cluster.system import SystemClock, become_subreaper, die_with_parent, ignore_hangup
 from replica.model import Provision
 
 LENGTH_BYTES: Final = 4
@@ -117,6 +117,7 @@ def _end(_number: int, _frame: FrameType | None) -> NoReturn:
 def main(arguments: list[str]) -> int:
     """Serve this process's standard streams; return the exit code."""
     try:
+        ignore_hangup()
         signal.signal(signal.SIGTERM, _end)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         die_with_parent(int(arguments[0]))

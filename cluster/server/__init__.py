@@ -5,7 +5,7 @@ from cluster.server.controller import Controller, Unavailable
 from cluster.server.divergence import Checkpoints, Digests, Verdict
 from cluster.server.feature_levels import UNHEARD, MemberLevel
 from cluster.server.history_fetch import PRUNED, Backfill, Scrub
-from cluster.server.joining import JoiningRefused, is_joining, join
+from cluster.server.joining import JoiningRefused, has_joined, is_joining, is_permitted, join
 from cluster.server.liveness import POLLS_MAX, SPREAD_S_MAX, SPREAD_S_PER_POLL, Liveness, Said, Transfer
 from cluster.server.membership import members
 from cluster.server.operation_restart import jobs_under_way

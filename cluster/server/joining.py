@@ -1,8 +1,9 @@
-"""How a replica without data becomes a member of a cluster that is there: never by itself, and never as who it was.
+"""Joining: how a replica without data becomes a member of an existing cluster, under an id that was never used before.
 
-The cluster adds it first (`forebay member add`, or `member replace` for one that lost its data) and gives it an id
-that nobody had before. Then it is started with `--join`: it asks who it is, notes that durably, and starts without
-data. From then on the note says who it is.
+The cluster adds it first (`forebay member add`, or `member replace` for one that lost its data) and gives it a new id.
+That record is the permit to start once without data: the replica asks for its id, notes it durably, and starts. From
+then on the note says who it is. `--join` has it wait longer for an answer and report why it may not join; on a replica
+that has joined already it has no effect.
 
 Killed at any time in between it goes on joining when it is started again, with `--join` or without: a file `joining`
 is there until note and mark of a first start are. It says as whom the replica had joined before, so that whoever lost
@@ -11,6 +12,7 @@ his data is not taken for one who had none yet.
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Final
@@ -19,14 +21,27 @@ from cluster.client import ApiError, Client
 from cluster.config import Config
 from cluster.schemas import operations as ops
 from cluster.security import TlsRefused, is_name
-from cluster.server.storage import StorageRefused, allow_first_start, any_of, identity_of, member_note, starting
+from cluster.server.storage import (
+    StorageRefused,
+    allow_first_start,
+    any_of,
+    first_start_mark,
+    identity_of,
+    member_note,
+    starting,
+)
 from cluster.system import Clock
 from wal import FIRST_INCARNATION
 from wal import directory as directories
 
+LOGGER: Final = logging.getLogger(__name__)
+
 ASK_S: Final = 30.0
 """How long the cluster may take to say who this replica is, seconds: some elections, and the operator's patience."""
 
+
+PERMIT_S: Final = 10.0
+"""How long a replica without data that is started without `--join` waits for an answer, seconds: some elections."""
 
 JOINING_NAME: Final = "joining"
 """The file that is there while a replica joins: it holds the id of its former life, nothing if there was none."""
@@ -51,7 +66,7 @@ async def join(config: Config, name: str, *, clock: Clock) -> str:
         if not joining.exists():
             _write(joining, identity_of(config, name) if note.exists() else "")
     try:
-        noted = await _ask(config, name, clock)
+        noted = await _ask(config, name, clock, ASK_S)
     except _NobodyAnswered:
         raise
     except JoiningRefused:
@@ -73,6 +88,27 @@ async def join(config: Config, name: str, *, clock: Clock) -> str:
     return identity
 
 
+def has_joined(config: Config, name: str) -> bool:
+    """Return whether replica `name` has data: `--join` has no effect then."""
+    return any_of(config.wal_directory(name)) is not None
+
+
+async def is_permitted(config: Config, name: str, *, clock: Clock) -> bool:
+    """Return whether replica `name` has neither run nor joined, and the cluster has added or replaced it.
+
+    Nothing is written.
+    """
+    kept = (config.wal_directory(name), config.snapshot_directory(name))
+    if any(any_of(directory) is not None for directory in kept) or first_start_mark(config, name).exists():
+        return False
+    try:
+        await _ask(config, name, clock, PERMIT_S)
+    except JoiningRefused as error:
+        LOGGER.info("%s has no data, and may not join: %s", name, error)
+        return False
+    return True
+
+
 def is_joining(config: Config, name: str) -> bool:
     """Whether replica `name` was started with `--join` and has not come as far as to know who it is."""
     kept = (config.wal_directory(name), config.snapshot_directory(name))
@@ -89,17 +125,17 @@ def _refuse_if_data(config: Config, name: str) -> None:
         if any_of(directory) is None:
             continue
         raise JoiningRefused(
-            f"{directory} holds data, so {name} has joined already; start it without --join, or move its directory "
-            f"{directory.parent} away"
+            f"{directory} holds data, so {name} cannot join as a new member; if another process of {name} has joined "
+            f"just now, start it again, otherwise move its directory {directory.parent} away"
         )
 
 
-async def _ask(config: Config, name: str, clock: Clock) -> str:
+async def _ask(config: Config, name: str, clock: Clock, deadline_s: float) -> str:
     """Return the id under which the cluster has added this replica, and behind it the cluster's incarnation if that is
     not the first one.
     """
     try:
-        async with Client.from_config(config, name, clock=clock, deadline_s=ASK_S) as client:
+        async with Client.from_config(config, name, clock=clock, deadline_s=deadline_s) as client:
             answer = await client.call(ops.LIST_MEMBERS)
     except (ApiError, TlsRefused) as error:
         raise _NobodyAnswered(f"no replica could say who {name} is: {error}") from error

@@ -186,6 +186,7 @@ Environment=SLURM_CONF={layout.conf / "slurm.conf"}
 # What else a site gives it: `systemctl edit` keeps that apart from this file.
 Environment=BRIDGE_OPTIONS=
 ExecStart={" ".join(map(str, words))}
+ExecReload=/bin/sh -c "kill -HUP $MAINPID"
 Restart=always
 RestartSec=3
 # The configuration or the certificate is refused: starting again does not help.

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         environment_variables,
         fields_of,
         hold_termination,
+        ignore_hangup,
         leave_when_terminated,
         python_of,
         send,
@@ -70,7 +71,8 @@ else:
         job_process: CAPABILITIES LIMITS UNLIMITED JobProcess forgo limit prepare reset
         logs: about as_logged begin_logging is_logged say_at_last
         processes: all_pids become_subreaper boot_id cgroup_of descendants die_with_parent environment_variables
-        processes: fields_of hold_termination leave_when_terminated python_of send start_time sync_file_system
+        processes: fields_of hold_termination ignore_hangup leave_when_terminated python_of send start_time
+        processes: sync_file_system
         service_manager: EXIT_CONFIGURATION FORMAT_VARIABLE FORMATS LEVELS READY STOPPING VARIABLES tell_manager
         """,
     )

@@ -177,11 +177,14 @@ def forgo(wanted: JobProcess) -> None:
 
 
 def reset(wanted: JobProcess) -> None:
-    """Have umask, signals and descriptors as a program finds them at a login: 0, 1 and 2 alone are passed on."""
+    """Set umask, signals and descriptors as at a login; only 0, 1 and 2 are passed on.
+
+    SIGHUP is ignored, as under nohup(1): `systemctl kill -s HUP` on the agent reaches the processes of its jobs, too.
+    """
     os.umask(wanted.umask)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         with contextlib.suppress(OSError, ValueError):
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:

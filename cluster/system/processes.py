@@ -135,8 +135,20 @@ def hold_termination() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
+def ignore_hangup() -> None:
+    """Ignore SIGHUP in this process, its forks and the programs it becomes.
+
+    `systemctl kill -s HUP UNIT` signals every process of the unit, and none but the main process reloads anything.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
 def leave_when_terminated() -> None:
-    """End this process with exit code 0 when SIGTERM comes, or came since `hold_termination`, until a loop takes it."""
+    """Exit with code 0 on SIGTERM, also one sent since `hold_termination`, until an event loop handles the signal.
+
+    SIGHUP is ignored until then.
+    """
+    ignore_hangup()
     signal.signal(signal.SIGTERM, _leave)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 

@@ -29,11 +29,14 @@ def debian(tarball: Path, *more: str) -> None:
 class Machine:
     """One container whose root is a directory."""
 
-    def __init__(self, root: Path, tarball: Path) -> None:
-        """Unpack the Debian of `tarball` there."""
+    def __init__(self, root: Path, base: Path) -> None:
+        """Unpack the Debian of a tar there, or copy the one of a directory."""
         self.root: Final = root
-        root.mkdir(parents=True)
-        subprocess.run(("tar", "-C", str(root), "-xf", str(tarball)), check=True)
+        if base.is_dir():
+            subprocess.run(("cp", "-a", "--reflink=auto", str(base), str(root)), check=True)
+        else:
+            root.mkdir(parents=True)
+            subprocess.run(("tar", "-C", str(root), "-xf", str(base)), check=True)
         (root / "etc/machine-id").write_text("")
         self._leader = 0
 

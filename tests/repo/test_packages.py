@@ -144,6 +144,53 @@ def test_a_replica_is_not_started_again_after_exactly_the_codes_that_no_start_he
     assert {int(word) for word in setting("forebay-controller", "RestartPreventExitStatus")} == codes - MAYBE_AGAIN
 
 
+STUBS = {
+    "systemctl": 'case $1 in list-units) printf "%s loaded active running\\n" {units} ;; esac',
+    "deb-systemd-invoke": "echo $2 >> restarted; case $2 in *@{fails}.*) exit 1 ;; esac",
+    "timeout": 'shift; exec "$@"',
+    "sleep": ":",
+    "runuser": 'shift 3; exec "$@"',
+    "date": "echo . >> looks; echo $(($(wc -l < looks) * 10))",
+    "forebay": 'case $4 in {unready}) echo "{{\\"ready\\": false}}" ;; *) echo "{{\\"ready\\": true}}" ;; esac',
+}
+"""Programs in the place of those of a machine that runs systemd, for the script of a package."""
+
+
+@pytest.mark.parametrize(
+    ("service", "fails", "unready", "code", "restarted"),
+    [
+        ("controller", "none", "none", 0, ["r1", "r2", "r3"]),
+        ("controller", "r2", "none", 1, ["r1", "r2"]),
+        ("controller", "none", "r1", 1, ["r1"]),
+        ("agent", "r1", "none", 0, ["r1", "r2", "r3"]),
+    ],
+)
+def test_an_upgrade_stops_at_the_first_replica_that_does_not_come_back(
+    tmp_path: Path, service: str, fails: str, unready: str, code: int, restarted: list[str]
+) -> None:
+    package = f"forebay-{service}"
+    units = " ".join(f"{package}@{name}.service" for name in ("r1", "r2", "r3"))
+    for name, text in STUBS.items():
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{text.format(units=units, fails=fails, unready=unready)}\n")
+        program.chmod(0o755)
+    script = (SOURCES / "service.postinst").read_text().replace("/run/systemd/system", str(tmp_path))
+    script = script.replace("@UNIT@", package).replace("@PACKAGE@", package)
+    done = subprocess.run(
+        ("/bin/sh", "-c", script, "postinst", "configure", "0.9.0"),
+        cwd=tmp_path, env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    told = (tmp_path / "restarted").read_text().split()
+    assert (done.returncode, told) == (code, [f"{package}@{name}.service" for name in restarted]), done.stderr
+    assert ("dpkg --configure -a" in done.stderr) is bool(code)
+
+
+@pytest.mark.parametrize("unit", SERVICES)
+def test_reload_sends_sighup_to_the_main_process(unit: str) -> None:
+    assert setting(unit, "ExecReload") == ["/bin/sh", "-c", '"kill', "-HUP", '$MAINPID"']
+
+
 def test_an_agent_is_not_started_again_after_exactly_the_codes_that_no_start_helps_against() -> None:
     codes = {value for name, value in vars(agent).items() if name.startswith("EXIT_")}
     stays = {int(word) for word in setting("forebay-agent", "RestartPreventExitStatus")}

@@ -44,7 +44,7 @@ from replica.messages import ScriptEnded
 from replica.model import Order
 
 SUSPEND: Final = signal.SIGINT
-RESUME: Final = signal.SIGHUP
+RESUME: Final = signal.SIGUSR2
 OVERRUN: Final = signal.SIGUSR1
 """What the agent sends a supervisor to have its script stand still, go on, and end at once for what its buffer
 holds."""

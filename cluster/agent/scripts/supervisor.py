@@ -56,6 +56,7 @@ from cluster.system import (
     become_subreaper,
     boot_id,
     die_with_parent,
+    ignore_hangup,
     open_directory,
     start_time,
     write_all,
@@ -69,7 +70,7 @@ REFUSAL_BYTES_MAX: Final = 16 * 1024
 SWEEP_S: Final = 0.05
 """Seconds between two rounds of killing what is left of a script."""
 
-_BLOCKED: Final = frozenset({signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, OVERRUN})
+_BLOCKED: Final = frozenset({signal.SIGCHLD, signal.SIGTERM, SUSPEND, RESUME, OVERRUN})
 
 
 class Cause(Enum):
@@ -296,6 +297,7 @@ def main(arguments: list[str]) -> int:
     """Supervise the script of the record; return the exit code."""
     directory, lock_text, *says = arguments
     lock = int(lock_text)
+    ignore_hangup()
     signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     for descriptor in (lock, *map(int, says)):
         os.set_inheritable(descriptor, False)

@@ -14,13 +14,14 @@ import msgspec
 
 from cluster.agent.limits import BUFFER_NICE, DESCRIPTORS
 from cluster.agent.worker.buffer_usage import Look, Usage, measure
-from cluster.system import die_with_parent, write_all
+from cluster.system import die_with_parent, ignore_hangup, write_all
 
 _LOOKS: Final = msgspec.json.Decoder(Look)
 
 
 def main(agent: int) -> int:
     """Answer until there is nothing more to read; return the exit code."""
+    ignore_hangup()
     die_with_parent(agent)
     os.nice(BUFFER_NICE)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

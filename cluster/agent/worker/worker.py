@@ -74,7 +74,16 @@ from cluster.agent.worker.buffer_usage import blocks_of, inodes_of
 from cluster.agent.worker.orphans import ANY_ATTEMPT, SWEEP, sweep, tag
 from cluster.agent.worker.staging import Commands, TransferRun, capacity_of, claimant_of, stage_in, stage_out
 from cluster.agent.worker.work import Outcome, Work
-from cluster.system import SystemClock, closing, die_with_parent, is_disk_full, names_in, open_directory, write_all
+from cluster.system import (
+    SystemClock,
+    closing,
+    die_with_parent,
+    ignore_hangup,
+    is_disk_full,
+    names_in,
+    open_directory,
+    write_all,
+)
 from replica.messages import OperationDone, OperationFailed
 from replica.model import CreatePersistent, OrderPlace, PoolUnit, Stage
 from replica.values import name_fault
@@ -597,6 +606,7 @@ def main(arguments: Sequence[str]) -> int:
     An argument is the number of a descriptor through which this process enters its cgroup before it does anything.
     """
     try:
+        ignore_hangup()
         signal.signal(signal.SIGTERM, _end)
         # Ctrl-C in a terminal is for the agent, which ends its workers itself.
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -22,7 +22,7 @@ from cluster.api.door.channel import ChannelServer
 from cluster.api.door.link import RemoteCore
 from cluster.api.door.server import Server
 from cluster.security import Credentials, TlsFiles
-from cluster.system import Address, begin_logging, die_with_parent
+from cluster.system import Address, begin_logging, die_with_parent, ignore_hangup
 
 EXIT_CORE_LOST = 1
 
@@ -67,6 +67,7 @@ def _listening(descriptor: int) -> socket.socket:
 def main(arguments: Sequence[str]) -> int:
     """Run the door; return its exit code."""
     core_fd, api_fd, channel_fd, parent = map(int, arguments)
+    ignore_hangup()
     die_with_parent(parent)
     # A door that wakes takes no processor from whoever runs, its core above all; one that waits gets its share. With a
     # lower priority instead, whatever else keeps the machine busy would come before the site's users.

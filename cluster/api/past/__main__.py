@@ -43,7 +43,14 @@ from cluster.api.past.terms import terms_of
 from cluster.api.past.tree import Tree
 from cluster.schemas import LENGTH
 from cluster.server.tlog import LOG_DIRECTORY
-from cluster.system import SystemClock, begin_logging, collect_for_a_reader, die_with_parent, is_disk_full
+from cluster.system import (
+    SystemClock,
+    begin_logging,
+    collect_for_a_reader,
+    die_with_parent,
+    ignore_hangup,
+    is_disk_full,
+)
 from replica.state import State
 from wal import Environment, JobIndex, JobIndexBroken, Ledger
 
@@ -171,6 +178,7 @@ class Process:
 def main(arguments: Sequence[str], answer_then: AnswerThen) -> int:
     """Run the historian; return its exit code."""
     descriptor, parent, directory, *options = arguments
+    ignore_hangup()
     die_with_parent(int(parent))
     with contextlib.suppress(OSError):  # where that is not allowed, it is as before
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from cluster.api.traces.link import COUNTS, EXIT_NOT_INSTALLED, LEADS
 from cluster.api.traces.reading import LATE_US, JobsOver, Over
 from cluster.api.traces.spans import JobSpan, spans_of, trace_id
-from cluster.system import SystemClock, begin_logging, die_with_parent
+from cluster.system import SystemClock, begin_logging, die_with_parent, ignore_hangup
 from replica.values import Instant
 from wal import Environment, Ledger
 
@@ -152,6 +152,7 @@ def run(link: socket.socket, jobs: JobsOver, sender: Sender) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Run the process; return its exit code."""
     descriptor, parent, directory, url = arguments
+    ignore_hangup()
     die_with_parent(int(parent))
     with contextlib.suppress(OSError):  # where that is not allowed, it is as before
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

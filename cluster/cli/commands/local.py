@@ -336,7 +336,9 @@ def _how_to_talk(config: Config, leader: str | None) -> list[str]:
 @click.command("serve")
 @click.option("--name", required=True, help="Which replica of the configuration this is.")
 @click.option("--first-start", is_flag=True, help="It has never run, on a machine where `init` did not: start empty.")
-@click.option("--join", is_flag=True, help="The cluster has added or replaced it: start empty, as a new member.")
+@click.option(
+    "--join", is_flag=True, help="Join as a new member that was added or replaced; no effect on one that has data."
+)
 @click.option(
     "--found-without",
     multiple=True,

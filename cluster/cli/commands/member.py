@@ -224,7 +224,7 @@ def update(name: str, peer: str | None, api: str | None, as_json: bool) -> None:
         answer,
         as_json,
         f"write it into forebay.toml, too: of {name}'s machine, then start {name} again; of the others, which look "
-        "there first, then SIGHUP",
+        "there first, then `systemctl reload forebay-controller@REPLICA` or SIGHUP",
     )
 
 

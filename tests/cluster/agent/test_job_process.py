@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import Final
@@ -121,7 +122,7 @@ def holds(seen: Seen, wanted: JobProcess) -> None:
         assert (seen.nice, seen.text("oom")) == (wanted.nice, "0")
     assert seen.status["NoNewPrivs"].strip() == str(int(wanted.no_new_privs))
     assert int(seen.text("umask"), 8) == wanted.umask
-    assert [int(seen.status[name], 16) for name in ("SigBlk", "SigIgn")] == [0, 0]
+    assert [int(seen.status[name], 16) for name in ("SigBlk", "SigIgn")] == [0, 1 << signal.SIGHUP - 1]
     # 3 is what `ls` reads the directory through.
     assert set(seen.text("fds").split()) <= {"0", "1", "2", "3"}
 

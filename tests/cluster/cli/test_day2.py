@@ -9,6 +9,7 @@ import pytest
 from cluster.cli.app import cli
 from tests.faults.day2.exercises import EXERCISES
 from tests.faults.day2.table import PART, ROWS, TEXT
+from tests.packages.day2_rows import EXERCISES as UNDER_SYSTEMD
 
 
 def test_the_table_has_a_row_for_every_line_of_it() -> None:
@@ -32,3 +33,7 @@ def test_a_row_is_a_command_that_is_understood(task: str, command: str, section:
 
 def test_every_row_is_exercised_and_every_exercise_is_of_a_row() -> None:
     assert sorted(one.task for one in EXERCISES.values()) == sorted(row.task for row in ROWS)
+
+
+def test_every_row_is_typed_under_systemd_but_the_one_that_needs_a_full_journal() -> None:
+    assert sorted({*EXERCISES} - {*UNDER_SYSTEMD}) == ["journal-full"] and {*UNDER_SYSTEMD} <= {*EXERCISES}

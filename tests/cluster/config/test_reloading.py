@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from cluster.config.reloading import AGREED, Reloader
 from cluster.config.toml import ConfigError
 from cluster.schemas import operations as ops
 from cluster.serve import APPLIED, RESTARTED
+from cluster.system.processes import descendants
 from tests.cluster.harness import PATIENCE_S, story
-from tests.cluster.test_serve import make, ready, request, start
+from tests.cluster.test_serve import make, ready, request, running, start
 
 
 def reloader(config: Config, name: str = "r1") -> tuple[Reloader[Config], list[Config]]:
@@ -136,3 +138,31 @@ async def test_sighup_applies_what_is_new_reports_what_is_wrong_and_ends_nothing
         if process.returncode is None:
             process.kill()
         await process.wait()
+
+
+@story
+async def test_sighup_at_every_process_of_a_replica_ends_none_of_them(tmp_path: Path) -> None:
+    """`systemctl kill -s HUP` sends it to all of a unit: door, history service and replica."""
+    config = make(tmp_path, 1)
+    changed(config, (f'api = "{config.replica("r1").api}"', f'api = "{config.replica("r1").api}"\ndoors = 1'))
+    async with running(config, "r1") as processes, Client.from_config(config, "alice") as alice:
+        await ready(alice)
+        replica = processes["r1"].pid
+        async with asyncio.timeout(PATIENCE_S):
+            while len(tree := descendants(replica)) < 2 or not all(map(_outlives_hangup, tree)):
+                await asyncio.sleep(0.02)
+        for pid in (replica, *tree):
+            os.kill(pid, signal.SIGHUP)
+        await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))
+        assert sorted(descendants(replica)) == sorted(tree)
+        assert processes["r1"].returncode is None
+
+
+def _outlives_hangup(pid: int) -> bool:
+    """Say whether a process ignores SIGHUP or has a handler of it."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    return bool((int(status["SigIgn"], 16) | int(status["SigCgt"], 16)) >> signal.SIGHUP - 1 & 1)

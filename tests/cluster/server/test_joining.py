@@ -34,14 +34,14 @@ def join(config: Config) -> str:
 
 
 def test_who_joins_starts_without_data_once(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def ask(config: Config, name: str, clock: object) -> str:
+    async def ask(config: Config, name: str, clock: object, deadline_s: float) -> str:
         return "r4#6"
 
     monkeypatch.setattr(joining, "_ask", ask)
     assert join(config) == identity_of(config, "r4") == "r4#6"
     open_storage(config, "r4").close()
     assert not first_start_mark(config, "r4").exists()
-    with pytest.raises(joining.JoiningRefused, match="has joined already"):
+    with pytest.raises(joining.JoiningRefused, match="cannot join as a new member"):
         join(config)
 
 
@@ -50,17 +50,17 @@ def test_two_that_join_at_once_leave_no_mark_that_would_allow_another_start_with
 ) -> None:
     """The other one has joined and started while this one still asks who it is."""
 
-    async def ask(config: Config, name: str, clock: object) -> str:
+    async def ask(config: Config, name: str, clock: object, deadline_s: float) -> str:
         monkeypatch.setattr(joining, "_ask", answer)
         await joining.join(config, name, clock=SystemClock())
         open_storage(config, name).close()
         return "r4#6"
 
-    async def answer(config: Config, name: str, clock: object) -> str:
+    async def answer(config: Config, name: str, clock: object, deadline_s: float) -> str:
         return "r4#6"
 
     monkeypatch.setattr(joining, "_ask", ask)
-    with pytest.raises(joining.JoiningRefused, match="has joined already"):
+    with pytest.raises(joining.JoiningRefused, match="cannot join as a new member"):
         join(config)
     assert not first_start_mark(config, "r4").exists()
 
@@ -86,6 +86,40 @@ def test_nobody_joins_and_has_never_run_in_one_command(config: Config) -> None:
     assert main(["--config", str(config.file), "--name", "r4", "--first-start", "--join"]) == EXIT_USAGE
 
 
+@pytest.mark.parametrize(
+    ("has", "permitted"),
+    [("nothing", True), ("data", False), ("snapshots", False), ("mark", False)],
+)
+def test_only_a_replica_with_nothing_left_joins_without_being_told_to(
+    config: Config, monkeypatch: pytest.MonkeyPatch, has: str, permitted: bool
+) -> None:
+    async def ask(config: Config, name: str, clock: object, deadline_s: float) -> str:
+        return "r4#6"
+
+    monkeypatch.setattr(joining, "_ask", ask)
+    files = {
+        "data": config.wal_directory("r4") / "data.mdb",
+        "snapshots": config.snapshot_directory("r4") / "kept",
+        "mark": first_start_mark(config, "r4"),
+    }
+    if has in files:
+        files[has].parent.mkdir(parents=True)
+        files[has].touch()
+    assert asyncio.run(joining.is_permitted(config, "r4", clock=SystemClock())) is permitted
+    assert not member_note(config, "r4").exists() and not joining.is_joining(config, "r4")
+
+
+def test_a_replica_that_the_cluster_has_not_added_has_no_permit_and_nothing_is_written(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask(config: Config, name: str, clock: object, deadline_s: float) -> str:
+        raise joining.JoiningRefused("r4 is no member")
+
+    monkeypatch.setattr(joining, "_ask", ask)
+    assert not asyncio.run(joining.is_permitted(config, "r4", clock=SystemClock()))
+    assert not (config.storage.directory / "r4").exists()
+
+
 class Killed(BaseException):
     """The process died here."""
 
@@ -100,7 +134,7 @@ def test_one_that_was_killed_while_it_joined_goes_on_by_a_plain_start(
         member_note(config, "r4").parent.mkdir(parents=True)
         member_note(config, "r4").write_text(f"{former}\n")
 
-    async def ask(config: Config, name: str, clock: object) -> str:
+    async def ask(config: Config, name: str, clock: object, deadline_s: float) -> str:
         return "r4#6"
 
     monkeypatch.setattr(joining, "_ask", ask)
@@ -127,7 +161,7 @@ def test_one_that_was_killed_while_it_joined_goes_on_by_a_plain_start(
 def test_one_that_lost_its_data_is_not_taken_for_one_that_was_killed_while_it_joined(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def ask(config: Config, name: str, clock: object) -> str:
+    async def ask(config: Config, name: str, clock: object, deadline_s: float) -> str:
         return "r4#6"
 
     monkeypatch.setattr(joining, "_ask", ask)
@@ -144,7 +178,7 @@ def test_one_that_lost_its_data_is_not_taken_for_one_that_was_killed_while_it_jo
 def test_a_founder_that_was_told_to_join_by_mistake_starts_as_the_founder_that_it_is(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def ask(config: Config, name: str, clock: object) -> str:
+    async def ask(config: Config, name: str, clock: object, deadline_s: float) -> str:
         raise joining.JoiningRefused("r1 is a member that votes")
 
     monkeypatch.setattr(joining, "_ask", ask)

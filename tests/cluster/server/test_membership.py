@@ -221,10 +221,12 @@ async def test_a_replica_that_lost_its_disk_comes_back_through_a_replacement_and
             await members(operator, lambda found: f"{lost}#2" in voters(found) and len(voters(found)) == 3)
             jobs.append((await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))).job_id)
 
-            # From now on it starts by itself as who it is, and has everything.
-            site.processes[lost].send_signal(signal.SIGTERM)
-            assert (await site.ends(lost))[0] == 0
-            await site.start(lost)
+            # From now on it starts by itself as who it is, and has everything, with `--join` or without.
+            for words in (["--join"], []):
+                site.processes[lost].send_signal(signal.SIGTERM)
+                assert (await site.ends(lost))[0] == 0
+                await site.start(lost, *words)
+                await members(operator, lambda found: all(member.reachable for member in found.members))
             api = site.config.replica(lost).api
             async with asyncio.timeout(PATIENCE_S):
                 while True:
@@ -256,7 +258,8 @@ async def test_a_replica_whose_lost_disk_an_operator_declares_new_is_told_so_and
                 assert code == 66 and f"forebay member replace {wiped}" in said, said
             assert (await operator.call(ops.LIST_MEMBERS)).leader == leader
             await operator.call(ops.REPLACE_MEMBER, name=wiped)
-            await site.start(wiped, "--join")
+            # What the cluster has written down is the permit: no option is needed.
+            await site.start(wiped)
             found = await members(operator, lambda found: f"{wiped}#2" in voters(found))
             assert not any(member.forgot for member in found.members)
 
@@ -413,7 +416,7 @@ def test_who_lost_its_data_joins_as_nobody_that_its_note_may_stand_for(
     first_start_mark(config, "r2").unlink(missing_ok=True)
     member_note(config, "r2").write_bytes(text)
 
-    async def ask(config: Config, name: str, clock: object) -> str:
+    async def ask(config: Config, name: str, clock: object, deadline_s: float) -> str:
         return "r2#6"
 
     monkeypatch.setattr(joining, "_ask", ask)

@@ -119,6 +119,7 @@ def test_scripts_and_unit_file_have_the_paths_of_this_host(host: SlurmHost) -> N
         "Type=notify",
         "Before=slurmctld.service",
         "Restart=always",
+        'ExecReload=/bin/sh -c "kill -HUP $MAINPID"',
         "RestartPreventExitStatus=78",
         f"User={ACCOUNT}",
         "NoNewPrivileges=yes",
