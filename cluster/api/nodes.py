@@ -171,6 +171,15 @@ def _checked(call: Call[agent_schemas.PollRequest], node: str, body: agent_schem
             404, "unknown_node", f"node {node!r} has not registered", f"register at /v1/agents/{node}/register"
         )
     if known.instance != body.instance:
+        begun = state.recoveries[max(state.recoveries)] if state.recoveries else None
+        if begun is not None and known.registered_at <= begun.at:
+            # The registration comes from the history before, which may lack the agent's last start.
+            raise Problem(
+                404,
+                "unknown_node",
+                f"node {node!r} has not registered since incarnation {begun.incarnation} of the cluster began",
+                f"register at /v1/agents/{node}/register",
+            )
         raise Problem(
             409,
             "stale_instance",

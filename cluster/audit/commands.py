@@ -74,7 +74,7 @@ from cluster.cli.text import (
 )
 from cluster.schemas import LedgerEntryView, SnapshotView, made_of
 from cluster.server import Applied, snapshot_view
-from cluster.system import SystemClock, format_instant, parse_instant
+from cluster.system import SystemClock, format_instant, keep_ownership, parse_instant
 from replica.messages import Batch, jobs_of
 from replica.model import JobState
 from replica.state import state_digest
@@ -595,7 +595,9 @@ def _write_whole(path: Path, text: str) -> None:
     """Write a file that is there whole or as it was before."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_text(text, encoding="utf-8")
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            keep_ownership(file.fileno(), path)
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)

@@ -166,6 +166,13 @@ def refusals() -> Iterator[None]:
         raise Failure(code, error.sentence, "name another snapshot", place=str(error.path)) from error
     except (StorageRefused, StorageFailed, SnapshotFailed) as error:
         raise Failure(ExitCode.VERIFICATION_FAILED, str(error)) from error
+    except PermissionError as error:
+        raise Failure(
+            ExitCode.PERMISSION_DENIED,
+            f"{error.filename}: {error.strerror}",
+            "give the account that the replica runs as write permission for [storage] directory, or run it as that "
+            "account",
+        ) from error
 
 
 def view_of(plan: RecoveryPlan, done: Recovered | None = None) -> PlanView:
@@ -224,6 +231,8 @@ def _show(view: PlanView, as_json: bool, command: str = "") -> None:
     ]
     if view.reachable:
         rows.append(("Reachable", ", ".join(f"{name} ({last} entries)" for name, last in view.reachable.items())))
+    if not view.done:
+        rows.append(("Plan", view.plan))
     show(fields_table(rows))
     if view.done:
         jobs = _JOBS.format(first=view.lost_jobs_first, last=view.lost_jobs_last)

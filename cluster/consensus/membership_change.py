@@ -60,7 +60,7 @@ def promotable(raft: RaftState) -> str | None:
 def _admit(raft: RaftState, wanted: Wanted, configuration: Configuration) -> None:
     me = raft.configuration.member(raft.me)
     if me is not None and not configuration.votes(me.id):
-        raise ChangeRefused("leader", f"{me.name} leads", "transfer the leadership first")
+        raise ChangeRefused("leader", f"{me.name} leads", "run `forebay member transfer`, then try again")
     if wanted.action is Action.PROMOTE:
         subject = configuration.change.member or ""
         if not _has_caught_up(raft, subject):

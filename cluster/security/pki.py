@@ -25,6 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from cluster.security.files import TlsFiles, TlsRefused
 from cluster.security.identity import AUTHORITY_NAME, HELPER_HOST, NAME_RULE, Role, is_name
 from cluster.security.tls import check_key_file, parsed_certificates, read_pem
+from cluster.system import keep_ownership
 from replica.values import MICROSECONDS_PER_SECOND, Instant
 
 AUTHORITY_LIFETIME_DAYS: Final = 3650
@@ -319,6 +320,7 @@ def _write_file(directory_fd: int, file_name: str, data: bytes, mode: int) -> No
         with os.fdopen(fd, "wb") as file:
             file.write(data)
             file.flush()
+            keep_ownership(file.fileno(), file_name, directory=directory_fd)
             os.fsync(file.fileno())
         os.rename(temporary, file_name, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
     except BaseException:

@@ -18,6 +18,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
+from cluster.system import keep_ownership
 from cluster.system.eventloop import Background
 from wal import BrokenInvariant, LedgerBroken, Pruned, PrunedSegment
 from wal import directory as directories
@@ -78,6 +79,7 @@ def _replace(path: Path, held: bytes) -> None:
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
         file.write(held)
         file.flush()
+        keep_ownership(file.fileno(), path)
         os.fsync(file.fileno())
     part.replace(path)
     directories.sync(path.parent)

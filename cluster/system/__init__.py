@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         start_time,
         sync_file_system,
     )
+    from cluster.system.replacing import keep_ownership
     from cluster.system.service_manager import (
         EXIT_CONFIGURATION,
         FORMAT_VARIABLE,
@@ -73,6 +74,7 @@ else:
         processes: all_pids become_subreaper boot_id cgroup_of descendants die_with_parent environment_variables
         processes: fields_of hold_termination ignore_hangup leave_when_terminated python_of send start_time
         processes: sync_file_system
+        replacing: keep_ownership
         service_manager: EXIT_CONFIGURATION FORMAT_VARIABLE FORMATS LEVELS READY STOPPING VARIABLES tell_manager
         """,
     )

@@ -177,6 +177,8 @@ def build(
         stamp = f"{date:%a, %d %b %Y %H:%M:%S} +0000"
         _write(documents / "changelog.gz", _zipped(f"{change}{stamp}\n".encode()))
         _write(documents / "copyright", (SOURCES / "copyright").read_bytes())
+        for name, source in _documents(package):
+            _write(documents / name, source.read_bytes())
         architecture = _architecture() if package == "forebay-client" else "all"
         needs = (
             DEPENDS if package == "forebay-client" else f"forebay-client (= {version}), systemd, init-system-helpers"
@@ -201,6 +203,18 @@ def build(
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL, env=environment)
         made.append(target)
     return made
+
+
+def _documents(package: str) -> Iterator[tuple[str, Path]]:
+    """Yield the documents of a package: path below its directory in /usr/share/doc, and the source file."""
+    folders = {
+        "forebay-client": (("docs", "."), ("docs/examples", "examples")),
+        "forebay-controller": (("packaging/monitoring", "examples/monitoring"),),
+    }
+    for folder, target in folders.get(package, ()):
+        for path in sorted((ROOT / folder).iterdir()):
+            if path.is_file():
+                yield f"{target}/{path.name}", path
 
 
 def _architecture() -> str:

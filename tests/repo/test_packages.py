@@ -21,7 +21,7 @@ from tests.packages.build import PYTHON, SOURCES, SUMMARIES, build, runtime
 from tests.packages.document import USER, documented, sampled
 from tests.packages.image import documented as image_commands
 from tests.packages.manual import pages
-from tests.repo.tree import PACKAGES, repository_files
+from tests.repo.tree import PACKAGES, ROOT, repository_files
 
 AT = 1_700_000_000
 SERVICES = tuple(name for name in SUMMARIES if name != "forebay-client")
@@ -92,6 +92,16 @@ def test_nothing_is_installed_outside_of_forebay_s_own_places(packages: dict[str
     for package in packages.values():
         strangers = [path for path, one in package.files.items() if not one.is_directory and not path.startswith(own)]
         assert strangers == [], package.path
+
+
+def test_packages_contain_the_documents_examples_and_alert_rules(packages: dict[str, Package]) -> None:
+    documents = "/usr/share/doc/forebay-client"
+    expected = {f"{documents}/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+    expected |= {f"{documents}/examples/{path.name}" for path in (ROOT / "docs/examples").iterdir() if path.is_file()}
+    assert expected <= set(packages["forebay-client"].files)
+    monitoring = "/usr/share/doc/forebay-controller/examples/monitoring"
+    expected = {f"{monitoring}/{path.name}" for path in (ROOT / "packaging/monitoring").iterdir()}
+    assert expected <= set(packages["forebay-controller"].files)
 
 
 def test_files_are_root_s_nobody_else_writes_them_and_all_are_of_one_second(packages: dict[str, Package]) -> None:

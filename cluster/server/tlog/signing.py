@@ -29,6 +29,7 @@ from cluster.security.proofs import (
     write_note,
 )
 from cluster.server.storage import StorageRefused
+from cluster.system import keep_ownership
 from wal import FIRST_INCARNATION, Incarnation, lineage_of, parse_lineage
 
 SIGNING_DIRECTORY: Final = "signing"
@@ -179,6 +180,7 @@ def _replace(path: Path, held: bytes) -> None:
     with open(descriptor, "wb") as file:
         file.write(held)
         file.flush()
+        keep_ownership(file.fileno(), path)
         os.fsync(file.fileno())
     part.replace(path)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

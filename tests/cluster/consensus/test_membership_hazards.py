@@ -409,6 +409,9 @@ def test_a_leader_is_removed_only_after_it_has_handed_over() -> None:
         old = sim.elect()
         assert refusal(sim, Action.REMOVE, old.name) == "leader"
         assert refusal(sim, Action.REPLACE, old.name) == "leader"
+        with pytest.raises(ChangeRefused) as refused:
+            sim.engine(old.name).change(Wanted(action=Action.REPLACE, name=old.name))
+        assert "forebay member transfer" in refused.value.remedy
         sim.engine(old.name).transfer()
         sim.tick(old)
         assert sim.run(5.0, until=lambda: sim.leader() not in (None, old))
