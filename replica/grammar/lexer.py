@@ -148,14 +148,24 @@ def _look_at_comment(head: Word, kinds: Kinds, warnings: Warnings) -> None:
 
 
 def _warn_of_late_ones(text: str, number: int, source: str, kinds: Kinds, warnings: Warnings) -> None:
-    """Warn of the first directive that stands after the first command, where nothing reads it."""
-    if not any("\n" + kind in text for kind in kinds.known):
+    """Warn of the first directive that is not read: it follows the first command, or is indented, as line `number` is.
+
+    To Slurm, too, an indented line is a command, and ends the directives.
+    """
+    if not any(kind in text for kind in kinds.known):
         return
-    for late, line in enumerate(text.split("\n")[number:], start=number + 1):
-        head = line.split(maxsplit=1)[0] if line[:1] == "#" else ""
+    for late, line in enumerate(text.split("\n")[number - 1 :], start=number):
+        if "#" not in line:
+            continue
+        head = line.split(maxsplit=1)[0]
         if head in kinds.known:
-            warnings.add(f"{source} line {late}, column 1", f"{head} after the first command is not read; move it up")
+            is_indented = not line.startswith(head)
+            why = "in an indented line is not read; remove the blanks before it" if is_indented else _LATE
+            warnings.add(f"{source} line {late}, column {line.index(head) + 1}", f"{head} {why}")
             return
+
+
+_LATE = "after the first command is not read; move it up"
 
 
 def check_length(text: str, source: str) -> None:

@@ -252,3 +252,19 @@ def test_a_request_that_was_read_lately_is_not_read_again_and_what_is_remembered
     with pytest.raises(DirectiveRefused, match="#BB_LUA is not read"):
         read_request("#!/bin/sh\n#BB_LUA pool=fast capacity=1GB\n")
     assert read_request("#!/bin/sh\n#BB_LUA pool=fast capacity=1GB\n", provider="lua").request is not None
+
+
+@pytest.mark.parametrize(
+    ("script", "place", "says"),
+    [
+        ("#!/bin/sh\n  #DW jobdw capacity=1G\n", "script line 2, column 3", "indented line is not read"),
+        ("#!/bin/sh\n\t#DW jobdw capacity=1G\n#DW jobdw capacity=1G\n", "script line 2, column 2", "indented"),
+        ("#!/bin/sh\ntrue\n #DW jobdw capacity=1G\n", "script line 3, column 2", "indented"),
+        ("#!/bin/sh\ntrue\n#DW jobdw capacity=1G\n", "script line 3, column 1", "after the first command"),
+    ],
+)
+def test_a_directive_that_is_not_read_is_warned_of(script: str, place: str, says: str) -> None:
+    reading = read_request(script)
+    assert reading.request is None
+    (warning,) = reading.warnings
+    assert warning.startswith(f"{place}: #DW ") and says in warning
