@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         closing,
         free_bytes,
         is_disk_full,
+        keep_ownership,
         names_in,
         open_directory,
         sync_directory,
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
         start_time,
         sync_file_system,
     )
-    from cluster.system.replacing import keep_ownership
     from cluster.system.service_manager import (
         EXIT_CONFIGURATION,
         FORMAT_VARIABLE,
@@ -67,14 +67,13 @@ else:
         address: Address AddressError
         clock: Clock SystemClock format_instant parse_instant
         descriptors: SLOW_SYNC_S closing free_bytes is_disk_full names_in open_directory sync_directory try_lock
-        descriptors: write_all
+        descriptors: keep_ownership write_all
         garbage_collection: Collector collect_for_a_reader
         job_process: CAPABILITIES LIMITS UNLIMITED JobProcess forgo limit prepare reset
         logs: about as_logged begin_logging is_logged say_at_last
         processes: all_pids become_subreaper boot_id cgroup_of descendants die_with_parent environment_variables
         processes: fields_of hold_termination ignore_hangup leave_when_terminated python_of send start_time
         processes: sync_file_system
-        replacing: keep_ownership
         service_manager: EXIT_CONFIGURATION FORMAT_VARIABLE FORMATS LEVELS READY STOPPING VARIABLES tell_manager
         """,
     )
