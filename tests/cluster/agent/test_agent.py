@@ -43,7 +43,8 @@ def test_a_job_is_staged_in_run_staged_out_and_torn_down(site: Site) -> None:
                 'cat "$DW_JOB_STRIPED/data" "$DW_JOB_STRIPED/tree/deep/more" > "$FOREBAY_JOB_DIR/striped/all"',
                 'echo "$FOREBAY_JOB_ID $FOREBAY_ATTEMPT $FOREBAY_NODE $SLURM_JOB_NAME $MINE $(pwd)"',
             )
-            await controller.order(site.order(7, 2, "run", script=script, environment=(("MINE", "yes"),)))
+            mine = (("MINE", "yes"),)
+            await controller.order(site.order(7, 2, "run", script=script, environment=mine, capacity_bytes=1024))
             assert isinstance(await controller.result(7, 2, ScriptStarted), ScriptStarted)
             assert await controller.result(7, 2) == ScriptEnded(JobState.COMPLETED, 0, 0)
             assert shown(site.destinations / "forebay-7.out") == f"7 2 n1 job7 yes {site.destinations}\n"

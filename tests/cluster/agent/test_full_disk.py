@@ -460,7 +460,7 @@ def test_a_job_that_fills_the_disk_is_reported_staged_out_and_torn_down_and_the_
             script = script_of(
                 "until [ -e gate ]; do sleep 0.02; done", f"({FILLING[what]})", "echo full >> full; exit 5"
             )
-            await controller.order(site.order(7, 2, "run", script=script))
+            await controller.order(site.order(7, 2, "run", script=script, capacity_bytes=10**12))
             await controller.result(7, 2, ScriptStarted)
             (site.destinations / "gate").touch()
             assert await controller.result(7, 2) == ScriptEnded(JobState.FAILED, 5, 0)

@@ -135,13 +135,14 @@ def test_commands_stage_as_the_user_with_the_variables_of_the_script(site: Site)
                 1,
                 "stage_in",
                 special=special(site, commands=commands, environment=(("GREETING", "hello"),)),
+                capacity_bytes=1 << 20,
             )
             result = await done(controller, order)
             assert (inside(site) / "a").read_text() == "data"
             assert (inside(site) / "said").read_text() == f"7 alice hello {site.destinations}\n"
             assert (result.files, result.size_bytes) == (2, sum(held_of(inside(site))))
             out = special(site, commands=('tar cf out.tar -C "$DW_JOB_STRIPED" a',))
-            await done(controller, site.order(7, 2, "stage_out", special=out))
+            await done(controller, site.order(7, 2, "stage_out", special=out, capacity_bytes=1 << 20))
             assert (site.destinations / "out.tar").stat().st_size > 0 and (inside(site) / "a").exists()
 
     asyncio.run(story())

@@ -229,7 +229,7 @@ async def test_a_script_finds_its_buffer_in_the_place(site: Site, tmp_path: Path
         assert isinstance(await controller.result(7, 1), OperationDone)
         out = f"{site.destinations}/out"
         script = '#!/bin/sh\necho "$DW_JOB_STRIPED"\nls "$DW_JOB_STRIPED/tree" | wc -l\n'
-        await controller.order(site.order(7, 2, "run", script=script, place=place, output=out))
+        await controller.order(site.order(7, 2, "run", script=script, place=place, output=out, capacity_bytes=10**9))
         await controller.result(7, 2)
         assert Path(out).read_text().split() == [f"{place.path}/{place.directory}/striped", str(FILES)]
         assert (tmp_path / "bb" / place.directory).stat().st_mode & 0o777 == 0o700
