@@ -47,6 +47,13 @@ older one was just being cleaned up."""
 
 _PLACE: Final = re.compile(r"([0-9]{1,19})\.([0-9a-z]{1,64})", re.ASCII)
 
+_HOME: Final = re.compile(rb"\.forebay-(?:[0-9a-f]{8}|alone)-[0-9]{1,19}")
+
+
+def is_home(name: bytes) -> bool:
+    """Return whether a directory has the name of one for all attempts: what lies in it is half copied."""
+    return _HOME.fullmatch(name) is not None
+
 
 class Fenced(Exception):
     """Another attempt, or another agent, has the destination: this one may not write to it any more."""

@@ -31,6 +31,7 @@ from cluster.agent.files import (
 from cluster.agent.limits import DIRECTORY_DEPTH_MAX, DIRECTORY_ENTRIES_MAX
 from cluster.agent.transfer.digests import digest_of
 from cluster.agent.transfer.errors import TransferFailed, file_message, is_absence, oddity
+from cluster.agent.transfer.fence import is_home
 from cluster.agent.transfer.manifest import (
     DIRECTORY,
     FILE,
@@ -137,6 +138,10 @@ class Walk:
                 continue
             shown_below = join(shown, (os.fsdecode(name),))
             if stat.S_ISDIR(status.st_mode):
+                if is_home(name):
+                    reason = "temporary files of a transfer under way"
+                    yield msgspec.structs.replace(self._record(ODD, below, status), reason=reason)
+                    continue
                 with closing(enter(directory, name, shown_below, item.source_barred)) as inner:
                     yield from self._directory(item, inner, below, shown_below, depth)
             elif stat.S_ISLNK(status.st_mode):
@@ -390,6 +395,7 @@ class _Planning:
         self._gone: list[Record] = []
         self._directories = array("Q")
         self._links = array("Q")
+        self._begins = array("Q")
         self._earlier: Iterator[tuple[Record, StatusRow]] = iter(())
         if old is not None and old_header is not None:
             self._earlier = with_rows(Manifest(old.manifest, old_header.manifest_bytes), StatusTable(old.control))
@@ -405,6 +411,8 @@ class _Planning:
                 chunks = chunks_of(record.size, self._options) if record.is_large else 0
                 with _own_disk():
                     place = writer.add(record, chunks)
+                if not record.path:
+                    self._begins.append(place)
                 if record.kind == DIRECTORY:
                     self._directories.append(place)
                 elif record.kind == LINK:
@@ -420,7 +428,7 @@ class _Planning:
                     self._context.pace.check()
                     self._context.progress(Counters(steps=record.index + 1, phase=PLANNING))
             self._clear_until(None)
-            return self._sealed(writer)._replace(links=self._links, absent=tuple(walk.absent))
+            return self._sealed(writer)._replace(links=self._links, begins=self._begins, absent=tuple(walk.absent))
         finally:
             self._paths.close()
 

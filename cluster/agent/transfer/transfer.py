@@ -18,9 +18,10 @@ from cluster.agent.transfer import helpers
 from cluster.agent.transfer.errors import Paused, TransferFailed, os_message, root_cause
 from cluster.agent.transfer.fence import discard_all
 from cluster.agent.transfer.file_copy import copy_acls, copy_xattrs, mode_alone, publish, taken, xattrs_of
-from cluster.agent.transfer.manifest import DIRECTORY, FILE, LINK, Record
+from cluster.agent.transfer.manifest import DIRECTORY, FILE, LINK, Manifest, Record
 from cluster.agent.transfer.moving import move_by
 from cluster.agent.transfer.options import Item, Options
+from cluster.agent.transfer.overlaps import check_collisions
 from cluster.agent.transfer.plan import STEP_RECORDS, earlier, plan
 from cluster.agent.transfer.programs import Backend, Rclone, Rsync, Template
 from cluster.agent.transfer.rate_limit import Stopped
@@ -123,6 +124,9 @@ class _Transfer:
             self._claim()
         planned = plan(self._items, options, context)
         context.planned(planned.amounts)
+        if planned.begins:
+            manifest = Manifest(planned.files.manifest, planned.header.manifest_bytes)
+            check_collisions(self._items, manifest, planned.begins)
         if not claimed:
             self._claim()
         transfer = TransferState(self._items, options, context, planned)

@@ -5,7 +5,6 @@ it is after a fork: everything in it is a file that processes share, or constant
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from cluster.agent.transfer.errors import TransferFailed, os_message
 from cluster.agent.transfer.fence import Fenced, is_removed
 from cluster.agent.transfer.manifest import DIRECTORY, FILE, Manifest, Record
 from cluster.agent.transfer.options import Item, Options, chunk_bytes_again
+from cluster.agent.transfer.overlaps import overlapping
 from cluster.agent.transfer.progress import Counters, nothing
 from cluster.agent.transfer.rate_limit import Pace
 from cluster.agent.transfer.record_paths import RecordPaths
@@ -136,12 +136,6 @@ class Batch(NamedTuple):
     """File that is copied in chunks."""
 
 
-def _are_apart(items: Sequence[Item]) -> bool:
-    """Return whether no tree goes where another item goes to, or beneath it."""
-    paths = sorted(item.destination.path.rstrip("/") + "/" for item in items)
-    return not any(after.startswith(before) for before, after in itertools.pairwise(paths))
-
-
 def directory_of(record: Record) -> tuple[int, bytes]:
     """Return the item and the path of the directory that a record lies in."""
     return record.item, record.path.rpartition(b"/")[0]
@@ -161,6 +155,8 @@ class Planned(NamedTuple):
     """The places of their records in the manifest."""
     links: Sequence[int] = ()
     """Those of links that are made again."""
+    begins: Sequence[int] = ()
+    """The place of the first record of each item; empty if nothing is copied any more."""
     absent: tuple[tuple[int, str], ...] = ()
     """Items whose source cannot be found, each with the reason: nothing of them is moved."""
     is_recorded: bool = True
@@ -181,7 +177,7 @@ class TransferState:
         self.same_boot = planned.same_boot
         """Whether what was only written, not synced, when the checkpoint was made can still be there."""
         self._chunks = planned.files.chunks
-        self._apart = _are_apart(items)
+        self._apart = not overlapping(items)
         """Whether no two items go to the same directories."""
         self.written_bytes = 0
         self.counters = Counters(files_total=self.header.files, bytes_total=self.header.size_bytes)

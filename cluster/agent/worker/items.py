@@ -182,22 +182,7 @@ def movements(order: Order, paths: RecordPaths, home: Identity) -> list[Movement
         choice = special.list_choices[index] if special.list_choices else NO_CHOICE
         with named(stage, listed.source, listed.destination):
             found += _listed(order, paths, home, listed, choice)
-    _check_unique(stage, found)
     return found
-
-
-def _check_unique(stage: str, found: list[Movement]) -> None:
-    """Raise TransferFailed if two files have one destination: the second would replace the first."""
-    seen: dict[str, Movement] = {}
-    for movement in found:
-        if movement.item.kind is not Kind.FILE:
-            continue
-        earlier = seen.setdefault(movement.item.destination.path, movement)
-        if earlier is not movement and earlier.source != movement.source:
-            raise TransferFailed(
-                f"{stage}: {_short(earlier.source)} and {_short(movement.source)} have the same destination "
-                f"{_short(movement.destination)}; give each a destination of its own"
-            )
 
 
 def persistent_of(path: str, uses: Sequence[str]) -> str:

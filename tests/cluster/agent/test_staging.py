@@ -8,7 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -25,7 +25,7 @@ from cluster.agent.transfer.transfer_state import Context
 from cluster.agent.transfer.workspace import Workspace
 from cluster.agent.worker.items import persistent_of
 from cluster.agent.worker.orphans import tag
-from cluster.agent.worker.staging import TransferRun, claimant_of, stage_in, stage_out
+from cluster.agent.worker.staging import NO_PERSISTENT, TransferRun, claimant_of, stage_in, stage_out
 from cluster.agent.worker.work import Work
 from cluster.agent.worker.worker import is_final
 from cluster.system.clock import SystemClock
@@ -65,7 +65,9 @@ class Bench:
             capacity_bytes=capacity_bytes,
         )
 
-    def run(self, stage: Callable[..., OperationDone], order: Order) -> OperationDone:
+    def run(
+        self, stage: Callable[..., OperationDone], order: Order, persistent: Mapping[str, str] = NO_PERSISTENT
+    ) -> OperationDone:
         buffer, home = open_directory(self.buffer), open_directory(self.home)
         workspace = Workspace.open(home, order.job, order.attempt, order.stage)
         context = Context(
@@ -73,7 +75,7 @@ class Bench:
         )
         try:
             claimant = claimant_of("", order.job, order.attempt, STORAGE_ID)
-            return stage(order, buffer, TransferRun(context, claimant, identity_of(home)))
+            return stage(order, buffer, TransferRun(context, claimant, identity_of(home), persistent))
         finally:
             workspace.close()
             for descriptor in (buffer, home):
@@ -516,12 +518,68 @@ def test_two_directories_and_a_file_are_merged_into_the_root_of_the_buffer(bench
         assert tree_of(bench.buffer / "striped") == expected
 
 
-def test_two_files_with_one_destination_are_refused_before_anything_is_copied(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    "root", ["$DW_JOB_STRIPED", "${DW_JOB_STRIPED}/", "$DW_JOB_LDBALANCE/", "$FOREBAY_JOB_DIR/striped"]
+)
+def test_two_files_with_one_destination_are_rejected_before_anything_is_copied(bench: Bench, root: str) -> None:
+    plant(bench.outside / "one", {"a": b"1", "sub": {"b": b"2"}})
+    plant(bench.outside / "two", {"c": b"3", "b": b"4"})
+    one = Transfer(DIRECTORY, str(bench.outside / "one"), "$DW_JOB_STRIPED/")
+    two = Transfer(DIRECTORY, str(bench.outside / "two"), f"{root}/sub")
+    with pytest.raises(TransferFailed, match="one/sub/b and .*two/b have the same destination"):
+        bench.stage_in(one, two)
+    assert not any(tree_of(bench.buffer / "striped").values())
     bench.fill(a="1", b="2")
     target = str(bench.outside / "r")
     with pytest.raises(TransferFailed, match="have the same destination"):
         bench.stage_out(Transfer(FILE, target, "$DW_JOB_STRIPED/a"), Transfer(FILE, target, "$DW_JOB_STRIPED/b"))
     assert not (bench.outside / "r").exists()
+
+
+@given(bytes_before=st.integers(0, 9), end=st.sampled_from([signal.SIGKILL, signal.SIGTERM]))
+@settings(max_examples=6, deadline=None)
+def test_a_worker_that_was_ended_goes_on_with_the_root_of_the_buffer(
+    tmp_path_factory: pytest.TempPathFactory, bytes_before: int, end: signal.Signals
+) -> None:
+    bench = Bench(tmp_path_factory.mktemp("bench"))
+    chunk, data = 4096, os.urandom(4096 * 4)
+    striped = bench.fill()
+    plant(striped / "sub", {"b": data})
+    (striped / "a").write_bytes(data)
+    root = striped.stat()
+    transfers = [Transfer(DIRECTORY, str(bench.outside / "back"), "$DW_JOB_STRIPED/")]
+    worker = Worker(bench, transfers, chunk * 100)
+    worker.await_bytes(bytes_before * chunk)
+    worker.end(end)
+    found = Worker(bench, transfers, 0).result()
+    assert isinstance(found, OperationDone) and found.files == 2
+    assert tree_of(bench.outside / "back") == tree_of(striped) == {"a": data, "sub": None, "sub/b": data}
+    assert (striped.stat().st_ino, striped.stat().st_mode) == (root.st_ino, root.st_mode)
+
+
+@pytest.mark.parametrize("count", [1, 50, 1000])
+def test_the_root_of_a_persistent_buffer_stays_the_directory_that_it_was(
+    bench: Bench, tmp_path: Path, count: int
+) -> None:
+    lake = tmp_path / "lake"
+    plant(lake, {})
+    lake.chmod(0o770)
+    files = {f"f{number}": b"1" for number in range(count)}
+    plant(bench.outside / "one", files | {"sub": files})
+    (bench.outside / "one").chmod(0o755)
+    before, persistent = lake.stat(), {"DW_PERSISTENT_STRIPED_lake": str(lake)}
+    into = Transfer(DIRECTORY, str(bench.outside / "one"), "$DW_PERSISTENT_STRIPED_lake/")
+    back = Transfer(DIRECTORY, str(bench.outside / "back"), "$DW_PERSISTENT_STRIPED_lake")
+    order = msgspec.structs.replace(bench.order(into), uses=("lake",))
+    assert bench.run(stage_in, order, persistent).files == 2 * count
+    # What another job is still staging in lies in the same root, and its user may be another one.
+    other = lake / claimant_of("", 9, 1, STORAGE_ID).home
+    plant(other, {"part": b"half"})
+    order = msgspec.structs.replace(bench.order(back), stage="stage_out", uses=("lake",))
+    assert bench.run(stage_out, order, persistent).files == 2 * count
+    assert tree_of(bench.outside / "back") == tree_of(bench.outside / "one")
+    after = lake.stat()
+    assert (after.st_ino, after.st_mode, after.st_uid) == (before.st_ino, before.st_mode, before.st_uid)
 
 
 def test_paths_of_a_persistent_buffer_are_found_by_either_spelling(bench: Bench, tmp_path: Path) -> None:

@@ -179,10 +179,16 @@ def test_who_cancels_finds_nothing_left_and_who_interrupts_goes_on_from_there(no
     assert [path.name for path in (node.outside / "out").iterdir()] == ["big"]
 
 
-def test_an_agent_that_is_killed_goes_on_with_a_stage_in_where_it_was(site: Site) -> None:
+@pytest.mark.parametrize("kind", TransferKind)
+def test_an_agent_that_is_killed_goes_on_with_a_stage_in_where_it_was(site: Site, kind: TransferKind) -> None:
     # Seconds are left of it when the agent is killed.
-    (site.sources / "big").write_bytes(os.urandom(8 * MIB) * 10)
-    transfer = Transfer(TransferKind.FILE, str(site.sources / "big"), "$DW_JOB_STRIPED/big")
+    (site.sources / "tree").mkdir()
+    big = site.sources / "tree" / "big"
+    big.write_bytes(os.urandom(8 * MIB) * 10)
+    if kind is TransferKind.FILE:
+        transfer = Transfer(kind, str(big), "$DW_JOB_STRIPED/big")
+    else:
+        transfer = Transfer(kind, str(big.parent), "$DW_JOB_STRIPED/")
     paced = RateShares(transfer_bytes_s=24 * MIB)
 
     async def story() -> None:
@@ -199,7 +205,7 @@ def test_an_agent_that_is_killed_goes_on_with_a_stage_in_where_it_was(site: Site
             assert isinstance(done, OperationDone) and done.receipt is not None
             assert done.receipt.resumed_bytes >= 16 * MIB
         data = (site.home / "buffers" / "8" / "striped" / "big").read_bytes()
-        assert data == (site.sources / "big").read_bytes()
+        assert data == big.read_bytes()
         assert sorted(os.listdir(site.home / "buffers" / "8")) == ["private", "striped"]
         assert sorted(os.listdir(site.home / "receipts")) == ["8.1.stage_in", "8.2.stage_in"]
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from cluster.agent.transfer import file_copy, record_paths
 from cluster.agent.transfer.errors import Paused, SourceChanged, TransferFailed, root_cause
 from cluster.agent.transfer.fence import Fenced
-from cluster.agent.transfer.options import Kind, Options
+from cluster.agent.transfer.options import Options
 from cluster.agent.transfer.status_table import Flag
 from cluster.system.descriptors import open_directory
-from tests.cluster.agent.transfer.harness import SMALL, TAG, Harness, plant, tree_of
+from tests.cluster.agent.transfer.harness import TAG, Harness, plant, tree_of
 
 
 @given(st.lists(st.binary(min_size=1, max_size=4000), min_size=2, max_size=20, unique=True))
@@ -226,11 +226,3 @@ def test_a_destination_on_another_file_system_than_the_staging_directory_is_refu
     with pytest.raises(TransferFailed, match="destination/a lies on another file system") as caught:
         harness.carry()
     assert not isinstance(root_cause(caught.value), OSError)
-
-
-def test_two_items_may_go_to_one_file_and_it_is_one_of_them_whole(harness: Harness) -> None:
-    plant(harness.source, {"a": b"a" * 100, "b": b"b" * 200})
-    items = [harness.item(Kind.FILE, harness.source / name, harness.destination / "c") for name in "ab"]
-    harness.carry(items, SMALL)
-    assert (harness.destination / "c").read_bytes() in (b"a" * 100, b"b" * 200)
-    assert harness.parts() == []

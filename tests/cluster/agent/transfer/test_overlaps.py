@@ -1,0 +1,121 @@
+"""Items that share destinations: directories are merged, and different files with one path end the transfer."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from cluster.agent.transfer.errors import TransferFailed
+from cluster.agent.transfer.fence import Claimant
+from cluster.agent.transfer.options import Item, Kind
+from cluster.agent.transfer.overlaps import overlapping
+from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
+
+NAMES = ("a", "b", "c")
+DESTINATIONS = ("", "a", "a/b", "b", "c/a")
+CASES = 150
+
+
+def make_tree(random: Random, depth: int) -> dict[str, object]:
+    made: dict[str, object] = {}
+    for name in random.sample(NAMES, random.randint(0, len(NAMES))):
+        made[name] = make_tree(random, depth - 1) if depth and random.random() < 0.5 else random.randbytes(3)
+    return made
+
+
+def model_of(trees: list[tuple[str, dict[str, bytes | None]]]) -> dict[str, bytes | None] | None:
+    """Return what is there when all trees have been copied; None if the order of the copies decides."""
+    found: dict[str, bytes | None] = {}
+    for destination, tree in trees:
+        parts = destination.split("/") if destination else []
+        above: dict[str, bytes | None] = {"/".join(parts[: count + 1]): None for count in range(len(parts))}
+        below = {"/".join((*parts, path)): data for path, data in tree.items()}
+        for path, data in (above | below).items():
+            if path in found and (data is not None or found[path] is not None):
+                return None
+            found[path] = data
+    return found
+
+
+def test_trees_are_merged_if_no_two_files_have_one_path_and_else_nothing_is_copied(fast_path: Path) -> None:
+    counts = [0, 0]
+    for case in range(CASES):
+        random = Random(case)
+        directory = fast_path / str(case)
+        directory.mkdir()
+        harness = Harness(directory)
+        items, trees = [], []
+        for number in range(random.choice((2, 2, 3))):
+            source, destination = harness.source / str(number), random.choice(DESTINATIONS)
+            plant(source, make_tree(random, 2))
+            items.append(harness.item(Kind.DIRECTORY, source, harness.destination / destination))
+            trees.append((destination, tree_of(source)))
+        expected = model_of(trees)
+        counts[expected is None] += 1
+        if expected is None:
+            with pytest.raises(TransferFailed, match="have the same destination|exists and is a") as caught:
+                harness.carry(items)
+            if "exists and is a" not in str(caught.value):
+                assert not any(tree_of(harness.destination).values())
+        else:
+            harness.carry(items)
+            assert tree_of(harness.destination) == expected
+        harness.close()
+    assert min(counts) > CASES // 10, counts
+
+
+def test_of_two_files_with_one_destination_neither_is_copied_and_both_are_named(harness: Harness) -> None:
+    plant(harness.source, {"a": b"a" * 100, "b": b"b" * 200})
+    items = [harness.item(Kind.FILE, harness.source / name, harness.destination / "c") for name in "ab"]
+    with pytest.raises(TransferFailed, match="source/a and .*source/b have the same destination .*/c; give") as caught:
+        harness.carry(items, SMALL)
+    assert caught.value.item == 1
+    assert tree_of(harness.destination) == {}
+
+
+def test_the_same_file_may_go_to_one_destination_twice(harness: Harness) -> None:
+    plant(harness.source, {"d": {"a": b"a"}})
+    items = [
+        harness.item(Kind.DIRECTORY, harness.source / "d", harness.destination),
+        harness.item(Kind.FILE, harness.source / "d" / "a", harness.destination / "a"),
+    ]
+    harness.carry(items, SMALL)
+    assert tree_of(harness.destination) == {"a": b"a"}
+
+
+def test_links_with_different_targets_and_one_destination_are_rejected(harness: Harness) -> None:
+    plant(harness.source, {"one": {"a": b"a"}, "two": {"b": b"b"}})
+    (harness.source / "one" / "l").symlink_to("a")
+    (harness.source / "two" / "l").symlink_to("b")
+    items = [harness.item(Kind.DIRECTORY, harness.source / name, harness.destination) for name in ("one", "two")]
+    with pytest.raises(TransferFailed, match="one/l and .*two/l have the same destination"):
+        harness.carry(items, SMALL)
+
+
+def test_destinations_are_compared_as_the_kernel_knows_them(harness: Harness) -> None:
+    plant(harness.destination, {"striped": {}})
+    below = harness.item(Kind.FILE, harness.source / "a", harness.destination / "striped" / "a")
+    anchor = os.open(harness.destination / "striped", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        target = below.destination._replace(anchor=anchor, shown="$DW_JOB_STRIPED", parts=())
+        tree = Item(Kind.DIRECTORY, below.source, target)
+        assert set(overlapping([below, tree])) == {0, 1}
+        other = below._replace(destination=below.destination._replace(parts=("destination", "striped-2", "a")))
+        assert overlapping([tree, other]) == {}
+    finally:
+        os.close(anchor)
+
+
+def test_what_another_transfer_is_still_copying_is_left_out_and_named(harness: Harness) -> None:
+    home = Claimant("0123abcd-9", 1, "0" * 32).home
+    plant(harness.source, {"a": b"a", home: {"1." + "0" * 32: {"part": b"half"}}, ".forebay-notes": {"b": b"b"}})
+    receipt = harness.carry([harness.item(move=True)], SMALL)
+    assert tree_of(harness.destination) == {"a": b"a", ".forebay-notes": None, ".forebay-notes/b": b"b"}
+    (left,) = receipt.left_out_first
+    assert left.path == home and "a transfer under way" in left.reason
+    # It is not removed either: its transfer goes on.
+    assert (harness.source / home / ("1." + "0" * 32) / "part").read_bytes() == b"half"
+    assert not (harness.source / "a").exists()
