@@ -10,16 +10,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from replica.decide.checks import Rejected
-from replica.grammar import WHOLE_BUFFER, split_inside
+from replica.grammar import VARIABLE_DIRECTORIES, WHOLE_BUFFER, split_inside
 from replica.model import ListTransfer, Transfer, TransferKind
 from replica.values import RefusalCode
-
-_DIRECTORIES = {
-    "DW_JOB_STRIPED": (WHOLE_BUFFER, "striped"),
-    "DW_JOB_LDBALANCE": (WHOLE_BUFFER, "striped"),
-    "DW_JOB_PRIVATE": (WHOLE_BUFFER, "private"),
-}
-"""Where in the whole buffer the variables of the access modes point: two of them may name the same file."""
 
 Parts = tuple[str, ...]
 
@@ -100,7 +93,9 @@ def _outside_parts(path: str) -> Parts:
 
 def _inside_parts(path: str) -> Parts:
     variable, rest = split_inside(path)
-    return (*_DIRECTORIES.get(variable, (variable,)), *_outside_parts(rest))
+    directory = VARIABLE_DIRECTORIES.get(variable)
+    above = (variable,) if directory is None else (WHOLE_BUFFER, directory)
+    return (*above, *_outside_parts(rest))
 
 
 def _overlap(one: Copy, other: Copy, *, outgoing: bool) -> bool:

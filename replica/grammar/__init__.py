@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
     from replica.grammar.directives import Reading, read_guest_request, read_request
     from replica.grammar.lexer import DirectiveRefused
-    from replica.grammar.paths import WHOLE_BUFFER, path_fault, place_refusal, split_inside
+    from replica.grammar.paths import VARIABLE_DIRECTORIES, WHOLE_BUFFER, path_fault, place_refusal, split_inside
     from replica.grammar.settings import KEYS, Key, Kind, Owner, ValueFault, find_key, format_value
     from replica.grammar.slurm import guest_tables
 else:
@@ -40,7 +40,7 @@ else:
         burst_buffer_conf: Fault Line Setting SettingFault include_of lines_of parse_lines place_in values_of
         directives: Reading read_guest_request read_request
         lexer: DirectiveRefused
-        paths: WHOLE_BUFFER path_fault place_refusal split_inside
+        paths: VARIABLE_DIRECTORIES WHOLE_BUFFER path_fault place_refusal split_inside
         settings: KEYS Key Kind Owner ValueFault find_key format_value
         slurm: guest_tables
         """,

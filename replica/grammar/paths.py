@@ -27,6 +27,9 @@ INSIDE_VARIABLES = {
 WHOLE_BUFFER = "FOREBAY_JOB_DIR"
 """Variable of the directory that has one directory for each access mode."""
 
+VARIABLE_DIRECTORIES = {"DW_JOB_STRIPED": "striped", "DW_JOB_LDBALANCE": "striped", "DW_JOB_PRIVATE": "private"}
+"""Where in the whole buffer the variables of the access modes point: two of them may name the same file."""
+
 PATH_CHARACTERS_ANY = PATH_BYTES_MAX // 4
 """So many characters are no more than PATH_BYTES_MAX bytes, whatever they are."""
 

@@ -12,8 +12,14 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final, NamedTuple
 
+from msgspec.structs import replace
+
 from cluster.slurm import PARTS, script_parts
+from replica.decide.checks import Rejected
+from replica.decide.destinations import check_overlaps, with_file_name
 from replica.grammar import DirectiveRefused, guest_tables, read_guest_request
+from replica.model import BufferRequest, JobRequest, Transfer, expanded
+from replica.values import UnknownSymbol
 from tests.fuzzing.generator import NAMES, PATHS, SIZES, _lines, _mutated
 
 CHECK: Final = Path(__file__).with_name("check.lua")
@@ -101,10 +107,34 @@ def asked_of_forebay(case: GuestCase) -> str:
         return str(refused)
     if request is None:
         return ""
+    overlap = _overlap_of(request)
+    if overlap:
+        return overlap
     if request.pool not in POOLS:
         return f"{request.places[0]}: there is no pool"
     if request.capacity_bytes > POOLS[request.pool]:
         return f"{request.places[1]}: more than the pool has"
+    return ""
+
+
+def _overlap_of(request: BufferRequest) -> str:
+    """Return why Forebay rejects the destinations of a request, with their place; empty if it does not."""
+    job, places = JobRequest("job", "alan", "", "/work", 60), iter(request.places[2:])
+    try:
+        lists = [
+            replace(each, source=expanded(each.source, job, 1), destination=expanded(each.destination, job, 1))
+            for each in request.lists
+        ]
+        for outgoing, transfers in ((False, request.stage_in), (True, request.stage_out)):
+            copies = []
+            for each in transfers:
+                whole = Transfer(each.kind, expanded(each.outside, job, 1), expanded(each.inside, job, 1))
+                copies.append((with_file_name(whole, outgoing=outgoing), next(places)))
+            check_overlaps(copies, lists, outgoing=outgoing)
+    except UnknownSymbol:
+        return ""
+    except Rejected as rejected:
+        return f"{rejected.refusal.place}: {rejected.refusal.sentence}"
     return ""
 
 

@@ -383,6 +383,13 @@ local function read_stage(words, asked, site)
     local among = kind == "list" and asked.lists or asked.moves[stage]
     among[#among + 1] = inside
   end
+  if kind ~= "list" or stage == "stage_out" then
+    local outside = stage == "stage_in" and options.source or options.destination
+    asked.copies[#asked.copies + 1] = {
+      outgoing = stage == "stage_out", kind = kind, source = options.source.text, destination = options.destination.text,
+      at = kind == "list" and options.source.word or outside.word,
+    }
+  end
   for _, key in ipairs(site.choice_keys) do
     local value = options[key]
     if value then
@@ -417,6 +424,80 @@ local function check_access(value, asked, site)
   end
 end
 
+-- ---- transfers that may write the same file, as replica/decide/destinations.py has them
+
+local function parts_of(path, site)
+  local parts, name, rest = {}, variable_of(path)
+  if name then
+    local directory = site.variable_directories[name]
+    parts, path = directory and { site.whole_buffer, directory } or { name }, rest
+  end
+  for part in path:gmatch("[^/]+") do
+    if part ~= "." then parts[#parts + 1] = part end
+  end
+  return parts
+end
+
+-- Put in `copy` the parts of its destination, and both paths as text. False for paths with a backslash, after which
+-- symbols mean themselves: those are for `setup`.
+local function is_known(copy, site)
+  if (copy.source .. copy.destination):find("\\", 1, true) then return false end
+  local from = parts_of(copy.source, site)
+  copy.to, copy.from = parts_of(copy.destination, site), "/" .. listed(from, "/")
+  local _, rest = variable_of(copy.destination)
+  if copy.kind == "file" and (copy.destination:sub(-1) == "/" or rest and not rest:find("[^/]")) then
+    copy.to[#copy.to + 1] = from[#from]
+  end
+  copy.path = "/" .. listed(copy.to, "/")
+  return true
+end
+
+-- Whether two sources differ. Symbols such as %j have no values yet, and may stand for what is written out elsewhere.
+local function differ(one, other) return one ~= other and not (one .. other):find("%", 1, true) end
+
+-- Whether both may write one file with different contents. The destination of `upper` is that of `lower`, or above it.
+local function overlap(upper, lower)
+  local is_same = upper.path == lower.path
+  if upper.kind == "file" and lower.kind == "file" then return is_same and differ(upper.from, lower.from) end
+  if not upper.outgoing or (upper.kind == "list" and lower.kind == "list") then return false end
+  if is_same and (upper.kind == "file" or upper.kind == "list" and lower.kind == "directory") then
+    upper, lower = lower, upper
+  end
+  if upper.kind == "file" then return false end
+  if upper.kind == "list" then return is_same end
+  return lower.kind == "list" or differ(lower.from, upper.from .. lower.path:sub(#upper.path + 1))
+end
+
+local function check_overlaps(copies, site)
+  local at = { [true] = {}, [false] = {} }
+  local known = {}
+  for number, copy in ipairs(copies) do
+    copy.number = copy.kind == "list" and number + #copies or number -- Forebay has lists after the others
+    if is_known(copy, site) then known[#known + 1] = copy end
+  end
+  -- What lies in a directory comes after it.
+  table.sort(known, function(one, other)
+    if #one.to ~= #other.to then return #one.to < #other.to end
+    return one.number < other.number
+  end)
+  for _, copy in ipairs(known) do
+    local path, above = "", at[copy.outgoing]
+    for _, part in ipairs(copy.to) do
+      path = path .. "/" .. part
+      for _, upper in ipairs(above[path] or {}) do
+        if overlap(upper, copy) then
+          local earlier, later = upper, copy
+          if later.number < earlier.number then earlier, later = later, earlier end
+          refuse(later.at, "the destination " .. quote(later.destination) .. " overlaps " .. quote(earlier.destination)
+            .. " of another directive, so one would replace files of the other", "give each directive a destination of its own")
+        end
+      end
+    end
+    above[copy.path] = above[copy.path] or {}
+    table.insert(above[copy.path], copy)
+  end
+end
+
 local function check_whole(found, asked, site)
   if not asked.space then
     refuse(found[1].at, "the job asks for no capacity", "add for example #" .. site.directive .. " pool=fast capacity=10GiB")
@@ -440,6 +521,7 @@ local function check_whole(found, asked, site)
   for _, moves in ipairs({ asked.moves.stage_in, asked.moves.stage_out, asked.lists }) do
     for _, value in ipairs(moves) do check_access(value, asked, site) end
   end
+  check_overlaps(asked.copies, site)
 end
 
 local function size_text(bytes, site)
@@ -475,7 +557,7 @@ return function(text, site)
     if #text > SCRIPT_BYTES_MAX then
       error({ sentence = "the script has more than " .. integer(SCRIPT_BYTES_MAX) .. " bytes; put its data into files" }, 0)
     end
-    local asked = { modes = { striped = true }, moves = { stage_in = {}, stage_out = {} }, lists = {}, count = {} }
+    local asked = { modes = { striped = true }, moves = { stage_in = {}, stage_out = {} }, lists = {}, copies = {}, count = {} }
     local found = find_directives(text, site)
     for _, each in ipairs(found) do
       check_counted(each)

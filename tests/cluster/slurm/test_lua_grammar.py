@@ -1,5 +1,6 @@
 """burst_buffer.lua reads requests as the grammar does: nothing that Forebay accepts is refused at submission."""
 
+import itertools
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -60,3 +61,34 @@ def test_a_refusal_at_submission_names_line_column_and_remedy(
     monkeypatch.setattr("tests.fuzzing.guests.POOLS", {"fast": 2**52, "gone": 0})
     found = asked_of_lua(interpreter, [GuestCase(f"#!/bin/sh\n{line}\n", "BB_LUA")], tmp_path)
     assert found[0].startswith(f"script line 2, {says}")
+
+
+SPACE = "#!/bin/sh\n#BB_LUA jobdw pool=fast capacity=1GiB access_mode=striped,ldbalance\n"
+INSIDES = ("$DW_JOB_STRIPED", "${DW_JOB_STRIPED}/a", "$DW_JOB_LDBALANCE/a/x", "$FOREBAY_JOB_DIR/striped/b")
+OUTSIDES = ("/o/r", "/o/r/", "/o//r/./x", "/o/%j", "/o/r-s")
+
+
+@lua
+def test_overlapping_destinations_are_refused_at_submission_exactly_where_forebay_refuses_them(
+    interpreter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.fuzzing.guests.POOLS", {"fast": 2**52})
+    kinds = ("file", "directory")
+    lines = [
+        f"stage_out type={kind} source={inside} destination={outside}"
+        for kind, inside, outside in itertools.product(kinds, INSIDES, OUTSIDES)
+    ]
+    lines += [f"stage_out type=list source=/in/{name} destination={outside}" for name in "lm" for outside in OUTSIDES]
+    lines += [
+        f"stage_in type={kind} source=/in/{name} destination={inside}"
+        for kind, name, inside in itertools.product(kinds, "xy", INSIDES)
+    ]
+    cases = [
+        GuestCase(f"{SPACE}#BB_LUA {one}\n#BB_LUA {other}\n", "BB_LUA")
+        for one, other in itertools.product(lines, repeat=2)
+    ]
+    found = compare(interpreter, cases, tmp_path)
+    assert [one for one in found if kind_of(one) not in (ACCEPTED, REFUSED)] == []
+    overlaps = [one for one in found if "overlaps" in one.lua]
+    assert len(overlaps) > len(lines)
+    assert all("overlaps" in one.forebay for one in overlaps)
