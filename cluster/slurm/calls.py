@@ -22,7 +22,7 @@ from cluster.schemas import guests as g
 from cluster.slurm.files import Files, Session, session_of_persistent, uptime_s
 from cluster.slurm.slurmctld import owner_of
 from cluster.system import Clock
-from replica.grammar import DirectiveRefused, read_guest_request, read_request
+from replica.grammar import DirectiveRefused, find_overlap_in, read_guest_request, read_request
 from replica.model import BufferRequest
 from replica.values import (
     MICROSECONDS_PER_SECOND,
@@ -407,7 +407,12 @@ class Calls:
             asked = _asked(self.site, script)
         except DirectiveRefused as refused:
             return "fail", str(refused)
-        if asked is None or not asked.pool:
+        if asked is None:
+            return "ok", ""
+        overlap = find_overlap_in(asked)
+        if overlap is not None:
+            return "fail", str(DirectiveRefused(overlap))
+        if not asked.pool:
             return "ok", ""
         names = sorted(pool.name for pool in self.site.pools)
         found = {one.name: one for one in self.site.pools}.get(asked.pool)

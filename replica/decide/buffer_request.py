@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from replica.decide.checks import NODE_COUNT_INVALID, Rejected, check_beneath, check_inside, expand, require
-from replica.decide.destinations import check_overlaps, with_file_name
+from replica.grammar import find_overlap, with_file_name
 from replica.messages import commands as c
 from replica.model import (
     NATIVE,
@@ -363,7 +363,7 @@ def _expanded(state: Facts, request: JobRequest, asked: BufferRequest, job_id: i
             transfer = with_file_name(transfer, outgoing=outgoing)
             check_beneath(roots, request.user, transfer.outside, key, place)
             transfers.append((transfer, place))
-        check_overlaps(transfers, asked.lists, outgoing=outgoing)
+        require(find_overlap(transfers, asked.lists, outgoing=outgoing))
         moved[stage] = tuple(transfer for transfer, _ in transfers)
     return replace(asked, stage_in=moved["stage_in"], stage_out=moved["stage_out"])
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         place_in,
         values_of,
     )
+    from replica.grammar.destinations import find_overlap, find_overlap_in, with_file_name
     from replica.grammar.directives import Reading, read_guest_request, read_request
     from replica.grammar.lexer import DirectiveRefused
     from replica.grammar.paths import VARIABLE_DIRECTORIES, WHOLE_BUFFER, path_fault, place_refusal, split_inside
@@ -38,6 +39,7 @@ else:
         """
         account_limits: TextFault format_limits format_reserved parse_limits parse_reserved
         burst_buffer_conf: Fault Line Setting SettingFault include_of lines_of parse_lines place_in values_of
+        destinations: find_overlap find_overlap_in with_file_name
         directives: Reading read_guest_request read_request
         lexer: DirectiveRefused
         paths: VARIABLE_DIRECTORIES WHOLE_BUFFER path_fault place_refusal split_inside

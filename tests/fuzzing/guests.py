@@ -15,9 +15,13 @@ from typing import Any, Final, NamedTuple
 from msgspec.structs import replace
 
 from cluster.slurm import PARTS, script_parts
-from replica.decide.checks import Rejected
-from replica.decide.destinations import check_overlaps, with_file_name
-from replica.grammar import DirectiveRefused, guest_tables, read_guest_request
+from replica.grammar import (
+    DirectiveRefused,
+    find_overlap,
+    guest_tables,
+    read_guest_request,
+    with_file_name,
+)
 from replica.model import BufferRequest, JobRequest, Transfer, expanded
 from replica.values import UnknownSymbol
 from tests.fuzzing.generator import NAMES, PATHS, SIZES, _lines, _mutated
@@ -130,11 +134,11 @@ def _overlap_of(request: BufferRequest) -> str:
             for each in transfers:
                 whole = Transfer(each.kind, expanded(each.outside, job, 1), expanded(each.inside, job, 1))
                 copies.append((with_file_name(whole, outgoing=outgoing), next(places)))
-            check_overlaps(copies, lists, outgoing=outgoing)
+            refusal = find_overlap(copies, lists, outgoing=outgoing)
+            if refusal is not None:
+                return f"{refusal.place}: {refusal.sentence}"
     except UnknownSymbol:
         return ""
-    except Rejected as rejected:
-        return f"{rejected.refusal.place}: {rejected.refusal.sentence}"
     return ""
 
 

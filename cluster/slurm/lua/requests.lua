@@ -424,7 +424,7 @@ local function check_access(value, asked, site)
   end
 end
 
--- ---- transfers that may write the same file, as replica/decide/destinations.py has them
+-- ---- transfers that may write the same file, as replica/grammar/destinations.py has them
 
 local function parts_of(path, site)
   local parts, name, rest = {}, variable_of(path)

@@ -478,6 +478,21 @@ async def test_dw_wlm_cli_refuses_what_no_setup_could_have_whatever_word_lua_sit
             word, text = await bridge._calls.perform("job_process", [], f"#!/bin/sh\n{line}\ntrue\n")
             assert (word == "fail") is bool(sentence) and sentence in text, text
             assert not sentence or "line 2, column" in text
+        space = "#DW jobdw pool=fast capacity=8MiB access_mode=striped type=scratch"
+        one, other = (
+            f"#DW stage_out type=file source=$DW_JOB_STRIPED/{name} destination=/out/r" for name in ("a", "b")
+        )
+        symbol = "#DW stage_out type=file source=$DW_JOB_STRIPED/%j destination=/out/r"
+        for lines, place, sentence in (
+            ((space, one, one), "", ""),
+            # Only `setup` knows what stands for %j.
+            ((space, one, symbol), "", ""),
+            ((space, one, other), "line 4, column 50", "the destination '/out/r' overlaps '/out/r'"),
+            ((one,), "line 2, column 25", "the job has no buffer for $DW_JOB_STRIPED"),
+        ):
+            script = "\n".join(("#!/bin/sh", *lines, "true\n"))
+            word, text = await bridge._calls.perform("job_process", [], script)
+            assert (word == "fail") is bool(sentence) and sentence in text and place in text, text
         host.leader.total = 0
         await until(lambda: bridge._calls.site is not None and not bridge._calls.site.pools[0].quantity)
         line = "#DW jobdw pool=fast capacity=8MiB access_mode=striped type=scratch"

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from replica.decide.checks import Rejected
-from replica.grammar import VARIABLE_DIRECTORIES, WHOLE_BUFFER, split_inside
-from replica.model import ListTransfer, Transfer, TransferKind
-from replica.values import RefusalCode
+from replica.grammar.paths import VARIABLE_DIRECTORIES, WHOLE_BUFFER, split_inside
+from replica.model import BufferRequest, ListTransfer, Transfer, TransferKind
+from replica.values import Refusal, RefusalCode
 
 Parts = tuple[str, ...]
 
@@ -41,14 +40,16 @@ def with_file_name(transfer: Transfer, *, outgoing: bool) -> Transfer:
     return Transfer(transfer.kind, *((named, source) if outgoing else (source, named)))
 
 
-def check_overlaps(transfers: Sequence[tuple[Transfer, str]], lists: Sequence[ListTransfer], *, outgoing: bool) -> None:
-    """Raise Rejected where two transfers of one stage overlap; each comes with the place of its directive.
+def find_overlap(
+    transfers: Sequence[tuple[Transfer, str]], lists: Sequence[ListTransfer], *, outgoing: bool
+) -> Refusal | None:
+    """Return a refusal if two transfers of one stage overlap; each transfer comes with the place of its directive.
 
     Of a stage-in only two files with one destination are rejected: its sources stay, and directories are often merged
     on purpose.
     """
     if len(transfers) + len(lists) < 2:
-        return
+        return None
     copies = [_copy(transfer, place, outgoing=outgoing) for transfer, place in transfers]
     copies += [_list_copy(listed) for listed in lists if listed.outgoing and outgoing]
     # In this order what lies in a directory follows it, so each copy is compared with few others, however many there
@@ -63,7 +64,7 @@ def check_overlaps(transfers: Sequence[tuple[Transfer, str]], lists: Sequence[Li
         for other in (*above[-1:], *(() if before is None else (before,))):
             if _overlap(other[1], row[1], outgoing=outgoing):
                 (_, earlier), (_, later) = sorted((other, row), key=lambda known: known[0])
-                raise Rejected(
+                return Refusal(
                     RefusalCode.INVALID_DIRECTIVE,
                     f"the destination {later.shown!r} overlaps {earlier.shown!r} of another directive, "
                     "so one would replace files of the other",
@@ -73,6 +74,28 @@ def check_overlaps(transfers: Sequence[tuple[Transfer, str]], lists: Sequence[Li
         if outgoing and row[1].source and not row[1].is_file:
             above.append(row)
         before = row
+    return None
+
+
+def find_overlap_in(request: BufferRequest) -> Refusal | None:
+    """Return a refusal if transfers of a request overlap whose symbols have no values yet.
+
+    One text becomes one path, whatever its symbols stand for. A stage with symbols in its sources, or with a backslash,
+    after which symbols mean themselves, is left to `find_overlap` with the paths of the job.
+    """
+    places = iter(request.places[2:])
+    for outgoing, transfers in ((False, request.stage_in), (True, request.stage_out)):
+        copies = [(with_file_name(transfer, outgoing=outgoing), next(places, "")) for transfer in transfers]
+        lists = [listed for listed in request.lists if listed.outgoing and outgoing]
+        sources = [transfer.inside if outgoing else transfer.outside for transfer in transfers]
+        texts = [text for transfer in transfers for text in (transfer.outside, transfer.inside)]
+        texts += [listed.destination for listed in lists]
+        if any("%" in source for source in sources) or any("\\" in text for text in texts):
+            continue
+        refusal = find_overlap(copies, lists, outgoing=outgoing)
+        if refusal is not None:
+            return refusal
+    return None
 
 
 def _copy(transfer: Transfer, place: str, *, outgoing: bool) -> Copy:
