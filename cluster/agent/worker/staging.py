@@ -308,20 +308,21 @@ def stage_in(order: Order, buffer: int, run: TransferRun) -> OperationDone:
     """
     commands = run.commands
     options = _options(order, run.local)
-    # What a command did cannot be told from what it did not.
-    if commands is not None or not _goes_on(order, buffer, run, options):
-        if run.shared:
-            _see_empty(buffer, run.claimant)
-        else:
-            empty_directory(buffer, shown="the buffer", lasting=False)
-    for name in ACCESS_DIRECTORIES:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, 0o700, dir_fd=buffer)
-    os.fsync(buffer)
+    if has_space(order):
+        # What a command did cannot be told from what it did not.
+        if commands is not None or not _goes_on(order, buffer, run, options):
+            if run.shared:
+                _see_empty(buffer, run.claimant)
+            else:
+                empty_directory(buffer, shown="the buffer", lasting=False)
+        for name in ACCESS_DIRECTORIES:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=buffer)
+        os.fsync(buffer)
     _check_persistent(buffer, run.persistent)
     with RecordPaths(order, buffer, run.persistent) as paths:
         moves = movements(order, paths, run.home)
-        receipt = _run(order, moves, options, run, buffer)
+        receipt = _run(order, moves, options, run, buffer if has_space(order) else None)
     os.fsync(buffer)
     if commands is None:
         return _done(order, moves, receipt, None)
@@ -381,6 +382,11 @@ def stage_out(order: Order, buffer: int, run: TransferRun) -> OperationDone:
 def capacity_of(order: Order) -> int:
     """Return how much the buffer may hold, bytes; 0 where that has no bound, or its pool counts something else."""
     return order.capacity_bytes if order.pool_is_bytes else 0
+
+
+def has_space(order: Order) -> bool:
+    """Return whether the job has space of its own; else its buffer is an empty directory that only the agent enters."""
+    return order.capacity_bytes > 0
 
 
 def check_room(

@@ -72,7 +72,15 @@ from cluster.agent.transfer import (
 from cluster.agent.worker import external_provider
 from cluster.agent.worker.buffer_usage import blocks_of, inodes_of
 from cluster.agent.worker.orphans import ANY_ATTEMPT, SWEEP, sweep, tag
-from cluster.agent.worker.staging import Commands, TransferRun, capacity_of, claimant_of, stage_in, stage_out
+from cluster.agent.worker.staging import (
+    Commands,
+    TransferRun,
+    capacity_of,
+    claimant_of,
+    has_space,
+    stage_in,
+    stage_out,
+)
 from cluster.agent.worker.work import Outcome, Work
 from cluster.system import (
     SystemClock,
@@ -395,7 +403,7 @@ def _stage_in(work: Work) -> Outcome:
     # Of a place, whichever mover does it: the same again.
     seed = _marker(work) if work.order.place is None else f"{work.order.place.identity}.{work.order.place.directory}"
     capacity.hold(buffer, control, seed, blocks_of(capacity_bytes))
-    if account.switch:
+    if account.switch and has_space(work.order):
         os.fchown(buffer, account.uid, account.gid)
     os.fsync(buffers)
     run = _carrier(work, home)

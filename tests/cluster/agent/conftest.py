@@ -105,6 +105,7 @@ class Site:
             # As a controller has it: a script begins where its buffer was made.
             "has_buffer": stage != "run" or "place" in fields or (self.home / "buffers" / str(job)).exists(),
             "access": ("striped",),
+            "capacity_bytes": 1 << 30,
             "roots": (str(self.sources if stage == "stage_in" else self.destinations),),
             "timeout_s": 60,
             "time_limit_s": 60 if stage == "run" else 0,

@@ -146,10 +146,12 @@ def test_what_a_buffer_holds_is_found_again_after_the_machine_went_down(site: Si
             await controller.order(site.order(7, 3, "teardown", capacity_bytes=8 * MIB))
             assert isinstance(await controller.result(7, 3), OperationDone)
             # The name's next life has nothing of the one before.
-            await controller.order(site.order(8, 1, "stage_in", creates=lake))
+            await controller.order(site.order(8, 1, "stage_in", creates=lake, capacity_bytes=0))
             assert isinstance(await controller.result(8, 1), OperationDone)
             assert len(mounted(imaging)) == 1 and not os.listdir(imaging / "persistent" / "lake")
-            await controller.order(site.order(9, 1, "stage_in", destroys=(DestroyPersistent("lake"),)))
+            await controller.order(
+                site.order(9, 1, "stage_in", destroys=(DestroyPersistent("lake"),), capacity_bytes=0)
+            )
             assert isinstance(await controller.result(9, 1), OperationDone)
             assert not mounted(imaging) and not os.listdir(imaging / "persistent" / images.IMAGES)
             await nothing_attached(imaging)

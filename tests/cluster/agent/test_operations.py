@@ -63,7 +63,7 @@ class Node:
         standard = {
             "job": 7, "attempt": 1, "stage": stage, "user": "nobody", "name": "x", "workdir": str(self.work),
             "has_buffer": stage != "run" or is_there, "access": ("striped",), "roots": (str(self.work),),
-            "timeout_s": 30,
+            "timeout_s": 30, "capacity_bytes": 1 << 30,
         }  # fmt: skip
         return msgspec.convert(standard | {k: msgspec.to_builtins(v) for k, v in fields.items()}, type=Order)
 
@@ -363,6 +363,35 @@ def test_orders_of_an_older_revision_end_nothing(node: Node) -> None:
             await running
 
     asyncio.run(story())
+
+
+@needs_root
+def test_a_job_without_capacity_has_no_directory_that_its_user_may_write_to(shared: Node) -> None:
+    lake = shared.directory / "n1" / "persistent" / "lake"
+    lake.mkdir()
+    lake.chmod(0o770)
+    shutil.chown(lake, "nobody", "nogroup")
+    (shared.work / "in").write_text("in")
+    shutil.chown(shared.work / "in", "nobody")
+    no_space: dict[str, object] = {"capacity_bytes": 0, "uses": ("lake",)}
+    inwards = Transfer(TransferKind.FILE, str(shared.work / "in"), "$DW_PERSISTENT_STRIPED_lake/in")
+    assert isinstance(shared.operate("stage_in", transfers=(inwards,), **no_space), OperationDone)
+    assert (lake / "in").read_text() == "in"
+    buffer = shared.directory / "n1" / "buffers" / "7"
+    assert not os.listdir(buffer) and (buffer.stat().st_uid, stat.S_IMODE(buffer.stat().st_mode)) == (0, 0o700)
+    writes = f"echo x > {buffer}/x || echo rejected; chmod 777 {buffer}"
+    ended = shared.run(
+        script_of(writes, 'echo "$DW_JOB_STRIPED$FOREBAY_JOB_DIR."; cat "$DW_PERSISTENT_STRIPED_lake/in"'), **no_space
+    )
+    output = shown(shared.work / "forebay-7.out")
+    assert ended.result is JobState.COMPLETED and ".\nin" in output
+    assert "rejected" in output and not os.listdir(buffer) and buffer.stat().st_uid == 0, output
+    outwards = Transfer(TransferKind.FILE, str(shared.work / "out"), "$DW_PERSISTENT_STRIPED_lake/in")
+    assert isinstance(shared.operate("stage_out", transfers=(outwards,), **no_space), OperationDone)
+    assert (shared.work / "out").read_text() == "in"
+    assert isinstance(shared.operate("post_run", **no_space), OperationDone)
+    assert isinstance(shared.operate("teardown", **no_space), OperationDone)
+    assert not buffer.exists() and (lake / "in").exists()
 
 
 @needs_root

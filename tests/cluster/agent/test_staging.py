@@ -52,7 +52,7 @@ class Bench:
         self.outside.mkdir()
         self.buffer.mkdir(parents=True)
 
-    def order(self, *transfers: Transfer, capacity_bytes: int = 0) -> Order:
+    def order(self, *transfers: Transfer, capacity_bytes: int = 1 << 30) -> Order:
         return Order(
             job=7,
             attempt=1,
@@ -81,7 +81,7 @@ class Bench:
             for descriptor in (buffer, home):
                 os.close(descriptor)
 
-    def stage_in(self, *transfers: Transfer, capacity_bytes: int = 0) -> OperationDone:
+    def stage_in(self, *transfers: Transfer, capacity_bytes: int = 1 << 30) -> OperationDone:
         return self.run(stage_in, self.order(*transfers, capacity_bytes=capacity_bytes))
 
     def stage_out(self, *transfers: Transfer, partial: bool = False) -> OperationDone:

@@ -160,6 +160,7 @@ class Harness:
         standard = {
             "job": JOB, "attempt": self.attempt, "stage": stage, "user": self.user, "name": "x",
             "workdir": str(self.directory), "has_buffer": True, "access": ("striped",), "timeout_s": TIMEOUT_S,
+            "capacity_bytes": 1 << 40,
             "roots": (str(self.source), str(self.destination)),
             "transfers": tuple(self.transfers(stage) if transfers is None else transfers),
         }  # fmt: skip
