@@ -49,10 +49,25 @@ _PLACE: Final = re.compile(r"([0-9]{1,19})\.([0-9a-z]{1,64})", re.ASCII)
 
 _HOME: Final = re.compile(rb"\.forebay-(?:[0-9a-f]{8}|alone)-[0-9]{1,19}")
 
+_STAGING: Final = re.compile(r"[0-9]{1,19}\.[0-9a-f]{32}", re.ASCII)
+"""As _PLACE, but with the ID of an agent's storage: users' directories may have names that only look alike."""
 
-def is_home(name: bytes) -> bool:
-    """Return whether a directory has the name of one for all attempts: what lies in it is half copied."""
-    return _HOME.fullmatch(name) is not None
+
+def is_home(parent: int, name: bytes, status: os.stat_result) -> bool:
+    """Return whether a directory in the open one is that for all attempts of a transfer: files in it are half copied.
+
+    The directory of another user, which cannot be read, is judged by its name and mode. OSError.
+    """
+    if _HOME.fullmatch(name) is None or stat.S_IMODE(status.st_mode) & 0o077:
+        return False
+    try:
+        with closing(open_directory(os.fsdecode(name), dir_fd=parent)) as home:
+            names = names_in(home)
+    except FileNotFoundError:
+        return True
+    except PermissionError:
+        return status.st_uid != os.geteuid()
+    return bool(names) and all(_STAGING.fullmatch(each) for each in names)
 
 
 class Fenced(Exception):

@@ -138,7 +138,7 @@ class Walk:
                 continue
             shown_below = join(shown, (os.fsdecode(name),))
             if stat.S_ISDIR(status.st_mode):
-                if is_home(name):
+                if is_home(directory, name, status):
                     reason = "temporary files of a transfer under way"
                     yield msgspec.structs.replace(self._record(ODD, below, status), reason=reason)
                     continue

@@ -573,8 +573,9 @@ def test_the_root_of_a_persistent_buffer_stays_the_directory_that_it_was(
     order = msgspec.structs.replace(bench.order(into), uses=("lake",))
     assert bench.run(stage_in, order, persistent).files == 2 * count
     # What another job is still staging in lies in the same root, and its user may be another one.
-    other = lake / claimant_of("", 9, 1, STORAGE_ID).home
-    plant(other, {"part": b"half"})
+    claimant = claimant_of("", 9, 1, STORAGE_ID)
+    plant(lake / claimant.home, {claimant.place: {"part": b"half"}})
+    (lake / claimant.home).chmod(0o700)
     order = msgspec.structs.replace(bench.order(back), stage="stage_out", uses=("lake",))
     assert bench.run(stage_out, order, persistent).files == 2 * count
     assert tree_of(bench.outside / "back") == tree_of(bench.outside / "one")

@@ -26,9 +26,14 @@ async def lifecycle(site: Site, client: Client, rounds: int, seed: int) -> Figur
     tree = site.input / "tree"
     (tree / "below").mkdir(parents=True)
     (tree / "below" / "leaf").write_text("leaf\n")
-    lines = (f"stage_in type=directory source={tree} destination=$DW_JOB_STRIPED/tree",)
+    # The root of the buffer is a destination beside that of a file, and a source.
+    lines = (
+        f"stage_in type=directory source={tree} destination=$DW_JOB_STRIPED/",
+        f"stage_out type=directory source=$DW_JOB_STRIPED destination={site.results}/root/",
+        f"stage_out type=file source=$DW_JOB_STRIPED/out destination={site.results}/sub/",
+    )
     body = (
-        'test "$(cat "$DW_JOB_STRIPED/tree/below/leaf")" = leaf || exit 3',
+        'test "$(cat "$DW_JOB_STRIPED/below/leaf")" = leaf || exit 3',
         'srun -N2 -n2 sh -c \'cat "$DW_JOB_STRIPED/in" > "$DW_JOB_STRIPED/of.$SLURMD_NODENAME"\' || exit 4',
         'cmp "$DW_JOB_STRIPED/of.n1" "$DW_JOB_STRIPED/of.n2" || exit 5',
         'cp "$DW_JOB_STRIPED/of.n1" "$DW_JOB_STRIPED/out"',
@@ -50,6 +55,9 @@ async def lifecycle(site: Site, client: Client, rounds: int, seed: int) -> Figur
     in_order = [state for state in BUFFER_STATES if state in states]
     require(states == in_order and "staged-in" in states, f"job {job} went through {states}")
     exported(site, "whole", data)
+    exported(site, "root/out", data)
+    exported(site, "sub/out", data)
+    require((site.results / "root" / "below" / "leaf").read_text() == "leaf\n", "a file in the root was not exported")
     require((await site.over(child)).state == "COMPLETED", "the job after the buffer's end did not run")
     inputs = {f"task{task}": site.make_input(f"task{task}") for task in (1, 2, 3)}
     # The directives of an array are one text: Slurm replaces %a.

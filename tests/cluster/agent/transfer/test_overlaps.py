@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from cluster.agent.processes import acting_as
 from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.fence import Claimant
+from cluster.agent.transfer.fence import Claimant, is_home
 from cluster.agent.transfer.options import Item, Kind
 from cluster.agent.transfer.overlaps import overlapping
+from cluster.system.descriptors import open_directory
 from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
 
 NAMES = ("a", "b", "c")
@@ -110,12 +113,37 @@ def test_destinations_are_compared_as_the_kernel_knows_them(harness: Harness) ->
 
 
 def test_what_another_transfer_is_still_copying_is_left_out_and_named(harness: Harness) -> None:
-    home = Claimant("0123abcd-9", 1, "0" * 32).home
-    plant(harness.source, {"a": b"a", home: {"1." + "0" * 32: {"part": b"half"}}, ".forebay-notes": {"b": b"b"}})
+    claimant = Claimant("0123abcd-9", 1, "0" * 32)
+    # As users may call theirs.
+    alike = {".forebay-notes": {"b": b"b"}, ".forebay-alone-7": {"9.x": {"c": b"c"}}, ".forebay-alone-8": {}}
+    plant(harness.source, {"a": b"a", claimant.home: {claimant.place: {"part": b"half"}}, **alike})
+    for path in harness.source.iterdir():
+        path.chmod(0o700)
     receipt = harness.carry([harness.item(move=True)], SMALL)
-    assert tree_of(harness.destination) == {"a": b"a", ".forebay-notes": None, ".forebay-notes/b": b"b"}
+    assert {path: data for path, data in tree_of(harness.destination).items() if data is not None} == {
+        "a": b"a",
+        ".forebay-notes/b": b"b",
+        ".forebay-alone-7/9.x/c": b"c",
+    }
+    assert (harness.destination / ".forebay-alone-8").is_dir()
     (left,) = receipt.left_out_first
-    assert left.path == home and "a transfer under way" in left.reason
+    assert left.path == claimant.home and "a transfer under way" in left.reason
     # It is not removed either: its transfer goes on.
-    assert (harness.source / home / ("1." + "0" * 32) / "part").read_bytes() == b"half"
+    assert (harness.source / claimant.home / claimant.place / "part").read_bytes() == b"half"
     assert not (harness.source / "a").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
+def test_what_another_user_is_copying_is_known_without_being_read(harness: Harness) -> None:
+    claimant, nobody = Claimant("alone-9", 1, "0" * 32), pwd.getpwnam("nobody")
+    (harness.source / claimant.home).mkdir(mode=0o700)
+    source = open_directory(harness.source)
+    try:
+        status = (harness.source / claimant.home).stat()
+        assert not is_home(source, claimant.home.encode(), status)
+        with acting_as(nobody.pw_uid, nobody.pw_gid):
+            assert is_home(source, claimant.home.encode(), status)
+        (harness.source / claimant.home).chmod(0o755)
+        assert not is_home(source, claimant.home.encode(), (harness.source / claimant.home).stat())
+    finally:
+        os.close(source)
