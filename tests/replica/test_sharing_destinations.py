@@ -5,6 +5,8 @@ from __future__ import annotations
 from replica.messages import commands as c
 from replica.model.job_states import JobState
 from replica.views.jobs import SHARING_NAMED_MAX, Shared, buffer_path, shared_destinations
+from tests.replica.test_request_options import taken
+from tests.replica.test_request_options import world as site
 from tests.replica.world import World, agent, user
 
 SCRIPT = "#!/bin/sh\n#DW jobdw capacity=1\n#DW stage_out type=directory source=$DW_JOB_STRIPED/o destination={}\n"
@@ -31,6 +33,15 @@ def test_however_many_jobs_there_are_a_few_are_named() -> None:
     jobs = [out_to(world, "/out/r") for _ in range(3 * SHARING_NAMED_MAX)]
     (shared,) = shared_destinations(world.state, jobs[0])
     assert len(shared.jobs) == SHARING_NAMED_MAX and jobs[0] not in shared.jobs
+
+
+def test_tasks_of_an_array_without_their_number_in_the_destination_are_told_of_each_other() -> None:
+    here = site()
+    lines = "#DW jobdw capacity=1M\n#DW stage_out type=directory source=$DW_JOB_STRIPED/o destination={}"
+    job = taken(here, lines.format("/out/r"), tasks=(1, 2, 3))
+    assert shared_destinations(here.state, job) == (Shared("/out/r", (job + 1, job + 2)),)
+    job = taken(here, lines.format("/out/%a"), tasks=(1, 2, 3))
+    assert shared_destinations(here.state, job) == ()
 
 
 def test_a_jobs_buffer_has_a_path_while_it_holds_its_space() -> None:

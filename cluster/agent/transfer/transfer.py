@@ -21,7 +21,6 @@ from cluster.agent.transfer.file_copy import copy_acls, copy_xattrs, mode_alone,
 from cluster.agent.transfer.manifest import DIRECTORY, FILE, LINK, Manifest, Record
 from cluster.agent.transfer.moving import move_by
 from cluster.agent.transfer.options import Item, Options
-from cluster.agent.transfer.overlaps import check_collisions
 from cluster.agent.transfer.plan import STEP_RECORDS, earlier, plan
 from cluster.agent.transfer.programs import Backend, Rclone, Rsync, Template
 from cluster.agent.transfer.rate_limit import Stopped
@@ -30,6 +29,7 @@ from cluster.agent.transfer.record_paths import (
     PRIVATE_MODE,
     UNRECORDED_MODE,
     RecordPaths,
+    check_collisions,
     discard,
     is_there,
     is_unrecorded,

@@ -17,10 +17,9 @@ from cluster.agent.transfer.errors import TransferFailed, os_message
 from cluster.agent.transfer.fence import Fenced, is_removed
 from cluster.agent.transfer.manifest import DIRECTORY, FILE, Manifest, Record
 from cluster.agent.transfer.options import Item, Options, chunk_bytes_again
-from cluster.agent.transfer.overlaps import overlapping
 from cluster.agent.transfer.progress import Counters, nothing
 from cluster.agent.transfer.rate_limit import Pace
-from cluster.agent.transfer.record_paths import RecordPaths
+from cluster.agent.transfer.record_paths import RecordPaths, overlapping
 from cluster.agent.transfer.status_table import Chunks, Header, RecordsFailed, State, StatusTable
 from cluster.agent.transfer.workspace import Files, Workspace
 from cluster.system import Clock

@@ -13,7 +13,7 @@ from cluster.agent.processes import acting_as
 from cluster.agent.transfer.errors import TransferFailed
 from cluster.agent.transfer.fence import Claimant, is_home
 from cluster.agent.transfer.options import Item, Kind
-from cluster.agent.transfer.overlaps import overlapping
+from cluster.agent.transfer.record_paths import overlapping
 from cluster.system.descriptors import open_directory
 from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
 
