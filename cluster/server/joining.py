@@ -41,7 +41,7 @@ ASK_S: Final = 30.0
 
 
 PERMIT_S: Final = 10.0
-"""How long a replica without data that is started without `--join` waits for an answer, seconds: some elections."""
+"""Time limit for an answer to a replica without data that starts without `--join`, seconds: some elections."""
 
 JOINING_NAME: Final = "joining"
 """The file that is there while a replica joins: it holds the id of its former life, nothing if there was none."""

@@ -18,7 +18,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from cluster.system import keep_ownership
+from cluster.system import replace_private
 from cluster.system.eventloop import Background
 from wal import BrokenInvariant, LedgerBroken, Pruned, PrunedSegment
 from wal import directory as directories
@@ -62,7 +62,7 @@ def leave_note(home: Path, note: PruneNote) -> None:
     """Leave a note for the replica of a directory, whole or not at all, durable on return; OSError."""
     with suppress(FileNotFoundError):
         os.unlink(home / REFUSED_NAME)
-    _replace(home / NOTE_NAME, msgspec.json.encode(note))
+    replace_private(home / NOTE_NAME, msgspec.json.encode(note))
 
 
 def answer_to_note(home: Path) -> str | None:
@@ -72,17 +72,6 @@ def answer_to_note(home: Path) -> str | None:
     with suppress(FileNotFoundError):
         return (home / REFUSED_NAME).read_text(encoding="utf-8")
     return ""
-
-
-def _replace(path: Path, held: bytes) -> None:
-    part = path.with_name(f".{path.name}.tmp")
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(held)
-        file.flush()
-        keep_ownership(file.fileno(), path)
-        os.fsync(file.fileno())
-    part.replace(path)
-    directories.sync(path.parent)
 
 
 class Pruner(Background):
@@ -133,7 +122,7 @@ class Pruner(Background):
         except (BrokenInvariant, msgspec.MsgspecError, UnicodeError, ValueError, OSError) as error:
             LOGGER.error("nothing is pruned as %s says: %s", path, error)
             with suppress(OSError):
-                _replace(self._home / REFUSED_NAME, f"{error}\n".encode())
+                replace_private(self._home / REFUSED_NAME, f"{error}\n".encode())
         else:
             LOGGER.warning("entries before %d are removed from the ledger: they are in the archive", note.below)
         with suppress(OSError):

@@ -18,7 +18,7 @@ import msgspec
 from cluster.schemas.guests import GuestView, PersistentView, SchedulerSiteAnswer
 from cluster.slurm import PARTS, script_parts
 from replica.grammar import guest_tables
-from replica.model import persistent_variable
+from replica.model import VARIABLE_DIRECTORIES, WHOLE_BUFFER, persistent_variable
 
 BELIEVED_S: Final = 10.0
 """How long a file may be believed, seconds: three renewals, so that one that fails goes unnoticed."""
@@ -29,8 +29,11 @@ RENEW_S: Final = 3.0
 STAGED: Final = frozenset({"staged-in", "running", "post-run", "staging-out", "stage-out-failed"})
 """Phases in which a job's variables point to something."""
 
-VARIABLES: Final = {"DW_JOB_STRIPED": "/striped", "DW_JOB_LDBALANCE": "/striped", "FOREBAY_JOB_DIR": ""}
-"""What a job is told of its buffer, which all its nodes see: below its directory, as agents make them."""
+VARIABLES: Final = {
+    **{name: f"/{VARIABLE_DIRECTORIES[name]}" for name in ("DW_JOB_STRIPED", "DW_JOB_LDBALANCE")},
+    WHOLE_BUFFER: "",
+}
+"""Path in its buffer of each variable of a job: those of the access modes that all nodes of a job share."""
 
 SESSIONS: Final = STAGED | {"waiting", "set-up", "staging-in", "stage-in-failed"}
 """Phases in which a buffer is in Slurm's books: burst_buffer/datawarp strikes one off that is not listed for a minute,

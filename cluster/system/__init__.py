@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         keep_ownership,
         names_in,
         open_directory,
+        replace_private,
         sync_directory,
         try_lock,
         write_all,
@@ -67,7 +68,7 @@ else:
         address: Address AddressError
         clock: Clock SystemClock format_instant parse_instant
         descriptors: SLOW_SYNC_S closing free_bytes is_disk_full names_in open_directory sync_directory try_lock
-        descriptors: keep_ownership write_all
+        descriptors: keep_ownership replace_private write_all
         garbage_collection: Collector collect_for_a_reader
         job_process: CAPABILITIES LIMITS UNLIMITED JobProcess forgo limit prepare reset
         logs: about as_logged begin_logging is_logged say_at_last

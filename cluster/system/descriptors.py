@@ -97,3 +97,15 @@ def keep_ownership(descriptor: int, name: str | os.PathLike[str], *, directory: 
             os.fchown(descriptor, replaced.st_uid, replaced.st_gid)
     # After fchown, which clears the set-user-ID and set-group-ID bits.
     os.fchmod(descriptor, stat.S_IMODE(replaced.st_mode))
+
+
+def replace_private(path: Path, data: bytes) -> None:
+    """Replace a file as a whole, durably; a new one is readable for its owner alone. OSError leaves the old file."""
+    part = path.with_name(f".{path.name}.tmp")
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        keep_ownership(file.fileno(), path)
+        os.fsync(file.fileno())
+    part.replace(path)
+    sync_directory(path.parent)

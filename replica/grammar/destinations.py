@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from replica.grammar.paths import VARIABLE_DIRECTORIES, WHOLE_BUFFER, split_inside
-from replica.model import BufferRequest, ListTransfer, Transfer, TransferKind
+from replica.grammar.paths import split_inside
+from replica.model import VARIABLE_DIRECTORIES, WHOLE_BUFFER, BufferRequest, ListTransfer, Transfer, TransferKind
 from replica.values import Refusal, RefusalCode
 
 Parts = tuple[str, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from replica.grammar.lexer import Word, shown
-from replica.model import PERSISTENT_PREFIX, Access, Place, are_nested, persistent_variable
+from replica.model import PERSISTENT_PREFIX, WHOLE_BUFFER, Access, Place, are_nested, persistent_variable
 from replica.values import (
     MESSAGE_CHARACTERS_MAX,
     PATH_BYTES_MAX,
@@ -20,15 +20,9 @@ INSIDE_VARIABLES = {
     "DW_JOB_STRIPED": Access.STRIPED,
     "DW_JOB_PRIVATE": Access.PRIVATE,
     "DW_JOB_LDBALANCE": Access.LDBALANCE,
-    "FOREBAY_JOB_DIR": None,
+    WHOLE_BUFFER: None,
 }
 """Variables that a path on the buffer may start with, and the access mode that each needs."""
-
-WHOLE_BUFFER = "FOREBAY_JOB_DIR"
-"""Variable of the directory that has one directory for each access mode."""
-
-VARIABLE_DIRECTORIES = {"DW_JOB_STRIPED": "striped", "DW_JOB_LDBALANCE": "striped", "DW_JOB_PRIVATE": "private"}
-"""Where in the whole buffer the variables of the access modes point: two of them may name the same file."""
 
 PATH_CHARACTERS_ANY = PATH_BYTES_MAX // 4
 """So many characters are no more than PATH_BYTES_MAX bytes, whatever they are."""

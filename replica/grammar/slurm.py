@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from replica.grammar.dw import CHOICES, SPACE_KEYS, STAGE_KEYS, TRANSFER_TYPES, read_dw, read_space
 from replica.grammar.lexer import SCRIPT, Directive, Kinds, Word, find_directives, shown
-from replica.grammar.paths import INSIDE_VARIABLES, VARIABLE_DIRECTORIES, WHOLE_BUFFER
+from replica.grammar.paths import INSIDE_VARIABLES
 from replica.grammar.request import STAGES, Asked
 from replica.grammar.values import Options, read_options, without_comment
-from replica.model import CHOICE_KEYS, PERSISTENT_PREFIX, Access
+from replica.model import CHOICE_KEYS, PERSISTENT_PREFIX, VARIABLE_DIRECTORIES, WHOLE_BUFFER, Access
 from replica.values import (
     DIRECTIVES_MAX,
     NAME_CHARACTERS_MAX,
@@ -150,7 +150,7 @@ def guest_tables() -> dict[str, object]:
         "variables": list(INSIDE_VARIABLES),
         "variable_modes": {name: mode.name.lower() for name, mode in INSIDE_VARIABLES.items() if mode is not None},
         "whole_buffer": WHOLE_BUFFER,
-        "variable_directories": VARIABLE_DIRECTORIES,
+        "variable_directories": dict(VARIABLE_DIRECTORIES),
         "persistent_prefix": PERSISTENT_PREFIX,
         "suffixes": {suffix: float(factor) for suffix, factor in SIZE_MULTIPLIERS.items()},
         "suffixes_listed": SUFFIXES,

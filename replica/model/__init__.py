@@ -48,6 +48,8 @@ if TYPE_CHECKING:
         HOLDING,
         PERSISTENT_PREFIX,
         PERSISTENT_STATES,
+        VARIABLE_DIRECTORIES,
+        WHOLE_BUFFER,
         Access,
         Buffer,
         BufferInput,
@@ -228,8 +230,9 @@ else:
         accounts: check_qos check_rules is_of_group limits_for_each with_members_sorted
         arrays: ArrayFault ArrayUse Tasks compressed is_active is_ahead is_gated is_waiting
         arrays: parse_array parse_reference parse_tasks shown_reference
-        buffers: BEFORE_RUN HOLDING PERSISTENT_STATES Access Buffer BufferInput BufferState IllegalTransition
-        buffers: PERSISTENT_PREFIX PersistentBuffer Transfer TransferKind persistent_variable step
+        buffers: BEFORE_RUN HOLDING PERSISTENT_PREFIX PERSISTENT_STATES VARIABLE_DIRECTORIES WHOLE_BUFFER
+        buffers: Access Buffer BufferInput BufferState IllegalTransition PersistentBuffer Transfer
+        buffers: TransferKind persistent_variable step
         configuration: DEFAULT_SITE FLAGS FOUNDING_FIELDS RESTART_POLICIES Site buffer_user_refusal check_site
         configuration: expand_roots flags_text get_sys_state_of get_sys_status_of ordered_flags persistent_refusal
         configuration: private_data program_fault provision_of teardown_on_failure

@@ -248,6 +248,14 @@ class Buffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
 # ---- persistent buffers: space with a name, unique in the cluster, that outlives the jobs that make, use and remove it
 
 
+WHOLE_BUFFER = "FOREBAY_JOB_DIR"
+"""Environment variable of a job's buffer, which has a directory for each access mode."""
+
+VARIABLE_DIRECTORIES: Mapping[str, str] = MappingProxyType(
+    {"DW_JOB_STRIPED": "striped", "DW_JOB_LDBALANCE": "striped", "DW_JOB_PRIVATE": "private"}
+)
+"""Directory in a job's buffer that the variable of each access mode points to. Two share one."""
+
 PERSISTENT_PREFIX = "DW_PERSISTENT_STRIPED_"
 """Prefix of the environment variable that points to a persistent buffer."""
 

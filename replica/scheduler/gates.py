@@ -83,7 +83,7 @@ _HELD = {
     Hold.ADMIN: "the job is held by an operator",
     Hold.SYSTEM: "the job is held since an operation of it failed; release it to try again",
 }
-"""Who holds a job, and what to do where that is not obvious."""
+"""Sentence for each kind of hold, with the remedy where that is not obvious."""
 
 
 def _deadline(job: Job) -> Verdict | None:

@@ -230,10 +230,7 @@ def recover(site: UnitSite) -> str:
     for name in ("r2", "r3"):
         site.lose_disk(name)
     site.sh("r1", "systemctl stop forebay-controller@r1")
-    plan = site.sh("r1", f"runuser -u forebay -- {COMMANDS['recover']} 2>&1 || true")
-    word = re.findall(r"--confirm (\w+)", plan)
-    assert word, plan
-    site.sh("r1", f"runuser -u forebay -- {COMMANDS['recover']} --confirm {word[-1]}")
+    _confirmed(site, COMMANDS["recover"])
     return _again_three(site)
 
 
@@ -245,12 +242,16 @@ def restore(site: UnitSite) -> str:
     (site.machines[1].root / "var/tmp/backup").write_bytes(file.read_bytes())
     for name in REPLICAS:
         site.lose_disk(name)
-    words = COMMANDS["restore"].replace("FILE", "/var/tmp/backup")
-    plan = site.sh("r1", f"runuser -u forebay -- {words} 2>&1 || true")
-    word = re.findall(r"--confirm (\w+)", plan)
-    assert word, plan
-    site.sh("r1", f"runuser -u forebay -- {words} --confirm {word[-1]}")
+    _confirmed(site, COMMANDS["restore"].replace("FILE", "/var/tmp/backup"))
     return _again_three(site)
+
+
+def _confirmed(site: UnitSite, words: str) -> None:
+    """Type a command as the account of r1, and type it again with the plan that it asks to confirm."""
+    plan = site.sh("r1", f"runuser -u forebay -- {words} 2>&1 || true")
+    ids = re.findall(r"--confirm (\w+)", plan)
+    assert ids, plan
+    site.sh("r1", f"runuser -u forebay -- {words} --confirm {ids[-1]}")
 
 
 def _again_three(site: UnitSite) -> str:

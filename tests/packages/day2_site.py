@@ -207,7 +207,6 @@ class UnitSite:
         (self.machines[DESK].root / "etc/forebay").mkdir(parents=True, exist_ok=True)
         self.copy_configuration("r4")
         self.copy("r4", "ca.pem", "r4.pem", "r4.key")
-        self.sh("r4", "mountpoint -q /var/lib/forebay/r4 || true")
         if "/var/lib/forebay/r4" not in self.sh("r4", "cat /proc/mounts"):
             self.mount("r4")
 

@@ -14,16 +14,14 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from cluster.system import open_directory
-from replica.model import PERSISTENT_PREFIX, persistent_variable
+from replica.model import PERSISTENT_PREFIX, VARIABLE_DIRECTORIES, WHOLE_BUFFER, persistent_variable
 from replica.values import PATH_BYTES_MAX
 
-VARIABLES: Final = {
-    "DW_JOB_STRIPED": ("striped",),
-    "DW_JOB_LDBALANCE": ("striped",),
-    "DW_JOB_PRIVATE": ("private",),
-    "FOREBAY_JOB_DIR": (),
+VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
+    **{name: (directory,) for name, directory in VARIABLE_DIRECTORIES.items()},
+    WHOLE_BUFFER: (),
 }
-"""The names that a buffer has in directives and in a job's environment, and where in the buffer each points."""
+"""Path in a job's buffer of each variable in directives and in the job's environment."""
 
 
 NEW_DIRECTORY_MODE: Final = 0o755

@@ -22,7 +22,7 @@ from cluster.agent.files import (
 )
 from cluster.agent.processes.job_processes import SCRIPT_VARIABLE
 from cluster.system import JobProcess, closing, forgo, limit, prepare, reset
-from replica.model import NO_OPTIONS, Order, OrderPlace, persistent_variable
+from replica.model import NO_OPTIONS, WHOLE_BUFFER, Order, OrderPlace, persistent_variable
 
 Mode = Literal["own", "switch"]
 
@@ -225,7 +225,7 @@ def environment_of(
         # A job that only uses persistent buffers has no space of its own: nothing would be held against a capacity.
         if order.capacity_bytes:
             modes = (f"DW_JOB_{access.upper()}" for access in order.access or ("striped",))
-            for variable in ("FOREBAY_JOB_DIR", *modes):
+            for variable in (WHOLE_BUFFER, *modes):
                 environment[variable] = os.path.join(buffer, *VARIABLES[variable])
     return environment
 

@@ -140,10 +140,11 @@ class Supervisor:
         with os.fdopen(refusal_read, "rb") as refusal:
             # End of file: the descriptor was closed by a successful exec.
             data = refusal.read(REFUSAL_BYTES_MAX)
+        if not data and is_released:
+            return None
         if not data:
-            if is_released:
-                return None
-            data = msgspec.json.encode((CANNOT_EXECUTE, "the script's process died before it could start the script"))
+            sentence = "the script's process died before it could start the script"
+            return ScriptEnded(JobState.FAILED, CANNOT_EXECUTE, 0, sentence)
         exit_code, sentence = msgspec.json.decode(data, type=tuple[int, str])
         return ScriptEnded(JobState.FAILED, exit_code, 0, failure(sentence).message)
 

@@ -1,4 +1,4 @@
-"""Where records lie: each directory found by walking beneath its item's anchor, and kept open while it is of use.
+"""Paths of records: finds and keeps open the directories beneath the anchor of an item.
 
 Items may share destination directories, so different files may have the same path. Destinations are compared as the
 kernel knows them: `$DW_JOB_STRIPED/a`, `${DW_JOB_STRIPED}/a`, and `$FOREBAY_JOB_DIR/striped/a` are one path. Memory

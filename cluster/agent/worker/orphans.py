@@ -24,10 +24,11 @@ from cluster.agent.files import (
     opened,
     outside_target,
     read_bounded,
+    variable_of,
 )
 from cluster.agent.transfer import Claimant, fence
 from cluster.system import names_in
-from replica.model import NOTHING_SPECIAL, Order, OrderPlace, TransferKind
+from replica.model import NOTHING_SPECIAL, PERSISTENT_PREFIX, Order, OrderPlace, TransferKind
 
 SWEEP: Final = "sweep"
 """What a worker is told to do about it; no order of the controller says that."""
@@ -73,7 +74,7 @@ def expected(order: Order) -> Orphans:
     for listed in special.lists:
         found[listed.destination] = None
     if not outgoing:
-        found = {path: None for path in found if path.lstrip("${").startswith("DW_PERSISTENT_STRIPED_")}
+        found = {path: None for path in found if variable_of(path).startswith(PERSISTENT_PREFIX)}
     return Orphans(
         user=order.user, roots=order.roots, directories=tuple(found), uses=order.uses, placed=order.persistent
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +28,7 @@ from cluster.security.proofs import (
     write_note,
 )
 from cluster.server.storage import StorageRefused
-from cluster.system import keep_ownership
+from cluster.system import replace_private
 from wal import FIRST_INCARNATION, Incarnation, lineage_of, parse_lineage
 
 SIGNING_DIRECTORY: Final = "signing"
@@ -40,7 +39,6 @@ _ORIGIN: Final = "forebay/"
 KEY_NAME: Final = "key"
 SIGNED_NAME: Final = "signed"
 KEY_BYTES: Final = 32
-KEY_MODE: Final = 0o600
 
 
 class SignRefused(Exception):
@@ -124,7 +122,7 @@ class Signer:
             return found, signature
 
     def _write(self, note: str) -> None:
-        _replace(self._directory / SIGNED_NAME, note.encode())
+        replace_private(self._directory / SIGNED_NAME, note.encode())
 
     def _is_earlier(self, origin: str) -> bool:
         """Whether an origin is that of an earlier incarnation: the ledger goes on from what was signed in it."""
@@ -169,22 +167,5 @@ def _key_in(directory: Path) -> Ed25519PrivateKey:
             "with `forebay member replace`"
         )
     made = Ed25519PrivateKey.generate()
-    _replace(path, base64.b64encode(made.private_bytes_raw()) + b"\n")
+    replace_private(path, base64.b64encode(made.private_bytes_raw()) + b"\n")
     return made
-
-
-def _replace(path: Path, held: bytes) -> None:
-    """Write a file, whole and on the disk, or leave what is there. OSError."""
-    part = path.with_name(f"{path.name}.tmp")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, KEY_MODE)
-    with open(descriptor, "wb") as file:
-        file.write(held)
-        file.flush()
-        keep_ownership(file.fileno(), path)
-        os.fsync(file.fileno())
-    part.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

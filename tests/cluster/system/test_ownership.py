@@ -2,16 +2,13 @@
 
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cluster.security.identity import Role
 from cluster.security.pki import create_authority, issue
-from cluster.server import pruning
-from cluster.server.tlog import signing
-from cluster.system import SystemClock, keep_ownership
+from cluster.system import SystemClock, keep_ownership, replace_private
 
 NOBODY = 65534
 ONLY_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
@@ -38,13 +35,12 @@ def test_a_certificate_rotated_by_root_stays_the_services(tmp_path: Path) -> Non
 
 
 @ONLY_ROOT
-@pytest.mark.parametrize("replace", [signing._replace, pruning._replace])
-def test_a_replicas_files_keep_their_owner(tmp_path: Path, replace: Callable[[Path, bytes], None]) -> None:
+def test_a_replicas_files_keep_their_owner(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"before")
     os.chown(path, NOBODY, 4712)
     path.chmod(0o440)
-    replace(path, b"after")
+    replace_private(path, b"after")
     assert (path.read_bytes(), ownership(path)) == (b"after", (NOBODY, 4712, 0o440))
 
 

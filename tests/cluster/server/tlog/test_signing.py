@@ -99,7 +99,7 @@ async def test_nothing_is_signed_before_it_is_on_the_disk(tmp_path: Path, monkey
     def full(path: Path, held: bytes) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(cluster.server.tlog.signing, "_replace", full)
+    monkeypatch.setattr(cluster.server.tlog.signing, "replace_private", full)
     with pytest.raises(SignRefused, match="no space left"):
         await one.sign(5, Ledger(9).root)
     monkeypatch.undo()
