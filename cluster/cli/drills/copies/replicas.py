@@ -61,6 +61,10 @@ _KEPT_BACK: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_F
 _T = TypeVar("_T")
 
 
+CHANGE_UNDER_WAY: Final = "change_under_way"
+"""Code of the rejection of a change of the members while an earlier one is not committed."""
+
+
 class CopyFailed(Exception):
     """The copy did not do what a cluster has to, in a sentence: that is what a drill is to find."""
 
@@ -245,9 +249,21 @@ class Copy:
             request = AddMemberRequest(
                 command_id=self.client.new_command_id(), name=name, peer=str(replica.peer), api=str(replica.api)
             )
-            await self.client.call(ops.ADD_MEMBER, request, deadline_s=READY_S)
+            added = await self.until(functools.partial(self._add, request), f"the addition of {name}")
+            if isinstance(added, ApiError):
+                raise added
             await self.start(name, "--join")
             await self.until(functools.partial(self._votes, name), f"the vote of {name}")
+
+    async def _add(self, request: AddMemberRequest) -> MembersAnswer | ApiError | None:
+        """Add a member, and return the rejection if it is final.
+
+        None while the vote of the member before is in force, and not committed: `_votes` shows it that early.
+        """
+        try:
+            return await self.client.call(ops.ADD_MEMBER, request, deadline_s=READY_S)
+        except ApiError as error:
+            return None if error.code == CHANGE_UNDER_WAY else error
 
     async def _votes(self, name: str) -> MembersAnswer | None:
         answer = await self.client.call(ops.LIST_MEMBERS, deadline_s=STATUS_S)
