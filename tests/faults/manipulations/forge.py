@@ -51,6 +51,10 @@ class Rows:
         assert value is not None, f"there is no row {key.hex()} in {table.decode()}"
         return bytes(value)
 
+    def has(self, table: bytes, key: bytes) -> bool:
+        """Say whether there is such a row."""
+        return self.transaction.get(key, db=self.tables[table]) is not None
+
     def put(self, table: bytes, key: bytes, value: bytes | None) -> None:
         """Put a stored value, or delete the row."""
         if value is None:
@@ -187,15 +191,19 @@ def cut_tail(home: Path, count: int, *, below_base: bool = False) -> None:
     """Set the ledger back by its last entries, as if they had never come; the newest snapshots with it."""
     with rows_of(home) as rows:
         marks = rows.marks
-        last = marks.last_index - count
+        # Entries that were not applied when the replica stopped have no row in the chain; they go, too.
+        applied = marks.last_index
+        while not rows.has(records.CHAIN, records.index_key(applied)):
+            applied -= 1
+        last = applied - count
         for index in range(last + 1, marks.last_index + 1):
-            key = records.index_key(index)
-            rows.put(records.ENTRIES, key, None)
+            rows.put(records.ENTRIES, records.index_key(index), None)
+        for index in range(last + 1, applied + 1):
             before, after = rows.chain(index - 1), rows.chain(index)
             if after.revision > before.revision:
                 rows.put_revision(after.revision, None)
         row = rows.chain(last)
-        for index in range(last + 1, marks.last_index + 1):
+        for index in range(last + 1, applied + 1):
             rows.put(records.CHAIN, records.index_key(index), None)
         rows.alter_marks(
             last_index=last,
