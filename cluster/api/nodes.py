@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from cluster.api import wire
-from cluster.api.render import NODE_WORDS, node_view, node_word
+from cluster.api.render import NODE_WORDS, lost_job_view, node_view, node_word
 from cluster.api.service import AskedCommand, Call, Reply, encoded, handles
-from cluster.api.web import Problem, bad, no_leader, permit_node
+from cluster.api.web import Problem, bad, no_leader, permit_node, refused
 from cluster.schemas import (
     AdmittedAnswer,
     Command,
+    NodeLostAnswer,
     NodesAnswer,
     NodeView,
     PollAnswer,
@@ -31,6 +32,8 @@ from cluster.server import (
     Said,
     Unavailable,
 )
+from cluster.system.eventloop import paced
+from replica.decide import loss_refusal
 from replica.messages import commands as c
 from replica.model import SeenPlace
 from replica.state import State
@@ -39,6 +42,9 @@ from replica.views import orders_for
 
 PARTS_PER_NODE = 12
 """What rendering one node takes of a slice: some twenty microseconds."""
+
+PARTS_PER_LOST_JOB = 4
+"""What rendering one job of a lost node takes of a slice."""
 
 _SEND_AGAIN = frozenset({429, 500, 503})
 """Statuses after which a report has not been judged: the whole request is answered so, and the agent sends it again."""
@@ -85,6 +91,25 @@ async def drain_node(call: Call[r.DrainRequest]) -> Reply[NodeView]:
 @handles(ops.RESUME_NODE)
 async def resume_node(call: Call[Command]) -> Reply[NodeView]:
     return await _change(call, c.ResumeNode(call.params["name"]))
+
+
+@handles(ops.LOSE_NODE)
+async def lose_node(call: Call[r.LostRequest]) -> Reply[NodeLostAnswer]:
+    name, dry_run = call.params["name"], call.body.dry_run
+    state = await call.state()
+    refusal = loss_refusal(state, name)
+    if refusal is not None:
+        raise refused(refusal)
+    jobs = []
+    async for job_id in paced(sorted(state.on_node.get(name, ())), call.work, parts=PARTS_PER_LOST_JOB):
+        if state.jobs[job_id].node == name:
+            jobs.append(encoded(lost_job_view(state, job_id)))
+    persistent = tuple(sorted(one.name for one in state.persistent.values() if one.node == name))
+    revision = state.revision
+    if not dry_run:
+        revision = (await call.service.settle(call, c.LoseNode(name, call.body.reason))).state.revision
+    answer = NodeLostAnswer(revision=revision, node=name, dry_run=dry_run, jobs=tuple(jobs), persistent=persistent)
+    return Reply(revision, answer)
 
 
 async def _change(call: Call[AskedCommand], command: c.DrainNode | c.ResumeNode) -> Reply[NodeView]:

@@ -206,6 +206,11 @@ def _register_node(led: Led) -> Iterator[Command]:
     )
 
 
+def _lose_node(led: Led) -> Iterator[Command]:
+    for event in led.of(e.NodeLost):
+        yield c.LoseNode(event.node, event.reason.partition(f"declared lost by {led.actor.name}")[2].removeprefix(": "))
+
+
 def _revoke(led: Led) -> Iterator[Command]:
     for event in led.of(e.CertificateRevoked):
         yield c.RevokeCertificate(event.revocation.certificate, event.revocation.reason, event.revocation.until)
@@ -456,6 +461,7 @@ REBUILDERS: Final[Mapping[type[Command], Rebuilder]] = {
     c.AdmitNode: Rebuilder(_as_event(c.AdmitNode, e.NodeAdmitted)),
     c.DrainNode: Rebuilder(_as_event(c.DrainNode, e.NodeDrained), "what of the reason is beyond its bound"),
     c.ResumeNode: Rebuilder(_as_event(c.ResumeNode, e.NodeResumed)),
+    c.LoseNode: Rebuilder(_lose_node, "what of the reason is beyond its bound"),
     c.MarkNodeDown: Rebuilder(_as_event(c.MarkNodeDown, e.NodeWentDown)),
     c.MarkNodeBack: Rebuilder(_as_event(c.MarkNodeBack, e.NodeCameBack)),
     c.SubmitJob: Rebuilder(_submit_job, "symbols of paths, in some mixtures with what they stand for"),

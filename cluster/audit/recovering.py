@@ -30,7 +30,6 @@ from cluster.server.recovery import (
 from cluster.system import SystemClock, format_instant
 from replica.messages import ReleaseNeeded
 from replica.model import Recovery
-from replica.values import JOB_NUMBERS_SKIPPED
 from snapshots import SnapshotFailed, SnapshotRefused
 from wal import Condition, RecoveryRefused, StorageFailed
 
@@ -67,11 +66,12 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     """What others acknowledged behind this entry, revision and time is lost, but for what is among the uncertain ones:
     all up to there is kept."""
     lost_jobs_first: int
-    lost_jobs_last: int
-    """Numbers that lost jobs may have had; none of them is given out again."""
+    """Lost jobs may have had numbers from this one on; none of them is given out again."""
     reachable: dict[str, int]
     begun: str | None = None
     """The new incarnation, where it was begun."""
+    first_job: int | None = None
+    """The first job number that it gives out."""
 
 
 def recover_command(options: dict[str, Any]) -> None:
@@ -197,9 +197,9 @@ def view_of(plan: RecoveryPlan, done: Recovered | None = None) -> PlanView:
         lost_after_revision=plan.known_revision,
         lost_after=format_instant(plan.known_at),
         lost_jobs_first=plan.last_job + 1,
-        lost_jobs_last=plan.last_job + JOB_NUMBERS_SKIPPED,
         reachable=plan.reachable,
         begun=None if recovery is None else f"{recovery.incarnation}-{recovery.mark}",
+        first_job=None if recovery is None else recovery.first_job,
     )
 
 
@@ -227,7 +227,7 @@ def _show(view: PlanView, as_json: bool, command: str = "") -> None:
             f"what others acknowledged behind entry {view.lost_after_index}, revision {view.lost_after_revision}, "
             f"{moment(view.lost_after)}" + (", and is not among the uncertain ones" if view.uncertain_entries else ""),
         ),
-        ("JobNumbers", f"{view.lost_jobs_first} to {view.lost_jobs_last} may be of lost jobs and are left out"),
+        ("JobNumbers", f"those from {view.lost_jobs_first} on may be of lost jobs; new jobs have higher ones"),
     ]
     if view.reachable:
         rows.append(("Reachable", ", ".join(f"{name} ({last} entries)" for name, last in view.reachable.items())))
@@ -235,7 +235,7 @@ def _show(view: PlanView, as_json: bool, command: str = "") -> None:
         rows.append(("Plan", view.plan))
     show(fields_table(rows))
     if view.done:
-        jobs = _JOBS.format(first=view.lost_jobs_first, last=view.lost_jobs_last)
+        jobs = _JOBS.format(first=view.lost_jobs_first, last=(view.first_job or 0) - 1)
         note(_NEXT.format(name=view.replica, jobs=jobs))
         return
     note(

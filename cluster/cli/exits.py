@@ -30,7 +30,7 @@ class ExitCode(IntEnum):
 MEANINGS: Final = MappingProxyType(
     {
         ExitCode.OK: "done",
-        ExitCode.REFUSED: "the controller refused it: the present state does not allow it, or its queue is full",
+        ExitCode.REFUSED: "the present state does not allow it, it has no effect yet, or the queue is full",
         ExitCode.BAD_INPUT: "bad input: the command line, the configuration, the script or the request is wrong",
         ExitCode.NOT_FOUND: "what was named does not exist",
         ExitCode.UNREACHABLE: "no replica answered, or none could lead, within the deadline; nothing was changed",

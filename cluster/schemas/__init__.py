@@ -75,8 +75,10 @@ if TYPE_CHECKING:
         HistoryRow,
         JobsAnswer,
         JobView,
+        LostJobView,
         MembersAnswer,
         MemberView,
+        NodeLostAnswer,
         NodesAnswer,
         NodeView,
         PlacesAnswer,
@@ -179,7 +181,7 @@ else:
         job_fields: JOB_FIELDS NO_DETAILS JobDetailsView JobField Reads SubmitRequest UpdateRequest
         jobs: AdmittedAnswer BuffersAnswer BufferView BulkAnswer CommandResult DigestsAnswer ErrorAnswer ErrorView
         jobs: HistoryAnswer HistoryRow JobsAnswer JobView MembersAnswer MemberView NodesAnswer NodeView PollAnswer
-        jobs: ArchivedView PlacesAnswer PlaceView
+        jobs: ArchivedView LostJobView NodeLostAnswer PlacesAnswer PlaceView
         jobs: PoolsAnswer PoolView RegisterAnswer ReportResult ReportsAnswer StateDigestAnswer StatusView TransferAnswer
         jobs: WhyView
         ledger: ChangeView CheckpointAnswer CheckpointRequest ClockAnswer DiffAnswer EventView FeatureLevelAnswer

@@ -301,6 +301,10 @@ class NodeView(View, frozen=True, kw_only=True):
     which ends the job."""
     places: tuple[str, ...] = ()
     """The places that it stages for: then it is a mover, and runs no scripts."""
+    lost: bool = False
+    """Whether an operator declared it lost while it was down."""
+    abandoned: tuple[int, ...] = ()
+    """Jobs whose buffers were given up here while it was down, and that its agent has not removed yet."""
     revision: int
 
 
@@ -308,6 +312,34 @@ class AdmittedAnswer(Answer, frozen=True, kw_only=True):
     """Answer of POST /v1/nodes/{name}/admit: the agent of this node may register."""
 
     node: str
+
+
+class LostJobView(View, frozen=True, kw_only=True):
+    """One job of a node that is lost, and what becomes of it."""
+
+    job_id: int
+    user: str
+    name: str
+    state: str
+    """As it was before."""
+    burst_buffer_state: str | None
+    loss: str
+    """staged_again, requeued, ended, results_lost or removed."""
+    results: tuple[str, ...] = ()
+    """Destinations that the job's results were to be exported to from the node: they are lost, unless they are saved
+    from its disk.
+    """
+
+
+class NodeLostAnswer(Answer, frozen=True, kw_only=True):
+    """Answer of POST /v1/nodes/{name}/lost."""
+
+    node: str
+    dry_run: bool
+    jobs: tuple[LostJobView, ...]
+    """By job."""
+    persistent: tuple[str, ...] = ()
+    """Persistent buffers that lie on the node. They stay in the list until they are cleared."""
 
 
 class NodesAnswer(Answer, frozen=True, kw_only=True):

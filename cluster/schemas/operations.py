@@ -383,6 +383,9 @@ DRAIN_NODE = _write("drain_node", "POST /v1/nodes/{name}/drain", _OPERATORS, lam
     "Keep new work from a node.", tag="nodes")
 RESUME_NODE = _write("resume_node", "POST /v1/nodes/{name}/resume", _OPERATORS, lambda: Command, lambda: j.NodeView,
     "Give a drained node new work again.", tag="nodes")
+LOSE_NODE = _write("lose_node", "POST /v1/nodes/{name}/lost", _OPERATORS,
+    lambda: r.LostRequest, lambda: j.NodeLostAnswer,
+    "Declare a node that is down lost: its jobs end or wait again, and their space is free.", tag="nodes")
 REGISTER_NODE = _write("register_node", "POST /v1/agents/{node}/register", _AGENTS,
     lambda: agents.RegisterRequest, lambda: j.RegisterAnswer,
     "Announce an agent that has just started.", tag="agents")

@@ -56,6 +56,14 @@ class DrainRequest(Command, frozen=True, kw_only=True):
     reason: str
 
 
+class LostRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/nodes/{name}/lost."""
+
+    reason: str = ""
+    dry_run: bool = False
+    """Only say what would become of the node's jobs."""
+
+
 # Replicas (operators)
 
 

@@ -21,7 +21,9 @@ from cluster.server.pending import Answer, NotLeading, QueueFull
 from cluster.system import Clock
 from replica.messages import (
     CONTROLLER,
+    AbandonedRemoved,
     Batch,
+    BufferAbandoned,
     FeatureLevelRaised,
     MarkNodeBack,
     MarkNodeDown,
@@ -288,6 +290,8 @@ class OrderWatch:
             for event in entry.events:
                 if type(event) in _ABOUT_EVERY_NODE:
                     touched.update(after.nodes)
+                elif isinstance(event, BufferAbandoned | AbandonedRemoved):
+                    touched.add(event.node)
                 jobs.add(job_of(event) or 0)  # 0 is no job's
         for former in (before.jobs, after.jobs):
             for job_id in jobs:

@@ -1,6 +1,7 @@
 """What each command leads to, by noun; submit is one pipeline."""
 
 from replica.decide.arrays import job_of_task, members
+from replica.decide.cluster import loss_refusal
 from replica.decide.configuration import (
     Wanted,
     configuration_events,

@@ -42,7 +42,6 @@ from replica.state import Facts, State
 from replica.values import (
     CPUS_MAX,
     DISCLOSURE_KEY_BYTES,
-    JOB_NUMBERS_SKIPPED,
     MEMBERS_MAX,
     MESSAGE_CHARACTERS_MAX,
     NEVER,
@@ -54,6 +53,7 @@ from replica.values import (
     Instant,
     Refusal,
     RefusalCode,
+    job_number_at,
     name_fault,
 )
 
@@ -324,6 +324,38 @@ def _resume_node(state: Facts, actor: c.Actor, command: c.ResumeNode, at: Instan
     return Accepted((e.NodeResumed(command.node),)) if state.nodes[command.node].drained else NOTHING
 
 
+def loss_refusal(state: Facts, name: str) -> Refusal | None:
+    """Return why a node cannot be declared lost, or None."""
+    refusal = _known_node(state, name)
+    if refusal is not None:
+        return refusal
+    node = state.nodes[name]
+    if not node.down:
+        return Refusal(
+            RefusalCode.WRONG_STATE,
+            f"node {name} is {node.state.name}: its agent answers",
+            "only a node that is DOWN can be lost; forebay node drain keeps new work from one that answers",
+            "node",
+        )
+    if node.is_mover:
+        return Refusal(
+            RefusalCode.WRONG_STATE,
+            f"node {name} is a mover: it holds nothing, since buffers lie in its places",
+            f"start another mover of {', '.join(node.places)}; it takes over",
+            "node",
+        )
+    return None
+
+
+def _lose_node(state: Facts, actor: c.Actor, command: c.LoseNode, at: Instant) -> Decision:
+    refusal = loss_refusal(state, command.node)
+    if refusal is not None:
+        return refusal
+    said = f": {command.reason}" if command.reason else ""
+    reason = f"declared lost by {actor.name}{said}"[:MESSAGE_CHARACTERS_MAX]
+    return NOTHING if state.nodes[command.node].lost else Accepted((e.NodeLost(command.node, reason),))
+
+
 def _mark_node_down(state: Facts, actor: c.Actor, command: c.MarkNodeDown, at: Instant) -> Decision:
     refusal = _known_node(state, command.node)
     if refusal is not None:
@@ -398,7 +430,7 @@ def _recover_cluster(state: Facts, actor: c.Actor, command: c.RecoverCluster, at
         kept_index=command.kept_index,
         known_index=command.known_index,
         kept_at=Instant(state.at),
-        first_job=state.next_job + JOB_NUMBERS_SKIPPED,
+        first_job=max(state.next_job, job_number_at(at)),
         last_job=state.next_job - 1,
         is_snapshot=command.is_snapshot,
     )
@@ -423,6 +455,7 @@ CLUSTER_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] =
     c.AdmitNode: _admit_node,
     c.DrainNode: _drain_node,
     c.ResumeNode: _resume_node,
+    c.LoseNode: _lose_node,
     c.MarkNodeDown: _mark_node_down,
     c.MarkNodeBack: _mark_node_back,
     c.RegisterNode: _register_node,

@@ -186,6 +186,7 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
     c.AdmitNode: _OPERATOR,
     c.DrainNode: _OPERATOR,
     c.ResumeNode: _OPERATOR,
+    c.LoseNode: _OPERATOR,
     c.RaiseFeatureLevel: _OPERATOR | _CONTROLLER,
     c.RevokeCertificate: _OPERATOR,
     c.UnrevokeCertificate: _OPERATOR,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import immutables
 
-from replica.messages import Accepted, Decision
+from replica.messages import NOTHING, Accepted, Decision
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import (
@@ -67,6 +67,12 @@ def settling_events(
 
 
 def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, at: Instant) -> Decision:
+    given_up = state.abandoned.get(command.node)
+    if given_up is not None and command.stage is Stage.TEARDOWN and given_up.find(command.job, command.attempt):
+        # One that could not be removed stays listed; the agent tries again at its next start.
+        if isinstance(command.result, c.OperationDone):
+            return Accepted((e.AbandonedRemoved(command.job, command.node, command.attempt),))
+        return NOTHING
     job = state.jobs.get(command.job)
     if job is None:
         return Refusal(RefusalCode.UNKNOWN_JOB, f"there is no job {command.job}", "drop the report", "job")

@@ -105,6 +105,13 @@ def cleared_job(state: Facts, actor: c.Actor, job: Job, discard: bool) -> Events
     by = f"cleared by {actor.name}"
     if buffer.state is BufferState.TEARDOWN_FAIL:
         return (e.BufferCleared(job.id, by), *gone(state, job))
+    node = state.nodes.get(job.node)
+    if node is not None and node.down and not node.lost and not job.mover:
+        return _wrong(
+            job,
+            f"has its buffer on node {node.name}, which is DOWN",
+            f"start the node's agent, or give up what is on it: forebay node lost {node.name}",
+        )
     if job.state is JobState.STAGE_OUT:
         if not discard:
             again = "release it" if job.guest is None else "export it (forebay buffer export)"

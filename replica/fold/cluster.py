@@ -11,7 +11,7 @@ from replica.messages import check_level, features
 from replica.messages import events as e
 from replica.model import AdmittedNode, Node, set_back
 from replica.state import StateBuilder
-from replica.values import Instant, LedgerViolation
+from replica.values import NEVER, Instant, LedgerViolation
 
 
 def _cluster_founded(builder: StateBuilder, event: e.ClusterFounded) -> None:
@@ -100,6 +100,9 @@ def _node_registered(builder: StateBuilder, event: e.NodeRegistered) -> None:
         buffers=event.buffers,
         places=tuple(sorted(seen.name for seen in event.places)),
     )
+    if known is not None and known.storage_id != event.storage_id and event.node in builder.abandoned:
+        # What was given up was on another disk.
+        builder.abandoned = builder.abandoned.delete(event.node)
     builder.nodes = builder.nodes.set(event.node, node)
 
 
@@ -114,15 +117,36 @@ def _node_resumed(builder: StateBuilder, event: e.NodeResumed) -> None:
 def _node_went_down(builder: StateBuilder, event: e.NodeWentDown) -> None:
     node = builder.node(event.node)
     reason = node.reason if node.drained else event.reason
-    builder.nodes = builder.nodes.set(event.node, replace(node, down=True, reason=reason))
+    builder.nodes = builder.nodes.set(event.node, replace(node, down=True, down_at=Instant(builder.at), reason=reason))
 
 
 def _node_came_back(builder: StateBuilder, event: e.NodeCameBack) -> None:
     node = builder.node(event.node)
     reason = node.reason if node.drained else ""
-    builder.nodes = builder.nodes.set(event.node, replace(node, down=False, reason=reason))
+    back = replace(node, down=False, down_at=NEVER, lost=False, reason=reason)
+    builder.nodes = builder.nodes.set(event.node, back)
     for job_id in event.jobs:
         builder.change(job_id, None, order_at=Instant(builder.at))
+
+
+def _node_lost(builder: StateBuilder, event: e.NodeLost) -> None:
+    node = builder.node(event.node)
+    if not node.down:
+        raise LedgerViolation(f"node {event.node!r} was declared lost though it is not down")
+    reason = node.reason if node.drained else event.reason
+    builder.nodes = builder.nodes.set(event.node, replace(node, lost=True, reason=reason))
+
+
+def _abandoned_removed(builder: StateBuilder, event: e.AbandonedRemoved) -> None:
+    known = builder.abandoned.get(event.node)
+    removed = None if known is None else known.find(event.job, event.attempt)
+    if known is None or removed is None:
+        raise LedgerViolation(f"nothing of job {event.job} was given up on node {event.node!r}")
+    rest = tuple(one for one in known.buffers if one is not removed)
+    if rest:
+        builder.abandoned = builder.abandoned.set(event.node, replace(known, buffers=rest))
+    else:
+        builder.abandoned = builder.abandoned.delete(event.node)
 
 
 def _node_admitted(builder: StateBuilder, event: e.NodeAdmitted) -> None:
@@ -182,6 +206,8 @@ CLUSTER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.SiteConfigured: _site_configured,
     e.PoolRemoved: _pool_removed,
     e.FeatureLevelRaised: fold_raised,
+    e.NodeLost: _node_lost,
+    e.AbandonedRemoved: _abandoned_removed,
     e.NodeAdmitted: _node_admitted,
     e.CertificateRevoked: _certificate_revoked,
     e.CertificatesUnrevoked: _certificates_unrevoked,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from replica.fold.persistent import (
     _persistent_created,
     _persistent_deleted,
@@ -12,7 +14,15 @@ from replica.fold.persistent import (
     _persistent_reserved,
 )
 from replica.messages import events as e
-from replica.model import BufferInput, JobState, commented, interrupted
+from replica.model import (
+    AbandonedBuffer,
+    AbandonedBuffers,
+    BufferInput,
+    BufferState,
+    JobState,
+    commented,
+    interrupted,
+)
 from replica.state import StateBuilder
 from replica.values import NEVER, Instant
 
@@ -40,6 +50,22 @@ def _buffer_cleared(builder: StateBuilder, event: e.BufferCleared) -> None:
         message="",
         comment=commented(builder.job(event.job).comment, event.reason, Instant(builder.at)),
     )
+
+
+def _buffer_abandoned(builder: StateBuilder, event: e.BufferAbandoned) -> None:
+    job, buffer = builder.job(event.job), builder.buffers[event.job]
+    builder.change(
+        event.job,
+        BufferInput.CLEARED if buffer.state is BufferState.TEARDOWN_FAIL else BufferInput.TORN_DOWN,
+        failures=0,
+        retry_at=NEVER,
+        stuck=False,
+        order_at=NEVER,
+        message="",
+    )
+    known = builder.abandoned.get(event.node) or AbandonedBuffers(event.node, ())
+    given_up = AbandonedBuffer(job.id, job.attempt, job.request.user, event.persistent)
+    builder.abandoned = builder.abandoned.set(event.node, replace(known, buffers=(*known.buffers, given_up)))
 
 
 # Runs ----------------------------------------------------------------------------------------------------------------
@@ -116,5 +142,6 @@ FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.RunRequeued: _run_requeued,
     e.OperationsRestarted: _operations_restarted,
     e.BufferCleared: _buffer_cleared,
+    e.BufferAbandoned: _buffer_abandoned,
 }
 """What each event does; `replica.fold.fold` has them all."""

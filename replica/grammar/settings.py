@@ -140,6 +140,13 @@ KEYS: tuple[Key, ...] = (
     ),
     _own("LuaScript", Owner.SITE, "lua_script", Kind.PROGRAM, "the burst_buffer.lua of the lua provider"),
     _own("MaxPasses", Owner.SITE, "max_passes", Kind.NUMBER, "how often smaller requests may pass the first in line"),
+    _own(
+        "NodeDownRestageTime",
+        Owner.SITE,
+        "node_down_restage_s",
+        Kind.SECONDS,
+        "until jobs that have not started leave a node that is down; 0: never",
+    ),
     _own("OperationsPerStage", Owner.SITE, "operations_per_stage_max", Kind.NUMBER, "operations at once in a stage"),
     _own(
         "PreRunRequeues", Owner.SITE, "pre_run_requeues", Kind.NUMBER, "requeues after a failed pre-run before a hold"

@@ -36,6 +36,8 @@ from replica.messages.commands import (
 from replica.messages.entries import NOTHING, Accepted, Batch, Decision, Entry, Receipt, Session, accepted
 from replica.messages.events import (
     EVENTS,
+    AbandonedRemoved,
+    BufferAbandoned,
     ClusterRecovered,
     DisclosureKeyDrawn,
     Event,

@@ -186,6 +186,13 @@ class ResumeNode(msgspec.Struct, frozen=True):
     node: str
 
 
+class LoseNode(msgspec.Struct, frozen=True):
+    """Declare a node that is down lost (operator): its jobs end or wait again, and their space there is free."""
+
+    node: str
+    reason: str
+
+
 class MarkNodeDown(msgspec.Struct, frozen=True):
     """The leader has not heard of a node's agent (controller)."""
 
@@ -681,6 +688,7 @@ Command = (
     | SetPool
     | RegisterNode
     | DrainNode
+    | LoseNode
     | AdmitNode
     | ResumeNode
     | MarkNodeDown

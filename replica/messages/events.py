@@ -194,6 +194,13 @@ class NodeCameBack(EventRecord, frozen=True, tag=19):
     jobs: tuple[int, ...] = ()
 
 
+class NodeLost(EventRecord, frozen=True, tag=20):
+    """An operator declared a node lost that is down: its jobs end or wait again, and their space there is free."""
+
+    node: str
+    reason: str
+
+
 # ---- partitions
 
 
@@ -517,6 +524,25 @@ class MoverChanged(EventRecord, frozen=True, tag=80):
     mover: str
     attempt: int
     reason: str
+
+
+class BufferAbandoned(EventRecord, frozen=True, tag=81):
+    """A buffer that was to be torn down is given up, since its node does not answer: its space is free. What is left of
+    it, and of the `persistent` buffers that the job was creating or destroying there, the node's agent removes when it
+    returns.
+    """
+
+    job: int
+    node: str
+    persistent: tuple[str, ...] = ()
+
+
+class AbandonedRemoved(EventRecord, frozen=True, tag=82):
+    """The agent of a node that returned has removed the buffer of a job that was given up there."""
+
+    job: int
+    node: str
+    attempt: int
 
 
 # ---- persistent buffers

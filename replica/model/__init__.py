@@ -106,7 +106,16 @@ if TYPE_CHECKING:
         scheduler_fault,
     )
     from replica.model.mail import MAIL_TYPES, Mail, MailKind, message_name, wants
-    from replica.model.nodes import CAPACITY_CONTROLS, PROCESS_CONTROLS, AdmittedNode, Node, NodeState, Recovery
+    from replica.model.nodes import (
+        CAPACITY_CONTROLS,
+        PROCESS_CONTROLS,
+        AbandonedBuffer,
+        AbandonedBuffers,
+        AdmittedNode,
+        Node,
+        NodeState,
+        Recovery,
+    )
     from replica.model.operations import (
         QUEUED_STAGES,
         TRANSFERS,
@@ -244,7 +253,7 @@ else:
         jobs: Guest GuestJobs GuestStep Hold Job Scheduler commented guest_job_fault guest_name
         jobs: interrupted scheduler_fault
         mail: MAIL_TYPES Mail MailKind message_name wants
-        nodes: CAPACITY_CONTROLS PROCESS_CONTROLS AdmittedNode Node NodeState Recovery
+        nodes: CAPACITY_CONTROLS PROCESS_CONTROLS AbandonedBuffer AbandonedBuffers AdmittedNode Node NodeState Recovery
         operations: QUEUED_STAGES TRANSFERS MovingKey Stage agent_of counted_under queue_place set_back stage_of
         operations: takes_slot waits_for_slot
         orders: NOTHING_SPECIAL Order OrderPlace SpecialTransfers

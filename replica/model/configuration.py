@@ -119,6 +119,10 @@ class Site(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How long the data of a guest is kept that was torn down before it ran, seconds; 0: not at all. Slurm tears all
     staged data down when it starts, and sets it up again a minute and a half later.
     """
+    node_down_restage_s: int = 300
+    """How long a node may be down until jobs that have not started are staged again on another one, seconds; 0: they
+    wait for the node.
+    """
 
 
 DEFAULT_SITE = Site()

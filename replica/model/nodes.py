@@ -60,6 +60,10 @@ class Node(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One of CAPACITY_CONTROLS."""
     places: tuple[str, ...] = ()
     """The places that it stages for, in ascending order; empty but for a mover."""
+    down_at: Instant = NEVER
+    """When it was marked down; NEVER while it is not."""
+    lost: bool = False
+    """Whether an operator declared it lost while it was down: what is on it is given up."""
 
     @property
     def is_mover(self) -> bool:
@@ -77,6 +81,28 @@ class Node(msgspec.Struct, frozen=True, array_like=True, gc=False):
         if self.down:
             return NodeState.DOWN
         return NodeState.DRAINED if self.drained else NodeState.UP
+
+
+class AbandonedBuffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The buffer of a job that was given up on a node that did not answer: its agent removes it when it returns."""
+
+    job: int
+    attempt: int
+    """The attempt of the teardown."""
+    user: str
+    persistent: tuple[str, ...] = ()
+    """Persistent buffers that the job was creating or destroying there, which are to be removed, too."""
+
+
+class AbandonedBuffers(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What was given up on one node, in the order in which that was decided."""
+
+    node: str
+    buffers: tuple[AbandonedBuffer, ...]
+
+    def find(self, job: int, attempt: int) -> AbandonedBuffer | None:
+        """Return the buffer that was given up with this teardown attempt; None if there is none."""
+        return next((one for one in self.buffers if (one.job, one.attempt) == (job, attempt)), None)
 
 
 class Recovery(msgspec.Struct, frozen=True, array_like=True, gc=False):

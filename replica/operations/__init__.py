@@ -13,6 +13,7 @@ from replica.operations.guests import (
     no_space,
     waits_for_names,
 )
+from replica.operations.lost_nodes import Loss, loses_results, loss_of
 from replica.operations.movers import (
     jobs_beside,
     mover_again,

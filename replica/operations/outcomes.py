@@ -155,7 +155,7 @@ def pre_run_failed(state: Facts, job: Job, message: str) -> tuple[e.Event, ...]:
     return tuple(events)
 
 
-def _own_persistent(state: Facts, job: Job, wanted: BufferState) -> list[str]:
+def own_persistent(state: Facts, job: Job, wanted: BufferState) -> list[str]:
     """Return the persistent buffers that the job is creating or destroying and that are `wanted`."""
     asked = job.request.buffer
     if asked is None:
@@ -166,27 +166,27 @@ def _own_persistent(state: Facts, job: Job, wanted: BufferState) -> list[str]:
 
 
 def _deleted(state: Facts, job: Job) -> tuple[e.PersistentDeleted, ...]:
-    return tuple(e.PersistentDeleted(name, job.id) for name in _own_persistent(state, job, BufferState.DELETING))
+    return tuple(e.PersistentDeleted(name, job.id) for name in own_persistent(state, job, BufferState.DELETING))
 
 
 def persistent_changed(state: Facts, job: Job, stage: Stage, name: str) -> tuple[e.Event, ...]:
     """Return what follows when one persistent buffer of a job's order is there or gone, before the rest of the order
     is done; nothing where that is known, or the buffer is none that the job creates or destroys now.
     """
-    if stage is Stage.STAGE_IN and name in _own_persistent(state, job, BufferState.ALLOCATING):
+    if stage is Stage.STAGE_IN and name in own_persistent(state, job, BufferState.ALLOCATING):
         return (e.PersistentCreated(name, job.id),)
-    if stage in (Stage.STAGE_IN, Stage.TEARDOWN) and name in _own_persistent(state, job, BufferState.DELETING):
+    if stage in (Stage.STAGE_IN, Stage.TEARDOWN) and name in own_persistent(state, job, BufferState.DELETING):
         return (e.PersistentDeleted(name, job.id),)
     return ()
 
 
 def unwound(state: Facts, job: Job) -> tuple[e.Event, ...]:
     """Return what becomes of the persistent buffers that a job has not finished creating: its teardown removes them."""
-    names = _own_persistent(state, job, BufferState.ALLOCATING)
+    names = own_persistent(state, job, BufferState.ALLOCATING)
     return tuple(e.PersistentDeletionStarted(name, job.id, True) for name in names)
 
 
-def _result(job: Job) -> JobState:
+def result_of(job: Job) -> JobState:
     """Return what a job will be once its results are out; one that was requeued and then cancelled is CANCELLED."""
     return JobState.CANCELLED if job.cancelled and job.result is JobState.PENDING else job.result
 
@@ -197,7 +197,7 @@ def succeeded(
     """Return what follows from an operation that succeeded."""
     if stage is Stage.STAGE_IN:
         events: list[e.Event] = [e.StagedIn(job.id, files, size_bytes, digest)]
-        events.extend(e.PersistentCreated(name, job.id) for name in _own_persistent(state, job, BufferState.ALLOCATING))
+        events.extend(e.PersistentCreated(name, job.id) for name in own_persistent(state, job, BufferState.ALLOCATING))
         events.extend(_deleted(state, job))
         if not job.request.asked.nodes:
             # It has nothing to run (-N0): what it was submitted for is done.
@@ -205,12 +205,12 @@ def succeeded(
         return tuple(events)
     if stage is Stage.POST_RUN:
         if job.hurry:
-            return (e.TeardownStarted(job.id, job.attempt + 1, _result(job), True),)
+            return (e.TeardownStarted(job.id, job.attempt + 1, result_of(job), True),)
         return (stage_out_started(state, job, buffer, job.attempt + 1),)
     if stage is Stage.STAGE_OUT:
         return (
             e.StagedOut(job.id, files, size_bytes, digest),
-            e.TeardownStarted(job.id, job.attempt + 1, _result(job), job.hurry),
+            e.TeardownStarted(job.id, job.attempt + 1, result_of(job), job.hurry),
         )
     return (e.TornDown(job.id), *gone(state, job))
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from replica.messages import events as e
 from replica.model import Buffer, BufferState, Hold, Job, JobState, agent_of, is_in, place_name
 from replica.operations.guests import guest_due_at, guest_due_events
+from replica.operations.lost_nodes import lost_at, lost_events
 from replica.operations.movers import takeover
 from replica.operations.outcomes import active_stage, failed, timeout_at, timeout_message, unwound, waiting_stage
 from replica.state import Facts
@@ -45,6 +46,8 @@ def due_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
             due.append(job.request.deadline - seconds(job.request.time_limit_s) + 1)
     if buffer is not None and job.mover and takeover(state, job, buffer) is not None:
         due.append(_AT_ONCE)
+    if (lost := lost_at(state, job, buffer)) != NEVER:
+        due.append(lost)
     if buffer is not None and not _is_down(state, job, buffer):
         for instant in (
             job.retry_at,
@@ -65,6 +68,9 @@ def due_events(state: Facts, job: Job, buffer: Buffer | None, at: Instant) -> tu
         deadline = job.request.deadline
         if deadline != NEVER and not job.late and at + seconds(job.request.time_limit_s) > deadline:
             return (e.DeadlineMissed(job.id),)
+    lost = lost_at(state, job, buffer)
+    if lost != NEVER and lost <= at:
+        return lost_events(state, job, buffer)
     if buffer is None:
         return ()
     if job.mover and (taken := takeover(state, job, buffer)) is not None:

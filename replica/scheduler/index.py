@@ -71,6 +71,7 @@ TOUCHES: dict[type[e.Event], Touches] = {
     e.NodeResumed: Touches.NODE,
     e.NodeWentDown: Touches.NODE,
     e.NodeCameBack: Touches.NODE,
+    e.NodeLost: Touches.NODE,
     e.PoolSet: Touches.POOL,
     e.PoolRemoved: Touches.POOL,
     e.PlaceSet: Touches.EVERYTHING,

@@ -15,6 +15,7 @@ from replica.model import (
     ENDED,
     HOLDING,
     TRANSFERS,
+    AbandonedBuffers,
     Account,
     AdmittedNode,
     Buffer,
@@ -110,6 +111,7 @@ class StateBuilder:
     partitions: immutables.Map[str, Partition]
     revocations: immutables.Map[str, Revocation]
     admitted: immutables.Map[str, AdmittedNode]
+    abandoned: immutables.Map[str, AbandonedBuffers]
     schedulers: immutables.Map[str, Scheduler]
     drills: immutables.Map[int, Drill]
     drill_locks: immutables.Map[str, DrillLock]

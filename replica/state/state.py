@@ -18,6 +18,7 @@ from replica.model import (
     DEFAULT_RULES,
     DEFAULT_SITE,
     DEFAULT_TRANSFER_RULES,
+    AbandonedBuffers,
     Account,
     AdmittedNode,
     Buffer,
@@ -135,6 +136,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Certificates and holders that are refused."""
     admitted: immutables.Map[str, AdmittedNode] = immutables.Map()
     """Names under which agents may register."""
+    abandoned: immutables.Map[str, AbandonedBuffers] = immutables.Map()
+    """Node -> buffers that were given up there, until its agent has removed them."""
     guests: immutables.Map[str, GuestJobs] = immutables.Map()
     """Jobs of other schedulers by name (`slurm:42`) -> the jobs here that are theirs."""
     schedulers: immutables.Map[str, Scheduler] = immutables.Map()
@@ -244,6 +247,7 @@ TABLES: tuple[Table, ...] = (
     Table("places", 42, str, Place, PLACES_MAX, "name"),
     Table("rates", 44, str, Rates, POOLS_MAX + 1),
     Table("nodes", 50, str, Node, NODES_MAX, "name"),
+    Table("abandoned", 52, str, AbandonedBuffers, NODES_MAX, "node"),
     Table("partitions", 54, str, Partition, PARTITIONS_MAX, "name"),
     Table("accounts", 60, str, Account, ACCOUNTS_MAX, "name"),
     Table("qos", 62, str, Qos, QOS_MAX, "name"),

@@ -164,10 +164,6 @@ RECOVERIES_KEPT = 64
 MEMBERS_MAX = 13
 """Members of one configuration, count: nine that vote, four that learn (`wal.configuration`)."""
 
-JOB_NUMBERS_SKIPPED = 1_000_000
-"""Job numbers that a new incarnation leaves out, count: those that the lost part of the history may have given out, a
-hundred times what may be pending at once. What agents hold under one of them stays apart from every later job's."""
-
 DRILL_S_MAX = 600
 """How long one drill may last, seconds."""
 

@@ -171,3 +171,19 @@ def round_up(size: int, granularity: int) -> int:
 def seconds(duration_s: int) -> int:
     """Return a duration of whole seconds in the unit of Instant, microseconds."""
     return duration_s * MICROSECONDS_PER_SECOND
+
+
+_JOB_NUMBERS_SINCE = 1_672_531_200
+"""1 January 2023, seconds since 1970."""
+
+_JOBS_PER_SECOND = 1_000
+
+
+def job_number_at(at: Instant) -> int:
+    """Return the least job number of an incarnation of a cluster that begins at this time.
+
+    Numbers of a lost part of the history, and of other incarnations of which nothing is known here, are lower, as long
+    as fewer than 1,000 jobs are submitted a second on average. So no number is given out twice, and what agents hold
+    under a lost number stays apart from every later job's.
+    """
+    return (at - seconds(_JOB_NUMBERS_SINCE)) * _JOBS_PER_SECOND // MICROSECONDS_PER_SECOND

@@ -13,6 +13,8 @@ from replica.model import (
     NATIVE,
     NOTHING_SPECIAL,
     TRANSFERS,
+    AbandonedBuffer,
+    AbandonedBuffers,
     Access,
     Buffer,
     BufferState,
@@ -47,9 +49,13 @@ from replica.values import NEVER
 
 def orders_for(state: State, node: str) -> tuple[Order, ...]:
     """Return what the node's agent has to do at this state, by job id."""
-    orders = []
+    given_up = state.abandoned.get(node)
+    orders = [] if given_up is None else _removals(state, given_up)
+    removed_first = {order.job for order in orders}
     governed = _governed(state, node)
     for job_id in sorted(state.on_node.get(node, ())):
+        if job_id in removed_first:
+            continue
         job = state.jobs[job_id]
         buffer = state.buffers.get(job_id)
         if job.stuck or job.retry_at or waits_for_slot(job, buffer) is not None:
@@ -58,6 +64,29 @@ def orders_for(state: State, node: str) -> tuple[Order, ...]:
         if stage is not None and agent_of(job, buffer) == node:
             orders.append(_order(state, job, buffer, stage, governed if stage in TRANSFERS else None))
     return tuple(orders)
+
+
+def _removals(state: State, given_up: AbandonedBuffers) -> list[Order]:
+    """Return the teardowns of what was given up on a node: of each job the oldest one."""
+    oldest: dict[int, AbandonedBuffer] = {}
+    for one in given_up.buffers:
+        oldest.setdefault(one.job, one)
+    return [
+        Order(
+            job=one.job,
+            attempt=one.attempt,
+            stage=Stage.TEARDOWN.word,
+            user=one.user,
+            name="",
+            workdir="",
+            has_buffer=True,
+            timeout_s=state.site.other_timeout_s,
+            hurry=True,
+            # A buffer that was created under the name since is another one.
+            destroys=tuple(DestroyPersistent(name, True) for name in one.persistent if name not in state.persistent),
+        )
+        for one in oldest.values()
+    ]
 
 
 class _Governed(NamedTuple):

@@ -594,6 +594,23 @@ async def nodes(m: Maker) -> None:
     await m.operator(f"POST /v1/nodes/{node}/resume")
     await m.register(node, instance="other", storage_id="another disk")
     await m.finish(job)
+    lost = await m.submit("ada", script=STAGED)
+    found = await m.order(lost)
+    assert found is not None
+    node = found[0]
+    await m.operator(f"POST /v1/nodes/{node}/lost", reason="it burnt")
+    await m.inside("mark_node_down", 40, node=node, reason="its agent has not been heard of for 40 s")
+    await m.ask("user ada", f"POST /v1/nodes/{node}/lost", reason="it is slow")
+    await m.operator(f"POST /v1/nodes/{node}/lost", dry_run=True)
+    for reason in ("it burnt", "again"):
+        await m.operator(f"POST /v1/nodes/{node}/lost", reason=reason)
+    await m.inside("mark_node_back", 20, node=node)
+    await m.operator("GET /v1/nodes")
+    removal = next(order for order in await m.orders(node) if order["job"] == lost)
+    row = {"job": lost, "attempt": removal["attempt"], "stage": "teardown", "result": {"type": "done"}}
+    for _ in range(2):
+        await m.ask(f"agent {node}", f"POST /v1/agents/{node}/reports", 1, reports=[row])
+    await m.finish(lost)
 
 
 async def places(m: Maker) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from tests.faults.day2.exercises import EXERCISES as TASKS
 from tests.faults.day2.table import ROWS
-from tests.packages.day2_site import REPLICAS, UNITS, UnitSite
+from tests.packages.day2_site import REPLICAS, UNITS, USER, UnitSite
 from tests.packages.machine import StepFailed
 
 COMMANDS: Final = {name: next(row.command for row in ROWS if row.task == one.task) for name, one in TASKS.items()}
@@ -187,6 +187,24 @@ def drain(site: UnitSite) -> str:
     return "n1 was DRAINED, its agent was restarted, and it is UP"
 
 
+def lost(site: UnitSite) -> str:
+    """A job on a node that does not answer is given up, and its agent ends and removes it when it returns."""
+    first, directive = site.machines[1], "#DW jobdw capacity=16MiB access_mode=striped type=scratch"
+    script = f"printf '%s\\n' '#!/bin/sh' '{directive}' 'sleep 98765' > long.sh"
+    job = first.shell(f"cd; {script}; forebay submit long.sh | grep -o '[0-9]*' | head -n 1", user=USER).strip()
+    site.until(f"forebay job list --json --state RUNNING | grep -q '\"job_id\":{job},'")
+    site.sh("r1", "systemctl stop forebay-agent@n1; pgrep -f 'sleep 98765'")
+    site.until("forebay node list --json | grep -q '\"DOWN\"'")
+    site.typed(f"job cancel {job}; test $? = 1")
+    site.typed(f"{command('lost').replace('n2', 'n1')} --yes")
+    site.until(f"forebay job show {job} --json | grep -q '\"CANCELLED\"'")
+    site.sh("r1", "systemctl start forebay-agent@n1")
+    site.until("forebay node show n1 --json | grep -q '\"abandoned\":\\[\\]'")
+    site.until("! pgrep -f 'sleep 98765'", at="r1")
+    site.whole()
+    return f"job {job} was given up, and ended and removed by the agent when it returned"
+
+
 def debug(site: UnitSite) -> str:
     """What is written for a helper has the units' journal and no private key."""
     site.typed(command("debug"))
@@ -309,6 +327,7 @@ EXERCISES: Final[dict[str, Callable[[UnitSite], str]]] = {
     "revoke": revoke,
     "resize": resize,
     "drain": drain,
+    "lost": lost,
     "debug": debug,
     "archive": archive,
     "disk-full": disk_full,

@@ -109,7 +109,8 @@ class Histories(RuleBasedStateMachine):
         self.world.settle(report, actor)
 
     @rule(
-        node=st.sampled_from(["n1", "n2", "n3"]), what=st.sampled_from(["drain", "resume", "down", "back", "restart"])
+        node=st.sampled_from(["n1", "n2", "n3"]),
+        what=st.sampled_from(["drain", "resume", "down", "back", "restart", "lost"]),
     )
     def changes_a_node(self, node: str, what: str) -> None:
         if what == "restart":
@@ -117,6 +118,8 @@ class Histories(RuleBasedStateMachine):
             self.world.register(node, cpus=2, instance=f"i{self.instances}")
         elif what in ("drain", "resume"):
             self.world.settle(c.DrainNode(node, "x") if what == "drain" else c.ResumeNode(node))
+        elif what == "lost":
+            self.world.settle(c.LoseNode(node, "x"))
         else:
             self.world.settle(c.MarkNodeDown(node, "x") if what == "down" else c.MarkNodeBack(node), c.CONTROLLER)
 
@@ -213,7 +216,10 @@ class Histories(RuleBasedStateMachine):
                     if any(current == order for current in world.orders(node)):
                         if order.suspend:
                             world.settle(c.ResumeJob(order.job))
-                        world.done(order.job)
+                        if self.is_given_up(node, order):
+                            self.report(node, order, "done")
+                        else:
+                            world.done(order.job)
             world.advance(500)
         assert not world.state.unfinished, [
             world.shown(job) for job in world.state.unfinished if job in world.state.buffers
@@ -223,7 +229,12 @@ class Histories(RuleBasedStateMachine):
             assert buffer.state is BufferState.ALLOCATED
             kept[buffer.pool] += buffer.granted_bytes
         assert dict(world.state.held_bytes) == dict(kept)
+        assert not world.state.abandoned, "every node has returned"
         assert check(world.state) == []
+
+    def is_given_up(self, node: str, order: Order) -> bool:
+        given_up = self.world.state.abandoned.get(node)
+        return given_up is not None and given_up.find(order.job, order.attempt) is not None
 
 
 Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

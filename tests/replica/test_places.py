@@ -548,7 +548,12 @@ class PlaceHistories(Histories):
 
     @invariant()
     def nothing_is_ordered_twice(self) -> None:
-        ordered = [order.job for node in self.world.state.nodes for order in self.world.orders(node)]
+        ordered = [
+            order.job
+            for node in self.world.state.nodes
+            for order in self.world.orders(node)
+            if not self.is_given_up(node, order)
+        ]
         assert len(ordered) == len(set(ordered))
 
     @invariant()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from replica.fold.fold import fold
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import Recovery
 from replica.state import EMPTY
-from replica.values import JOB_NUMBERS_SKIPPED, MEMBERS_MAX, RECOVERIES_KEPT, Instant, LedgerViolation, Refusal
+from replica.values import MEMBERS_MAX, RECOVERIES_KEPT, Instant, LedgerViolation, Refusal
 from tests.replica.world import OPERATOR, World
 
 MARK = "0123456789abcdef"
@@ -24,8 +26,34 @@ def test_a_recovery_is_kept_with_who_did_it_and_numbers_of_lost_jobs_are_not_giv
     begun = world.state.recoveries[2]
     assert (begun.incarnation, begun.mark, begun.by, begun.members) == (2, MARK, OPERATOR.name, ALL)
     assert (begun.kept_index, begun.known_index, begun.kept_at, begun.at) == (42, 40, at, world.state.at)
-    assert (begun.last_job, begun.first_job) == (before - 1, before + JOB_NUMBERS_SKIPPED)
+    assert begun.last_job == before - 1 and begun.first_job > before
     assert world.state.next_job == begun.first_job
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["submits", "recovers"]), st.integers(0, 9), st.integers(1, 10**10)),
+        min_size=2,
+        max_size=25,
+    )
+)
+def test_no_number_is_given_out_twice_however_often_the_cluster_goes_back(steps: list[tuple[str, int, int]]) -> None:
+    """Each recovery goes back to any state that there ever was, of any incarnation, and knows nothing of the others."""
+    world = World()
+    states = [world.state]
+    given_out: set[int] = set()
+    for what, which, later_us in steps:
+        world.at = Instant(world.at + later_us)
+        if what == "recovers":
+            world.state = states[which % len(states)]
+            assert world.settle(c.RecoverCluster(MARK, "r1", ALL, 42, 40)) == 0
+        else:
+            # As many as may be in that time.
+            for _ in range(min(which, later_us // 1_000)):
+                job = world.submit()
+                assert job not in given_out
+                given_out.add(job)
+        states.append(world.state)
 
 
 def test_recoveries_are_numbered_and_the_oldest_are_forgotten() -> None:

@@ -46,6 +46,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "HoldOversized": ("yes", True),
     "LuaScript": ("/etc/slurm/burst_buffer.lua", "/etc/slurm/burst_buffer.lua"),
     "MaxPasses": ("3", 3),
+    "NodeDownRestageTime": ("300", 300),
     "OperationsPerStage": ("128", 128),
     "PreRunRequeues": ("3", 3),
     "RequeueOnNodeFail": ("yes", True),

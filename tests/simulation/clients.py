@@ -304,7 +304,8 @@ class SimClient(Caller):
             pool = Pool("fast", rng.choice((6, 8, 10)) * GRAIN_BYTES, GRAIN_BYTES, is_default=True)
             return self.request(c.SetPool(pool), operator=True)
         node = rng.choice(self.world.nodes)
-        return self.request(rng.choice((c.DrainNode(node, "for a test"), c.ResumeNode(node))), operator=True)
+        commands = (c.DrainNode(node, "for a test"), c.ResumeNode(node), c.LoseNode(node, "for a test"))
+        return self.request(rng.choice(commands), operator=True)
 
     def submission(self) -> c.SubmitJob:
         """Make a job whose name is unique, so that its effects can be counted."""

@@ -13,6 +13,7 @@ from cluster.schemas import (
     BufferView,
     JobDetailsView,
     JobView,
+    LostJobView,
     NodeView,
     PoolView,
     WhyView,
@@ -33,11 +34,12 @@ from replica.model import (
     NodeState,
     PersistentBuffer,
     PoolUnit,
+    destinations_of,
     error_path,
     takes_cpus,
     unit_in,
 )
-from replica.operations import guest_phase
+from replica.operations import guest_phase, loses_results, loss_of
 from replica.scheduler import depended_on, dependency_met
 from replica.state import State
 from replica.values import MICROSECONDS_PER_SECOND, Instant, Reason, Verdict
@@ -252,7 +254,22 @@ def node_view(state: State, name: str, liveness: Liveness | None) -> NodeView:
         registered_time=format_instant(node.registered_at),
         jobs=tuple(jobs),
         last_contact_s=None if liveness is None else liveness.last_contact_s(name),
+        abandoned=() if name not in state.abandoned else tuple(one.job for one in state.abandoned[name].buffers),
         revision=state.revision,
+    )
+
+
+def lost_job_view(state: State, job_id: int) -> LostJobView:
+    """Return what becomes of a job if its node is lost; KeyError if it is not there."""
+    job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+    return LostJobView(
+        job_id=job_id,
+        user=job.request.user,
+        name=job.request.name,
+        state=job.state.name,
+        burst_buffer_state=buffer_word(state, job_id),
+        loss=loss_of(state, job, buffer).value,
+        results=tuple(sorted(destinations_of(job.request))) if loses_results(job, buffer) else (),
     )
 
 

@@ -87,7 +87,10 @@ async def find_nodes(state: State, needs: Needs, work: Work) -> None:
             busy = len(state.on_node.get(name, ()))
             jobs = f"; {busy} jobs have something there" if busy else ""
             sentence = f"down: {node.reason or 'its agent is not heard of'}{jobs}"
-            needs.add("node_down", f"node {name}", sentence, f"start its agent: forebay agent --name {name}")
+            remedy = f"start its agent: forebay agent --name {name}"
+            if busy and not node.lost and not node.is_mover:
+                remedy += f"; or give up what is on it: forebay node lost {name}"
+            needs.add("node_down", f"node {name}", sentence, remedy)
 
 
 def find_replicas(members: tuple[MemberView, ...], needs: Needs, now: Instant) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
@@ -30,8 +30,8 @@ from cluster.schemas import (
     UpdateCommand,
 )
 from cluster.schemas import operations as ops
-from replica.model import parse_reference, shown_reference
-from replica.values import plain
+from replica.model import ENDED, parse_reference, shown_reference
+from replica.values import Reason, plain
 
 
 class ChangedJobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +137,10 @@ def each(
                 changed.extend(jobs)
                 for line in () if as_json else _standings(jobs):
                     click.echo(line)
+                for job in jobs if operation in _ON_NODES else ():
+                    if job.reason == Reason.NODE_DOWN and job.state not in _OVER:
+                        failures.append(_waits(job))
+                        report(failures[-1], as_json=as_json)
             else:
                 failures.append(failure_of(outcome))
                 report(failures[-1], as_json=as_json)
@@ -147,6 +151,20 @@ def each(
         show_json(ChangedJobs(jobs=tuple(changed)))
     if failures:
         exit_with(failures[0].code)
+
+
+_ON_NODES: Final = (ops.CANCEL_JOB, ops.REQUEUE_JOB, ops.SUSPEND_JOB, ops.RESUME_JOB)
+"""Changes that the agent of a job's node carries out."""
+
+_OVER: Final = frozenset(state.name for state in ENDED)
+
+
+def _waits(job: JobView) -> Failure:
+    return Failure(
+        ExitCode.REFUSED,
+        f"job {job.job_id} is on node {job.node}, which is DOWN: the change is recorded, and has no effect yet",
+        f"it takes effect when the node returns, or is declared lost by an operator: forebay node lost {job.node}",
+    )
 
 
 async def _alone(

@@ -5,12 +5,13 @@ from typing import Any, Final
 import click
 
 from cluster.cli.commands.options import AT_OPTION, NAME, Kind, group_of, named, names, print_records
+from cluster.cli.confirming import YES_OPTION, confirm
 from cluster.cli.exits import bad_input, converted
 from cluster.cli.global_options import JSON_OPTION, CommandGroup
 from cluster.cli.session import session
-from cluster.cli.text import Listing, format_duration, in_full, nodes_table, parse_duration, present, table
+from cluster.cli.text import Listing, format_duration, in_full, nodes_table, note, parse_duration, present, table
 from cluster.client import Client
-from cluster.schemas import NodeView
+from cluster.schemas import NodeLostAnswer, NodeView
 from cluster.schemas import accounts as v
 from cluster.schemas import operations as ops
 from replica.values import NODES_MAX, plain
@@ -96,7 +97,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-node_group = CommandGroup("node", help="List, show, admit, drain and resume nodes.")
+node_group = CommandGroup("node", help="List, show, admit, drain and resume nodes, and declare them lost.")
 
 
 @node_group.command("list")
@@ -146,6 +147,52 @@ def resume(name: str, as_json: bool) -> None:
     """Give a drained node new work again (operators)."""
     node = session().write(ops.RESUME_NODE, name=name)
     present(node, as_json, lambda: _standing(node))
+
+
+@node_group.command("lost")
+@NAME
+@click.option("--reason", default="", metavar="TEXT", help="Why, for whoever looks next.")
+@click.option("--dry-run", is_flag=True, help="Only say what would become of its jobs.")
+@YES_OPTION
+@JSON_OPTION
+def lost(name: str, reason: str, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Declare a node that is DOWN lost, and give up what is on it (operators).
+
+    Jobs that ran on it end as NODE_FAIL or are requeued, jobs that waited are staged on another node, and their space
+    is free. Results that were not exported from it are LOST. Switch the node off first: what runs there cannot be
+    stopped.
+    """
+    plan = session().write(ops.LOSE_NODE, name=name, dry_run=True)
+    if dry_run:
+        _say_losses(plan, as_json)
+        return
+    if not yes:
+        _say_losses(plan, as_json=False)
+    losing = sum(bool(job.results) for job in plan.jobs)
+    what = f"{len(plan.jobs)} jobs have something there; results of {losing} are LOST"
+    confirm(f"Declare node {name} lost? {what}.", yes=yes)
+    _say_losses(session().write(ops.LOSE_NODE, name=name, reason=reason), as_json)
+
+
+def _say_losses(answer: NodeLostAnswer, as_json: bool) -> None:
+    rows = [
+        (job.job_id, job.user, job.name, job.state, _LOSSES.get(job.loss, job.loss), ", ".join(job.results))
+        for job in answer.jobs
+    ]
+    heads = ("JOBID", "USER", "NAME", "STATE", "THEN", "LOST-RESULTS")
+    present(answer, as_json, lambda: table(heads, rows, right=frozenset({"JOBID"}), flexible=frozenset(heads[-1:])))
+    for buffer in () if as_json else answer.persistent:
+        remedy = f"forebay buffer clear --name {buffer} --discard forgets it"
+        note(f"persistent buffer {buffer} is on node {answer.node}, and stays in the list: {remedy}")
+
+
+_LOSSES: Final = {
+    "staged_again": "staged on another node",
+    "requeued": "requeued",
+    "ended": "ends",
+    "results_lost": "ends without its results",
+    "removed": "its buffer is given up",
+}
 
 
 def _standing(node: NodeView) -> str:

@@ -21,7 +21,7 @@ NAMES = """
     list_pools set_pool add_pool change_pool remove_pool list_places add_place remove_place list_buffers
     clear_persistent_buffer show_burst
     show_provider_status show_configuration configure_site compare_configuration
-    list_nodes admit_node drain_node resume_node register_node poll_orders report_operations
+    list_nodes admit_node drain_node resume_node lose_node register_node poll_orders report_operations
     list_transfers show_job_transfers list_receipts
     register_scheduler show_scheduler_site list_schedulers release_scheduler list_guests show_guest setup_guest
     stage_in_guest begin_guest_run end_guest_run stage_out_guest tear_down_guest miss_guest

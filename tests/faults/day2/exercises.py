@@ -33,6 +33,7 @@ EXERCISES: Final = {
     "revoke": Exercise("a key was stolen", trust.revoke),
     "resize": Exercise("a pool grows or shrinks", work.resize),
     "drain": Exercise("a node is to be emptied", work.drain),
+    "lost": Exercise("a node is lost, with what is on it", work.lost),
     "debug": Exercise("somebody is to help, and must see what is wrong", looking.debug),
     "archive": Exercise("old history is to be kept elsewhere", storage.archive),
     "disk-full": Exercise("the disk of a replica was full, and has room again", storage.disk_full),

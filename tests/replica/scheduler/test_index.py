@@ -388,7 +388,7 @@ def test_no_more_than_so_many_candidates_behind_the_reservation_head_are_checked
 
 
 def test_a_down_node_s_operations_are_not_due_and_are_again_when_it_is_back() -> None:
-    world = IndexedWorld({"fast": 100}, stage_in_timeout_s=10, timeouts="fixed")
+    world = IndexedWorld({"fast": 100}, stage_in_timeout_s=10, timeouts="fixed", node_down_restage_s=0)
     job = world.submit("capacity=40")
     assert next_due(world.state, world.at) == world.at + seconds(10)
     world.settle(c.MarkNodeDown("n1", "x"), c.CONTROLLER)

@@ -1,0 +1,114 @@
+"""What becomes of the jobs of a node that does not answer: lost by an operator's word, or down for too long.
+
+A node that is down may run on. What has started there is therefore given up only when an operator declares the node
+lost; what has not started leaves a node that is down for longer than NodeDownRestageTime by itself. Each call gives the
+next step of one job: its run ends or its staging is taken back, its results are given up, its buffer is abandoned. An
+abandoned buffer frees its space at once, and is remembered (`State.abandoned`) until the agent has returned and removed
+it: orders that are gone are fenced as always, by their attempts.
+
+Source: SEMANTICS.md, "When something fails".
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from replica.messages import events as e
+from replica.model import NATIVE, Buffer, BufferState, Job, JobState, Stage, agent_of
+from replica.operations.guests import has_results
+from replica.operations.outcomes import failed, gone, own_persistent, result_of, script_ended, succeeded, unwound
+from replica.state import Facts
+from replica.values import NEVER, Instant, seconds
+
+_AT_ONCE = Instant(1)
+_STAGED = (BufferState.STAGING_IN, BufferState.STAGED_IN)
+_WITH_A_SCRIPT = (BufferState.PRE_RUN, BufferState.RUNNING, BufferState.SUSPENDED)
+_RAN = (BufferState.POST_RUN, BufferState.STAGING_OUT)
+
+
+class Loss(StrEnum):
+    """What becomes of a job of a lost node: the words of the API."""
+
+    STAGED_AGAIN = "staged_again"
+    """It has not run, waits, and is staged on another node."""
+    REQUEUED = "requeued"
+    """Its run ends, and it waits for another one."""
+    ENDED = "ended"
+    """Its run ends: NODE_FAIL, or CANCELLED where that was asked for."""
+    RESULTS_LOST = "results_lost"
+    """Its run had ended, and its results were not exported."""
+    REMOVED = "removed"
+    """Only its buffer was left to be removed."""
+
+
+def lost_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
+    """Return from when on what a job has on its node is given up; NEVER while it is not."""
+    node = state.nodes.get(job.node)
+    if node is None or not node.down or agent_of(job, buffer) != job.node or job.guest is not None:
+        return NEVER
+    in_place = bool(job.mover)
+    if buffer is not None and in_place and buffer.state is BufferState.STAGED_IN:
+        return NEVER
+    provided = state.site.provider != NATIVE
+    if node.lost:
+        # What a site's program could not remove is for an operator to look at.
+        left = buffer is not None and buffer.state is BufferState.TEARDOWN_FAIL and provided
+        return NEVER if left else _AT_ONCE
+    limit_s = state.site.node_down_restage_s
+    if not limit_s or job.stuck or buffer is None or job.state is not JobState.PENDING or provided:
+        return NEVER
+    return Instant(node.down_at + seconds(limit_s))
+
+
+def lost_events(state: Facts, job: Job, buffer: Buffer | None) -> tuple[e.Event, ...]:
+    """Return the next step of giving up what a job has on its node, from the time that `lost_at` says."""
+    node = state.nodes[job.node]
+    reason = f"node {node.name} was lost" if node.lost else f"node {node.name} was down for too long"
+    if buffer is None or buffer.state in _WITH_A_SCRIPT:
+        return script_ended(state, job, buffer, JobState.NODE_FAIL, 0, 0, reason)
+    if buffer.state in _STAGED:
+        return (
+            e.AllocationRevoked(job.id, job.attempt, reason),
+            *unwound(state, job),
+            e.TeardownStarted(job.id, job.attempt + 1, JobState.PENDING, True, reason),
+        )
+    if buffer.state in _RAN:
+        if job.mover:
+            # The results lie in a place: a mover exports them.
+            return succeeded(state, job, buffer, Stage.POST_RUN, 0, 0, "")
+        result, why = result_of(job), reason
+        if has_results(job) and not job.hurry:
+            why = f"{reason} with results that were not exported"
+            result = JobState.NODE_FAIL if result is JobState.COMPLETED else result
+        return (e.TeardownStarted(job.id, job.attempt + 1, result, True, why),)
+    if state.site.provider != NATIVE:
+        why = f"{reason}, so the teardown of its provider was not run: remove what it left, and clear the buffer"
+        return failed(state, job, Stage.TEARDOWN, why, Instant(state.at), final=True)
+    return (
+        e.BufferAbandoned(job.id, node.name, tuple(own_persistent(state, job, BufferState.DELETING))),
+        *gone(state, job),
+    )
+
+
+def loss_of(state: Facts, job: Job, buffer: Buffer | None) -> Loss:
+    """Return what becomes of a job of a node that is being lost, before anything has."""
+    if buffer is not None and buffer.state in _STAGED:
+        return Loss.STAGED_AGAIN
+    if buffer is None or buffer.state in _WITH_A_SCRIPT:
+        first = script_ended(state, job, buffer, JobState.NODE_FAIL, 0, 0, "")
+        return Loss.REQUEUED if _waits_again(first) else Loss.ENDED
+    if buffer.state in _RAN:
+        return Loss.RESULTS_LOST if has_results(job) and not job.mover and not job.hurry else Loss.REMOVED
+    return Loss.REMOVED
+
+
+def _waits_again(events: tuple[e.Event, ...]) -> bool:
+    return any(
+        isinstance(event, e.TeardownStarted | e.RunEnded) and event.result is JobState.PENDING for event in events
+    )
+
+
+def loses_results(job: Job, buffer: Buffer | None) -> bool:
+    """Return whether a job has results on its node alone that are still to be exported."""
+    ran = buffer is not None and buffer.state in (*_RAN, *_WITH_A_SCRIPT)
+    return ran and has_results(job) and not job.mover and not job.hurry
