@@ -88,6 +88,8 @@ class ReceiptView(View, frozen=True, kw_only=True):
     left_out: int
     left_out_first: tuple[LeftOutView, ...]
     stripped: int
+    dangling: int = 0
+    """Of `links`, those that lead to nothing at the destination."""
     verify: str
     algorithm: str
     digest: str

@@ -166,6 +166,12 @@ KEYS: tuple[Key, ...] = (
     _moving(
         "TransferBackends", "backends", Kind.BACKENDS, f"some of {', '.join(BACKENDS)}; the first one is the default"
     ),
+    _moving(
+        "TransferOutsideLinks",
+        "outside_links",
+        Kind.YES_NO,
+        "whether links that lead out of what is staged may be made again as they are",
+    ),
     _moving("TransferRate", "transfer_bytes_s", Kind.RATE, "how fast one transfer may go; 0 pauses"),
     _moving("TransferRateOfCluster", "cluster_bytes_s", Kind.RATE, "how fast all transfers may go together"),
     _moving("TransferRatePerNode", "node_bytes_s", Kind.RATE, "how fast the transfers of a node may go together"),

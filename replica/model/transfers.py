@@ -95,6 +95,8 @@ class TransferReceipt(msgspec.Struct, frozen=True, array_like=True):
     left_out_first: tuple[LeftOut, ...] = ()
     stripped: int = 0
     """Files whose set-id bits were taken away."""
+    dangling: int = 0
+    """Of `links`, those that lead to nothing at the destination, as far as can be known."""
     verify: str = "digest"
     algorithm: str = "xxh3-128"
     digest: str = ""
@@ -160,6 +162,8 @@ class TransferRules(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Some of BACKENDS that may be used; the first one (but `command`) is used where a request names none."""
     template: str = ""
     """The site's command line for the backend `template` (replica.model.transfers); an absolute path begins it."""
+    outside_links: bool = True
+    """Whether symbolic links that lead out of what is staged may be made again as they are."""
 
 
 DEFAULT_TRANSFER_RULES = TransferRules()
@@ -239,6 +243,7 @@ _COUNTS = (
     "removed_files",
     "left_out",
     "stripped",
+    "dangling",
 )
 
 
@@ -310,9 +315,10 @@ def _invalid(field: str, sentence: str, remedy: str) -> Refusal:
 CHOOSABLE = tuple(backend for backend in BACKENDS if backend != "command")
 """What `backend=` may say; a command is written as `stage_in:COMMAND`."""
 
-LINKS = ("keep", "follow", "skip", "fail")
-"""What `links=` may say of symbolic links in a tree: made again where they stay inside of it, replaced by what they
-lead to, left out, or a failure of the transfer. The first one is what counts where nothing is said."""
+LINKS = ("keep", "asis", "follow", "skip", "fail")
+"""What `links=` may say of symbolic links in a tree: made again where they stay inside of it, made again whatever they
+say, replaced by what they lead to, left out, or a failure of the transfer. Where nothing is said, links inside of it
+count as `keep`, and others as `asis` if the site allows that."""
 
 CHOICE_KEYS = ("backend", "move", "links", "acls")
 
@@ -325,7 +331,7 @@ class TransferChoice(msgspec.Struct, frozen=True, array_like=True, gc=False):
     move: bool = False
     """Whether the source is deleted once its copy is durable."""
     links: str = ""
-    """One of LINKS; empty: the first."""
+    """One of LINKS; empty: `keep`, and `asis` for links that lead out of the tree where the site allows that."""
     acls: bool = False
     """Whether POSIX access control lists are copied."""
 

@@ -20,7 +20,7 @@ from tests.contract.maker import STAGED, Maker, asks, ended, failed, reached, re
 from tests.contract.scenes import SCENES, drills, sessions
 
 SEED = 20_261_122
-ROUNDS = 390
+ROUNDS = 375
 USERS = ("ada", "ben", "cyd")
 
 

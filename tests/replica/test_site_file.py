@@ -58,6 +58,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "StageRetries": ("0", 0),
     "TransferAlgorithm": ("BLAKE3", "blake3"),
     "TransferBackends": ("rsync,native", ("rsync", "native")),
+    "TransferOutsideLinks": ("no", False),
     "TransferRate": ("100MiB", 100 * 2**20),
     "TransferRateOfCluster": ("0", 0),
     "TransferRatePerNode": ("1GiB/s", 2**30),

@@ -106,9 +106,10 @@ class Kind(Enum):
     DIRECTORY = "directory"
 
 
-Links = Literal["keep", "follow", "skip", "fail"]
-"""What becomes of symbolic links in a tree: made again where they stay inside of it, replaced by what they lead to
-where that is beneath the item's anchor, left out with a line in the receipt, or a failure of the transfer."""
+Links = Literal["keep", "keep_all", "asis", "follow", "skip", "fail"]
+"""What becomes of symbolic links in a tree: made again where they stay inside of it; `keep_all`: and as they are where
+they do not; `asis`: made again as they are, all of them; replaced by what they lead to where that is beneath the item's
+anchor, left out with a line in the receipt, or a failure of the transfer."""
 
 
 class Item(NamedTuple):

@@ -7,6 +7,7 @@ done; the chunks of a large file that was under way keep their marks; what is no
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from array import array
@@ -168,10 +169,13 @@ class Walk:
         except OSError as error:
             raise TransferFailed(file_message(shown, error)) from error
         told = f"{shown} is a symbolic link to {os.fsdecode(target)!r}"
-        if item.links == "keep":
-            kept = stays_inside(path, target, self._names)
-            if kept is not None:
-                yield msgspec.structs.replace(self._record(LINK, path, status), target=kept)
+        if item.links in ("keep", "keep_all", "asis"):
+            kept = None if item.links == "asis" else stays_inside(path, target, self._names)
+            if kept is not None or item.links != "keep":
+                dangles = self._dangles(item, directory, name, target, stays=kept is not None)
+                yield msgspec.structs.replace(
+                    self._record(LINK, path, status), target=target if kept is None else kept, reason=dangles
+                )
                 return
             reason = "outside of what is staged"
         elif item.links == "follow":
@@ -188,9 +192,23 @@ class Walk:
         if reason and not self._options.outgoing:
             raise TransferFailed(
                 f"{told}, {reason}; stage what it leads to by a directive of its own, or say links=skip, "
-                "which leaves it out" + (", or links=follow" if item.links == "keep" else "")
+                "which leaves it out"
+                + (", or links=follow, or links=asis where the site allows it" if item.links == "keep" else "")
             )
         yield msgspec.structs.replace(self._record(ODD, path, status), target=target, reason=reason)
+
+    def _dangles(self, item: Item, directory: int, name: bytes, target: bytes, *, stays: bool) -> str:
+        """Return why a link leads to nothing at its destination; empty if it leads somewhere, or nothing is known."""
+        try:
+            # With the rights of the user: nothing is read, and only whether it is there is said.
+            os.stat(name, dir_fd=directory)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                return "it leads to nothing"
+        in_buffer = target.startswith(b"/") and beneath(os.fsdecode(target), names_of(item.source)) is not None
+        if self._options.outgoing and in_buffer and not stays:
+            return "it leads into the buffer, which is removed"
+        return ""
 
     def _followed(
         self, item: Item, found: Target, path: bytes, shown: str, link: os.stat_result, target: bytes, depth: int

@@ -82,6 +82,7 @@ class Summed:
         self._taken = hasher(options.algorithm)
         self._encoder = msgspec.json.Encoder()
         self.files = self.directories = self.links = self.size_bytes = self.left_out = self.stripped = self.done = 0
+        self.dangling = 0
         self.retries = 0
         self.left_out_first: list[LeftOut] = []
 
@@ -133,7 +134,10 @@ class Summed:
                     self._leave_out(record, "not copied")
                 return None
             self.links += 1
-            line = _line(record, kind="link", mtime_ns=record.mtime_ns, target=_text(record.target))
+            self.dangling += bool(record.reason)
+            line = _line(
+                record, kind="link", mtime_ns=record.mtime_ns, target=_text(record.target), reason=record.reason
+            )
         else:
             line = self._leave_out(record, self._why(record))
         return self._encoder.encode(line) + b"\n"

@@ -197,6 +197,7 @@ class _Transfer:
             left_out=summed.left_out,
             left_out_first=tuple(summed.left_out_first),
             stripped=summed.stripped,
+            dangling=summed.dangling,
             verify=self._options.verify.word,
             algorithm=self._options.algorithm,
             digest=summed.digest,

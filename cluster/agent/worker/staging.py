@@ -444,7 +444,7 @@ def _goes_on(order: Order, buffer: int, run: TransferRun, options: Options) -> b
         return False
     with RecordPaths(order, buffer, run.persistent) as paths:
         moves = movements(order, paths, run.home)
-        items = [_chosen(move, backend) for move, backend in zip(moves, backends_of(order, moves), strict=True)]
+        items = [_chosen(order, move, backend) for move, backend in zip(moves, backends_of(order, moves), strict=True)]
         return resumable(items, options, run.context.workspace)
 
 
@@ -464,7 +464,7 @@ def _run(
         items = []
         for move, backend in zip(moves, backends_of(order, moves), strict=True):
             with named(order.stage, move.source, move.destination):
-                item = _chosen(move, backend)
+                item = _chosen(order, move, backend)
                 inside = buffer is not None and not move.persistent
                 if inside:
                     items.append(item._replace(staging=own))
@@ -488,14 +488,19 @@ def _run(
     return receipt
 
 
-def _chosen(move: Movement, backend: str) -> Item:
+def _chosen(order: Order, move: Movement, backend: str) -> Item:
     """Return the item as its directive wants it; a link that is named itself stands for what it leads to beneath the
-    directory that its path begins in.
+    directory that its path begins in. TransferFailed where the site does not allow `links=asis`.
     """
-    choice = move.choice
-    item = move.item._replace(backend=backend, move=choice.move, links=cast(Links, choice.links or "keep"))
+    choice, rules = move.choice, order.rules or DEFAULT_TRANSFER_RULES
+    if choice.links == "asis" and not rules.outside_links:
+        raise TransferFailed(
+            "links=asis is not allowed here (TransferOutsideLinks=no); leave it out, or say links=skip"
+        )
+    links = choice.links or ("keep_all" if rules.outside_links else "keep")
+    item = move.item._replace(backend=backend, move=choice.move, links=cast(Links, links))
     item = item._replace(acls=choice.acls)
-    found = leads_to(item.source) if item.links in ("keep", "follow") else None
+    found = leads_to(item.source) if item.links in ("keep", "keep_all", "follow") else None
     return item if found is None else item._replace(source=found)
 
 

@@ -206,7 +206,8 @@ def receipt_text(receipt: ReceiptView) -> str:
     lines = [
         f"Receipt of job {receipt.job_id}, {receipt.stage} attempt {receipt.attempt} on {plain(receipt.node)}: "
         f"{'complete' if receipt.complete else 'FAILED'}",
-        f"Files={receipt.files} Directories={receipt.directories} Links={receipt.links}",
+        f"Files={receipt.files} Directories={receipt.directories}",
+        f"Links={receipt.links} DanglingLinks={receipt.dangling}",
         f"Bytes={receipt.size_bytes} Written={receipt.written_bytes}",
         f"ResumedFiles={receipt.resumed_files} ResumedBytes={receipt.resumed_bytes} Retries={receipt.retries}",
         f"RemovedAtSource={receipt.removed_files} SetIdStripped={receipt.stripped} LeftOut={receipt.left_out}",

@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import venv
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from replica.messages.commands import OperationDone
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.operations import Stage
 from replica.model.orders import Order, SpecialTransfers
-from replica.model.transfers import LeftOut, TransferChoice
+from replica.model.transfers import DEFAULT_TRANSFER_RULES, LeftOut, TransferChoice, TransferRules
 from tests.cluster.agent.transfer.harness import Unpaced
 
 STORAGE_ID = "0" * 32
@@ -46,14 +47,19 @@ class Bench:
     """A buffer and places outside, without processes."""
 
     def __init__(self, directory: Path) -> None:
+        self.rules = DEFAULT_TRANSFER_RULES
         self.outside = directory / "outside"
         self.home = directory / "home"
         self.buffer = self.home / "buffers" / "7"
         self.outside.mkdir()
         self.buffer.mkdir(parents=True)
 
-    def order(self, *transfers: Transfer, capacity_bytes: int = 1 << 30) -> Order:
+    def order(
+        self, *transfers: Transfer, capacity_bytes: int = 1 << 30, choices: tuple[TransferChoice, ...] = ()
+    ) -> Order:
         return Order(
+            rules=self.rules,
+            special=SpecialTransfers(choices=choices) if choices else None,
             job=7,
             attempt=1,
             stage="stage_in",
@@ -81,12 +87,16 @@ class Bench:
             for descriptor in (buffer, home):
                 os.close(descriptor)
 
-    def stage_in(self, *transfers: Transfer, capacity_bytes: int = 1 << 30) -> OperationDone:
-        return self.run(stage_in, self.order(*transfers, capacity_bytes=capacity_bytes))
+    def stage_in(
+        self, *transfers: Transfer, capacity_bytes: int = 1 << 30, choices: tuple[TransferChoice, ...] = ()
+    ) -> OperationDone:
+        return self.run(stage_in, self.order(*transfers, capacity_bytes=capacity_bytes, choices=choices))
 
-    def stage_out(self, *transfers: Transfer, partial: bool = False) -> OperationDone:
-        order = msgspec.structs.replace(self.order(*transfers), stage="stage_out", partial=partial)
-        return self.run(stage_out, order)
+    def stage_out(
+        self, *transfers: Transfer, partial: bool = False, choices: tuple[TransferChoice, ...] = ()
+    ) -> OperationDone:
+        order = self.order(*transfers, choices=choices)
+        return self.run(stage_out, msgspec.structs.replace(order, stage="stage_out", partial=partial))
 
     def fill(self, **files: str) -> Path:
         striped = self.buffer / "striped"
@@ -195,7 +205,13 @@ def test_whatever_is_no_file_and_is_named_itself_is_refused_by_name_and_nothing_
     assert not (bench.outside / "o").exists()
 
 
-def test_a_link_out_of_a_tree_fails_a_stage_in_by_name_and_is_left_out_of_a_stage_out(bench: Bench) -> None:
+STRICT = TransferRules(outside_links=False)
+
+
+def test_where_the_site_says_so_a_link_out_of_a_tree_fails_a_stage_in_and_is_left_out_of_a_stage_out(
+    bench: Bench,
+) -> None:
+    bench.rules = STRICT
     plant(bench.outside / "d", {"a": b"a"})
     make_link(bench.outside / "d" / "odd")
     with pytest.raises(TransferFailed, match="d/odd is a symbolic link to '/etc/passwd', outside of what is staged"):
@@ -208,6 +224,32 @@ def test_a_link_out_of_a_tree_fails_a_stage_in_by_name_and_is_left_out_of_a_stag
     assert done.receipt is not None
     why = "a symbolic link to /etc/passwd, outside of what is staged"
     assert done.receipt.left_out_first == (LeftOut("odd", why),)
+
+
+@pytest.mark.parametrize("links", ["", "asis", "keep"])
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_virtualenv_is_staged_both_ways_and_runs_where_it_arrives(bench: Bench, links: str, allowed: bool) -> None:
+    bench.rules = TransferRules(outside_links=allowed)
+    venv.create(bench.outside / "venv", symlinks=True)
+    (bench.outside / "venv" / "gone").symlink_to("/nowhere/at/all")
+    choices = (TransferChoice(links=links),)
+    there = Transfer(DIRECTORY, str(bench.outside / "venv"), "$DW_JOB_STRIPED/venv")
+    if links == "keep" or not allowed:
+        why = "not allowed here" if links == "asis" else "outside of what is staged"
+        with pytest.raises(TransferFailed, match=why):
+            bench.stage_in(there, choices=choices)
+        return
+    came = bench.stage_in(there, choices=choices)
+    inside = bench.buffer / "striped" / "venv"
+    (inside / "made").symlink_to(bench.buffer / "striped" / "other")
+    back = bench.stage_out(Transfer(DIRECTORY, str(bench.outside / "o"), "$DW_JOB_STRIPED/venv"), choices=choices)
+    for tree in (inside, bench.outside / "o"):
+        assert os.readlink(tree / "bin" / "python3") == os.readlink(bench.outside / "venv" / "bin" / "python3")
+        said = subprocess.run([tree / "bin" / "python3", "-c", "print(6 * 7)"], capture_output=True, check=True)
+        assert said.stdout == b"42\n"
+    assert came.receipt is not None and back.receipt is not None
+    assert (came.receipt.dangling, came.receipt.left_out) == (1, 0)
+    assert (back.receipt.dangling, back.receipt.left_out) == (2, 0), "one that leads into the buffer dangles, too"
 
 
 def test_a_results_link_to_its_newest_step_is_staged_out_as_a_link(bench: Bench) -> None:

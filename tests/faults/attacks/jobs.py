@@ -200,9 +200,7 @@ def _check_results(to: Path, key: Path, uid: int, *, honest: bool) -> int:
         if status.st_uid != uid:
             raise RunFailed(f"{path} belongs to user id {status.st_uid}")
         if path.is_symlink():
-            # What it says is the user's business; nobody may have followed it out of the tree for him.
-            if os.path.isabs(os.readlink(path)) or ".." in Path(os.readlink(path)).parts[1:]:
-                raise RunFailed(f"{path} is a link to {os.readlink(path)}")
+            # What it says is its user's business, as long as it was not followed.
             continue
         if stat.S_ISREG(status.st_mode) and secret in path.read_bytes():
             raise RunFailed(f"{path} has what is in {key}")

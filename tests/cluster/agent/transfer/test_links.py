@@ -87,6 +87,32 @@ def test_whatever_links_say_nothing_from_outside_arrives_and_what_is_kept_says_t
         harness.close()
 
 
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(st.dictionaries(st.sampled_from(["l", "d/l", "d/e/l", "m"]), targets | st.just("/etc"), min_size=1))
+def test_whatever_links_say_all_of_them_are_made_again_and_none_is_followed(
+    tmp_path_factory: pytest.TempPathFactory, links: dict[str, str]
+) -> None:
+    for how, outgoing in (("asis", SMALL), ("asis", OUT), ("keep_all", SMALL), ("keep_all", OUT)):
+        harness = Harness(tmp_path_factory.mktemp("links"))
+        plant(harness.source, {"a": b"a", "d": {"b": b"b", "e": {"a": b"deep"}}})
+        for name in "abd":
+            (harness.directory / name).write_bytes(b"secret")
+        for name, target in links.items():
+            os.symlink(target, harness.source / name)
+        receipt = harness.carry([harness.item()._replace(links=how)], outgoing)
+        found = {path for path in harness.destination.rglob("*") if path.is_symlink()}
+        assert found == {harness.destination / name for name in links}
+        assert all(os.readlink(harness.destination / name) == target for name, target in links.items())
+        files = [path for path in harness.destination.rglob("*") if path not in found and path.is_file()]
+        assert sorted(path.read_bytes() for path in files) == [b"a", b"b", b"deep"]
+        nowhere = {name for name in links if not os.path.exists(harness.source / name)}
+        assert (receipt.links, receipt.left_out, receipt.dangling) == (len(links), 0, len(nowhere))
+        assert {line.path for line in harness.lines() if line.kind == "link" and line.reason} == nowhere
+        harness.close()
+
+
 def test_a_link_is_made_once_and_found_again_by_the_next_attempt(harness: Harness) -> None:
     plant(harness.source, {"step": {"x": b"1"}, "old": b"x"})
     (harness.source / "latest").symlink_to("step")
