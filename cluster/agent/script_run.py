@@ -300,6 +300,10 @@ class ScriptRun:
             )
         else:
             return None
+        if (cgroup := Cgroup.find(record.cgroup())) is not None:
+            # No supervisor removes it, and a job without a buffer has no teardown that does.
+            cgroup.remove()
+            cgroup.close()
         try:
             record.write("status.json", ended)
         except OSError as error:

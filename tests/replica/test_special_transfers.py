@@ -125,7 +125,7 @@ def test_an_order_says_what_was_chosen_for_each_transfer() -> None:
         ("#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/a backend=command", 73, "backend=", "native"),
         ("#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/a move=no move=no", 73, "is written twice", ""),
         ("#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/a acls=keep", 70, "acls=keep", "yes, no"),
-        ("#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/a links=copy", 71, "links=copy", "keep, asis, fol"),
+        ("#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/a links=copy", 71, "links=copy", "keep, asis"),
         ("#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/a links=follow move=yes", 71,
          "is not this transfer's to remove", "leave out one"),
         ("#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/a backend=rsync links=follow", 85,

@@ -100,7 +100,7 @@ class Supervisor:
         become_subreaper()
         refused = self._start()
         if refused is not None:
-            self._reap()
+            self._sweep()
             return refused
         cause = self._watch()
         self._sweep()

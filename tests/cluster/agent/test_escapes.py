@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from cluster.agent.home import Home
+from cluster.agent.limits import SUPERVISOR_LAUNCHES_MAX
 from cluster.agent.processes import (
     AUTO,
     Cgroup,
@@ -29,8 +30,11 @@ from cluster.agent.processes import (
     fork,
     open_tree,
 )
+from cluster.agent.processes.environment import account_for
+from cluster.agent.scripts.record import ScriptOrder, create_record
 from cluster.agent.service import NOT_PROMISED
 from cluster.system import boot_id, open_directory
+from cluster.system import closing as os_closing
 from replica.messages.commands import OperationDone, ScriptEnded
 from replica.model.job_states import JobState
 from replica.model.orders import SpecialTransfers
@@ -214,6 +218,56 @@ def test_a_suspended_script_stands_still_as_a_whole_and_goes_on_when_it_is_cance
             await controller.order(site.order(7, 2, "run", script=script, started=True, suspend=True, cancel=True))
             assert (await ended(controller)).result is JobState.CANCELLED
             assert attack.survivors == [] and not procs.exists()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("why", ["output", "workdir", "interpreter", "cancel", "started"])
+@pytest.mark.parametrize(("cgroup", "ways"), [HELD])
+def test_a_script_that_never_starts_leaves_no_cgroup(site: Site, attack: Attack, why: str) -> None:
+    """Its job has no buffer here, so no teardown looks after what is left."""
+    asked: dict[str, dict[str, object]] = {
+        "output": {"output": str(site.destinations / "missing" / "x.out")},
+        "workdir": {"workdir": str(site.destinations / "missing")},
+        "interpreter": {"script": "#!/no/such/interpreter\n"},
+        "cancel": {"cancel": True},
+        "started": {"started": True},
+    }
+
+    async def story() -> None:
+        async with site.running() as (controller, _):
+            tree = Path(open_tree(AUTO, (site.home / "storage-id").read_text().strip()).path)
+            await controller.order(site.order(7, 2, "run", **{"script": "#!/bin/sh\n", **asked[why]}))
+            assert (await ended(controller)).result is not JobState.COMPLETED
+            assert list(tree.glob("job-7-*")) == []
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("cgroup", "ways"), [HELD])
+def test_a_script_whose_supervisors_died_before_they_started_it_leaves_no_cgroup(site: Site, attack: Attack) -> None:
+    """The agent of before had made the record and the cgroup, and had launched as many as may be."""
+
+    async def story() -> None:
+        async with site.running() as (controller, agent):
+            await site.kill_agent(agent)
+            storage_id = (site.home / "storage-id").read_text().strip()
+            order = site.order(7, 2, "run", script="#!/bin/sh\n")
+            wanted = ScriptOrder(
+                order=order, node="n1", home=str(site.home), storage_id=storage_id, accounts="own", kill_wait_s=1
+            )
+            with (
+                closing(open_tree(AUTO, storage_id).script(7, 2)) as cgroup,
+                os_closing(open_directory(str(site.home / "steps"))) as steps,
+            ):
+                record = create_record(steps, wanted, account_for("own", "alice"), cgroup.name)
+                for _ in range(SUPERVISOR_LAUNCHES_MAX):
+                    record.count_launch()
+                record.close()
+            await controller.order(order)
+            site.start_agent()
+            assert (await ended(controller)).result is JobState.NODE_FAIL
+            assert not os.path.exists(cgroup.path)
 
     asyncio.run(story())
 
