@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica.decide.checks import Rejected, require
+from replica.decide.checks import Rejected, one_of, require
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import (
@@ -45,7 +45,7 @@ Changed = tuple[e.Event, ...] | Refusal
 
 def _unknown(what: str, name: str, known: list[str]) -> Refusal:
     plural = what if what.endswith("s") else f"{what}s"
-    remedy = f"use one of {', '.join(known[:20])}" if known else f"leave it out: this site has defined no {plural}"
+    remedy = one_of(known, f"leave it out: this site has defined no {plural}")
     return Refusal(RefusalCode.INVALID_FIELD, f"{what} {name!r} does not exist", remedy, what)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from replica.decide.checks import NODE_COUNT_INVALID, Rejected, check_beneath, check_inside, expand, require
+from replica.decide.checks import NODE_COUNT_INVALID, Rejected, check_beneath, check_inside, expand, one_of, require
 from replica.grammar import find_overlap, with_file_name
 from replica.messages import commands as c
 from replica.model import (
@@ -388,8 +388,8 @@ def pool_of(state: Facts, name: str, place: str) -> Pool:
     if name:
         pool = state.pools.get(name)
         if pool is None:
-            listed = ", ".join(sorted(state.pools)) or "there are none"
-            raise Rejected(RefusalCode.UNKNOWN_POOL, f"there is no pool {name!r}", f"use one of: {listed}", place)
+            remedy = one_of(state.pools, "this site has no pool: an operator makes one with `forebay pool add`")
+            raise Rejected(RefusalCode.UNKNOWN_POOL, f"there is no pool {name!r}", remedy, place)
         return pool
     for pool in state.pools.values():
         if pool.is_default:

@@ -5,6 +5,7 @@ A check raises Rejected; whoever decides the command catches it once, and answer
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import TypeVar
 
@@ -238,3 +239,9 @@ def check_inside(path: str, place: str) -> None:
         raise Rejected(
             RefusalCode.PATH_NOT_ALLOWED, f"the path {fault}", "write a path below the variable, without ..", place
         )
+
+
+def one_of(names: Iterable[str], otherwise: str) -> str:
+    """Return the remedy for a name that does not exist: those that do, the first 20 of them, or `otherwise`."""
+    known = sorted(names)[:20]
+    return f"use one of {', '.join(known)}" if known else otherwise

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from replica.decide.checks import one_of
 from replica.decide.pools import default_pool_events
 from replica.grammar import KEYS, Key, Owner, Setting, SettingFault, ValueFault, format_value, values_of
 from replica.messages import events as e
@@ -121,11 +122,11 @@ def _refusal(state: Facts, site: Site) -> Refusal | None:
         return refusal
     name = site.default_pool
     if name and name not in state.pools and not provider_facts(site.provider).names_pools:
-        listed = ", ".join(sorted(state.pools)) or "there are none"
+        remedy = one_of(state.pools, "make one with `forebay pool add`")
         return Refusal(
             RefusalCode.UNKNOWN_POOL,
             f"there is no pool {name!r}",
-            f"use one of: {listed}; or make it first with `forebay pool add`",
+            remedy,
             "site.default_pool",
         )
     return None

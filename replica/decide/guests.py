@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from replica.decide.accounts import admitted, check_limits_alone
 from replica.decide.buffer_request import buffer_resolved, persistent_fault, pool_of, space_resolved
-from replica.decide.checks import Rejected, check_name, require
+from replica.decide.checks import Rejected, check_name, one_of, require
 from replica.messages import NOTHING, Accepted, Decision, accepted
 from replica.messages import commands as c
 from replica.messages import events as e
@@ -180,9 +180,9 @@ def _other_cluster(known: Scheduler, cluster: str) -> Refusal | None:
 
 def _release_scheduler(state: Facts, actor: c.Actor, command: c.ReleaseScheduler, at: Instant) -> Decision:
     if command.scheduler not in state.schedulers:
-        listed = ", ".join(sorted(state.schedulers)) or "there are none"
+        remedy = one_of(state.schedulers, "there is nothing to release: no scheduler has registered")
         sentence = f"there is no scheduler {command.scheduler[: limits.NAME_CHARACTERS_MAX]!r}"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, f"known are: {listed}", "scheduler")
+        return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy, "scheduler")
     return Accepted((e.SchedulerReleased(command.scheduler),))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Container, Iterator
 
 from msgspec.structs import replace
 
+from replica.decide.checks import one_of
 from replica.messages import events as e
 from replica.model import Pool, PoolUnit, SeenPlace, format_amount, unit_in
 from replica.state import Facts, State
@@ -161,11 +162,11 @@ def removed_pool(state: State, name: str) -> tuple[e.Event, ...] | Refusal:
 
 def unknown_pool(state: Facts, name: str) -> Refusal:
     """Return the refusal for a pool that is not there."""
-    listed = ", ".join(sorted(state.pools)) or "there are none"
+    remedy = one_of(state.pools, "make one with `forebay pool add`")
     return Refusal(
         RefusalCode.UNKNOWN_POOL,
         f"there is no pool {name!r}",
-        f"use one of: {listed}"[:MESSAGE_CHARACTERS_MAX],
+        remedy[:MESSAGE_CHARACTERS_MAX],
         "pool.name",
     )
 
@@ -253,6 +254,6 @@ def seen_refusal(state: Facts, node: str, seen: tuple[SeenPlace, ...]) -> Refusa
 
 
 def _unknown_place(state: Facts, name: str, field: str) -> Refusal:
-    listed = ", ".join(sorted(state.places)) or "there are none"
+    remedy = one_of(state.places, "make one with `forebay place add`")
     sentence = f"there is no place {name[:NAME_CHARACTERS_MAX]!r}"
-    return Refusal(RefusalCode.INVALID_FIELD, sentence, f"use one of: {listed}"[:MESSAGE_CHARACTERS_MAX], field)
+    return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy[:MESSAGE_CHARACTERS_MAX], field)

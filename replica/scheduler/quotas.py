@@ -18,12 +18,14 @@ from replica.model import (
     Job,
     Limit,
     LimitKind,
+    PoolUnit,
     Qos,
     Reservation,
     SchedulingClass,
     UsageKey,
     ancestors,
     consumed_key,
+    format_amount,
     holding_usage,
     is_of_group,
     left_of,
@@ -31,6 +33,7 @@ from replica.model import (
     minutes_of,
     running_usage,
     scheduling_class_of,
+    unit_in,
 )
 from replica.state import Facts
 from replica.values import Instant, Reason, Verdict
@@ -55,6 +58,10 @@ class Scope(NamedTuple):
         return QOS_REASONS[kind] if self.kind == "q" else ACCOUNT_REASONS[kind]
 
 
+_TIMES_MINUTES = frozenset({LimitKind.GRP_BB_MINUTES, LimitKind.GRP_BB_RUN_MINUTES, LimitKind.MAX_BB_MINUTES_PER_JOB})
+"""Kinds of limits whose values are amounts of space times minutes."""
+
+
 class Over(NamedTuple):
     """A limit that would be exceeded."""
 
@@ -62,14 +69,23 @@ class Over(NamedTuple):
     limit: Limit
     used: int
     asked: int
+    unit: PoolUnit = PoolUnit.BYTES
+    """What a limit of space counts."""
 
     @property
     def verdict(self) -> Verdict:
         """The verdict on the job."""
         word = "least" if self.limit.kind is LimitKind.MIN_BB else "limit"
-        what = "has no more room" if self.used else "does not allow it"
-        figures = (("in_use", str(self.used)), ("asked", str(self.asked)), (word, str(self.limit.value)))
+        what = "has no more room" if self.used else "never allows it: change the job, or have the limit changed"
+        amounts = (("in_use", self.used), ("asked", self.asked), (word, self.limit.value))
+        figures = tuple((name, self._amount(value)) for name, value in amounts)
         return Verdict(self.scope.reason(self.limit.kind), f"{self.scope.words} {what}", figures)
+
+    def _amount(self, value: int) -> str:
+        kind = self.limit.kind
+        if not kind.counts_space:
+            return str(value)
+        return format_amount(value, self.unit) + (" minutes" if kind in _TIMES_MINUTES else "")
 
 
 def class_gate(state: Facts, job: Job, buffer: Buffer | None) -> Verdict | None:
@@ -108,16 +124,16 @@ def alone_over(
         asked = size if limit.counts(pool) else 0
         if kind is LimitKind.MIN_BB:
             if asked < limit.value:
-                return Over(scope, limit, 0, asked)
+                return Over(scope, limit, 0, asked, unit_in(state.pools, limit.tres))
             continue
-        if kind in (LimitKind.GRP_BB_MINUTES, LimitKind.GRP_BB_RUN_MINUTES, LimitKind.MAX_BB_MINUTES_PER_JOB):
+        if kind in _TIMES_MINUTES:
             asked = size * minutes_of(time_limit_s)
         elif kind is LimitKind.MAX_BB_PER_NODE:
             asked = -(-size // max(1, scheduling_class.nodes))
         elif not kind.counts_space:
             asked = {LimitKind.GRP_CPUS: cpus, LimitKind.GRP_NODES: scheduling_class.nodes}.get(kind, 0)
         if asked > limit.value:
-            return Over(scope, limit, 0, asked)
+            return Over(scope, limit, 0, asked, unit_in(state.pools, limit.tres))
     return None
 
 
@@ -279,7 +295,7 @@ class QuotaCheck:
             else:
                 continue
             if used + asked > limit.value:
-                return Over(scope, limit, used, asked).verdict
+                return Over(scope, limit, used, asked, unit_in(self._state.pools, limit.tres)).verdict
         return None
 
     def license_gate(self, scheduling_class: SchedulingClass | None) -> Verdict | None:

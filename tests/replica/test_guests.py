@@ -226,7 +226,10 @@ def test_a_setup_over_a_limit_by_itself_is_refused_at_once_with_the_limit() -> N
     refusal = world.setup("1", asked(6, DATA))
     assert isinstance(refusal, Refusal)
     assert refusal.code is RefusalCode.LIMIT_EXCEEDED
-    assert refusal.sentence == "AssocGrpBB: account people does not allow it (in_use 0, asked 6, limit 5)"
+    assert refusal.sentence == (
+        "AssocGrpBB: account people never allows it: change the job, or have the limit changed (in_use 0, asked 6, "
+        "limit 5)"
+    )
     assert world.phase("1") is GuestPhase.NONE
 
 

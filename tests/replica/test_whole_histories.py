@@ -15,6 +15,7 @@ from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.buffers import HOLDING, PERSISTENT_STATES, BufferState
 from replica.model.job_states import JobState
+from replica.model.orders import Order
 from replica.model.requests import CreatePersistent, DestroyPersistent
 from replica.scheduler.persistent import persistent_request
 from replica.state.state import EMPTY
@@ -87,16 +88,25 @@ class WholeHistories(Histories):
             kinds = {"suspend": c.SuspendJob, "resume": c.ResumeJob, "requeue": c.RequeueJob}
             self.world.settle(kinds[what](job), OPERATOR if operator else user())
 
+    def orders_of_jobs(self) -> list[tuple[str, Order]]:
+        """Return what stands ordered but for removals of what was given up, which are about no job any more."""
+        return [
+            (node, order)
+            for node in sorted(self.world.state.nodes)
+            for order in self.world.orders(node)
+            if not self.is_given_up(node, order)
+        ]
+
     @rule(data=st.data(), operation=st.sampled_from(OPERATIONS), final=st.booleans())
     def an_operation_fails(self, data: st.DataObject, operation: str, final: bool) -> None:
-        orders = [(node, order) for node in sorted(self.world.state.nodes) for order in self.world.orders(node)]
+        orders = self.orders_of_jobs()
         if orders:
             node, order = data.draw(st.sampled_from(orders))
             self.world.report(order.job, c.OperationFailed("it broke", final, operation), order)
 
     @rule(data=st.data(), name=st.sampled_from(NAMES))
     def a_persistent_buffer_is_there_or_gone(self, data: st.DataObject, name: str) -> None:
-        orders = [(node, order) for node in sorted(self.world.state.nodes) for order in self.world.orders(node)]
+        orders = self.orders_of_jobs()
         if orders:
             node, order = data.draw(st.sampled_from(orders))
             mine = name in {one.name for one in (*order.creates, *order.destroys)}

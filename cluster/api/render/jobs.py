@@ -286,7 +286,10 @@ def why_view(state: State, job_id: int, verdict: Verdict) -> WhyView:
         burst_buffer_state=buffer_word(state, job_id),
         sentence=verdict_words(verdict),
         blockers=blockers,
-        blocking=tuple(job_words(state, other) for other in blockers),
+        blocking=tuple(
+            f"{job_words(state, other)} (held)" if state.jobs[other].hold else job_words(state, other)
+            for other in blockers
+        ),
     )
 
 

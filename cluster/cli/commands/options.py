@@ -170,8 +170,9 @@ def named(rows: Sequence[Any], name: str, word: str) -> Any:
     for row in rows:
         if row.name == name:
             return row
-    known = ", ".join(row.name for row in rows)
-    raise Failure(ExitCode.NOT_FOUND, f"there is no {word} {name!r}", f"known are: {known or 'there are none'}")
+    known = ", ".join(row.name for row in rows[:20])
+    remedy = f"use one of {known}" if known else f"leave it out: there is no {word} at all"
+    raise Failure(ExitCode.NOT_FOUND, f"there is no {word} {name!r}", remedy)
 
 
 def set_record(

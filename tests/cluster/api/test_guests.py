@@ -147,7 +147,7 @@ async def test_why_a_guest_waits_names_the_limit_that_keeps_it(config: Config) -
         assert (await slurm.setup("43")).body["phase"] == "waiting"
         why = (await harness.ask("GET", "/v1/jobs/slurm:43/why", who="alice")).body
         assert why["reason"] == "AssocGrpBB"
-        assert why["sentence"] == "account people has no more room (in use 8388608, asked 8388608, limit 8388608)"
+        assert why["sentence"] == "account people has no more room (in use 8MiB, asked 8MiB, limit 8MiB)"
         listed = (await harness.ask("GET", "/v1/jobs?guests=yes", who="alice")).body["jobs"]
         assert [job["reason"] for job in listed if job["guest"] == "slurm:43"] == ["AssocGrpBB"]
 

@@ -202,11 +202,14 @@ def test_space_times_time_is_used_up_and_counts_again_from_nothing_when_it_is_re
     made.advance(120)  # it is held for two minutes
     second = made.submit("capacity=70 pool=fast", options=options, time_limit_s=60)
     verdict = made.verdict(second)
-    assert (verdict.reason, dict(verdict.figures)) == (reason, {"in_use": "40", "asked": "70", "limit": "100"})
+    assert (verdict.reason, dict(verdict.figures)) == (
+        reason,
+        {"in_use": "40 minutes", "asked": "70 minutes", "limit": "100 minutes"},
+    )
     made.finish(first)
     # What was used is what was held, not what was asked for.
     assert made.state.consumed["a/lab//fast"] == made.state.consumed["q/q//"] == 80
-    assert dict(made.verdict(second).figures)["in_use"] == "80"
+    assert dict(made.verdict(second).figures)["in_use"] == "80 minutes"
     other = made.submit("capacity=70 pool=bulk", options=options)
     assert made.shown(other)[2] == "staging-in"
     third = made.submit("capacity=20 pool=fast", options=options, time_limit_s=60)
@@ -224,7 +227,7 @@ def test_a_job_that_exceeds_it_by_itself_waits_with_the_limit_s_name_and_figures
     made = limited("qos", 100)
     job = made.submit("capacity=60 pool=fast", options=JobOptions(qos="q"), time_limit_s=61)
     assert made.verdict(job).reason == "QOSGrpBBMinutes"
-    assert dict(made.verdict(job).figures) == {"in_use": "0", "asked": "120", "limit": "100"}
+    assert dict(made.verdict(job).figures) == {"in_use": "0 minutes", "asked": "120 minutes", "limit": "100 minutes"}
 
 
 def test_other_users_of_the_account_do_not_count_for_a_user_s_own_limit() -> None:

@@ -64,7 +64,7 @@ async def quota(slurm: Slurm) -> None:
     await slurm.cli("scheduling", "set", "--default-account", "people")
     data = slurm.site.make_input("quota")
     job = await slurm.site.submit(slurm.site.script("quota", grains=3))
-    reason = await slurm.held(job, "setup", "AssocGrpBB: account people does not allow it")
+    reason = await slurm.held(job, "setup", "AssocGrpBB: account people never allows it")
     require("no space" not in reason, reason)
     other = await slurm.site.submit(slurm.site.script("quota", "sleep 15", *COPY, grains=2))
     await slurm.phase(other, "running")
