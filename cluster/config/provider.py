@@ -49,8 +49,11 @@ class ProviderTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise InvalidValue("this is no name for a variable", remedy, "environment", name)
             check_line(value, "environment", name)
 
-    def local(self, base: Path) -> Local:
-        """Return where this machine has the provider's programs; paths are relative to `base`."""
+    def local(self, base: Path, cluster: str) -> Local:
+        """Return where this machine has the provider's programs; paths are relative to `base`.
+
+        `cluster` is the cluster's name.
+        """
         return Local(
             lua_script=_program(self.lua_script, base),
             lua_script_beside=str(base / LUA_SCRIPT_NAME),
@@ -59,6 +62,7 @@ class ProviderTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             allowed_programs=self.allowed_programs,
             environment=tuple(self.environment.items()),
             status_identity=self.status_identity,
+            cluster=cluster,
         )
 
 

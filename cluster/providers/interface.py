@@ -11,7 +11,15 @@ from typing import Final
 import msgspec
 
 from cluster.system import Clock
-from replica.model import CreatePersistent, DestroyPersistent, Provision
+from replica.model import (
+    NO_OPTIONS,
+    NO_STATUS,
+    CreatePersistent,
+    DestroyPersistent,
+    JobOptions,
+    JobStatus,
+    Provision,
+)
 from replica.values import POOLS_MAX, SIZE_BYTES_MAX, name_fault
 
 
@@ -47,6 +55,8 @@ class Local(msgspec.Struct, frozen=True, kw_only=True):
     """Variables that the site's programs find beside PATH, LANG and TMPDIR."""
     status_identity: bool = False
     """Whether slurm_bb_get_status is given user and group id before its arguments (newer releases of Slurm)."""
+    cluster: str = ""
+    """Name of the cluster: `[cluster] name`."""
 
     @property
     def named(self) -> frozenset[str]:
@@ -76,16 +86,14 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     size_is_bytes: bool = True
     node: str = ""
     """Where the job runs, or will; empty while that is not known."""
-    account: str = ""
-    qos: str = ""
-    partition: str = ""
-    comment: str = ""
-    reservation: str = ""
+    options: JobOptions = NO_OPTIONS
+    status: JobStatus = NO_STATUS
     time_limit_s: int = 0
     cpus: int = 1
-    nodes: int = 1
     array_job: int = 0
     array_task: int = 0
+    array_throttle: int = 0
+    """Tasks of the array that may be active at once; 0: all."""
     has_size: bool = False
     """Whether the job asked for a capacity."""
     persistent_only: bool = False

@@ -50,6 +50,8 @@ class Programs:
             shutil.copy(HERE / file.name, file)
             file.chmod(0o755)
         self.variables = {"SITE_LOG": str(self.log)}
+        self.status_identity = False
+        self.cluster = ""
         self.more: list[Path] = []
         """Other programs that the machine's configuration names."""
 
@@ -77,6 +79,8 @@ class Programs:
         return Local(
             environment=tuple(self.variables.items()),
             allowed_programs=tuple(map(str, (self.script, self.command, self.status, *self.more))),
+            status_identity=self.status_identity,
+            cluster=self.cluster,
         )
 
     def subject(self, *actions: str, **fields: object) -> Subject:
