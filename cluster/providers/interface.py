@@ -22,6 +22,9 @@ from replica.model import (
 )
 from replica.values import POOLS_MAX, SIZE_BYTES_MAX, name_fault
 
+LUA_VERSIONS: Final = ("5.1", "5.2", "5.3", "5.4")
+"""Releases of Lua that a script may be run with."""
+
 
 class OperationError(Exception):
     """An operation that failed.
@@ -55,6 +58,8 @@ class Local(msgspec.Struct, frozen=True, kw_only=True):
     """Variables that the site's programs find beside PATH, LANG and TMPDIR."""
     status_identity: bool = False
     """Whether slurm_bb_get_status is given user and group id before its arguments (newer releases of Slurm)."""
+    lua_version: str = LUA_VERSIONS[-1]
+    """Release of Lua that runs the script: the one that its C modules were built for."""
     cluster: str = ""
     """Name of the cluster: `[cluster] name`."""
 

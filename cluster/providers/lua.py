@@ -10,8 +10,9 @@ for a burst-buffer script. What it prints is captured.
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +23,7 @@ from cluster.providers.interface import Local, OperationError, PoolReport, Provi
 from cluster.providers.job_table import Told, Value, job_table, job_text
 from cluster.providers.limits import LUA_MEMORY_BYTES_MAX, RETURNED_BYTES_MAX
 from cluster.providers.lua_json import json_functions
+from cluster.providers.lua_modules import prepare_modules
 from cluster.providers.slurm_constants import CONSTANTS, error_codes
 from cluster.providers.trusted_programs import ProgramRefused, read_trusted
 from cluster.system import Clock, write_all
@@ -106,8 +108,10 @@ returned, the first as a number, and the second.
 
 POSIX: Final = b"""
 local open_pipe, wait, leave = ...
+local is_old = _VERSION == "Lua 5.1"
 local function status(code)
   if code == nil then return nil end
+  if is_old then return true end
   if code >= 0 then return code == 0 or nil, "exit", code end
   return nil, "signal", -code
 end
@@ -115,15 +119,16 @@ local execute, files, pids = os.execute, getmetatable(io.stderr).__index, setmet
 function os.execute(command)
   if command == nil then return execute() end
   local ok, how, code = execute(command)
-  if math.type(code) == "integer" and code > 0 then
-    return status(code % 128 == 0 and code // 256 or -(code % 128))
+  if is_old then return ok end
+  if type(code) == "number" and code > 0 then
+    return status(code % 128 == 0 and math.floor(code / 256) or -(code % 128))
   end
   return ok, how, code
 end
 function os.exit(code)
   if code == nil or code == true then code = 0 elseif code == false then code = 1 end
   io.stdout:flush()
-  leave(math.tointeger(code) or 1)
+  leave(math.floor(tonumber(code) or 1))
 end
 function io.popen(command, mode)
   mode = mode or "r"
@@ -152,7 +157,9 @@ end
 """
 """What the interpreter was built without and Slurm's has: io.popen, and exit codes from os.execute. C's exit would run
 what this process registered for its end, in a fork, so os.exit ends it at once. `open_pipe`, `wait` and `leave` are
-functions of this module."""
+functions of this module. Lua 5.1 says less of how a command ended."""
+
+_PRECOMPILED: Final = b"\x1b"
 
 _TRACEBACK: Final = "\nstack traceback:"
 
@@ -172,15 +179,20 @@ class Returned(msgspec.Struct, array_like=True):
 
 
 def call(
-    source: bytes, path: str, function: str, arguments: Sequence[str], told: Told | None, cluster: str
+    source: bytes,
+    path: str,
+    function: str,
+    arguments: Sequence[str],
+    told: Told | None,
+    local: Local,
+    environment: Mapping[str, str],
 ) -> Returned:
     """Load the script and call the function with texts, and the job table after them unless `told` is None."""
     import lupa
 
     with lupa.allow_lua_module_loading():
-        from lupa import lua54
-
-    runtime = lua54.LuaRuntime(
+        lua: Any = importlib.import_module(f"lupa.lua{local.lua_version.replace('.', '')}")
+    runtime = lua.LuaRuntime(
         encoding=None,
         register_eval=False,
         register_builtins=False,
@@ -189,27 +201,31 @@ def call(
     )
     try:
         constants = {name: _lua_value(value) for name, value in CONSTANTS.items()}
-        constants |= error_codes() | {"CLUSTER_NAME": cluster.encode()}
-        to_json, from_json = json_functions(runtime, lua54.lua_type)
+        constants |= error_codes() | {"CLUSTER_NAME": local.cluster.encode()}
+        to_json, from_json = json_functions(runtime, lua.lua_type)
         named = runtime.table_from({name.encode(): value for name, value in constants.items()})
         job_info, invoke = runtime.execute(PRELUDE, named, to_json, from_json)
         runtime.execute(POSIX, _open_pipe, _wait, _leave)
+        prepare_modules(runtime, local.lua_version, environment, local)
+        script = without_first_line(source)
+        if script.removeprefix(b"\n").startswith(_PRECOMPILED):
+            return Returned(error=f"{path} is precompiled Lua, which is not run; write the script as text")
         # Text only: precompiled code is not checked by Lua and can do anything to this process.
         name = b"@" + os.fsencode(os.path.basename(path))
-        loaded = _code(runtime.execute(without_first_line(source), name=name, mode=b"t"))
+        loaded = _code(runtime.execute(script, name=name, mode=b"t"))
         if loaded:
             return Returned(error=f"{path} returned {loaded} when it was loaded; return nothing or slurm.SUCCESS")
         found = runtime.globals()[function.encode()]
-        if lua54.lua_type(found) != "function":
+        if lua.lua_type(found) != "function":
             return Returned(error=f"the function {function} is missing in {path}", missing=True)
         values: list[Any] = [argument.encode("utf-8", "surrogateescape") for argument in arguments]
         if told is not None:
             fields = {name.encode(): _lua_value(value, runtime) for name, value in job_table(told).items()}
             values.append(job_info(runtime.table_from(fields), _lua_value(job_text(told))))
         count, code, text = invoke(found, *values)
-    except lua54.LuaMemoryError:
+    except lua.LuaMemoryError:
         return Returned(error=f"the script needs more than {LUA_MEMORY_BYTES_MAX >> 20} MiB of memory")
-    except lua54.LuaError as error:
+    except lua.LuaError as error:
         return Returned(error=str(error).split(_TRACEBACK, 1)[0] or "an error that is no text")
     return _read(count, code, text, function)
 
@@ -421,7 +437,7 @@ class LuaProvider(Provider):
             # Nothing that only this interpreter needs: a program of the site's may be written in Python, too.
             os.environ.clear()
             os.environ.update(self._environment)
-            answer = call(source, self._path, function, arguments, told, self._local.cluster)
+            answer = call(source, self._path, function, arguments, told, self._local, self._environment)
             write_all(returned, msgspec.json.encode(answer))
             os._exit(0)
 

@@ -52,6 +52,8 @@ class Programs:
         self.variables = {"SITE_LOG": str(self.log)}
         self.status_identity = False
         self.cluster = ""
+        self.lua_version = "5.4"
+        self.closed: tuple[str, ...] = ()
         self.more: list[Path] = []
         """Other programs that the machine's configuration names."""
 
@@ -81,6 +83,8 @@ class Programs:
             allowed_programs=tuple(map(str, (self.script, self.command, self.status, *self.more))),
             status_identity=self.status_identity,
             cluster=self.cluster,
+            lua_version=self.lua_version,
+            closed=self.closed,
         )
 
     def subject(self, *actions: str, **fields: object) -> Subject:

@@ -219,7 +219,10 @@ def test_what_is_logged_is_formatted(
 
 def test_precompiled_lua_is_refused(programs: Programs) -> None:
     programs.script.write_bytes(b"\x1bLua" + bytes(40))
-    assert "attempt to load" in failure_of(programs, "setup", programs.subject()).message
+    assert (
+        "is precompiled Lua, which is not run; write the script as text"
+        in failure_of(programs, "setup", programs.subject()).message
+    )
 
 
 def test_busy_is_asked_again_until_it_is_over(programs: Programs) -> None:

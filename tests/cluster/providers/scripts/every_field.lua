@@ -135,8 +135,10 @@ local FIELDS = {
 -- As a site's script writes a job into its log: a number that is nil, or no whole one, fails the call.
 local FORMATS = {string = "%s", integer = "%d", number = "%.0f", table = "%s"}
 
-local function type_of(value)
-  return math.type(value) == "integer" and "integer" or type(value)
+-- Before Lua 5.3 there are no integers: a number may be either.
+local function is_of(value, kind)
+  if not math.type and kind == "integer" then return type(value) == "number" and value % 1 == 0 end
+  return (math.type and math.type(value) == "integer" and "integer" or type(value)) == kind
 end
 
 local function read(operation, info)
@@ -146,7 +148,7 @@ local function read(operation, info)
     local value = info[name]
     local optional = kind == "string" or kind == "table" or name == "min_mem_per_node" or name == "min_mem_per_cpu"
     if value == nil and not optional then return slurm.ERROR, name .. " is nil" end
-    if value ~= nil and type_of(value) ~= kind then return slurm.ERROR, name .. " is of type " .. type_of(value) end
+    if value ~= nil and not is_of(value, kind) then return slurm.ERROR, name .. " is no " .. kind end
     file:write(operation, " ", name, "=", value == nil and "nil" or string.format(FORMATS[kind], value), "\n")
   end
   file:close()
