@@ -184,7 +184,7 @@ class Provider:
 
 class _Row(msgspec.Struct):
     id: str
-    quantity: int
+    quantity: int = 0
     granularity: int = 1
     units: str = ""
     free: int | None = None
@@ -197,7 +197,8 @@ class _Pools(msgspec.Struct):
 def parse_pools(text: bytes, *, operation: str, bytes_by_default: bool) -> tuple[PoolReport, ...]:
     """Return the pools of `{"pools": [{"id": …, "quantity": …, "granularity": …}]}`; keys not known are ignored.
 
-    `quantity` counts grains. OperationError says what is wrong with it.
+    `quantity` counts grains; it is 0 where it is missing, and a `granularity` of 0 counts as 1, as in Slurm's lua
+    plugin. OperationError says what is wrong with it.
     """
     try:
         rows = msgspec.json.decode(text, type=_Pools).pools
@@ -212,14 +213,15 @@ def parse_pools(text: bytes, *, operation: str, bytes_by_default: bool) -> tuple
             raise OperationError(operation, f"the id of a pool {fault}")
         if row.id in found:
             raise OperationError(operation, f"the pool {row.id} is there twice")
-        if row.quantity < 0 or row.granularity < 1 or row.quantity * row.granularity > SIZE_BYTES_MAX:
+        granularity = row.granularity or 1
+        if row.quantity < 0 or granularity < 0 or row.quantity * granularity > SIZE_BYTES_MAX:
             raise OperationError(
                 operation, f"the pool {row.id} has quantity {row.quantity} and granularity {row.granularity}"
             )
         found[row.id] = PoolReport(
             name=row.id,
             quantity=row.quantity,
-            granularity=row.granularity,
+            granularity=granularity,
             is_bytes=bytes_by_default if not row.units else row.units == "bytes",
             free=row.free,
         )

@@ -406,7 +406,7 @@ class LuaProvider(Provider):
             if left_s <= 0:
                 raise OperationError(operation, POLL_EXCEEDED)
             answer = self._call(operation, arguments, left_s, subject, function=f"test_{operation}", optional=True)
-            if answer != BUSY:
+            if answer is None or answer.upper() != BUSY:  # Slurm compares without regard to case
                 return
             left_s = deadline_s - self._clock.monotonic_s()
             if left_s > 0:

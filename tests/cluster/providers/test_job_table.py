@@ -115,6 +115,28 @@ KNOWN: dict[str, object] = {
 """Fields whose value depends on the job, as a job has them that has everything."""
 
 
+DEFAULTS: dict[str, object] = {
+    "alloc_sid": 0xFFFFFFFE,
+    "batch_flag": 1,
+    "billable_tres": 0xFFFFFFFE,
+    "core_spec": 0xFFFE,
+    "cores_per_socket": 0xFFFE,
+    "cpu_freq_gov": 0xFFFFFFFE,
+    "cpu_freq_max": 0xFFFFFFFE,
+    "cpu_freq_min": 0xFFFFFFFE,
+    "min_mem_per_cpu": None,
+    "ntasks_per_core": 0xFFFF,
+    "ntasks_per_socket": 0xFFFF,
+    "shared": 0xFFFE,
+    "show_flags": 2,
+    "site_factor": 0x80000000,
+    "sockets_per_node": 0xFFFE,
+    "std_in": "/dev/null",
+    "threads_per_core": 0xFFFE,
+}
+"""Values of every job that are neither 0 nor nil: what sbatch sends, or slurmctld sets, for a job without."""
+
+
 def full(programs: Programs) -> Told:
     """Return a job that has everything."""
     subject = programs.subject(
@@ -141,6 +163,28 @@ def test_what_is_known_of_a_job_is_under_slurms_name(programs: Programs) -> None
     varying = {field.name: value_of(field, rich) for field in FIELDS if value_of(field, rich) != value_of(field, bare)}
     assert varying == {name: value for name, value in KNOWN.items() if name not in ("num_nodes", "num_tasks")}
     assert {name: job_table(rich)[name] for name in KNOWN} == KNOWN
+
+
+def test_what_a_job_cannot_ask_for_has_slurms_value_for_a_job_without_it() -> None:
+    constant = {field.name: field.value for field in FIELDS if not callable(field.value)}
+    zero = {"integer": 0, "number": 0, "string": None, "table": None}
+    assert constant == {
+        field.name: DEFAULTS.get(field.name, zero[field.kind]) for field in FIELDS if field.name in constant
+    }
+    assert DEFAULTS.keys() <= constant.keys()
+    assert not constant.keys() & KNOWN.keys()
+
+
+def test_a_job_that_is_no_task_of_an_array_has_the_array_fields_of_slurm(programs: Programs) -> None:
+    table = job_table(Told(programs.subject(), Local()))
+    names = ("array_job_id", "array_task_id", "array_max_tasks", "array_task_str")
+    assert [table.get(name) for name in names] == [0, 0xFFFFFFFE, 0, None]
+
+
+def test_the_user_gets_the_mail_of_a_job_that_names_nobody(programs: Programs) -> None:
+    asked = programs.subject(options=JobOptions(mail_types=("ALL",)))
+    table = job_table(Told(asked, Local()))
+    assert (table["mail_user"], table["mail_type"]) == ("alice", 0x10F)
 
 
 def test_a_field_is_there_once_and_its_releases_are_releases() -> None:

@@ -230,6 +230,21 @@ def test_busy_is_asked_again_until_it_is_over(programs: Programs) -> None:
     assert (programs.directory.parent / "calls.log.7").read_text() == "3"
 
 
+@pytest.mark.parametrize("word", ["BUSY", "busy", "Busy"])
+def test_busy_counts_in_upper_and_lower_case(programs: Programs, word: str) -> None:
+    programs.script.write_text(
+        "function slurm_bb_data_in() end\n"
+        "function slurm_bb_test_data_in()\n"
+        "  local file = io.open(os.getenv('SITE_LOG'), 'a+')\n"
+        "  local calls = #file:read('*a') + 1\n"
+        "  file:write('x') file:close()\n"
+        f"  return slurm.SUCCESS, calls < 3 and '{word}' or 'done'\n"
+        "end\n"
+    )
+    programs.provider("lua").data_in(programs.subject(), str(programs.directory))
+    assert programs.calls() == ["xxx"]
+
+
 def test_what_stays_busy_past_the_time_of_its_stage_fails_in_slurms_words(programs: Programs) -> None:
     error = failure_of(programs, "data_in", programs.subject("busy:1000000"), stage_in_timeout_s=BRIEFLY_S)
     assert error.operation == "data_in"
@@ -315,12 +330,32 @@ def test_pools_and_status_are_what_the_script_says(programs: Programs) -> None:
 
 
 @pytest.mark.parametrize(
+    ("row", "quantity", "granularity"),
+    [
+        ('"quantity": 5, "granularity": 2', 5, 2),
+        ('"quantity": 5', 5, 1),
+        ('"quantity": 5, "granularity": 0', 5, 1),
+        ('"granularity": 2', 0, 2),
+    ],
+)
+def test_what_a_pool_leaves_out_is_what_slurm_takes_it_for(
+    programs: Programs, row: str, quantity: int, granularity: int
+) -> None:
+    pools = f'{{"pools": [{{"id": "a", {row}}}]}}'
+    programs.script.write_text(f"function slurm_bb_pools() return slurm.SUCCESS, [[{pools}]] end\n")
+    found = programs.provider("lua").pools(str(programs.directory))
+    assert found is not None and [(pool.quantity, pool.granularity) for pool in found] == [(quantity, granularity)]
+
+
+@pytest.mark.parametrize(
     ("pools", "message"),
     [
         ("{", "not the JSON"),
         ('{"pools": 1}', "not the JSON"),
         ('{"pools": [{"id": "a", "quantity": -1}]}', "quantity -1"),
-        ('{"pools": [{"id": "a", "quantity": 1, "granularity": 0}]}', "granularity 0"),
+        ('{"pools": [{"id": "a", "quantity": 1, "granularity": -1}]}', "granularity -1"),
+        ('{"pools": [{"quantity": 1}]}', "not the JSON"),
+        ('{"pools": [{"id": "a", "quantity": "1"}]}', "not the JSON"),
         ('{"pools": [{"id": "a/b", "quantity": 1}]}', "the id of a pool"),
         ('{"pools": [{"id": "a", "quantity": 1}, {"id": "a", "quantity": 1}]}', "twice"),
         (
