@@ -16,7 +16,7 @@ from cluster.providers.calls import Calls, TooManyCalls
 from cluster.providers.worker import CallRequest
 from replica.fold import answer_to
 from replica.messages import commands as c
-from replica.model import Provision, provision_of
+from replica.model import JobStatus, Provision, dependency_text, provision_of
 from replica.state import State
 
 VERDICTS_KEPT: Final = 1024
@@ -121,13 +121,16 @@ def subject_of(command: c.SubmitJob) -> Subject:
         pool="" if asked is None else asked.pool,
         size=0 if asked is None else asked.capacity_bytes,
         has_size=asked is not None and asked.capacity_bytes > 0,
-        account=options.account,
-        qos=options.qos,
-        partition=options.partition,
-        comment=options.comment,
-        reservation=options.reservation,
+        options=options,
+        status=JobStatus(
+            priority=request.priority,
+            dependency=dependency_text(request, request.dependencies),
+            output=request.output,
+            error=options.error,
+            eligible_at=request.begin_at,
+            deadline=request.deadline,
+        ),
         time_limit_s=request.time_limit_s,
         cpus=request.cpus,
-        nodes=options.nodes,
         persistent_only=options.nodes == 0,
     )

@@ -401,7 +401,7 @@ def _read(file: Path, document: Document) -> Config:
         timing=tables.timing,
         policy=policy_of(document, tables.policy, tables.staging, base),
         mail=tables.mail,
-        provider=tables.provider.local(base),
+        provider=tables.provider.local(base, tables.cluster.name),
         job_process=tables.job_process.settings(),
         limits=tables.limits,
         witnesses=tuple(absolute(one, base) for one in tables.witness),

@@ -7,7 +7,7 @@ paths that others agree on it runs at all.
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -31,6 +31,7 @@ class ProviderTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allowed_programs: Annotated[tuple[Text, ...], Meta(max_length=LOCAL_PROGRAMS_MAX)] = ()
     environment: dict[str, Any] = {}
     status_identity: bool = False
+    lua_version: Literal["5.1", "5.2", "5.3", "5.4"] = "5.4"
 
     def __post_init__(self) -> None:
         """Refuse programs that could not be named and variables that cannot be set; InvalidValue."""
@@ -49,8 +50,11 @@ class ProviderTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise InvalidValue("this is no name for a variable", remedy, "environment", name)
             check_line(value, "environment", name)
 
-    def local(self, base: Path) -> Local:
-        """Return where this machine has the provider's programs; paths are relative to `base`."""
+    def local(self, base: Path, cluster: str) -> Local:
+        """Return where this machine has the provider's programs; paths are relative to `base`.
+
+        `cluster` is the cluster's name.
+        """
         return Local(
             lua_script=_program(self.lua_script, base),
             lua_script_beside=str(base / LUA_SCRIPT_NAME),
@@ -59,6 +63,8 @@ class ProviderTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             allowed_programs=self.allowed_programs,
             environment=tuple(self.environment.items()),
             status_identity=self.status_identity,
+            lua_version=self.lua_version,
+            cluster=cluster,
         )
 
 

@@ -11,8 +11,19 @@ from typing import Final
 import msgspec
 
 from cluster.system import Clock
-from replica.model import CreatePersistent, DestroyPersistent, Provision
+from replica.model import (
+    NO_OPTIONS,
+    NO_STATUS,
+    CreatePersistent,
+    DestroyPersistent,
+    JobOptions,
+    JobStatus,
+    Provision,
+)
 from replica.values import POOLS_MAX, SIZE_BYTES_MAX, name_fault
+
+LUA_VERSIONS: Final = ("5.1", "5.2", "5.3", "5.4")
+"""Releases of Lua that a script may be run with."""
 
 
 class OperationError(Exception):
@@ -47,6 +58,10 @@ class Local(msgspec.Struct, frozen=True, kw_only=True):
     """Variables that the site's programs find beside PATH, LANG and TMPDIR."""
     status_identity: bool = False
     """Whether slurm_bb_get_status is given user and group id before its arguments (newer releases of Slurm)."""
+    lua_version: str = LUA_VERSIONS[-1]
+    """Release of Lua that runs the script: the one that its C modules were built for."""
+    cluster: str = ""
+    """Name of the cluster: `[cluster] name`."""
 
     @property
     def named(self) -> frozenset[str]:
@@ -76,16 +91,14 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     size_is_bytes: bool = True
     node: str = ""
     """Where the job runs, or will; empty while that is not known."""
-    account: str = ""
-    qos: str = ""
-    partition: str = ""
-    comment: str = ""
-    reservation: str = ""
+    options: JobOptions = NO_OPTIONS
+    status: JobStatus = NO_STATUS
     time_limit_s: int = 0
     cpus: int = 1
-    nodes: int = 1
     array_job: int = 0
     array_task: int = 0
+    array_throttle: int = 0
+    """Tasks of the array that may be active at once; 0: all."""
     has_size: bool = False
     """Whether the job asked for a capacity."""
     persistent_only: bool = False
@@ -171,7 +184,7 @@ class Provider:
 
 class _Row(msgspec.Struct):
     id: str
-    quantity: int
+    quantity: int = 0
     granularity: int = 1
     units: str = ""
     free: int | None = None
@@ -184,7 +197,8 @@ class _Pools(msgspec.Struct):
 def parse_pools(text: bytes, *, operation: str, bytes_by_default: bool) -> tuple[PoolReport, ...]:
     """Return the pools of `{"pools": [{"id": …, "quantity": …, "granularity": …}]}`; keys not known are ignored.
 
-    `quantity` counts grains. OperationError says what is wrong with it.
+    `quantity` counts grains; it is 0 where it is missing, and a `granularity` of 0 counts as 1, as in Slurm's lua
+    plugin. OperationError says what is wrong with it.
     """
     try:
         rows = msgspec.json.decode(text, type=_Pools).pools
@@ -199,14 +213,15 @@ def parse_pools(text: bytes, *, operation: str, bytes_by_default: bool) -> tuple
             raise OperationError(operation, f"the id of a pool {fault}")
         if row.id in found:
             raise OperationError(operation, f"the pool {row.id} is there twice")
-        if row.quantity < 0 or row.granularity < 1 or row.quantity * row.granularity > SIZE_BYTES_MAX:
+        granularity = row.granularity or 1
+        if row.quantity < 0 or granularity < 0 or row.quantity * granularity > SIZE_BYTES_MAX:
             raise OperationError(
                 operation, f"the pool {row.id} has quantity {row.quantity} and granularity {row.granularity}"
             )
         found[row.id] = PoolReport(
             name=row.id,
             quantity=row.quantity,
-            granularity=row.granularity,
+            granularity=granularity,
             is_bytes=bytes_by_default if not row.units else row.units == "bytes",
             free=row.free,
         )

@@ -10,6 +10,7 @@ for a burst-buffer script. What it prints is captured.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -19,28 +20,47 @@ import msgspec
 from cluster.providers import files, guard
 from cluster.providers.commands import environment_for, log_output, timed_out
 from cluster.providers.interface import Local, OperationError, PoolReport, Provider, Subject, parse_pools
+from cluster.providers.job_table import Told, Value, job_table, job_text
 from cluster.providers.limits import LUA_MEMORY_BYTES_MAX, RETURNED_BYTES_MAX
+from cluster.providers.lua_json import json_functions
+from cluster.providers.lua_modules import prepare_modules
+from cluster.providers.slurm_constants import CONSTANTS, error_codes
 from cluster.providers.trusted_programs import ProgramRefused, read_trusted
 from cluster.system import Clock, write_all
 from replica.model import Provision
 from replica.values import SizeError, parse_size
 
 PRELUDE: Final = b"""
-local write, format, select, tostring = io.stderr.write, string.format, select, tostring
-local stderr = io.stderr
+local constants, to_json, from_json = ...
+local format, select, tostring, tonumber, pcall = string.format, select, tostring, tonumber, pcall
+local stderr, write = io.stderr, io.stderr.write
+local function formatted(text, ...)
+  if select("#", ...) > 0 then return format(text, ...) end
+  local ok, plain = pcall(format, text)
+  return ok and plain or tostring(text)
+end
 local function say(level)
-  return function(text, ...)
-    if select("#", ...) > 0 then text = format(text, ...) end
-    write(stderr, level, ": ", tostring(text), "\\n")
+  return function(...) write(stderr, level, ": ", formatted(...), "\\n") end
+end
+local LEVELS = {[0] = "info", "verbose", "debug", "debug2", "debug3"}
+local function converter(convert)
+  return function(value)
+    local text, fault = convert(value)
+    if fault then error(fault, 2) end
+    return text
   end
 end
+local function without_yaml(name)
+  return function() error("slurm." .. name .. " has no YAML library here: use JSON instead", 2) end
+end
 slurm = {
-  SUCCESS = 0, ERROR = -1, FAILURE = -1, SLURM_BB_BUSY = "BUSY",
   log_error = say("error"), log_info = say("info"), log_verbose = say("verbose"), log_debug = say("debug"),
   log_debug2 = say("debug2"), log_debug3 = say("debug3"), log_debug4 = say("debug4"), log_user = say("user"),
   user_msg = say("user"), error = say("error"),
-  log = function(level, text, ...) say("info")(text, ...) end,
-  NO_VAL = 4294967294, NO_VAL64 = 18446744073709551614.0, INFINITE = 4294967295,
+  log = function(level, ...) say(LEVELS[tonumber(level) or 0] or "debug4")(...) end,
+  to_json = converter(to_json), from_json = converter(from_json),
+  to_yaml = without_yaml("to_yaml"), from_yaml = without_yaml("from_yaml"),
+  get_qos_priority = function(name) say("error")("Invalid QOS name: " .. tostring(name)) end,
   time_str2mins = function(text)
     text = tostring(text)
     local days, rest = text:match("^(%d+)%-(.*)$")
@@ -59,15 +79,39 @@ slurm = {
     return ((days and tonumber(days) or 0) * 24 + h) * 60 + m + (s > 0 and 1 or 0)
   end,
 }
+for name, value in pairs(constants) do slurm[name] = value end
 python = nil
 unpack = unpack or table.unpack
+
+local of_job
+function slurm.job_info_to_string(info)
+  if of_job == nil or getmetatable(info) ~= of_job then
+    return slurm.ERROR, "job_info_to_string needs the job_info table of the call as its argument"
+  end
+  return slurm.SUCCESS, of_job._text
+end
+local function job_info(fields, text)
+  of_job = {__index = fields, _text = text}
+  return setmetatable({}, of_job)
+end
+local function returned(...)
+  local first, second = ...
+  local kind = type(first)
+  return select("#", ...), (kind == "number" or kind == "string") and tonumber(first) or nil, second
+end
+return job_info, function(called, ...) return returned(called(...)) end
 """
-"""What every script finds. `slurm.log_*` write to standard error, which goes to the log of whoever made the call."""
+"""What every script finds: the table `slurm`, whose `log_*` write to standard error, which goes to the log of whoever
+made the call. Returns two functions: one makes a job table, one calls a function and returns how many values that
+returned, the first as a number, and the second.
+"""
 
 POSIX: Final = b"""
 local open_pipe, wait, leave = ...
+local is_old = _VERSION == "Lua 5.1"
 local function status(code)
   if code == nil then return nil end
+  if is_old then return true end
   if code >= 0 then return code == 0 or nil, "exit", code end
   return nil, "signal", -code
 end
@@ -75,15 +119,16 @@ local execute, files, pids = os.execute, getmetatable(io.stderr).__index, setmet
 function os.execute(command)
   if command == nil then return execute() end
   local ok, how, code = execute(command)
-  if math.type(code) == "integer" and code > 0 then
-    return status(code % 128 == 0 and code // 256 or -(code % 128))
+  if is_old then return ok end
+  if type(code) == "number" and code > 0 then
+    return status(code % 128 == 0 and math.floor(code / 256) or -(code % 128))
   end
   return ok, how, code
 end
 function os.exit(code)
   if code == nil or code == true then code = 0 elseif code == false then code = 1 end
   io.stdout:flush()
-  leave(math.tointeger(code) or 1)
+  leave(math.floor(tonumber(code) or 1))
 end
 function io.popen(command, mode)
   mode = mode or "r"
@@ -112,7 +157,9 @@ end
 """
 """What the interpreter was built without and Slurm's has: io.popen, and exit codes from os.execute. C's exit would run
 what this process registered for its end, in a fork, so os.exit ends it at once. `open_pipe`, `wait` and `leave` are
-functions of this module."""
+functions of this module. Lua 5.1 says less of how a command ended."""
+
+_PRECOMPILED: Final = b"\x1b"
 
 _TRACEBACK: Final = "\nstack traceback:"
 
@@ -132,15 +179,20 @@ class Returned(msgspec.Struct, array_like=True):
 
 
 def call(
-    source: bytes, path: str, function: str, arguments: Sequence[str], job_info: Mapping[str, str | int] | None
+    source: bytes,
+    path: str,
+    function: str,
+    arguments: Sequence[str],
+    told: Told | None,
+    local: Local,
+    environment: Mapping[str, str],
 ) -> Returned:
-    """Load the script and call the function with texts, and a table after them unless `job_info` is None."""
+    """Load the script and call the function with texts, and the job table after them unless `told` is None."""
     import lupa
 
     with lupa.allow_lua_module_loading():
-        from lupa import lua54
-
-    runtime = lua54.LuaRuntime(
+        lua: Any = importlib.import_module(f"lupa.lua{local.lua_version.replace('.', '')}")
+    runtime = lua.LuaRuntime(
         encoding=None,
         register_eval=False,
         register_builtins=False,
@@ -148,22 +200,34 @@ def call(
         max_memory=LUA_MEMORY_BYTES_MAX,
     )
     try:
-        runtime.execute(PRELUDE)
+        constants = {name: _lua_value(value) for name, value in CONSTANTS.items()}
+        constants |= error_codes() | {"CLUSTER_NAME": local.cluster.encode()}
+        to_json, from_json = json_functions(runtime, lua.lua_type)
+        named = runtime.table_from({name.encode(): value for name, value in constants.items()})
+        job_info, invoke = runtime.execute(PRELUDE, named, to_json, from_json)
         runtime.execute(POSIX, _open_pipe, _wait, _leave)
+        prepare_modules(runtime, local.lua_version, environment, local)
+        script = without_first_line(source)
+        if script.removeprefix(b"\n").startswith(_PRECOMPILED):
+            return Returned(error=f"{path} is precompiled Lua, which is not run; write the script as text")
         # Text only: precompiled code is not checked by Lua and can do anything to this process.
-        runtime.execute(source, name=b"@" + os.fsencode(os.path.basename(path)), mode=b"t")
+        name = b"@" + os.fsencode(os.path.basename(path))
+        loaded = _code(runtime.execute(script, name=name, mode=b"t"))
+        if loaded:
+            return Returned(error=f"{path} returned {loaded} when it was loaded; return nothing or slurm.SUCCESS")
         found = runtime.globals()[function.encode()]
-        if lua54.lua_type(found) != "function":
+        if lua.lua_type(found) != "function":
             return Returned(error=f"the function {function} is missing in {path}", missing=True)
         values: list[Any] = [argument.encode("utf-8", "surrogateescape") for argument in arguments]
-        if job_info is not None:
-            values.append(runtime.table_from({key.encode(): _lua_value(value) for key, value in job_info.items()}))
-        returned = found(*values)
-    except lua54.LuaMemoryError:
+        if told is not None:
+            fields = {name.encode(): _lua_value(value, runtime) for name, value in job_table(told).items()}
+            values.append(job_info(runtime.table_from(fields), _lua_value(job_text(told))))
+        count, code, text = invoke(found, *values)
+    except lua.LuaMemoryError:
         return Returned(error=f"the script needs more than {LUA_MEMORY_BYTES_MAX >> 20} MiB of memory")
-    except lua54.LuaError as error:
+    except lua.LuaError as error:
         return Returned(error=str(error).split(_TRACEBACK, 1)[0] or "an error that is no text")
-    return _read(returned if isinstance(returned, tuple) else (returned,), function)
+    return _read(count, code, text, function)
 
 
 def _open_pipe(command: bytes, mode: bytes) -> tuple[bytes | None, int | bytes, int]:
@@ -194,32 +258,46 @@ def _wait(pid: int, descriptor: int) -> int | None:
     return None if pid < 0 else os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _lua_value(value: str | int) -> bytes | int:
-    return value.encode("utf-8", "surrogateescape") if isinstance(value, str) else min(value, _INTEGER_MAX)
+def without_first_line(source: bytes) -> bytes:
+    """Return a script with its first line empty if that begins with `#`, as in `#!/usr/bin/lua`, and with no BOM."""
+    source = source.removeprefix(b"\xef\xbb\xbf")
+    return b"\n" + source.partition(b"\n")[2] if source.startswith(b"#") else source
 
 
-def _read(values: tuple[Any, ...], function: str) -> Returned:
+def _lua_value(value: Value, runtime: Any = None) -> Any:
+    """Return a value of the job table as the interpreter takes it."""
+    if isinstance(value, tuple):
+        return runtime.table_from([_lua_value(one) for one in value])
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape")
+    return min(value, _INTEGER_MAX) if isinstance(value, int) else value
+
+
+def _read(count: int, code: Any, second: Any, function: str) -> Returned:
     """Read what was returned as Slurm does: nothing is success, a number (or its text) the code, then a text."""
     text: str | None = None
-    if len(values) > 1:
-        second = values[1]
+    if count > 1:
         if isinstance(second, bool) or not isinstance(second, bytes | int | float):
             return Returned(error=f"{function} returned a second value that is no string")
         raw = second if isinstance(second, bytes) else f"{second}".encode()
         if len(raw) > RETURNED_BYTES_MAX // 2:
             return Returned(error=f"{function} returned a string of more than {RETURNED_BYTES_MAX // 2} bytes")
         text = raw.decode("utf-8", "replace")
-    return Returned(code=_code(values[0] if values else 0), text=text)
+    if count and code is None:
+        said = text or f"{function} returned a first value that is no number; return slurm.SUCCESS or slurm.ERROR"
+        return Returned(code=_ERROR, text=said)
+    return Returned(code=_code(code), text=text)
+
+
+_ERROR: Final = -1
 
 
 def _code(value: Any) -> int:
-    """Return the code that a first value is; one that is no number counts as success, as in Slurm."""
+    """Return a number without its fraction, as C converts it; 0 for what is no number."""
     try:
-        if isinstance(value, bool) or not isinstance(value, bytes | int | float):
-            return 0
-        return int(float(value))
+        return int(value) if isinstance(value, int | float) else 0
     except (ValueError, OverflowError):
-        return 0
+        return _ERROR
 
 
 NO_POOL: Final = "(null)"
@@ -228,8 +306,6 @@ NO_POOL: Final = "(null)"
 BUSY: Final = "BUSY"
 
 POLL_EXCEEDED: Final = "Poll exceeded time limit"
-
-_SECONDS_PER_MINUTE: Final = 60
 
 
 class LuaProvider(Provider):
@@ -330,7 +406,7 @@ class LuaProvider(Provider):
             if left_s <= 0:
                 raise OperationError(operation, POLL_EXCEEDED)
             answer = self._call(operation, arguments, left_s, subject, function=f"test_{operation}", optional=True)
-            if answer != BUSY:
+            if answer is None or answer.upper() != BUSY:  # Slurm compares without regard to case
                 return
             left_s = deadline_s - self._clock.monotonic_s()
             if left_s > 0:
@@ -351,7 +427,7 @@ class LuaProvider(Provider):
         It is told of the job if there is a `subject`. An `optional` one may be missing.
         """
         function = f"slurm_bb_{function or operation}"
-        job_info = None if subject is None else _job_info(subject)
+        told = None if subject is None else Told(subject, self._local)
         try:
             source = read_trusted(self._path, self._local)
         except ProgramRefused as error:
@@ -361,7 +437,7 @@ class LuaProvider(Provider):
             # Nothing that only this interpreter needs: a program of the site's may be written in Python, too.
             os.environ.clear()
             os.environ.update(self._environment)
-            answer = call(source, self._path, function, arguments, job_info)
+            answer = call(source, self._path, function, arguments, told, self._local, self._environment)
             write_all(returned, msgspec.json.encode(answer))
             os._exit(0)
 
@@ -397,30 +473,6 @@ def _answered(finished: guard.Finished) -> Returned | None:
         return msgspec.json.decode(finished.returned, type=Returned) if finished.code == 0 else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-
-
-def _job_info(subject: Subject) -> dict[str, str | int]:
-    """Return the table that newer releases give, with the names that job_submit.lua has for the same."""
-    info: dict[str, str | int] = {
-        "job_id": subject.job,
-        "name": subject.name,
-        "user_name": subject.user,
-        "user_id": subject.uid,
-        "group_id": subject.gid,
-        "work_dir": subject.workdir,
-        "account": subject.account,
-        "qos": subject.qos,
-        "partition": subject.partition,
-        "comment": subject.comment,
-        "reservation": subject.reservation,
-        "nodes": subject.node,
-        "min_nodes": subject.nodes,
-        "min_cpus": subject.cpus,
-        "time_limit": -(-subject.time_limit_s // _SECONDS_PER_MINUTE),
-    }
-    if subject.array_job:
-        info |= {"array_job_id": subject.array_job, "array_task_id": subject.array_task}
-    return {name: value for name, value in info.items() if value != ""}
 
 
 PROVIDER: Final = LuaProvider

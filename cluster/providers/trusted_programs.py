@@ -32,28 +32,41 @@ def open_trusted(path: str, local: Local, *, executable: bool = False) -> int:
             f"the site's program {path} is not run on this machine, whose forebay.toml does not name it; "
             "if it is to be run here, add its path to allowed_programs in [provider] there and start this service again"
         )
+    return _open(path, f"the site's program {path}", "run", local, executable=executable)
+
+
+def check_module(path: str, local: Local) -> None:
+    """Raise ProgramRefused unless the Lua module at `path` can be trusted as far as a program has to be.
+
+    This machine's configuration need not name it.
+    """
+    os.close(_open(path, f"the Lua module {path}", "loaded", local))
+
+
+def _open(path: str, what: str, verb: str, local: Local, *, executable: bool = False) -> int:
+    """Return a descriptor of a file; `what` names it in messages, `verb` says what is not done with it."""
     if not path.startswith("/"):
-        raise ProgramRefused(f"the path {path!r} of the site's program is not absolute; write it from / on")
+        raise ProgramRefused(f"the path of {what} is not absolute; write it from / on")
     closed = _identities(local.closed)
+    refused = f"{what} is not {verb}"
     steps = os.path.realpath(path).split("/")[1:]
     directory = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _check(directory, path, "/", closed)
+        _check(directory, refused, "/", closed)
         for number, step in enumerate(steps[:-1], start=2):
             inner = os.open(step, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
             os.close(directory)
             directory = inner
-            _check(directory, path, "/" + "/".join(steps[: number - 1]), closed)
+            _check(directory, refused, "/" + "/".join(steps[: number - 1]), closed)
         file = os.open(steps[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     except OSError as error:
         raise ProgramRefused(
-            f"the site's program {path} cannot be opened: {error.strerror}; "
-            "put it there, or correct its path in the site's configuration"
+            f"{what} cannot be opened: {error.strerror}; put it there, or correct its path in the site's configuration"
         ) from error
     finally:
         os.close(directory)
     try:
-        _check_file(file, path, executable)
+        _check_file(file, what, refused, path, executable)
     except BaseException:
         os.close(file)
         raise
@@ -75,13 +88,13 @@ def check_command(path: str, local: Local) -> str:
     return os.path.realpath(path)
 
 
-def _check_file(file: int, path: str, executable: bool) -> None:
+def _check_file(file: int, what: str, refused: str, path: str, executable: bool) -> None:
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode):
-        raise ProgramRefused(f"the site's program {path} is no regular file; name a file")
-    _check(file, path, path)
+        raise ProgramRefused(f"{what} is no regular file; name a file")
+    _check(file, refused, path)
     if executable and not status.st_mode & 0o111:
-        raise ProgramRefused(f"the site's program {path} may not be executed; chmod +x it")
+        raise ProgramRefused(f"{what} may not be executed; chmod +x it")
 
 
 def _identities(directories: Iterable[str]) -> frozenset[tuple[int, int]]:
@@ -94,20 +107,17 @@ def _identities(directories: Iterable[str]) -> frozenset[tuple[int, int]]:
     return frozenset(found)
 
 
-def _check(descriptor: int, path: str, shown: str, closed: frozenset[tuple[int, int]] = frozenset()) -> None:
+def _check(descriptor: int, refused: str, shown: str, closed: frozenset[tuple[int, int]] = frozenset()) -> None:
     status = os.fstat(descriptor)
     if (status.st_dev, status.st_ino) in closed:
         raise ProgramRefused(
-            f"the site's program {path} is not run: it lies below {shown}, where this service keeps what others wrote; "
-            "put it elsewhere"
+            f"{refused}: it lies below {shown}, where this service keeps what others wrote; put it elsewhere"
         )
     if status.st_uid not in (0, os.geteuid()):
         raise ProgramRefused(
-            f"the site's program {path} is not run: {shown} belongs to user {status.st_uid}; "
+            f"{refused}: {shown} belongs to user {status.st_uid}; "
             "make root its owner, or the account that Forebay runs as"
         )
     shared = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     if status.st_mode & 0o022 and not shared:
-        raise ProgramRefused(
-            f"the site's program {path} is not run: others may write to {shown}; take that from them with chmod go-w"
-        )
+        raise ProgramRefused(f"{refused}: others may write to {shown}; take that from them with chmod go-w")

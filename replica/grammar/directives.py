@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 DIRECTIVE_DEFAULT = "BB_LUA"
-"""The word after `#` of a Lua script's directives, where the site does not say."""
+"""What follows `#` in a Lua script's directives, where the site does not say."""
 
 
 REQUESTS_REMEMBERED = 256
@@ -136,7 +136,7 @@ def parse_request(script: str, bb: str = "", bbf: str = "") -> BufferRequest | N
 def _kinds(provider: str, directive: str) -> Kinds:
     site = "#" + directive
     if provider_facts(provider).site_directive:
-        return Kinds((site,), tuple(kind for kind in ("#DW", "#BB") if kind != site))
+        return Kinds((site,), tuple(kind for kind in ("#DW", "#BB") if kind != site), by_prefix=True)
     if provider == NATIVE:
         instead = "write #DW jobdw, #DW stage_in and #DW stage_out; it is for clusters whose provider is lua"
         return Kinds(("#DW", "#BB"), (), {site: instead} if site not in ("#DW", "#BB") else {})

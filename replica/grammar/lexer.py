@@ -1,8 +1,8 @@
 """Which lines of a text are directives: comment lines at the top whose first word is a known kind.
 
 The scan is Slurm's: it ends at the first line that does not begin with `#`, blank lines are skipped, upper and lower
-case differ. Slurm takes a kind's word as a mere beginning, so that `#BB_LUAX` counts as `#BB_LUA`; here the word must
-be the whole one, and what looks like one is a comment of which the submitter is warned.
+case differ. The directive of a Lua script is a prefix, as in Slurm: with `Directive=CONDUIT`, `#CONDUIT_PRE cp` is a
+directive. `#DW` and `#BB` must be whole words; what looks like one is a comment of which the submitter is warned.
 """
 
 from __future__ import annotations
@@ -44,8 +44,16 @@ class Kinds(msgspec.Struct, frozen=True):
     foreign: tuple[str, ...] = ()
     refused: Mapping[str, str] = {}
     """Kind -> what to do instead."""
+    by_prefix: bool = False
+    """Whether a line that begins with a kind is a directive, whatever follows: the rule of Slurm's lua plugin."""
     by_beginning: bool = False
     """Whether somebody else reads the text too, who takes a kind's word as a mere beginning: such words are refused."""
+
+    def of(self, line: str, head: str) -> str:
+        """Return the kind that a line is a directive of; `head`, its first word, where it is none."""
+        if self.by_prefix:
+            return next((kind for kind in self.known if line.startswith(kind)), head)
+        return head
 
 
 class Warnings:
@@ -77,7 +85,7 @@ def find_directives(text: str, source: str, kinds: Kinds, warnings: Warnings) ->
     pending: _Open | None = None
     for number, line in enumerate(text.split("\n"), start=1):
         line = line.removesuffix("\r")
-        head = line.split(maxsplit=1)[0] if line[:1] == "#" else ""
+        head = kinds.of(line, line.split(maxsplit=1)[0]) if line[:1] == "#" else ""
         if pending is not None:
             if head != pending.at.text:
                 raise pending.backslash.refuse(
@@ -142,7 +150,8 @@ def _look_at_comment(head: Word, kinds: Kinds, warnings: Warnings) -> None:
     for kind in (*kinds.known, *kinds.refused):
         if kinds.by_beginning and head.text.startswith(kind):
             raise head.refuse(f"Slurm reads {shown(head.text)} as {kind}", f"write {kind} and a blank, or another word")
-        if head.text.upper() == kind.upper() or head.text.startswith(kind):
+        is_prefix = head.text.upper().startswith(kind.upper()) if kinds.by_prefix else head.text.startswith(kind)
+        if is_prefix or head.text.upper() == kind.upper():
             warnings.add(head.place(), f"{shown(head.text)} is no directive but a comment; a directive starts {kind}")
             return
 
@@ -158,7 +167,7 @@ def _warn_of_late_ones(text: str, number: int, source: str, kinds: Kinds, warnin
         if "#" not in line:
             continue
         head = line.split(maxsplit=1)[0]
-        if head in kinds.known:
+        if kinds.of(head, head) in kinds.known:
             is_indented = not line.startswith(head)
             why = "in an indented line is not read; remove the blanks before it" if is_indented else _LATE
             warnings.add(f"{source} line {late}, column {line.index(head) + 1}", f"{head} {why}")

@@ -112,7 +112,7 @@ KEYS: tuple[Key, ...] = (
     Key("DefaultPool", Owner.SITE, "default_pool", Kind.WORD, "the pool of requests that name none"),
     Key("DenyUsers", Owner.SITE, "deny_users", Kind.DENIED, "who may not ask for a buffer; not with AllowUsers"),
     _program("DestroyBuffer", "destroy_buffer", f"{_GENERIC}: removes a buffer"),
-    Key("Directive", Owner.SITE, "directive", Kind.WORD, "the word after # in scripts of the lua provider"),
+    Key("Directive", Owner.SITE, "directive", Kind.WORD, "what directives of the lua provider begin with, after #"),
     Key("Flags", Owner.SITE, "flags", Kind.FLAGS, f"some of {', '.join(FLAGS)}"),
     _program("GetSysState", "get_sys_state", "tells pools and performs the datawarp provider's operations"),
     _program("GetSysStatus", "get_sys_status", "answers `forebay bbstat`"),

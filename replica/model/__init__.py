@@ -129,7 +129,7 @@ if TYPE_CHECKING:
         takes_slot,
         waits_for_slot,
     )
-    from replica.model.orders import NOTHING_SPECIAL, Order, OrderPlace, SpecialTransfers
+    from replica.model.orders import NO_STATUS, NOTHING_SPECIAL, JobStatus, Order, OrderPlace, SpecialTransfers
     from replica.model.partitions import (
         AnyNode,
         Partition,
@@ -180,6 +180,7 @@ if TYPE_CHECKING:
         JobOptions,
         JobRequest,
         ListTransfer,
+        dependency_text,
         destinations_of,
         difference,
         error_path,
@@ -256,7 +257,7 @@ else:
         nodes: CAPACITY_CONTROLS PROCESS_CONTROLS AbandonedBuffer AbandonedBuffers AdmittedNode Node NodeState Recovery
         operations: QUEUED_STAGES TRANSFERS MovingKey Stage agent_of counted_under queue_place set_back stage_of
         operations: takes_slot waits_for_slot
-        orders: NOTHING_SPECIAL Order OrderPlace SpecialTransfers
+        orders: NO_STATUS NOTHING_SPECIAL JobStatus Order OrderPlace SpecialTransfers
         partitions: AnyNode Partition Partitions PartitionState check_partition chosen_partition is_in partition_gate
         partitions: place_name
         pools: Place SeenPlace are_nested place_in
@@ -265,7 +266,7 @@ else:
         provider: NATIVE PROVIDERS Provision provider_facts
         requests: DEFAULT_PRIORITY NO_CHANGE NO_OPTIONS OPEN_MODES AfterTask ArrayTask BufferRequest CreatePersistent
         requests: Dependency DependencyKind DestroyPersistent JobChange JobOptions JobRequest ListTransfer
-        requests: destinations_of difference error_path expanded named_by requested with_options
+        requests: dependency_text destinations_of difference error_path expanded named_by requested with_options
         reservations: Reservation ReservedSpace check_reservation left_of
         transfers: ALGORITHMS BACKENDS CHOICE_KEYS CHOOSABLE DEFAULT_TRANSFER_RULES LINKS NO_CHOICE
         transfers: RECEIPTS_PER_JOB_MAX TIMEOUTS VERIFY_LEVELS JobTransfers LeftOut RateShares TransferCheckpoint

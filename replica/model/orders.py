@@ -6,8 +6,16 @@ import msgspec
 
 from replica.model.buffers import Transfer
 from replica.model.provider import Provision
-from replica.model.requests import ArrayTask, CreatePersistent, DestroyPersistent, JobOptions, ListTransfer
+from replica.model.requests import (
+    DEFAULT_PRIORITY,
+    ArrayTask,
+    CreatePersistent,
+    DestroyPersistent,
+    JobOptions,
+    ListTransfer,
+)
 from replica.model.transfers import RateShares, TransferChoice, TransferRules
+from replica.values import NEVER, Instant
 
 
 class OrderPlace(msgspec.Struct, frozen=True, kw_only=False):
@@ -19,6 +27,40 @@ class OrderPlace(msgspec.Struct, frozen=True, kw_only=False):
     """What the place's own file says: an agent that does not find it there has not mounted the place."""
     directory: str
     """The buffer, below `path`."""
+
+
+class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Status of an order's job, for the scripts of a provider (JSON object). NEVER: it has not happened."""
+
+    state: str = "PENDING"
+    result: str = "PENDING"
+    """State that the job will have after its stage-out; PENDING before the script has ended."""
+    buffer_state: str = "pending"
+    priority: int = DEFAULT_PRIORITY
+    restarts: int = 0
+    dependency: str = ""
+    """Conditions that are not met yet, for example `afterok:12,singleton`."""
+    output: str = ""
+    error: str = ""
+    """Files for standard output and error; an empty `error` means the file of standard output."""
+    comment: str = ""
+    """What went wrong in the job's life, one line for each failure."""
+    tres: str = ""
+    """What the job counts for, for example `cpu=1,node=1,bb/lua=3G`."""
+    exit_code: int = 0
+    signal: int = 0
+    submitted_at: Instant = NEVER
+    eligible_at: Instant = NEVER
+    started_at: Instant = NEVER
+    ended_at: Instant = NEVER
+    deadline: Instant = NEVER
+    suspended_at: Instant = NEVER
+    suspended_s: int = 0
+    """Seconds of finished suspensions."""
+
+
+NO_STATUS = JobStatus()
+"""Status of a job that nothing is known of."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +132,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """
     persistent: tuple[tuple[str, OrderPlace], ...] = ()
     """Where those of the persistent buffers in `creates`, `destroys` and `uses` lie that are in a place."""
+    status: JobStatus | None = None
+    """With `provision`: where the job stands."""
 
 
 # ---- what the agent moves beside files and directories: lists, Spur's commands, and what is special about one transfer

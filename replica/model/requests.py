@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 
 import msgspec
@@ -216,6 +217,12 @@ def expanded(text: str, request: JobRequest, job_id: int | str) -> str:
         array_job=0 if array is None else array.job,
         array_task=0 if array is None else array.task,
     )
+
+
+def dependency_text(request: JobRequest, dependencies: Iterable[Dependency]) -> str:
+    """Return these conditions of a job as in `--dependency`, and `singleton` if it asked for that."""
+    words = [f"{one.kind.word}:{one.job}" for one in dependencies]
+    return ("?" if request.asked.any_of else ",").join([*words, "singleton"] if request.asked.singleton else words)
 
 
 def error_path(request: JobRequest, job_id: int) -> str:

@@ -22,6 +22,7 @@ from replica.model import (
     DestroyPersistent,
     Job,
     JobState,
+    JobStatus,
     Order,
     OrderPlace,
     Place,
@@ -33,6 +34,7 @@ from replica.model import (
     TransferRules,
     agent_of,
     choices_of,
+    dependency_text,
     error_path,
     expand_roots,
     named_by,
@@ -43,8 +45,10 @@ from replica.model import (
     waits_for_slot,
 )
 from replica.operations import cap_s, node_bytes_s, place_directory, places_of, rules_in_force, shares_of
+from replica.scheduler import dependency_met
 from replica.state import State
-from replica.values import NEVER
+from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
+from replica.views.burst import job_tres
 
 
 def orders_for(state: State, node: str) -> tuple[Order, ...]:
@@ -163,7 +167,41 @@ def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage, governed
         shares=None
         if governed is None
         else shares_of(state, governed.rules, request.user, job.staged_by, governed.node_bytes_s),
+        status=None if buffer is None or provision is None else _status(state, job, buffer),
     )
+
+
+def _status(state: State, job: Job, buffer: Buffer) -> JobStatus:
+    request, before = job.request, job.interrupted
+    return JobStatus(
+        state=job.state.name,
+        result=job.result.name,
+        buffer_state=buffer.state.word,
+        priority=request.priority,
+        restarts=before.requeues,
+        dependency=_unmet(state, job),
+        output=request.output,
+        error=error_path(request, job.id),
+        comment=job.comment,
+        tres=job_tres(state, job.id),
+        exit_code=job.exit_code,
+        signal=job.signal,
+        submitted_at=job.submitted_at,
+        eligible_at=Instant(max(job.submitted_at, request.begin_at)),
+        started_at=job.started_at,
+        ended_at=job.ended_at,
+        deadline=request.deadline,
+        suspended_at=before.suspended_at,
+        suspended_s=before.suspended_us // MICROSECONDS_PER_SECOND,
+    )
+
+
+def _unmet(state: State, job: Job) -> str:
+    """Return the dependencies of a pending job that are not met yet; empty for a job that was started."""
+    if job.state is not JobState.PENDING:
+        return ""
+    request, has_buffer = job.request, job.request.buffer is not None
+    return dependency_text(request, (one for one in request.dependencies if not dependency_met(state, one, has_buffer)))
 
 
 def _placed(state: State, buffer: Buffer) -> OrderPlace | None:

@@ -26,7 +26,7 @@ def provided(config: Config, directory: Path) -> tuple[Config, Programs]:
     return msgspec.structs.replace(config, provider=programs.local), programs
 
 
-async def configure(harness: Harness, programs: Programs, *, validate_s: int = 60) -> None:
+async def configure(harness: Harness, programs: Programs, *, validate_s: int = 60, directive: str = "BB_LUA") -> None:
     """Make the Lua script the cluster's provider, and look at its pools until they are known.
 
     `validate_s` is ValidateTimeout: short only where something is to pass it, since each call starts a process.
@@ -36,6 +36,7 @@ async def configure(harness: Harness, programs: Programs, *, validate_s: int = 6
         Setting("BurstBufferType", "burst_buffer/lua"),
         Setting("LuaScript", str(programs.script)),
         Setting("ValidateTimeout", str(validate_s)),
+        Setting("Directive", directive),
     )
     actor = msgspec.structs.replace(CONTROLLER, role=type(CONTROLLER.role).OPERATOR)
     settled = await harness.controller.submit(Request(b"", actor, ConfigureSite(settings, partial=True)))

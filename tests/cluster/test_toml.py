@@ -73,6 +73,7 @@ TABLES: dict[str, dict[str, str]] = {
         "allowed_programs": '["/bin/cp"]',
         "environment": "{ A = 'b' }",
         "status_identity": "true",
+        "lua_version": '"5.1"',
     },
     "[job_process]": {
         "umask": '"0077"',

@@ -68,6 +68,8 @@ def directives(text: str, case: Case, from_bb: bool) -> list[Line]:
     for raw in text.split("\n"):
         line = raw.rstrip("\r").rstrip(" \t")
         head = line.split()[0] if line.startswith("#") else ""
+        if case.provider == "lua" and line.startswith(kinds[0]):
+            head = kinds[0]  # a prefix
         if line.strip() and not line.startswith("#"):
             break
         if head not in kinds:

@@ -347,7 +347,7 @@ def test_a_lua_directive_needs_neither_pool_nor_capacity(line: str) -> None:
         (("#BB_LUA pool=p capacity=1K", "#BB_LUA pool=q capacity=1G"), "line 3, column 14", "'p' at script line 2"),
         (("#BB_LUA pool=p capacity=1N", "#BB_LUA pool=p capacity=1G"), "line 3, column 25", "nodes"),
         (("#BB_LUA pool=p capacity=8191PiB",) * 2, "line 3, column 25", "overflow"),
-        (("#BB_LUA pool=p \\", "#BB_LUAX y"), "line 2, column 16", "does not start with #BB_LUA"),
+        (("#BB_LUA pool=p \\", "#BB_LU y"), "line 2, column 16", "does not start with #BB_LUA"),
     ],
 )
 def test_what_is_wrong_in_a_lua_directive_has_its_place(lines: tuple[str, ...], place: str, says: str) -> None:
@@ -363,6 +363,53 @@ def test_capacities_of_several_lua_directives_of_one_pool_add_up() -> None:
 def test_the_word_of_a_lua_directive_is_the_sites() -> None:
     assert request_of("#BB_EXAMPLE pool=p capacity=1K", provider="lua", directive="BB_EXAMPLE").pool == "p"
     assert read("#BB_LUA pool=p capacity=1K", provider="lua", directive="BB_EXAMPLE").request is None
+
+
+CONDUIT = ("#CONDUIT_PRE cp /archive/%u/in /scratch/in", "#CONDUIT_POST cp /scratch/out /archive/%u/out")
+
+
+def test_the_directive_of_a_lua_site_is_a_prefix_as_in_slurm() -> None:
+    found = read(*CONDUIT, provider="lua", directive="CONDUIT")
+    assert found.request is not None and found.warnings == ()
+    assert (found.request.text, found.request.pool, found.request.capacity_bytes) == ("\n".join(CONDUIT), "", 0)
+
+
+@pytest.mark.parametrize("glued", ["", "X", "_PRE", "-x", "/", "#", "=1"])
+def test_whatever_follows_the_prefix_pool_and_capacity_of_the_line_are_read(glued: str) -> None:
+    found = request_of(f"#BB_LUA{glued} cp a b pool=p capacity=1K", provider="lua")
+    assert (found.pool, found.capacity_bytes) == ("p", 1024)
+
+
+def test_pool_may_follow_the_prefix_without_a_blank() -> None:
+    assert request_of("#BB_LUApool=p capacity=1K", provider="lua").pool == "p"
+    assert "script line 2, column 13: " in refused("#BB_LUApool=a,b", provider="lua")
+
+
+def test_a_line_continues_on_a_line_with_the_same_prefix() -> None:
+    found = request_of("#CONDUIT_PRE cp \\", "#CONDUIT a b pool=p", provider="lua", directive="CONDUIT")
+    assert (found.text, found.pool) == ("#CONDUIT_PRE cp a b pool=p", "p")
+
+
+def test_the_command_line_may_give_a_directive_by_its_prefix() -> None:
+    assert request_of(bb=CONDUIT[0], provider="lua", directive="CONDUIT").text == CONDUIT[0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (("#conduit_pre cp a b",), "'#conduit_pre' is no directive but a comment; a directive starts #CONDUIT"),
+        (("true", "#CONDUIT_PRE cp a b"), "#CONDUIT_PRE after the first command is not read; move it up"),
+        ((" #CONDUIT_PRE cp a b",), "#CONDUIT_PRE in an indented line is not read"),
+    ],
+)
+def test_a_prefix_that_is_not_read_is_warned_of(lines: tuple[str, ...], says: str) -> None:
+    found = read(*lines, provider="lua", directive="CONDUIT")
+    assert found.request is None
+    assert says in found.warnings[0]
+
+
+def test_a_directive_that_begins_like_one_of_another_provider_is_the_sites() -> None:
+    assert request_of("#BB_LUA pool=p", provider="lua", directive="BB").pool == "p"
 
 
 @pytest.mark.parametrize("line", ["#DW jobdw capacity=1GiB", "#BB create_persistent name=a capacity=1G"])

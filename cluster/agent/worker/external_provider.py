@@ -27,7 +27,7 @@ from cluster.agent.worker.work import Outcome, Work
 from cluster.providers import OperationError, Provider, Subject, log_for, provider_for
 from cluster.system import SystemClock, become_subreaper, closing, open_directory
 from replica.messages import OperationDone
-from replica.model import NO_OPTIONS, Order
+from replica.model import NO_OPTIONS, NO_STATUS, Order
 
 PRE_RUN: Final = "pre_run"
 """The stage that an agent makes of the first part of a run; no order names it."""
@@ -89,15 +89,12 @@ def subject_of(order: Order, accounts: Mode, node: str) -> Subject:
         node=node,
         time_limit_s=order.time_limit_s,
         cpus=order.cpus,
-        account=options.account,
-        qos=options.qos,
-        partition=options.partition,
-        comment=options.comment,
-        reservation=options.reservation,
-        nodes=options.nodes,
+        options=options,
+        status=order.status or NO_STATUS,
         persistent_only=options.nodes == 0,
         array_job=0 if array is None else array.job,
         array_task=0 if array is None else array.task,
+        array_throttle=0 if array is None else array.throttle,
     )
 
 

@@ -17,6 +17,10 @@ function actions.fail(text) return slurm.ERROR, (text:gsub("_", " ")) end
 function actions.code(text) return tonumber(text) end
 function actions.say(text) return slurm.SUCCESS, text end
 function actions.nothing() end
+function actions.none() return nil end
+function actions.yes() return true end
+function actions.word(text) return "error", (text:gsub("_", " ")) end
+function actions.digits(text) return text, "fine" end
 function actions.number() return slurm.SUCCESS, 4096 end
 function actions.table() return slurm.SUCCESS, {} end
 function actions.flag() return slurm.SUCCESS, true end

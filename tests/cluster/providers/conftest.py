@@ -50,6 +50,10 @@ class Programs:
             shutil.copy(HERE / file.name, file)
             file.chmod(0o755)
         self.variables = {"SITE_LOG": str(self.log)}
+        self.status_identity = False
+        self.cluster = ""
+        self.lua_version = "5.4"
+        self.closed: tuple[str, ...] = ()
         self.more: list[Path] = []
         """Other programs that the machine's configuration names."""
 
@@ -77,6 +81,10 @@ class Programs:
         return Local(
             environment=tuple(self.variables.items()),
             allowed_programs=tuple(map(str, (self.script, self.command, self.status, *self.more))),
+            status_identity=self.status_identity,
+            cluster=self.cluster,
+            lua_version=self.lua_version,
+            closed=self.closed,
         )
 
     def subject(self, *actions: str, **fields: object) -> Subject:

@@ -74,6 +74,9 @@ def test_a_job_without_a_pool_is_set_up_with_null_and_size_zero_and_its_real_siz
         ("code:3", "slurm_bb_setup returned 3 and no message"),
         ("table", "slurm_bb_setup returned a second value that is no string"),
         ("flag", "slurm_bb_setup returned a second value that is no string"),
+        ("none", "slurm_bb_setup returned a first value that is no number; return slurm.SUCCESS or slurm.ERROR"),
+        ("yes", "slurm_bb_setup returned a first value that is no number"),
+        ("word:no_space", "no space"),
         ("raise:broken", ": broken"),
         ("leave", "slurm_bb_setup ended with code 7 before it returned"),
         ("grow", "of memory"),
@@ -89,7 +92,7 @@ def test_what_a_function_returns_or_does_becomes_the_message_of_its_failure(
     assert message in error.message
 
 
-@pytest.mark.parametrize("action", ["nothing", "code:0", "say:fine", "number"])
+@pytest.mark.parametrize("action", ["nothing", "code:0", "say:fine", "number", "digits:0", "digits:0x0", "digits:0.5"])
 def test_nothing_zero_and_zero_with_a_text_are_success(programs: Programs, action: str) -> None:
     subject = programs.subject(f"setup:{action}")
     programs.provider("lua").setup(subject, str(programs.directory))
@@ -141,14 +144,105 @@ def test_the_script_is_read_anew_for_each_call(programs: Programs) -> None:
     assert failure_of(programs, "setup", programs.subject()).message == "the new one"
 
 
+@pytest.mark.parametrize(
+    "head", ["#!/usr/bin/env lua\n", "# a comment of another language\n", "\ufeff", "\ufeff#!/bin/lua\n"]
+)
+def test_a_first_line_for_the_shell_and_a_byte_order_mark_are_skipped_as_lua_skips_them(
+    programs: Programs, head: str
+) -> None:
+    programs.script.write_text(head + "function slurm_bb_setup() error('here') end\n")
+    line = 1 + head.count("\n")
+    assert f"burst_buffer.lua:{line}: here" in failure_of(programs, "setup", programs.subject()).message
+
+
+def test_a_script_that_returns_a_code_when_it_is_loaded_fails(programs: Programs) -> None:
+    programs.script.write_text("function slurm_bb_setup() end\nreturn slurm.ERROR\n")
+    error = failure_of(programs, "setup", programs.subject())
+    assert error.message == f"{programs.script} returned -1 when it was loaded; return nothing or slurm.SUCCESS"
+
+
+def said(programs: Programs, expression: str) -> str:
+    """Return the text of a Lua expression in a site's script."""
+    programs.script.write_text(f"function slurm_bb_setup(...) return slurm.ERROR, tostring({expression}) end\n")
+    return failure_of(programs, "setup", programs.subject()).message
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("slurm.to_json({a = 1, b = {'x', 2.5, true}})", '{"a":1,"b":["x",2.5,true]}'),
+        ("slurm.to_json({})", "[]"),
+        ("slurm.to_json({[3] = 'c', [2] = 'b', [1] = 'a'})", '["a","b","c"]'),
+        ("slurm.to_json({[1.5] = 1, b = 2})", '{"1.5":1,"b":2}'),
+        ("select(2, pcall(slurm.to_json, {[true] = 1}))", "a key is neither text nor number"),
+        ("slurm.to_json({[1] = 'a', [3] = 'c'})", '{"1":"a","3":"c"}'),
+        ('slurm.from_json(\'{"a": [1, {"b": null}, "x"]}\').a[3]', "x"),
+        ("slurm.from_json('18446744073709551615')", "1.844674407371e+19"),
+        ("slurm.from_json(slurm.to_json({n = 2 ^ 31 | 0})).n", "2147483648"),
+        ("select(2, pcall(slurm.from_json, '{'))", "the text is no JSON: Input data was truncated; correct it"),
+        ("select(2, pcall(slurm.to_json, print))", "the value has no JSON: a function is in it"),
+        ("select(2, pcall(slurm.to_json, {0 / 0}))", "the value has no JSON: a number is not finite"),
+        ("select(2, pcall(slurm.to_yaml, {}))", "slurm.to_yaml has no YAML library here: use JSON instead"),
+        ("select('#', slurm.get_qos_priority('normal'))", "0"),
+        ("slurm.CLUSTER_NAME", "demo"),
+        ("slurm.NO_VAL16 .. ' ' .. slurm.ESLURM_ACCESS_DENIED", "65534 2002"),
+    ],
+)
+def test_the_functions_and_constants_of_slurm(programs: Programs, expression: str, text: str) -> None:
+    programs.cluster = "demo"
+    assert text in said(programs, expression)
+
+
+def test_a_table_that_holds_itself_has_no_json(programs: Programs) -> None:
+    loop = "(function() local t = {} t.t = t return select(2, pcall(slurm.to_json, t)) end)()"
+    assert "it has more than 16 tables within tables" in said(programs, loop)
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        ("log_info('%u of %s', 1, nil)", "info: 1 of nil"),
+        ("log_error('100%%')", "error: 100%"),
+        ("log_error('100%')", "error: 100%"),
+        ("log(2, 'x')", "debug: x"),
+        ("log(9, 'x')", "debug4: x"),
+    ],
+)
+def test_what_is_logged_is_formatted(
+    programs: Programs, call: str, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    programs.script.write_text(f"function slurm_bb_setup() slurm.{call} end\n")
+    programs.provider("lua").setup(programs.subject(), str(programs.directory))
+    assert [record.getMessage() for record in caplog.records] == [f"slurm_bb_setup: {line}"]
+
+
 def test_precompiled_lua_is_refused(programs: Programs) -> None:
     programs.script.write_bytes(b"\x1bLua" + bytes(40))
-    assert "attempt to load" in failure_of(programs, "setup", programs.subject()).message
+    assert (
+        "is precompiled Lua, which is not run; write the script as text"
+        in failure_of(programs, "setup", programs.subject()).message
+    )
 
 
 def test_busy_is_asked_again_until_it_is_over(programs: Programs) -> None:
     programs.provider("lua").data_in(programs.subject("busy:3"), str(programs.directory))
     assert (programs.directory.parent / "calls.log.7").read_text() == "3"
+
+
+@pytest.mark.parametrize("word", ["BUSY", "busy", "Busy"])
+def test_busy_counts_in_upper_and_lower_case(programs: Programs, word: str) -> None:
+    programs.script.write_text(
+        "function slurm_bb_data_in() end\n"
+        "function slurm_bb_test_data_in()\n"
+        "  local file = io.open(os.getenv('SITE_LOG'), 'a+')\n"
+        "  local calls = #file:read('*a') + 1\n"
+        "  file:write('x') file:close()\n"
+        f"  return slurm.SUCCESS, calls < 3 and '{word}' or 'done'\n"
+        "end\n"
+    )
+    programs.provider("lua").data_in(programs.subject(), str(programs.directory))
+    assert programs.calls() == ["xxx"]
 
 
 def test_what_stays_busy_past_the_time_of_its_stage_fails_in_slurms_words(programs: Programs) -> None:
@@ -236,12 +330,32 @@ def test_pools_and_status_are_what_the_script_says(programs: Programs) -> None:
 
 
 @pytest.mark.parametrize(
+    ("row", "quantity", "granularity"),
+    [
+        ('"quantity": 5, "granularity": 2', 5, 2),
+        ('"quantity": 5', 5, 1),
+        ('"quantity": 5, "granularity": 0', 5, 1),
+        ('"granularity": 2', 0, 2),
+    ],
+)
+def test_what_a_pool_leaves_out_is_what_slurm_takes_it_for(
+    programs: Programs, row: str, quantity: int, granularity: int
+) -> None:
+    pools = f'{{"pools": [{{"id": "a", {row}}}]}}'
+    programs.script.write_text(f"function slurm_bb_pools() return slurm.SUCCESS, [[{pools}]] end\n")
+    found = programs.provider("lua").pools(str(programs.directory))
+    assert found is not None and [(pool.quantity, pool.granularity) for pool in found] == [(quantity, granularity)]
+
+
+@pytest.mark.parametrize(
     ("pools", "message"),
     [
         ("{", "not the JSON"),
         ('{"pools": 1}', "not the JSON"),
         ('{"pools": [{"id": "a", "quantity": -1}]}', "quantity -1"),
-        ('{"pools": [{"id": "a", "quantity": 1, "granularity": 0}]}', "granularity 0"),
+        ('{"pools": [{"id": "a", "quantity": 1, "granularity": -1}]}', "granularity -1"),
+        ('{"pools": [{"quantity": 1}]}', "not the JSON"),
+        ('{"pools": [{"id": "a", "quantity": "1"}]}', "not the JSON"),
         ('{"pools": [{"id": "a/b", "quantity": 1}]}', "the id of a pool"),
         ('{"pools": [{"id": "a", "quantity": 1}, {"id": "a", "quantity": 1}]}', "twice"),
         (

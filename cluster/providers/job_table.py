@@ -1,0 +1,351 @@
+"""The job table of a Lua script: every field that a release of Slurm from 22.05 to 26.05 gives, and its text.
+
+Slurm has given the table to functions of the lua plugin since 23.02, with `_lua_job_info_field` of its source as the
+list. What Forebay knows of the job is there under Slurm's name. Everything else has the value that Slurm gives for a
+batch job which did not ask for it: nil for texts, and for numbers 0, NO_VAL or another default of Slurm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final, Literal, NamedTuple
+
+from cluster.providers.interface import Local, Subject
+from cluster.system import group_name
+from replica.model import JobState, MailKind, wants
+from replica.values import MICROSECONDS_PER_SECOND, Instant
+
+NO_VAL: Final = 0xFFFF_FFFE
+NO_VAL16: Final = 0xFFFE
+INFINITE16: Final = 0xFFFF
+NICE_OFFSET: Final = 0x8000_0000
+"""Slurm's nice value 0."""
+
+SHOW_DETAIL: Final = 0x2
+CONFIGURING: Final = 0x4000
+STAGE_OUT: Final = 0x80_0000
+"""Flags of Slurm's job states."""
+
+FIRST: Final = "23.02"
+"""First release of Slurm that has a job table."""
+
+_SECONDS_PER_MINUTE: Final = 60
+_STATES: Final = {
+    JobState.PENDING: 0,
+    JobState.CONFIGURING: 1 | CONFIGURING,
+    JobState.RUNNING: 1,
+    JobState.SUSPENDED: 2,
+    JobState.COMPLETED: 3,
+    JobState.CANCELLED: 4,
+    JobState.FAILED: 5,
+    JobState.TIMEOUT: 6,
+    JobState.NODE_FAIL: 7,
+}
+"""Slurm's number of each job state; STAGE_OUT is a flag beside the job's result."""
+
+_MAIL: Final = {
+    MailKind.BEGIN: 0x1,
+    MailKind.END: 0x2,
+    MailKind.FAIL: 0x4,
+    MailKind.REQUEUE: 0x8,
+    MailKind.STAGE_OUT: 0x100,
+}
+
+Value = str | int | float | tuple[str, ...] | None
+Kind = Literal["string", "integer", "number", "table"]
+
+
+class Told(NamedTuple):
+    """What the values of the table are taken from."""
+
+    subject: Subject
+    local: Local
+
+
+class Field(NamedTuple):
+    """One field: Slurm's name and type, its value, and the releases that have it."""
+
+    name: str
+    kind: Kind
+    value: Value | Callable[[Told], Value]
+    """Value of every job, or the function that returns that of one job; None: nil."""
+    since: str = FIRST
+    until: str = ""
+    """Last release that has it; empty: the newest one has it."""
+    label: str = ""
+    """Key in the text of the job; empty: the text leaves it out."""
+    shown: Callable[[Told], str] | None = None
+    """Value in that text where it differs from `value`."""
+
+
+def job_table(told: Told) -> dict[str, str | int | float | tuple[str, ...]]:
+    """Return the fields that are not nil."""
+    found = ((field.name, value_of(field, told)) for field in FIELDS)
+    return {name: value for name, value in found if value is not None}
+
+
+def value_of(field: Field, told: Told) -> Value:
+    """Return the value of a field for a job."""
+    return field.value(told) if callable(field.value) else field.value
+
+
+def job_text(told: Told) -> str:
+    """Return the job as slurm.job_info_to_string writes it: `Key=value`, with the keys of `scontrol show job`."""
+    lines = [f"JobId={told.subject.job} JobName={told.subject.name}"]
+    lines += [f"{field.label}={_shown(field, told)}" for field in FIELDS if field.label]
+    return "\n   ".join(lines) + "\n\n"
+
+
+def _shown(field: Field, told: Told) -> str:
+    value = value_of(field, told) if field.shown is None else field.shown(told)
+    return "(null)" if value is None else str(value)
+
+
+def _seconds(instant: Instant) -> int:
+    """Return an instant in seconds since 1970; 0 for one that has not come, as Slurm's times."""
+    return instant // MICROSECONDS_PER_SECOND
+
+
+def _time(value: Callable[[Told], Value], never: str = "Unknown") -> Callable[[Told], str]:
+    """Return the function that writes a time of the table as scontrol does, in this machine's time zone."""
+
+    def show(told: Told) -> str:
+        at = value(told)
+        if not at or not isinstance(at, int):
+            return never
+        return f"{datetime.fromtimestamp(at, UTC).astimezone():%Y-%m-%dT%H:%M:%S}"
+
+    return show
+
+
+def _has_node(told: Told) -> bool:
+    return told.subject.options.nodes > 0
+
+
+def _node(told: Told) -> str | None:
+    return told.subject.node or None if _has_node(told) else None
+
+
+def _state(told: Told) -> int:
+    status = told.subject.status
+    if status.state == JobState.STAGE_OUT.name:
+        return _STATES[JobState[status.result]] | STAGE_OUT
+    return _STATES[JobState[status.state]]
+
+
+def _limit(told: Told) -> int:
+    return -(-told.subject.time_limit_s // _SECONDS_PER_MINUTE)
+
+
+def _end(told: Told) -> int:
+    """Return when the job ended, or will at its time limit; 0 before it was started."""
+    status = told.subject.status
+    if status.ended_at or not status.started_at:
+        return _seconds(status.ended_at)
+    return _seconds(status.started_at) + status.suspended_s + told.subject.time_limit_s
+
+
+def _mail_types(told: Told) -> int:
+    return sum(bit for kind, bit in _MAIL.items() if wants(told.subject.options, kind))
+
+
+def _licenses(told: Told) -> str | None:
+    return ",".join(f"{name}:{count}" for name, count in told.subject.options.licenses) or None
+
+
+def _allocated_tres(told: Told) -> str | None:
+    status = told.subject.status
+    return None if status.state == JobState.PENDING.name else status.tres or None
+
+
+def _owner(told: Told) -> str:
+    return f"{told.subject.user}({told.subject.uid})"
+
+
+def _group(told: Told) -> str:
+    gid = told.subject.gid
+    return f"{group_name(gid) or gid}({gid})"
+
+
+def _duration(told: Told) -> str:
+    """Return the time limit as scontrol writes it: `1-02:30:00`."""
+    days, minutes = divmod(_limit(told), 24 * 60)
+    clock = f"{minutes // 60:02d}:{minutes % 60:02d}:00"
+    return f"{days}-{clock}" if days else clock
+
+
+FIELDS: Final = (
+    Field("account", "string", lambda told: told.subject.options.account or None, label="Account"),
+    Field("accrue_time", "integer", 0),
+    Field("admin_comment", "string", None),
+    Field("alloc_node", "string", None),
+    Field("alloc_sid", "integer", NO_VAL),
+    Field("array_job_id", "integer", lambda told: told.subject.array_job),
+    Field("array_task_id", "integer", lambda told: told.subject.array_task if told.subject.array_job else NO_VAL),
+    Field("array_max_tasks", "integer", lambda told: told.subject.array_throttle),
+    Field("array_task_str", "string", None),
+    Field("assoc_id", "integer", 0),
+    Field("batch_features", "string", None),
+    Field("batch_flag", "integer", 1, label="BatchFlag"),
+    Field("batch_host", "string", _node, label="BatchHost"),
+    Field("boards_per_node", "integer", 0),
+    Field("burst_buffer", "string", lambda told: told.subject.directives or None, label="BurstBuffer"),
+    Field("burst_buffer_state", "string", lambda told: told.subject.status.buffer_state, label="BurstBufferState"),
+    Field("cluster", "string", lambda told: told.local.cluster or None),
+    Field("cluster_features", "string", None),
+    Field("command", "string", None, label="Command"),
+    Field("comment", "string", lambda told: told.subject.options.comment or None, label="Comment"),
+    Field("container", "string", None),
+    Field("container_id", "string", None),
+    Field("container_type", "string", None, since="26.05"),
+    Field("contiguous", "integer", 0, label="Contiguous"),
+    Field("core_spec", "integer", NO_VAL16),
+    Field("cores_per_socket", "integer", NO_VAL16),
+    Field("billable_tres", "number", float(NO_VAL)),
+    Field("cpus_per_task", "integer", lambda told: told.subject.cpus, label="CPUs/Task"),
+    Field("cpu_freq_min", "integer", NO_VAL),
+    Field("cpu_freq_max", "integer", NO_VAL),
+    Field("cpu_freq_gov", "integer", NO_VAL),
+    Field("cpus_per_tres", "string", None),
+    Field("cronspec", "string", None),
+    Field(
+        "deadline",
+        "integer",
+        lambda told: _seconds(told.subject.status.deadline),
+        label="Deadline",
+        shown=_time(lambda told: _seconds(told.subject.status.deadline), "N/A"),
+    ),
+    Field("delay_boot", "integer", 0),
+    Field("dependency", "string", lambda told: told.subject.status.dependency or None, label="Dependency"),
+    Field("derived_ec", "integer", 0),
+    Field(
+        "eligible_time",
+        "integer",
+        lambda told: _seconds(told.subject.status.eligible_at),
+        label="EligibleTime",
+        shown=_time(lambda told: _seconds(told.subject.status.eligible_at)),
+    ),
+    Field("end_time", "integer", _end, label="EndTime", shown=_time(_end)),
+    Field("exc_nodes", "string", None, label="ExcNodeList"),
+    Field("exclusive", "integer", 0, since="26.05"),
+    Field(
+        "exit_code",
+        "integer",
+        lambda told: told.subject.status.exit_code << 8 | told.subject.status.signal,
+        label="ExitCode",
+        shown=lambda told: f"{told.subject.status.exit_code}:{told.subject.status.signal}",
+    ),
+    Field("features", "string", None, label="Features"),
+    Field("fed_origin_str", "string", None),
+    Field("fed_siblings_active_str", "string", None),
+    Field("fed_siblings_viable_str", "string", None),
+    Field("gres_detail_cnt", "integer", 0),
+    Field("gres_detail_str", "table", None),
+    Field("gres_total", "string", None),
+    Field("group_id", "integer", lambda told: told.subject.gid, label="GroupId", shown=_group),
+    Field("het_job_id", "integer", 0),
+    Field("het_job_id_set", "string", None),
+    Field("het_job_offset", "integer", 0),
+    Field("job_id", "integer", lambda told: told.subject.job),
+    Field("job_state", "integer", _state, label="JobState", shown=lambda told: told.subject.status.state),
+    Field("last_sched_eval", "integer", 0),
+    Field("licenses", "string", _licenses, label="Licenses"),
+    Field("mail_type", "integer", _mail_types),
+    Field("mail_user", "string", lambda told: told.subject.options.mail_user or told.subject.user or None),
+    Field("max_cpus", "integer", 0),
+    Field("max_nodes", "integer", 0),
+    Field("mcs_label", "string", None),
+    Field("mem_per_tres", "string", None),
+    Field("min_mem_per_node", "integer", 0, label="MinMemoryNode"),
+    Field("min_mem_per_cpu", "integer", None),
+    Field("name", "string", lambda told: told.subject.name or None),
+    Field("network", "string", None, label="Network"),
+    Field("nodes", "string", _node, label="NodeList"),
+    Field(
+        "nice",
+        "integer",
+        lambda told: NICE_OFFSET + told.subject.options.nice,
+        label="Nice",
+        shown=lambda told: str(told.subject.options.nice),
+    ),
+    Field("ntasks_per_core", "integer", INFINITE16),
+    Field("ntasks_per_tres", "integer", 0),
+    Field("ntasks_per_node", "integer", 0),
+    Field("ntasks_per_socket", "integer", INFINITE16),
+    Field("ntasks_per_board", "integer", 0),
+    Field("num_cpus", "integer", lambda told: told.subject.cpus if _has_node(told) else 0, label="NumCPUs"),
+    Field("num_nodes", "integer", lambda told: told.subject.options.nodes, label="NumNodes"),
+    Field("num_tasks", "integer", lambda told: told.subject.options.nodes, label="NumTasks"),
+    Field("oversubscribe", "integer", 0, since="26.05"),
+    Field("partition", "string", lambda told: told.subject.options.partition or None, label="Partition"),
+    Field("prefer", "string", None),
+    Field("pn_min_cpus", "integer", lambda told: told.subject.cpus, label="MinCPUsNode"),
+    Field("pn_min_tmp_disk", "integer", 0, label="MinTmpDiskNode"),
+    Field("power_flags", "integer", 0, until="23.11"),
+    Field("preempt_time", "integer", 0),
+    Field("preemptable_time", "integer", 0),
+    Field("pre_sus_time", "integer", lambda told: told.subject.status.suspended_s, label="SecsPreSuspend"),
+    Field("priority", "integer", lambda told: told.subject.status.priority, label="Priority"),
+    Field("profile", "integer", 0),
+    Field("qos", "string", lambda told: told.subject.options.qos or None, label="QOS"),
+    Field("reboot", "integer", 0, label="Reboot"),
+    Field("req_nodes", "string", None, label="ReqNodeList"),
+    Field("req_switch", "integer", 0),
+    Field("requeue", "integer", lambda told: int(told.subject.options.requeue), label="Requeue"),
+    Field("resize_time", "integer", 0),
+    Field("restart_cnt", "integer", lambda told: told.subject.status.restarts, label="Restarts"),
+    Field("resv_name", "string", lambda told: told.subject.options.reservation or None, label="Reservation"),
+    Field("sched_nodes", "string", None),
+    Field("selinux_context", "string", None),
+    Field("shared", "integer", NO_VAL16, until="25.11"),
+    Field("show_flags", "integer", SHOW_DETAIL, until="24.05"),
+    Field("site_factor", "integer", NICE_OFFSET),
+    Field("sockets_per_board", "integer", 0),
+    Field("sockets_per_node", "integer", NO_VAL16),
+    Field(
+        "start_time",
+        "integer",
+        lambda told: _seconds(told.subject.status.started_at),
+        label="StartTime",
+        shown=_time(lambda told: _seconds(told.subject.status.started_at)),
+    ),
+    Field("start_protocol_ver", "integer", 0),
+    Field("state_desc", "string", None),
+    Field("state_reason", "integer", 0, label="Reason", shown=lambda _: "None"),
+    Field("std_err", "string", lambda told: told.subject.status.error or None, label="StdErr"),
+    Field("std_in", "string", "/dev/null", label="StdIn"),
+    Field("std_out", "string", lambda told: told.subject.status.output or None, label="StdOut"),
+    Field(
+        "submit_time",
+        "integer",
+        lambda told: _seconds(told.subject.status.submitted_at),
+        label="SubmitTime",
+        shown=_time(lambda told: _seconds(told.subject.status.submitted_at)),
+    ),
+    Field(
+        "suspend_time",
+        "integer",
+        lambda told: _seconds(told.subject.status.suspended_at),
+        label="SuspendTime",
+        shown=_time(lambda told: _seconds(told.subject.status.suspended_at), "None"),
+    ),
+    Field("system_comment", "string", lambda told: told.subject.status.comment or None, label="SystemComment"),
+    Field("time_limit", "integer", _limit, label="TimeLimit", shown=_duration),
+    Field("time_min", "integer", 0, label="TimeMin", shown=lambda _: "N/A"),
+    Field("threads_per_core", "integer", NO_VAL16),
+    Field("tres_bind", "string", None),
+    Field("tres_freq", "string", None),
+    Field("tres_per_job", "string", None),
+    Field("tres_per_node", "string", None),
+    Field("tres_per_socket", "string", None),
+    Field("tres_per_task", "string", None),
+    Field("tres_req_str", "string", lambda told: told.subject.status.tres or None, label="ReqTRES"),
+    Field("tres_alloc_str", "string", _allocated_tres, label="AllocTRES"),
+    Field("user_id", "integer", lambda told: told.subject.uid, label="UserId", shown=_owner),
+    Field("user_name", "string", lambda told: told.subject.user or None),
+    Field("wait4switch", "integer", 0),
+    Field("wckey", "string", None),
+    Field("work_dir", "string", lambda told: told.subject.workdir or None, label="WorkDir"),
+)
+"""Every field, in the order of Slurm's source. A script may read any of them, whatever release it was written for."""
