@@ -29,6 +29,7 @@ from replica.model import (
     JobOptions,
     JobRequest,
     Pool,
+    RunOptions,
     Site,
     Stage,
     Tasks,
@@ -39,6 +40,7 @@ from replica.model import (
     parse_array,
     parse_reference,
     with_options,
+    with_run_options,
 )
 from replica.values import (
     DEPENDENCIES_MAX,
@@ -94,14 +96,24 @@ def submission(
             "begin_at": _instant(request.begin_at, "begin_at"),
             "deadline": _instant(request.deadline, "deadline"),
             "dependencies": dependencies,
-            "environment": tuple(sorted(request.environment.items())),
+            "environment": with_run_options(
+                tuple(sorted(request.environment.items())), RunOptions(**_said(request, RunOptions))
+            ),
             "buffer": reading.request,
             "array": None,
         }
     )
     tasks, throttle = _array(request.array)
     hold = Hold.USER if request.hold else Hold.NONE
-    command = c.SubmitJob(with_options(job, _options(request)), hold, tasks, throttle, after_tasks)
+    command = c.SubmitJob(
+        with_options(job, _options(request)),
+        hold,
+        tasks,
+        throttle,
+        after_tasks,
+        request.ignored_options or msgspec.UNSET,
+        request.if_defined or msgspec.UNSET,
+    )
     return command, reading.warnings
 
 

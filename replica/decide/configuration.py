@@ -20,12 +20,14 @@ from replica.messages import events as e
 from replica.model import (
     DEFAULT_SITE,
     DEFAULT_TRANSFER_RULES,
+    OWN_FLAGS,
     Site,
     TransferRules,
     check_site,
     check_transfer_rules,
     ordered_flags,
     provider_facts,
+    slurm_flags,
 )
 from replica.state import Facts
 from replica.values import SETTINGS_MAX, Refusal, RefusalCode
@@ -77,6 +79,8 @@ def wanted_of(state: Facts, settings: Iterable[Setting], *, partial: bool = Fals
             )
         rest = tuple(other for other in site.flags if other != flag)
         site = replace(site, flags=ordered_flags((*rest, flag) if wanted else rest))
+    own = {flag: flag in state.site.flags for flag in OWN_FLAGS} | changes[Owner.OWN_FLAG]
+    site = replace(site, flags=ordered_flags((*slurm_flags(site), *(flag for flag, wanted in own.items() if wanted))))
     if partial:
         site = _one_list(site, changes[Owner.SITE])
     transfers = replace(state.transfer_rules, **changes[Owner.TRANSFERS])
@@ -186,8 +190,8 @@ def value_of(key: Key, site: Site, transfers: TransferRules = DEFAULT_TRANSFER_R
         case Owner.TRANSFERS:
             return getattr(transfers, key.field)
         case Owner.SITE:
-            return getattr(site, key.field)
-        case Owner.FLAG:
+            return slurm_flags(site) if key.field == "flags" else getattr(site, key.field)
+        case Owner.FLAG | Owner.OWN_FLAG:
             return key.field in site.flags
 
 

@@ -17,6 +17,7 @@ from replica.model import (
     BACKENDS,
     FLAGS,
     PROVIDERS,
+    REJECT_SBATCH_OPTIONS,
     RESTART_POLICIES,
     TIMEOUTS,
     VERIFY_LEVELS,
@@ -42,6 +43,8 @@ class Owner(StrEnum):
     SITE = "site"
     FLAG = "flag"
     """A flag of the site that has a key of its own."""
+    OWN_FLAG = "own flag"
+    """A flag of the site that is none of burst_buffer.conf: it has only a key."""
     TRANSFERS = "transfers"
     """How data is moved."""
 
@@ -61,6 +64,7 @@ class Kind(StrEnum):
     YES_NO = "yes or no"
     PROVIDER = "burst_buffer/NAME"
     RESTART = "forebay or slurm"
+    UNKNOWN_OPTIONS = "warn or reject"
     ROOTS = "absolute directories, separated by commas"
     RATE = "a size for each second, 0 or unlimited"
     AT_ONCE = "a whole number or unlimited"
@@ -153,6 +157,13 @@ KEYS: tuple[Key, ...] = (
     _own("Sources", Owner.SITE, "sources", Kind.ROOTS, "where jobs may stage in from; %u is the user"),
     _own("StagedHoldTime", Owner.SITE, "staged_hold_time_s", Kind.SECONDS, "until a held job's buffer is removed"),
     _own("StageRetries", Owner.SITE, "stage_retries", Kind.NUMBER, "retries of an operation before the job is held"),
+    _own(
+        "UnknownSbatchOptions",
+        Owner.OWN_FLAG,
+        REJECT_SBATCH_OPTIONS,
+        Kind.UNKNOWN_OPTIONS,
+        "what options of sbatch without effect here lead to",
+    ),
     _moving(
         "TransferAlgorithm", "algorithm", Kind.ALGORITHM, "the digest of files: the fast one, or one against tampering"
     ),
@@ -232,6 +243,8 @@ def parse_value(key: Key, text: str) -> Any:
             return _choice(key, text.lower().removeprefix(PROVIDER_PREFIX), PROVIDERS)
         case Kind.RESTART:
             return _choice(key, text.lower(), RESTART_POLICIES)
+        case Kind.UNKNOWN_OPTIONS:
+            return _choice(key, text.lower(), ("warn", "reject")) == "reject"
         case Kind.ROOTS:
             return tuple(root for root in text.split(",") if root)
         case Kind.RATE:
@@ -272,6 +285,8 @@ def format_value(key: Key, value: Any) -> str:
             return ":".join(value)
         case Kind.YES_NO:
             return "yes" if value else "no"
+        case Kind.UNKNOWN_OPTIONS:
+            return "reject" if value else "warn"
         case Kind.PROVIDER:
             return f"{PROVIDER_PREFIX}{value}"
         case _:

@@ -65,6 +65,8 @@ if TYPE_CHECKING:
         DEFAULT_SITE,
         FLAGS,
         FOUNDING_FIELDS,
+        OWN_FLAGS,
+        REJECT_SBATCH_OPTIONS,
         RESTART_POLICIES,
         Site,
         buffer_user_refusal,
@@ -78,6 +80,8 @@ if TYPE_CHECKING:
         private_data,
         program_fault,
         provision_of,
+        rejects_sbatch_options,
+        slurm_flags,
         teardown_on_failure,
     )
     from replica.model.drills import SCENARIOS, Drill, DrillLock, DrillVerdict, last_tried
@@ -159,7 +163,11 @@ if TYPE_CHECKING:
         DEFAULT_PRIORITY,
         NO_CHANGE,
         NO_OPTIONS,
+        NODE_SYMBOL,
         OPEN_MODES,
+        PLAIN_RUN,
+        RUN_PREFIX,
+        SIGNAL_NAMES,
         AfterTask,
         ArrayTask,
         BufferRequest,
@@ -171,13 +179,20 @@ if TYPE_CHECKING:
         JobOptions,
         JobRequest,
         ListTransfer,
+        RunOptions,
+        WarningSignal,
         destinations_of,
         difference,
         error_path,
         expanded,
+        input_path,
         named_by,
+        output_path,
+        parse_signal,
         requested,
+        run_options,
         with_options,
+        with_run_options,
     )
     from replica.model.reservations import Reservation, ReservedSpace, check_reservation, left_of
     from replica.model.transfers import (
@@ -234,8 +249,9 @@ else:
         buffers: Access Buffer BufferInput BufferState IllegalTransition PersistentBuffer Transfer
         buffers: TransferKind persistent_variable step
         configuration: DEFAULT_SITE FLAGS FOUNDING_FIELDS RESTART_POLICIES Site buffer_user_refusal check_site
-        configuration: expand_roots flags_text get_sys_state_of get_sys_status_of ordered_flags persistent_refusal
-        configuration: private_data program_fault provision_of teardown_on_failure
+        configuration: OWN_FLAGS REJECT_SBATCH_OPTIONS expand_roots flags_text get_sys_state_of get_sys_status_of
+        configuration: ordered_flags persistent_refusal private_data program_fault provision_of rejects_sbatch_options
+        configuration: slurm_flags teardown_on_failure
         drills: SCENARIOS Drill DrillLock DrillVerdict last_tried
         failure_texts: CREATE_ERROR delete_denied different_buffer duplicate_name failure_comment failure_reason
         failure_texts: operation_of
@@ -256,7 +272,9 @@ else:
         provider: NATIVE PROVIDERS Provision provider_facts
         requests: DEFAULT_PRIORITY NO_CHANGE NO_OPTIONS OPEN_MODES AfterTask ArrayTask BufferRequest CreatePersistent
         requests: Dependency DependencyKind DestroyPersistent JobChange JobOptions JobRequest ListTransfer
-        requests: destinations_of difference error_path expanded named_by requested with_options
+        requests: NODE_SYMBOL PLAIN_RUN RUN_PREFIX SIGNAL_NAMES RunOptions WarningSignal destinations_of difference
+        requests: error_path expanded input_path named_by output_path parse_signal requested run_options with_options
+        requests: with_run_options
         reservations: Reservation ReservedSpace check_reservation left_of
         transfers: ALGORITHMS BACKENDS CHOICE_KEYS CHOOSABLE DEFAULT_TRANSFER_RULES LINKS NO_CHOICE
         transfers: RECEIPTS_PER_JOB_MAX TIMEOUTS VERIFY_LEVELS JobTransfers LeftOut RateShares TransferCheckpoint

@@ -29,6 +29,12 @@ from replica.values import (
 FLAGS = ("DisablePersistent", "EmulateCray", "EnablePersistent", "PrivateData", "SetExecHost", "TeardownFailure")
 """The flags of burst_buffer.conf, in the order in which `show burst` lists them."""
 
+REJECT_SBATCH_OPTIONS = "RejectSbatchOptions"
+OWN_FLAGS = (REJECT_SBATCH_OPTIONS,)
+"""Flags of Forebay, which are no flags of burst_buffer.conf: each has a key of its own. The record of a site has them
+among the others, since records of feature level 1 never grow.
+"""
+
 RESTART_POLICIES = ("forebay", "slurm")
 """What a new leader does with operations: nothing (forebay), or start them again as Slurm does (SEMANTICS.md)."""
 
@@ -72,7 +78,7 @@ class Site(msgspec.Struct, frozen=True, array_like=True, gc=False):
     directive: str = "BB_LUA"
     """The word after `#` in scripts of the lua provider."""
     flags: tuple[str, ...] = ("DisablePersistent",)
-    """Some of FLAGS, in their order."""
+    """Some of FLAGS and OWN_FLAGS, in their order."""
     get_sys_state: str = ""
     """The program that tells the state of the system; empty: the provider's own (`get_sys_state_of`)."""
     get_sys_status: str = ""
@@ -148,6 +154,11 @@ def private_data(site: Site) -> bool:
     return "PrivateData" in site.flags
 
 
+def rejects_sbatch_options(site: Site) -> bool:
+    """Whether a submit with options of sbatch that have no effect here is rejected (UnknownSbatchOptions=reject)."""
+    return REJECT_SBATCH_OPTIONS in site.flags
+
+
 def users_may_make_persistent(site: Site) -> bool:
     """Whether others than operators may create and destroy persistent buffers (Flags=EnablePersistent)."""
     return "EnablePersistent" in site.flags
@@ -193,7 +204,12 @@ def buffer_user_refusal(site: Site, user: str, uid: int | None = None) -> Refusa
 
 def flags_text(site: Site) -> str:
     """Return the flags as `show burst` prints them after `Flags=`; empty where there are none."""
-    return ",".join(site.flags)
+    return ",".join(slurm_flags(site))
+
+
+def slurm_flags(site: Site) -> tuple[str, ...]:
+    """Return the flags of burst_buffer.conf."""
+    return tuple(flag for flag in site.flags if flag in FLAGS)
 
 
 def provision_of(state: Configured) -> Provision | None:
@@ -268,7 +284,7 @@ def check_site(site: Site) -> Refusal | None:
     for field, chosen, allowed in (
         ("provider", (site.provider,), PROVIDERS),
         ("restart_policy", (site.restart_policy,), RESTART_POLICIES),
-        ("flags", site.flags, FLAGS),
+        ("flags", site.flags, (*FLAGS, *OWN_FLAGS)),
     ):
         for word in chosen:
             if word not in allowed:
@@ -301,9 +317,9 @@ def _check_words(site: Site) -> Refusal | None:
 
 
 def ordered_flags(flags: Iterable[str]) -> tuple[str, ...]:
-    """Return the flags once each, in the order of FLAGS; unknown ones are left out."""
+    """Return the flags once each, in the order of FLAGS and OWN_FLAGS; unknown ones are left out."""
     given = set(flags)
-    return tuple(flag for flag in FLAGS if flag in given)
+    return tuple(flag for flag in (*FLAGS, *OWN_FLAGS) if flag in given)
 
 
 def program_fault(path: str) -> str | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 
 import msgspec
 
 from replica.model.buffers import Access, Transfer
-from replica.values import NEVER, Instant, expand_symbols
+from replica.values import NEVER, Instant, Pattern, expand_symbols
 
 
 class DependencyKind(IntEnum):
@@ -166,6 +167,47 @@ class ArrayTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
     throttle: int = 0
 
 
+RUN_PREFIX = "FOREBAY_ASKED_"
+"""How the names of RunOptions begin in the environment of a job."""
+
+
+class RunOptions(msgspec.Struct, frozen=True):
+    """How a script is to be run, besides what the records of feature level 1 have a field for.
+
+    Those records never grow, so a job keeps this in its environment, under names that no submit can set itself and no
+    script sees. An agent that does not know them runs the script without.
+    """
+
+    tasks: int = 1
+    """Tasks that the script will start, count: they share its CPUs (`--ntasks`)."""
+    exclusive: bool = False
+    """Whether the job asked for all CPUs of its node; how many that are is decided at submit."""
+    input: str = ""
+    """The file for standard input, as it was asked for (`input_path`); empty: none."""
+    signal: str = ""
+    """The signal that the script gets before its time limit, such as `B:USR1@120` (`parse_signal`); empty: none."""
+
+
+PLAIN_RUN = RunOptions()
+"""How a script is run of which nothing of the kind is asked."""
+
+
+def run_options(environment: tuple[tuple[str, str], ...]) -> RunOptions:
+    """Return what a job's environment says of how its script is to be run."""
+    said = {name.removeprefix(RUN_PREFIX).lower(): value for name, value in environment if name.startswith(RUN_PREFIX)}
+    return msgspec.convert(said, RunOptions, strict=False) if said else PLAIN_RUN
+
+
+def with_run_options(environment: tuple[tuple[str, str], ...], run: RunOptions) -> tuple[tuple[str, str], ...]:
+    """Return the environment with what it says of how the script is to be run as it is here."""
+    others = [pair for pair in environment if not pair[0].startswith(RUN_PREFIX)]
+    for field in RunOptions.__struct_fields__:
+        value = getattr(run, field)
+        if value != getattr(PLAIN_RUN, field):
+            others.append((RUN_PREFIX + field.upper(), str(value).lower() if isinstance(value, bool) else str(value)))
+    return tuple(sorted(others))
+
+
 DEFAULT_PRIORITY = 1
 """The priority of a job that asks for none: what its user may lower, and an operator raise."""
 
@@ -198,14 +240,22 @@ class JobRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """The options, NO_OPTIONS where there are none."""
         return NO_OPTIONS if self.options is None else self.options
 
+    @property
+    def run(self) -> RunOptions:
+        """How the script is to be run."""
+        return run_options(self.environment)
+
 
 def with_options(request: JobRequest, options: JobOptions) -> JobRequest:
     """Return the request with these options."""
     return msgspec.structs.replace(request, options=None if options == NO_OPTIONS else options)
 
 
-def expanded(text: str, request: JobRequest, job_id: int | str) -> str:
-    """Return `text` with the job's symbols replaced; UnknownSymbol for one that means nothing here."""
+def expanded(text: str, request: JobRequest, job_id: int | str, node: str | None = None) -> str:
+    """Return `text` with the job's symbols replaced; UnknownSymbol for one that means nothing here.
+
+    With `node`, the symbols are those of a file name, and `%N` is the node.
+    """
     array = request.array
     return expand_symbols(
         text,
@@ -215,18 +265,75 @@ def expanded(text: str, request: JobRequest, job_id: int | str) -> str:
         workdir=request.workdir,
         array_job=0 if array is None else array.job,
         array_task=0 if array is None else array.task,
+        node=node,
     )
 
 
-def error_path(request: JobRequest, job_id: int) -> str:
+NODE_SYMBOL = "%N"
+"""The node in the name of a file, while it is not known which one that is. Nothing else stands for itself there."""
+
+
+def output_path(request: JobRequest, node: str) -> str:
+    """Return the path of the file for standard output; `node` empty: the job has none yet."""
+    return request.output.replace(NODE_SYMBOL, node) if node else request.output
+
+
+def error_path(request: JobRequest, job_id: int, node: str) -> str:
     """Return the absolute path of the file for standard error; empty: it goes where standard output goes.
 
-    UnknownSymbol for one that means nothing here.
+    UnknownSymbol for one that means nothing here. `node` empty: the job has none yet.
     """
-    if not request.asked.error:
+    return _path(request.asked.error, request, job_id, node)
+
+
+def input_path(request: JobRequest, job_id: int, node: str) -> str:
+    """Return the absolute path of the file for standard input, empty for none; otherwise as `error_path`."""
+    return _path(request.run.input, request, job_id, node)
+
+
+def _path(written: str, request: JobRequest, job_id: int, node: str) -> str:
+    if not written:
         return ""
-    path = expanded(request.asked.error, request, job_id)
+    path = expanded(written, request, job_id, node or NODE_SYMBOL)
     return path if path.startswith("/") else f"{request.workdir.rstrip('/')}/{path}"
+
+
+# ---- the signal before the time limit
+
+
+SIGNAL_NAMES = {
+    "HUP": 1, "INT": 2, "QUIT": 3, "ABRT": 6, "KILL": 9, "USR1": 10, "SEGV": 11, "USR2": 12, "PIPE": 13, "ALRM": 14,
+    "TERM": 15, "CHLD": 17, "CONT": 18, "STOP": 19, "TSTP": 20, "TTIN": 21, "TTOU": 22, "URG": 23, "XCPU": 24,
+}  # fmt: skip
+"""Signals by name, as Linux numbers them."""
+
+SIGNAL_NUMBER_MAX = 64
+SIGNAL_BEFORE_S_MAX = 65_535
+SIGNAL_BEFORE_S_DEFAULT = 60
+"""The largest signal, and seconds before the time limit at which it is sent: the most, and the default (sbatch)."""
+
+_SIGNAL = Pattern(r"(?:([RB]{1,2}):)?(?:SIG)?([A-Z0-9]{1,6})(?:@([0-9]{1,5}))?", re.ASCII)
+
+
+class WarningSignal(msgspec.Struct, frozen=True):
+    """A signal that a job gets before its time limit."""
+
+    number: int
+    before_s: int
+    to_script: bool
+    """Whether the script's own process gets it; otherwise, the processes that the script has started."""
+
+
+def parse_signal(text: str) -> WarningSignal:
+    """Return what `--signal=[{R|B}:]SIGNAL[@SECONDS]` says; ValueError is a sentence with the remedy."""
+    found = _SIGNAL.fullmatch(text.upper())
+    number = 0 if found is None else int(found[2]) if found[2].isdigit() else SIGNAL_NAMES.get(found[2], 0)
+    if found is None or not 1 <= number <= SIGNAL_NUMBER_MAX:
+        raise ValueError(f"the signal {text[:24]!r} cannot be used; write for example USR1@120 or B:TERM@60")
+    before_s = SIGNAL_BEFORE_S_DEFAULT if found[3] is None else int(found[3])
+    if before_s > SIGNAL_BEFORE_S_MAX:
+        raise ValueError(f"{before_s} seconds before the time limit are too many; write at most {SIGNAL_BEFORE_S_MAX}")
+    return WarningSignal(number, before_s, "B" in (found[1] or ""))
 
 
 def named_by(request: BufferRequest | None) -> frozenset[str]:

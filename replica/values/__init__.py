@@ -92,6 +92,8 @@ from replica.values.limits import (
 )
 from replica.values.names import (
     EVERY_NODE,
+    FILE_SYMBOLS,
+    SYMBOLS,
     NodeListFault,
     UnknownSymbol,
     expand_symbols,
@@ -99,6 +101,7 @@ from replica.values.names import (
     has_control_character,
     is_mail_address,
     is_mail_domain,
+    job_name_fault,
     name_fault,
     parse_nodes,
     plain,

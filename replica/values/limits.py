@@ -23,7 +23,12 @@ PATH_BYTES_MAX = 4095
 """A path, bytes: PATH_MAX of Linux without its terminating zero."""
 
 NAME_CHARACTERS_MAX = 64
-"""Names of pools, nodes, users, jobs and replicas, characters: what a table column and a file name still hold."""
+"""Names of pools, nodes, users and replicas, characters: what a table column and a file name still hold."""
+
+JOB_NAME_CHARACTERS_MAX = 255
+"""The name of a job, characters: workflow managers build names from those of their processes and samples. A file name
+of Linux has at most as many bytes.
+"""
 
 MESSAGE_CHARACTERS_MAX = 1024
 """A message of an operation kept in the state, characters. Slurm caps SystemComment at the same length."""

@@ -106,7 +106,7 @@ def test_every_key_reaches_its_record_and_is_shown_as_it_was_written(name: str) 
     assert world.settle(c.ConfigureSite((Setting(name, text),), True)) == 0
     assert world.settle(c.ConfigureSite((Setting("TransferTemplate", "/usr/local/sbin/move"),), True)) == 0
     record = world.state.transfer_rules if key.owner is Owner.TRANSFERS else world.state.site
-    if key.owner is Owner.FLAG:
+    if key.owner in (Owner.FLAG, Owner.OWN_FLAG):
         assert (key.field in world.state.site.flags) == value
     else:
         assert getattr(record, key.field) == value

@@ -55,6 +55,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "Sources": ("/in", ("/in",)),
     "StagedHoldTime": ("600", 600),
     "StageRetries": ("0", 0),
+    "UnknownSbatchOptions": ("Reject", True),
     "TransferAlgorithm": ("BLAKE3", "blake3"),
     "TransferBackends": ("rsync,native", ("rsync", "native")),
     "TransferRate": ("100MiB", 100 * 2**20),
@@ -83,6 +84,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "PrivateData": ("perhaps", "write yes or no"),
     "BurstBufferType": ("burst_buffer/tape", "has 'tape'"),
     "RestartPolicy": ("never", "has 'never'"),
+    "UnknownSbatchOptions": ("ignore", "has 'ignore'"),
     "TransferBackends": ("native,tape", "has 'tape'"),
     "TransferVerify": ("md5", "has 'md5'"),
     "TransferAlgorithm": ("md5", "has 'md5'"),
@@ -132,6 +134,8 @@ def test_every_key_names_a_field_of_its_record(name: str) -> None:
     assert key is not None
     if key.owner is Owner.FLAG:
         assert key.field in FLAGS
+    elif key.owner is Owner.OWN_FLAG:
+        assert key.field in OWN_FLAGS and key.field not in FLAGS
     else:
         records = {Owner.SITE: DEFAULT_SITE, Owner.TRANSFERS: DEFAULT_TRANSFER_RULES}
         assert hasattr(records[key.owner], key.field)

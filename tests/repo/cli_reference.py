@@ -9,7 +9,7 @@ import click
 
 from cluster.cli.app import cli
 from cluster.cli.exits import MEANINGS, SERVE_MEANINGS
-from cluster.cli.submission.sbatch import OPTIONS
+from cluster.cli.submission.sbatch_options import OPTIONS, Treatment
 
 
 def render() -> str:
@@ -33,22 +33,34 @@ def _exit_codes() -> str:
 
 
 def _sbatch_options() -> str:
-    rows = "\n".join(
-        f"| `{option.long}` | {option.short and f'`{option.short}`'} | {_value(option.takes_value, option.only)} |"
-        for option in OPTIONS
-    )
     return (
         "## `#SBATCH` lines\n\n"
-        "`forebay submit` reads them as sbatch does: at the top of the script, before the first command. An option\n"
-        "that is not in this table is refused with its line and column; `##SBATCH` keeps a line as a comment.\n\n"
-        f"| long | short | value |\n|---|---|---|\n{rows}\n"
+        "`forebay submit` reads them as sbatch does: at the top of the script, before the first command, with as many\n"
+        "options on one line as you like. `##SBATCH` keeps a line as a comment. Every option of sbatch of Slurm 22.05\n"
+        "to 26.05 is in one of these three tables; any other name is rejected with its line and column. All errors of\n"
+        "a script are reported at once.\n\n"
+        "### Options that are carried out\n\n"
+        f"{_options_of(Treatment.CARRIED_OUT)}\n\n"
+        "`--ntasks=N` and `--ntasks-per-node=N` request N times `--cpus-per-task` CPUs on the one node of the job.\n"
+        "`--export=ALL` has no effect: a job has the variables that are named.\n\n"
+        "### Options without effect\n\n"
+        "One warning lists those of a script. With `UnknownSbatchOptions=reject` in the site's configuration they are\n"
+        "rejected. An account, QOS, licence or reservation that the script names and the site has not defined is\n"
+        "treated in the same way; an account, only where the site has defined none.\n\n"
+        f"{_options_of(Treatment.IGNORED)}\n\n"
+        "### Options that are rejected\n\n"
+        "They say where data goes, or what runs. So does a number of nodes above 1.\n\n"
+        f"{_options_of(Treatment.REJECTED)}\n"
     )
 
 
-def _value(takes_value: bool, only: str) -> str:
-    if not takes_value:
-        return "none"
-    return f"`{only}` only" if only else "any"
+def _options_of(treatment: Treatment) -> str:
+    shown = [option for option in OPTIONS if option.treatment is treatment]
+    if treatment is Treatment.CARRIED_OUT:
+        rows = [f"| `{one.long}` | {one.short and f'`{one.short}`'} | {one.value} |" for one in shown]
+        return "\n".join(["| long | short | value |", "|---|---|---|", *rows])
+    rows = [f"| `{one.long}` | {one.short and f'`{one.short}`'} | {one.reason} |" for one in shown]
+    return "\n".join(["| long | short | reason |", "|---|---|---|", *rows])
 
 
 def _sections(group: click.Group, context: click.Context, level: int) -> Iterator[str]:

@@ -22,7 +22,7 @@ from cluster.agent.files import (
 )
 from cluster.agent.processes.job_processes import SCRIPT_VARIABLE
 from cluster.system import JobProcess, closing, forgo, limit, prepare, reset
-from replica.model import NO_OPTIONS, WHOLE_BUFFER, Order, OrderPlace, persistent_variable
+from replica.model import NO_OPTIONS, WHOLE_BUFFER, Order, OrderPlace, persistent_variable, run_options
 
 Mode = Literal["own", "switch"]
 
@@ -153,7 +153,7 @@ _OWNERS: Final = ("SLURM", "FOREBAY")
 
 def _described(order: Order, account: Account, node: str) -> Iterator[tuple[str, str]]:
     """Yield what a script is told of its job, by the names of sbatch's output environment that mean something here."""
-    options = order.options or NO_OPTIONS
+    options, run = order.options or NO_OPTIONS, run_options(order.environment)
     yield "JOB_ID", str(order.job)
     yield "JOB_NAME", order.name
     yield "JOB_USER", order.user
@@ -162,9 +162,10 @@ def _described(order: Order, account: Account, node: str) -> Iterator[tuple[str,
     yield "JOB_NODELIST", node
     yield "JOB_NUM_NODES", "1"
     yield "JOB_CPUS_PER_NODE", str(order.cpus)
-    yield "CPUS_PER_TASK", str(order.cpus)
+    yield "CPUS_PER_TASK", str(max(1, order.cpus // run.tasks))
     yield "CPUS_ON_NODE", str(order.cpus)
-    yield "NTASKS", "1"
+    yield "NTASKS", str(run.tasks)
+    yield "NTASKS_PER_NODE", str(run.tasks)
     yield "SUBMIT_DIR", order.workdir
     asked = {
         "JOB_PARTITION": options.partition,
@@ -203,6 +204,7 @@ def environment_of(
     for name in [name for name in environment if name.startswith(("FOREBAY_", "DW_JOB_", "SLURM_"))]:
         del environment[name]
     environment |= {f"{prefix}_{name}": value for name, value in _described(order, account, node) for prefix in _OWNERS}
+    tasks = run_options(order.environment).tasks
     environment |= {
         "FOREBAY_ATTEMPT": str(order.attempt),
         "FOREBAY_NODE": node,
@@ -210,11 +212,11 @@ def environment_of(
         "SLURM_JOBID": str(order.job),
         "SLURM_NODELIST": node,
         "SLURM_NNODES": "1",
-        "SLURM_NPROCS": "1",
+        "SLURM_NPROCS": str(tasks),
         "SLURM_NODEID": "0",
         "SLURM_PROCID": "0",
         "SLURM_LOCALID": "0",
-        "SLURM_TASKS_PER_NODE": "1",
+        "SLURM_TASKS_PER_NODE": str(tasks),
         "SLURMD_NODENAME": node,
     }
     if order.provision is not None:
@@ -276,10 +278,10 @@ def become_script(
         # The same file, named twice, has one position, or each would write over what the other wrote.
         same = order.error in ("", output_path(order))
         error_output = output if same else _open_output(order.error, home, append=append)
-        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        given = _open_input(order.input or os.devnull, home)
     except PathRefused as error:
         raise ScriptRefused(CANNOT_EXECUTE, str(error)) from error
-    os.dup2(nothing, 0)
+    os.dup2(given, 0)
     os.dup2(output, 1)
     os.dup2(error_output, 2)
     arguments = order.options.arguments if order.options is not None else ()
@@ -303,6 +305,25 @@ def _enter_workdir(order: Order, home: Identity) -> None:
             os.fchdir(directory)
     except OSError as error:
         raise PathRefused(f"the working directory {order.workdir} cannot be entered: {error.strerror}") from error
+
+
+def _open_input(path: str, home: Identity) -> int:
+    if path == os.devnull:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    above, _, name = path.rpartition("/")
+    try:
+        with closing(open_as_user(above or "/", forbidden=home)) as directory:
+            # Non-blocking for the same reason as an output.
+            found = os.open(
+                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=directory
+            )
+    except OSError as error:
+        raise PathRefused(f"the input file {path} cannot be opened: {error.strerror}") from error
+    mode = os.fstat(found).st_mode
+    if not stat.S_ISREG(mode):
+        raise PathRefused(f"the input file {path} is a {kind_of(mode)}; name a regular file")
+    os.set_blocking(found, True)
+    return found
 
 
 def _open_output(path: str, home: Identity, *, append: bool) -> int:
