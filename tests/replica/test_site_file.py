@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from replica.grammar.burst_buffer_conf import Line, include_of, lines_of, parse_lines, parse_text
 from replica.grammar.settings import KEYS, Kind, Owner, ValueFault, find_key, format_value, parse_value
-from replica.model.configuration import DEFAULT_SITE, FLAGS
+from replica.model.configuration import DEFAULT_SITE, FLAGS, OWN_FLAGS
 from replica.model.transfers import DEFAULT_TRANSFER_RULES
 
 VALUES: dict[str, tuple[str, Any]] = {

@@ -165,7 +165,8 @@ def _described(order: Order, account: Account, node: str) -> Iterator[tuple[str,
     yield "CPUS_PER_TASK", str(max(1, order.cpus // run.tasks))
     yield "CPUS_ON_NODE", str(order.cpus)
     yield "NTASKS", str(run.tasks)
-    yield "NTASKS_PER_NODE", str(run.tasks)
+    if run.tasks > 1:
+        yield "NTASKS_PER_NODE", str(run.tasks)
     yield "SUBMIT_DIR", order.workdir
     asked = {
         "JOB_PARTITION": options.partition,
