@@ -52,6 +52,7 @@ from replica.values import (
     SizeError,
     name_fault,
     parse_size,
+    script_bytes_max,
 )
 
 DEFAULT_NAME = "batch"
@@ -74,11 +75,12 @@ def submission(
     `site` says who performs the cluster's operations: the grammar of requests is the provider's.
     """
     size_bytes = len(request.script.encode())
-    if size_bytes > SCRIPT_BYTES_MAX:
+    most = script_bytes_max(request.script)
+    if size_bytes > most:
         raise Problem(
             413,
             "limit_exceeded",
-            f"the script has {size_bytes} bytes; at most {SCRIPT_BYTES_MAX} are accepted",
+            f"the script has {size_bytes} bytes; at most {most} are accepted",
             "put its data into files and stage them in",
             "script",
         )

@@ -136,6 +136,7 @@ if TYPE_CHECKING:
         TransfersSummary,
         days_left,
     )
+    from cluster.schemas.packed_scripts import NotPackable, packed, unpacked
     from cluster.schemas.requests import (
         BULK_COMMANDS_MAX,
         FEATURE_LEVEL_MAX,
@@ -193,6 +194,7 @@ else:
         operations: OPERATIONS PEOPLE Operation Parameter
         overview: NeedKind NeedView OverviewAnswer PoolStepView PoolUseAnswer PoolUseView TransfersSummary
         overview: EXPIRY_NOTICE_DAYS days_left
+        packed_scripts: NotPackable packed unpacked
         requests: BULK_COMMANDS_MAX FEATURE_LEVEL_MAX BulkCommand BulkRequest CancelCommand ContinueCommand
         requests: FeatureLevelRequest HoldCommand OpenSessionCommand PersistentCleared PoolRequest ReleaseCommand
         requests: RequeueCommand SetClockRequest SubmitCommand SuspendCommand UpdateCommand

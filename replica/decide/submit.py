@@ -42,7 +42,7 @@ from replica.model import (
     with_options,
 )
 from replica.state import Facts
-from replica.values import Refusal, RefusalCode, Steps, limits
+from replica.values import Refusal, RefusalCode, Steps, limits, script_bytes_max
 
 DEFAULT_OUTPUT = "forebay-%j.out"
 """Where a job's output goes when it does not say, in its working directory (Slurm: slurm-%j.out)."""
@@ -227,10 +227,11 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
             "start its first line with #!, for example #!/bin/bash",
             "script line 1, column 1",
         )
-    if _bytes_of(request.script) > limits.SCRIPT_BYTES_MAX:
+    most = script_bytes_max(request.script)
+    if _bytes_of(request.script) > most:
         raise Rejected(
             RefusalCode.LIMIT_EXCEEDED,
-            f"the script is longer than {limits.SCRIPT_BYTES_MAX} bytes",
+            f"the script is longer than {most} bytes",
             "put its data into files and stage them in",
             "script",
         )

@@ -52,6 +52,8 @@ from replica.values.limits import (
     NAME_CHARACTERS_MAX,
     NICE_MAX,
     NODES_MAX,
+    PACKED_HEAD_BYTES_MAX,
+    PACKED_SCRIPT_BYTES_MAX,
     PARTITION_NODES_CHARACTERS_MAX,
     PARTITIONS_MAX,
     PATH_BYTES_MAX,
@@ -87,6 +89,7 @@ from replica.values.limits import (
     SETTINGS_MAX,
     SITE_USERS_MAX,
     SKIPPED_MAX,
+    SUBMITTED_SCRIPT_BYTES_MAX,
     TIME_LIMIT_S_MAX,
     TRANSFERS_PER_STAGE_MAX,
 )
@@ -106,6 +109,7 @@ from replica.values.names import (
     parse_nodes,
     plain,
 )
+from replica.values.packed_scripts import PACKED_MARK, script_bytes_max, split_packed
 from replica.values.patterns import Pattern
 from replica.values.sorted_keys import SortedKeys
 from replica.values.steps import InSteps, Steps, whole

@@ -7,6 +7,15 @@ SCRIPT_BYTES_MAX = 256 * 1024
 64 KiB.
 """
 
+SUBMITTED_SCRIPT_BYTES_MAX = 4 * 1024 * 1024
+"""A batch script as people submit it, bytes: Slurm's default. One longer than SCRIPT_BYTES_MAX is packed."""
+
+PACKED_SCRIPT_BYTES_MAX = 576 * 1024
+"""A packed script, bytes: its entry stays below BATCH_BYTES_MAX with an environment and directives of full length."""
+
+PACKED_HEAD_BYTES_MAX = 64 * 1024
+"""What of a packed script is kept as it is, bytes: its lines at the top, of which directives have no more."""
+
 DIRECTIVE_TEXT_BYTES_MAX = 64 * 1024
 """The text of `--bb` or a `--bbf` file, bytes: thousands of directives, far more than any job stages."""
 

@@ -186,6 +186,8 @@ def create_record(steps: int, wanted: ScriptOrder, account: Account, cgroup: Cgr
 
     FileExistsError or OSError if it cannot be made.
     """
+    from cluster.schemas import unpacked  # a supervisor, which imports this module, needs none of it
+
     job = wanted.order.job
     prepared, name = f"{PREPARED_PREFIX}{job}", str(job)
     remove_tree(steps, prepared, shown=f"steps/{prepared}", lasting=False)
@@ -197,7 +199,7 @@ def create_record(steps: int, wanted: ScriptOrder, account: Account, cgroup: Cgr
         write_new(
             directory,
             "script",
-            wanted.order.script.encode(),
+            unpacked(wanted.order.script).encode(),
             mode=0o500,
             owner=(account.uid, account.gid) if account.switch else None,
         )

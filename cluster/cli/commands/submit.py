@@ -28,7 +28,7 @@ from cluster.cli.text import note, present, show_json
 from cluster.client import ApiError, error_of_view
 from cluster.schemas import SubmitRequest, instant_of
 from cluster.schemas import operations as ops
-from replica.values import SCRIPT_BYTES_MAX
+from replica.values import SUBMITTED_SCRIPT_BYTES_MAX
 
 if TYPE_CHECKING:
     from cluster.client import Client
@@ -51,7 +51,7 @@ those with a value for the job, and those without effect."""
 SCRIPTS_MAX: Final = 10_000
 """Scripts of one command, count: ten requests; all of them are in memory before the first is sent."""
 
-LIST_BYTES_MAX: Final = SCRIPT_BYTES_MAX
+LIST_BYTES_MAX: Final = SUBMITTED_SCRIPT_BYTES_MAX
 """A list of scripts on standard input, bytes: it is told from a script once all of it is here."""
 
 REQUEST_CODES: Final = frozenset(
@@ -307,7 +307,7 @@ def _texts(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     for name in names:
         listed: Sequence[str] = (name,)
         if name == STANDARD_INPUT:
-            data = sys.stdin.buffer.read(SCRIPT_BYTES_MAX + 1)
+            data = sys.stdin.buffer.read(SUBMITTED_SCRIPT_BYTES_MAX + 1)
             listed = _listed(data)
             if not listed:
                 count += 1
@@ -316,7 +316,7 @@ def _texts(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
             count += 1
             if count > SCRIPTS_MAX:
                 raise bad_input(f"there are more than {SCRIPTS_MAX} scripts", "submit them in several commands")
-            yield one, read_bounded(Path(one), SCRIPT_BYTES_MAX, "the script", "")
+            yield one, read_bounded(Path(one), SUBMITTED_SCRIPT_BYTES_MAX, "the script", "")
 
 
 def _listed(data: bytes) -> Sequence[str]:

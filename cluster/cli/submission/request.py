@@ -20,7 +20,14 @@ from cluster.cli.submission.sbatch_options import (
     WAITS,
 )
 from cluster.schemas import IF_DEFINED, IGNORED_OPTIONS_MAX, JOB_FIELDS, OPTION_SHOWN_MAX
-from replica.values import CPUS_MAX, ENVIRONMENT_BYTES_MAX, ENVIRONMENT_VARIABLES_MAX, Instant
+from replica.values import (
+    CPUS_MAX,
+    ENVIRONMENT_BYTES_MAX,
+    ENVIRONMENT_VARIABLES_MAX,
+    PACKED_SCRIPT_BYTES_MAX,
+    SCRIPT_BYTES_MAX,
+    Instant,
+)
 
 TIME_LIMIT_S_DEFAULT: Final = 3_600
 """Seconds a job may run where neither script nor command line says: an hour is enough to try something out."""
@@ -84,6 +91,9 @@ def prepare(
         "workdir": str(directory),
         "arguments": arguments,
     }
+    if len(data) > SCRIPT_BYTES_MAX:
+        with _noted(faults):
+            fields["script"] = _packed(script, label)
     with _noted(faults):
         written = from_script.get(EXPORT)
         by_script = {} if written is None else _exported_by_script(written, environment, notes)
@@ -137,6 +147,24 @@ def _noted(faults: list[Failure]) -> Iterator[None]:
         yield
     except Failure as failure:
         faults.append(failure)
+
+
+def _packed(script: str, label: str) -> str:
+    """Return a long script as it is sent; Failure if that is too long."""
+    from cluster.schemas import NotPackable, packed  # few scripts need it
+
+    try:
+        found = packed(script)
+    except NotPackable as error:
+        sentence, _, remedy = str(error).partition("; ")
+        raise bad_input(sentence, remedy, place=label) from None
+    if len(found.encode()) > PACKED_SCRIPT_BYTES_MAX:
+        raise bad_input(
+            f"the script has more than {SCRIPT_BYTES_MAX} bytes, and more than {PACKED_SCRIPT_BYTES_MAX} compressed",
+            "keep data and programs in files of their own and let the script call them",
+            place=label,
+        )
+    return found
 
 
 def _cpus(fields: Mapping[str, Any], chosen: Mapping[str, Setting], unheeded: list[Ignored]) -> dict[str, int]:

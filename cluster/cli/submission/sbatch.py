@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from cluster.cli.exits import Failure, bad_input
 from cluster.cli.submission.sbatch_options import LONG, SHORT, UNNAMED_FIELDS, Option, Treatment, Value, options_for
-from replica.values import SCRIPT_BYTES_MAX
+from replica.values import SUBMITTED_SCRIPT_BYTES_MAX
 
 MARK: Final = "#SBATCH"
 
@@ -72,9 +72,9 @@ class ScriptOptions(NamedTuple):
 
 def check_script(data: bytes, name: str) -> str:
     """Return the text of a batch script; Failure if it is too big, not text, not for Unix or names no interpreter."""
-    if len(data) > SCRIPT_BYTES_MAX:
+    if len(data) > SUBMITTED_SCRIPT_BYTES_MAX:
         raise bad_input(
-            f"the script has more than {SCRIPT_BYTES_MAX} bytes",
+            f"the script has more than {SUBMITTED_SCRIPT_BYTES_MAX} bytes",
             "keep data and programs in files of their own and let the script call them",
             place=name,
         )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cluster.cli.exits import ExitCode, Failure
 from cluster.cli.submission.sbatch import ScriptOptions, check_script, read_options
 from cluster.cli.submission.sbatch_options import LONG, OPTIONS, Option, Treatment, Value, options_for
-from replica.values.limits import SCRIPT_BYTES_MAX
+from replica.values.limits import SUBMITTED_SCRIPT_BYTES_MAX
 
 
 def options(*lines: str) -> ScriptOptions:
@@ -269,7 +269,7 @@ def test_any_value_survives_quoting(value: str) -> None:
         (b"#!/bin/sh\r\necho\r\n", "job.sh line 1", "sed"),
         (b"#!/bin/sh\necho \xff\n", "job.sh line 2", "convert"),
         (b"#!/bin/sh\n\n\0\n", "job.sh line 3", "text"),
-        (b"#!/bin/sh\n" + b"#" * SCRIPT_BYTES_MAX, "job.sh", "files"),
+        (b"#!/bin/sh\n" + b"#" * SUBMITTED_SCRIPT_BYTES_MAX, "job.sh", "files"),
     ],
 )
 def test_what_is_not_a_batch_script_is_refused(data: bytes, place: str, remedy: str) -> None:
@@ -280,5 +280,5 @@ def test_what_is_not_a_batch_script_is_refused(data: bytes, place: str, remedy: 
 
 
 def test_the_largest_script_is_accepted() -> None:
-    data = b"#!/bin/sh\n".ljust(SCRIPT_BYTES_MAX, b"#")
-    assert len(check_script(data, "job.sh")) == SCRIPT_BYTES_MAX
+    data = b"#!/bin/sh\n".ljust(SUBMITTED_SCRIPT_BYTES_MAX, b"#")
+    assert len(check_script(data, "job.sh")) == SUBMITTED_SCRIPT_BYTES_MAX
