@@ -33,7 +33,7 @@ HEAD = "#!/bin/bash\n#SBATCH -c 2\n\n# text\n#DW jobdw capacity=1GiB access_mode
 LINES = st.sampled_from(
     ["", "# text", "#DW jobdw", "#BB_LUA x", "#SBATCH -c 2", "echo ü", "  # indented", "\t", "#", "x\r"]
 )
-SCRIPTS = st.lists(LINES, max_size=12).map(lambda lines: "\n".join(["#!/bin/sh", *lines]))
+SCRIPTS = st.lists(LINES, max_size=12).map(lambda lines: "\n".join(["#!/bin/sh", *lines, "true"]))
 
 
 def submitted(script: str) -> Prepared:
