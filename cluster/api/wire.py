@@ -16,7 +16,7 @@ from cluster.schemas import guests as g
 from cluster.schemas import requests as r
 from cluster.security import Identity, Role
 from cluster.system import parse_instant
-from replica.grammar import DirectiveRefused, Reading, read_guest_request, read_request
+from replica.grammar import DirectiveRefused, Reading, read_guest_request, read_request, script_bytes_max
 from replica.messages import commands as c
 from replica.model import (
     DEFAULT_SITE,
@@ -52,7 +52,6 @@ from replica.values import (
     SizeError,
     name_fault,
     parse_size,
-    script_bytes_max,
 )
 
 DEFAULT_NAME = "batch"

@@ -136,7 +136,6 @@ if TYPE_CHECKING:
         TransfersSummary,
         days_left,
     )
-    from cluster.schemas.packed_scripts import NotPackable, packed, unpacked
     from cluster.schemas.requests import (
         BULK_COMMANDS_MAX,
         FEATURE_LEVEL_MAX,
@@ -194,7 +193,6 @@ else:
         operations: OPERATIONS PEOPLE Operation Parameter
         overview: NeedKind NeedView OverviewAnswer PoolStepView PoolUseAnswer PoolUseView TransfersSummary
         overview: EXPIRY_NOTICE_DAYS days_left
-        packed_scripts: NotPackable packed unpacked
         requests: BULK_COMMANDS_MAX FEATURE_LEVEL_MAX BulkCommand BulkRequest CancelCommand ContinueCommand
         requests: FeatureLevelRequest HoldCommand OpenSessionCommand PersistentCleared PoolRequest ReleaseCommand
         requests: RequeueCommand SetClockRequest SubmitCommand SuspendCommand UpdateCommand

@@ -28,6 +28,7 @@ from replica.decide.checks import (
     expand,
     require,
 )
+from replica.grammar import script_bytes_max
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import (
@@ -42,7 +43,7 @@ from replica.model import (
     with_options,
 )
 from replica.state import Facts
-from replica.values import Refusal, RefusalCode, Steps, limits, script_bytes_max
+from replica.values import Refusal, RefusalCode, Steps, limits
 
 DEFAULT_OUTPUT = "forebay-%j.out"
 """Where a job's output goes when it does not say, in its working directory (Slurm: slurm-%j.out)."""

@@ -109,7 +109,6 @@ from replica.values.names import (
     parse_nodes,
     plain,
 )
-from replica.values.packed_scripts import PACKED_MARK, script_bytes_max, split_packed
 from replica.values.patterns import Pattern
 from replica.values.sorted_keys import SortedKeys
 from replica.values.steps import InSteps, Steps, whole

@@ -20,10 +20,12 @@ from cluster.cli.submission.sbatch_options import (
     WAITS,
 )
 from cluster.schemas import IF_DEFINED, IGNORED_OPTIONS_MAX, JOB_FIELDS, OPTION_SHOWN_MAX
+from replica.grammar import PACKED_MARK
 from replica.values import (
     CPUS_MAX,
     ENVIRONMENT_BYTES_MAX,
     ENVIRONMENT_VARIABLES_MAX,
+    PACKED_HEAD_BYTES_MAX,
     PACKED_SCRIPT_BYTES_MAX,
     SCRIPT_BYTES_MAX,
     Instant,
@@ -37,6 +39,9 @@ NAME_OF_STDIN: Final = "sbatch"
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
+
+_MAYBE_DIRECTIVE: Final = re.compile(r"#[A-Za-z!]")
+"""How a comment line begins that the site's grammar may know: those stay as they are in a packed script."""
 
 _PLAIN_LICENSE: Final = re.compile(r"[A-Za-z0-9_.+-]+(?:[:=][0-9]+)?", re.ASCII)
 """A licence that Forebay can count; others are those of a remote database, and alternatives."""
@@ -93,7 +98,7 @@ def prepare(
     }
     if len(data) > SCRIPT_BYTES_MAX:
         with _noted(faults):
-            fields["script"] = _packed(script, label)
+            fields["script"] = packed(script, label)
     with _noted(faults):
         written = from_script.get(EXPORT)
         by_script = {} if written is None else _exported_by_script(written, environment, notes)
@@ -149,15 +154,20 @@ def _noted(faults: list[Failure]) -> Iterator[None]:
         faults.append(failure)
 
 
-def _packed(script: str, label: str) -> str:
-    """Return a long script as it is sent; Failure if that is too long."""
-    from cluster.schemas import NotPackable, packed  # few scripts need it
+def packed(script: str, label: str) -> str:
+    """Return a long script as it is sent (`replica.grammar`); Failure if that is too long."""
+    end = _end_of_head(script)
+    head, rest = script[:end], script[end:]
+    if not rest or len(head.encode()) > PACKED_HEAD_BYTES_MAX:
+        raise bad_input(
+            f"the comment lines at the top of the script have more than {PACKED_HEAD_BYTES_MAX} bytes",
+            "begin them with '# ', or write them below the first command",
+            place=label,
+        )
+    import base64
+    import lzma
 
-    try:
-        found = packed(script)
-    except NotPackable as error:
-        sentence, _, remedy = str(error).partition("; ")
-        raise bad_input(sentence, remedy, place=label) from None
+    found = f"{head.removesuffix(chr(10))}{PACKED_MARK}{base64.b85encode(lzma.compress(rest.encode())).decode()}\n"
     if len(found.encode()) > PACKED_SCRIPT_BYTES_MAX:
         raise bad_input(
             f"the script has more than {SCRIPT_BYTES_MAX} bytes, and more than {PACKED_SCRIPT_BYTES_MAX} compressed",
@@ -165,6 +175,20 @@ def _packed(script: str, label: str) -> str:
             place=label,
         )
     return found
+
+
+def _end_of_head(script: str) -> int:
+    """Return where the last line ends that may be a directive, among the comment lines at the top."""
+    at = end = 0
+    while at < len(script):
+        following = script.find("\n", at) + 1 or len(script)
+        line = script[at:following]
+        if line.strip() and not line.startswith("#"):
+            break
+        if _MAYBE_DIRECTIVE.match(line):
+            end = following
+        at = following
+    return end
 
 
 def _cpus(fields: Mapping[str, Any], chosen: Mapping[str, Setting], unheeded: list[Ignored]) -> dict[str, int]:
