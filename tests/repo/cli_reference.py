@@ -10,6 +10,13 @@ import click
 from cluster.cli.app import cli
 from cluster.cli.exits import MEANINGS, SERVE_MEANINGS
 from cluster.cli.submission.sbatch_options import OPTIONS, Treatment
+from replica.values.limits import (
+    JOB_NAME_CHARACTERS_MAX,
+    PACKED_SCRIPT_BYTES_MAX,
+    SCRIPT_BYTES_MAX,
+    SUBMITTED_SCRIPT_BYTES_MAX,
+)
+from replica.values.names import FILE_SYMBOLS
 
 
 def render() -> str:
@@ -41,8 +48,17 @@ def _sbatch_options() -> str:
         "a script are reported at once.\n\n"
         "### Options that are carried out\n\n"
         f"{_options_of(Treatment.CARRIED_OUT)}\n\n"
-        "`--ntasks=N` and `--ntasks-per-node=N` request N times `--cpus-per-task` CPUs on the one node of the job.\n"
-        "`--export=ALL` has no effect: a job has the variables that are named.\n\n"
+        "- `--ntasks=N` and `--ntasks-per-node=N` request N times `--cpus-per-task` CPUs on the one node of the job;\n"
+        "  the script finds N in `$SLURM_NTASKS`.\n"
+        "- `--exclusive` requests all CPUs of the largest node of the partition, also with `=user` or `=mcs`.\n"
+        "- `--signal` without `B:` is sent to what the script has started, and with it to the script alone.\n"
+        "- `--export=ALL` has no effect: a job has the variables that are named.\n"
+        f"- Names of files may have {FILE_SYMBOLS}, and a width such as `%4j`.\n"
+        "- Of several partitions, the first that accepts the job is used.\n"
+        "- Other forms: `--part` for `--partition` as in getopt, and `--requeue=expedite` for `--requeue`.\n\n"
+        f"A job's name may have up to {JOB_NAME_CHARACTERS_MAX} printable characters, blanks and brackets included.\n"
+        f"A script may have up to {SUBMITTED_SCRIPT_BYTES_MAX >> 20} MiB. One over {SCRIPT_BYTES_MAX >> 10} KiB is sent\n"
+        f"compressed, and may then have at most {PACKED_SCRIPT_BYTES_MAX >> 10} KiB.\n\n"
         "### Options without effect\n\n"
         "One warning lists those of a script. With `UnknownSbatchOptions=reject` in the site's configuration they are\n"
         "rejected. An account, QOS, licence or reservation that the script names and the site has not defined is\n"
