@@ -3,6 +3,7 @@
 `scripts/generate` writes it there, and a test of the repository compares.
 """
 
+import textwrap
 from collections.abc import Iterator
 
 import click
@@ -40,34 +41,57 @@ def _exit_codes() -> str:
 
 
 def _sbatch_options() -> str:
-    return (
-        "## `#SBATCH` lines\n\n"
-        "`forebay submit` reads them as sbatch does: at the top of the script, before the first command, with as many\n"
-        "options on one line as you like. `##SBATCH` keeps a line as a comment. Every option of sbatch of Slurm 22.05\n"
-        "to 26.05 is in one of these three tables; any other name is rejected with its line and column. All errors of\n"
-        "a script are reported at once.\n\n"
-        "### Options that are carried out\n\n"
-        f"{_options_of(Treatment.CARRIED_OUT)}\n\n"
-        "- `--ntasks=N` and `--ntasks-per-node=N` request N times `--cpus-per-task` CPUs on the one node of the job;\n"
-        "  the script finds N in `$SLURM_NTASKS`.\n"
-        "- `--exclusive` requests all CPUs of the largest node of the partition, also with `=user` or `=mcs`.\n"
-        "- `--signal` without `B:` is sent to what the script has started, and with it to the script alone.\n"
-        "- `--export=ALL` has no effect: a job has the variables that are named.\n"
-        f"- Names of files may have {FILE_SYMBOLS}.\n"
-        "  A width such as `%4j` pads a number.\n"
-        "- Of several partitions, the first that accepts the job is used.\n"
-        "- Other forms: `--part` for `--partition` as in getopt, and `--requeue=expedite` for `--requeue`.\n\n"
-        f"A job's name may have up to {JOB_NAME_CHARACTERS_MAX} printable characters, blanks and brackets included.\n"
-        f"A script may have up to {SUBMITTED_SCRIPT_BYTES_MAX >> 20} MiB. One over {SCRIPT_BYTES_MAX >> 10} KiB is "
-        f"sent compressed,\nand may then have at most {PACKED_SCRIPT_BYTES_MAX >> 10} KiB.\n\n"
-        "### Options without effect\n\n"
-        "One warning lists those of a script. With `UnknownSbatchOptions=reject` in the site's configuration they are\n"
-        "rejected. An account, QOS, licence or reservation that the script names and the site has not defined is\n"
-        "treated in the same way; an account, only where the site has defined none.\n\n"
-        f"{_options_of(Treatment.IGNORED)}\n\n"
-        "### Options that are rejected\n\n"
-        "They say where data goes, or what runs. So does a number of nodes above 1.\n\n"
-        f"{_options_of(Treatment.REJECTED)}\n"
+    return "\n\n".join(
+        [
+            "## `#SBATCH` lines",
+            _filled(
+                "`forebay submit` reads them as sbatch does: at the top of the script, before the first command, several "
+                "options on one line if you like. `##SBATCH` keeps a line as a comment. Every option of sbatch of Slurm "
+                "22.05 to 26.05 is in one of these three tables; any other name is rejected with its line and column. "
+                "All errors of a script are reported at once."
+            ),
+            "### Options that are carried out",
+            _options_of(Treatment.CARRIED_OUT),
+            "\n".join(map(_item, _NOTES)),
+            _filled(
+                f"A job's name may have up to {JOB_NAME_CHARACTERS_MAX} printable characters, blanks and brackets "
+                f"included. A script may have up to {SUBMITTED_SCRIPT_BYTES_MAX >> 20} MiB. One over "
+                f"{SCRIPT_BYTES_MAX >> 10} KiB is sent compressed, and may then have at most "
+                f"{PACKED_SCRIPT_BYTES_MAX >> 10} KiB."
+            ),
+            "### Options without effect",
+            _filled(
+                "One warning lists those of a script. With `UnknownSbatchOptions=reject` in the site's configuration "
+                "they are rejected. An account, QOS, licence or reservation that the script names and the site has not "
+                "defined is treated in the same way; an account, only where the site has defined none."
+            ),
+            _options_of(Treatment.IGNORED),
+            "### Options that are rejected",
+            "They say where data goes, or what runs. So does a number of nodes above 1.",
+            _options_of(Treatment.REJECTED) + "\n",
+        ]
+    )
+
+
+_NOTES = (
+    "`--ntasks=N` and `--ntasks-per-node=N` request N times `--cpus-per-task` CPUs on the one node of the job; the "
+    "script finds N in `$SLURM_NTASKS`.",
+    "`--exclusive` requests all CPUs of the largest node of the partition, also with `=user` or `=mcs`.",
+    "`--signal` without `B:` is sent to what the script has started, and with it to the script alone.",
+    "`--export=ALL` has no effect: a job has the variables that are named.",
+    f"Names of files may have {FILE_SYMBOLS}. A width such as `%4j` pads a number.",
+    "Of several partitions, the first that accepts the job is used.",
+    "Other forms: `--part` for `--partition` as in getopt, and `--requeue=expedite` for `--requeue`.",
+)
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+
+
+def _item(text: str) -> str:
+    return textwrap.fill(
+        text, 100, initial_indent="- ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
 
 
