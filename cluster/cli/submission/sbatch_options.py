@@ -72,7 +72,7 @@ _ACCOUNTING: Final = "Forebay collects no such figures"
 _CONTAINER: Final = "it decides which files the script sees, and Forebay starts no containers"
 _CONTAINER_REMEDY: Final = "leave it out, and start the container in the script"
 _TYPED: Final = "it is not about the job but about the command sbatch"
-_ENVIRONMENT: Final = "a job has only the variables that its submit names, and the limits of its node"
+_ENVIRONMENT: Final = "a job has the variables of its submit and the limits of its node"
 
 
 def _job_fields() -> Iterator[Option]:
@@ -148,7 +148,7 @@ def _options() -> Iterator[Option]:
         "the script starts the container itself", _LEAVE_OUT, "image=", "module="
     )  # of the plugin of Shifter
     yield from _rejected(
-        "Forebay chooses the node, and data on the node that it names may be what the job needs", _PARTITION,
+        "Forebay chooses the node, and the job may need data of that one", _PARTITION,
         "nodelist/w=", "nodefile/F=",
     )  # fmt: skip
     yield from _rejected(
