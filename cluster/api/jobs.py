@@ -11,7 +11,7 @@ import msgspec
 
 from cluster.api import wire
 from cluster.api.privacy import may_see, owns, shown
-from cluster.api.render import capacity_controls, holders, job_view, node_view, pool_view
+from cluster.api.render import capacity_controls, holders, job_view, left_out, node_view, pool_view
 from cluster.api.service import AskedCommand, Call, Reply, Route, Service, encoded, handles, is_long
 from cluster.api.transfers import with_transfers
 from cluster.api.web import Problem, Redirect, bad, no_leader, refused, unknown_job
@@ -73,9 +73,14 @@ async def submit_job(call: Call[SubmitRequest]) -> Reply[JobView]:
     is_listed = settled.job in settled.state.jobs
     shared = _shared(call, settled.state, settled.job) if is_listed else ()
     warned = tuple(f"other jobs stage out to the same place, so the last one's files stay: {one}" for one in shared)
-    warned += persistent_notes(settled.state, settled.job) if is_listed else ()
+    warned += _notes(settled.state, settled.job, command) if is_listed else ()
     view = await _job_after(call, settled, settled.job, (*warnings, *warned))
     return Reply(settled.state.revision, view)
+
+
+def _notes(state: State, job_id: int, command: c.SubmitJob) -> tuple[str, ...]:
+    """Return what the submitter of a job that was accepted should look at."""
+    return left_out(command, state.jobs[job_id].request) + persistent_notes(state, job_id)
 
 
 def _shared(call: Call[Any], state: State, job_id: int) -> tuple[str, ...]:
@@ -322,7 +327,7 @@ async def _succeeded(
             job, result = settled.job, replace(result, status=201)
             if isinstance(request, r.SubmitCommand):
                 warnings = await service.reading(request, wire.warnings_of, request, state.site)
-                warnings += persistent_notes(state, job) if job in state.jobs else ()
+                warnings += _notes(state, job, command) if job in state.jobs else ()
         case c.OpenSession():
             return result
         case c.ClearBuffer() if command.name:

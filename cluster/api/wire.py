@@ -16,7 +16,7 @@ from cluster.schemas import guests as g
 from cluster.schemas import requests as r
 from cluster.security import Identity, Role
 from cluster.system import parse_instant
-from replica.grammar import DirectiveRefused, Reading, read_guest_request, read_request
+from replica.grammar import DirectiveRefused, Reading, read_guest_request, read_request, script_bytes_max
 from replica.messages import commands as c
 from replica.model import (
     DEFAULT_SITE,
@@ -72,11 +72,12 @@ def submission(
     `site` says who performs the cluster's operations: the grammar of requests is the provider's.
     """
     size_bytes = len(request.script.encode())
-    if size_bytes > SCRIPT_BYTES_MAX:
+    most = script_bytes_max(request.script)
+    if size_bytes > most:
         raise Problem(
             413,
             "limit_exceeded",
-            f"the script has {size_bytes} bytes; at most {SCRIPT_BYTES_MAX} are accepted",
+            f"the script has {size_bytes} bytes; at most {most} are accepted",
             "put its data into files and stage them in",
             "script",
         )
@@ -101,7 +102,15 @@ def submission(
     )
     tasks, throttle = _array(request.array)
     hold = Hold.USER if request.hold else Hold.NONE
-    command = c.SubmitJob(with_options(job, _options(request)), hold, tasks, throttle, after_tasks)
+    command = c.SubmitJob(
+        with_options(job, _options(request)),
+        hold,
+        tasks,
+        throttle,
+        after_tasks,
+        request.ignored_options,
+        request.if_defined,
+    )
     return command, reading.warnings
 
 

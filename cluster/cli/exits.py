@@ -4,7 +4,7 @@ An error that a person sees is one sentence that says what is wrong, and one tha
 both; only the outermost function prints it, so nothing below can end in a traceback.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Final, TypeVar
@@ -71,6 +71,10 @@ BBF_LINE: Final = "Invalid --bbf specification"
 """The last line where the file of --bbf cannot be read, as in Slurm."""
 
 
+FAILURES_SHOWN_MAX: Final = 64
+"""Failures of one command that are printed, count: a screen or two."""
+
+
 class Failure(Exception):
     """A command that cannot go on: `sentence` says what is wrong, `remedy` what to do, `place` where."""
 
@@ -86,16 +90,33 @@ class Failure(Exception):
         """The last line, byte for byte as Slurm prints it; empty: none."""
         self.kind = kind
         """The code that the API gave; empty: it did not come from there."""
+        self.others: tuple[Failure, ...] = ()
+        """What else is wrong, found at the same time."""
 
     def lines(self) -> list[str]:
         """Return what is printed on stderr, one element a line."""
+        lines = [line for one in (self, *self.others[: FAILURES_SHOWN_MAX - 1]) for line in one._own_lines()]
+        more = len(self.others) + 1 - FAILURES_SHOWN_MAX
+        if more > 0:
+            lines.append(f"forebay: {more} more errors are not shown")
+        if self.last:
+            lines.append(self.last)
+        return lines
+
+    def _own_lines(self) -> list[str]:
         where = f"{self.place}: " if self.place else ""
         lines = [f"forebay: {where}{self.sentence}"]
         if self.remedy:
             lines.append(f"  what to do: {self.remedy}")
-        if self.last:
-            lines.append(self.last)
         return lines
+
+
+def joined(failures: Sequence[Failure]) -> Failure:
+    """Return one failure for several, with the exit code of the first and the first last line that any of them has."""
+    first, *others = failures
+    first.others = (*first.others, *others)
+    first.last = next((one.last for one in failures if one.last), "")
+    return first
 
 
 def bad_input(sentence: str, remedy: str, *, place: str = "") -> Failure:

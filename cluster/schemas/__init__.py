@@ -53,8 +53,11 @@ if TYPE_CHECKING:
         UnitWord,
     )
     from cluster.schemas.job_fields import (
+        IF_DEFINED,
+        IGNORED_OPTIONS_MAX,
         JOB_FIELDS,
         NO_DETAILS,
+        OPTION_SHOWN_MAX,
         JobDetailsView,
         JobField,
         Reads,
@@ -178,7 +181,8 @@ else:
         channel_frames: encode_frame LENGTH
         command_ids: bytes_of instant_in instant_of new_command_id
         configuration: CompareAnswer UnitWord
-        job_fields: JOB_FIELDS NO_DETAILS JobDetailsView JobField Reads SubmitRequest UpdateRequest
+        job_fields: IF_DEFINED IGNORED_OPTIONS_MAX JOB_FIELDS NO_DETAILS OPTION_SHOWN_MAX
+        job_fields: JobDetailsView JobField Reads SubmitRequest UpdateRequest
         jobs: AdmittedAnswer BuffersAnswer BufferView BulkAnswer CommandResult DigestsAnswer ErrorAnswer ErrorView
         jobs: HistoryAnswer HistoryRow JobsAnswer JobView MembersAnswer MemberView NodesAnswer NodeView PollAnswer
         jobs: ArchivedView LostJobView NodeLostAnswer PlacesAnswer PlaceView

@@ -5,7 +5,7 @@ is one of SubmitRequest, UpdateRequest and JobDetailsView here, and a row of JOB
 is read, copied, shown and changed with nothing more to write. What its value may be: `replica.decide.checks`.
 """
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -21,16 +21,30 @@ TEXT_CHARACTERS_MAX = 4_096
 OPTION_CHARACTERS_MAX = 4096
 """The text of one option that lists much, characters: an array of 1,000 tasks named one by one."""
 
+IGNORED_OPTIONS_MAX = 128
+"""Options that one submit names as ignored, count: more than sbatch has."""
+
 MAIL_TYPES_MAX = 16
 """Types of mail that one job names, count: more than there are."""
 
 Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=TEXT_CHARACTERS_MAX)]
 
+OPTION_SHOWN_MAX = 64
+"""An option that is named as ignored, characters: the longest name, and the beginning of its value."""
+
+OptionShown: TypeAlias = Annotated[str, msgspec.Meta(pattern="^-[!-~]*$", max_length=OPTION_SHOWN_MAX)]
+
 Reads = Literal[
     "text", "directory", "directives", "duration", "moment", "names", "dependencies",
-    "cpus", "priority", "nice", "nodes", "array", "switch",
+    "cpus", "priority", "nice", "nodes", "array", "switch", "tasks", "exclusive", "signal",
 ]  # fmt: skip
 """How the text that people write is read: the readers of `cluster.cli.submission.readers`."""
+
+
+IfDefined = Literal["account", "qos", "licenses", "reservation"]
+"""Fields that are left out, if the submit says so, where the site has not defined what they name."""
+
+IF_DEFINED: tuple[IfDefined, ...] = get_args(IfDefined)
 
 
 class JobField(msgspec.Struct, frozen=True):
@@ -64,11 +78,16 @@ JOB_FIELDS = (
              "Name of the job.  [default: the script's]", change="Name of the job."),
     JobField("cpus", ("-c", "--cpus", "--cpus-per-task"), ("--cpus-per-task", "-c"), "N",
              "CPUs on its node.  [default: 1]", "cpus"),
+    JobField("tasks", ("-n", "--ntasks"), ("--ntasks", "-n"), "N",
+             "Tasks on its node, each with --cpus-per-task CPUs.  [default: 1]", "tasks"),
+    JobField("exclusive", ("--exclusive",), ("--exclusive",), "", "All CPUs of a node.", "exclusive", alone="yes"),
+    JobField("signal", ("--signal",), ("--signal",), "[B:]SIGNAL[@SECONDS]",
+             "Signal before the time limit, e.g. B:USR1@120.", "signal"),
     JobField("time_limit_s", ("-t", "--time-limit", "--time"), ("--time", "-t"), "TIME",
              "E.g. 90, 1:00:00, 2-12.  [default: 1:00:00]", "duration", change="Only an operator raises it."),
     JobField("priority", ("--priority",), ("--priority",), "N", "Larger goes first; an operator's.", "priority",
              change="Only an operator raises it."),
-    JobField("begin_at", ("--begin",), ("--begin",), "TIME",
+    JobField("begin_at", ("-b", "--begin"), ("--begin", "-b"), "TIME",
              "Not before, e.g. 16:00, now+2hours, 2026-01-31T16:00:00.", "moment", change="Not before, or now."),
     JobField("dependencies", ("-d", "--dependency"), ("--dependency", "-d"), "KIND:JOB,…",
              "What it waits for, e.g. afterok:12,singleton; ? is or.", "dependencies",
@@ -108,6 +127,7 @@ JOB_FIELDS = (
     JobField("output", ("-o", "--output"), ("--output", "-o"), "FILE",
              "Standard output and error.  [default: forebay-%j.out]"),
     JobField("error", ("-e", "--error"), ("--error", "-e"), "FILE", "Standard error.  [default: with the output]"),
+    JobField("input", ("-i", "--input"), ("--input", "-i"), "FILE", "Standard input.  [default: none]"),
     JobField("open_mode", ("--open-mode",), ("--open-mode",), "MODE",
              "What becomes of what these files hold: append, truncate.  [default: truncate]"),
 )  # fmt: skip
@@ -162,6 +182,18 @@ class SubmitRequest(Command, frozen=True, kw_only=True):
     """`append` or `truncate`."""
     arguments: Annotated[tuple[Text, ...], msgspec.Meta(max_length=ARGUMENTS_MAX)] = ()
     """Of the script."""
+    tasks: Number = 1
+    """Tasks that the script will start; `cpus` counts the CPUs of all of them."""
+    exclusive: bool = False
+    """All CPUs of a node, however many `cpus` asks for."""
+    input: str | None = None
+    """The file for standard input; null: none."""
+    signal: str | None = None
+    """Such as `B:USR1@120`: the signal that the script gets before its time limit."""
+    ignored_options: Annotated[tuple[OptionShown, ...], msgspec.Meta(max_length=IGNORED_OPTIONS_MAX)] = ()
+    """Options of sbatch that the client read and does not carry out, such as `--mem`: the site may reject them."""
+    if_defined: Annotated[tuple[IfDefined, ...], msgspec.Meta(max_length=4)] = ()
+    """Fields that are left out, with a warning, if the site has not defined what they name."""
 
 
 class UpdateRequest(Command, frozen=True, kw_only=True):
@@ -230,6 +262,12 @@ class JobDetailsView(msgspec.Struct, frozen=True, kw_only=True):
     """The file for standard error, absolute; null: that of standard output."""
     open_mode: str | None = None
     arguments: tuple[str, ...] = ()
+    tasks: int | None = None
+    """Null: one."""
+    exclusive: bool = False
+    input: str | None = None
+    """The file for standard input, absolute; null: none."""
+    signal: str | None = None
 
 
 NO_DETAILS = JobDetailsView()

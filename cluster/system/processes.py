@@ -157,7 +157,7 @@ def _leave(number: int, frame: object) -> NoReturn:
     raise SystemExit(0)
 
 
-def send(pid: int, number: signal.Signals, *, still: Callable[[], bool] = lambda: True) -> bool:
+def send(pid: int, number: int, *, still: Callable[[], bool] = lambda: True) -> bool:
     """Signal a process if, once it is held by a descriptor, it is `still` the one that is meant.
 
     True if it was signalled.

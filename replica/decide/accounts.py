@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -194,6 +194,21 @@ def admitted(state: Facts, request: JobRequest, jobs: int) -> JobRequest:
             options = replace(options, qos=qos.name)
     check_admission(state, user, options, jobs)
     return with_options(request, options)
+
+
+def as_defined(state: Facts, request: JobRequest, fields: Collection[str]) -> JobRequest:
+    """Return the request without those of `fields` whose names the site has not defined.
+
+    An account counts as such only where the site has no accounts at all: elsewhere, jobs are charged.
+    """
+    options = request.asked
+    known: dict[str, object] = {
+        "account": options.account if state.accounts else "",
+        "qos": options.qos if options.qos in state.qos else "",
+        "licenses": tuple(one for one in options.licenses if one[0] in state.licenses),
+        "reservation": options.reservation if options.reservation in state.reservations else "",
+    }
+    return with_options(request, replace(options, **{field: known[field] for field in fields if field in known}))
 
 
 def default_account(state: Facts, user: str) -> str:

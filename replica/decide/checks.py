@@ -18,16 +18,20 @@ from replica.model import (
     JobRequest,
     expand_roots,
     expanded,
+    parse_signal,
 )
 from replica.state import Facts
 from replica.values import (
+    FILE_SYMBOLS,
     MAIL_USER_CHARACTERS_MAX,
     MESSAGE_CHARACTERS_MAX,
+    SYMBOLS,
     Refusal,
     RefusalCode,
     UnknownSymbol,
     has_control_character,
     is_mail_address,
+    job_name_fault,
     limits,
     name_fault,
 )
@@ -54,8 +58,8 @@ def require(found: Found | Refusal) -> Found:
 
 
 def check_name(field: str, name: str) -> None:
-    """Raise Rejected for what cannot be the name of a job or of a user."""
-    fault = name_fault(name)
+    """Raise Rejected for what cannot be the `name` of a job or the name of a user."""
+    fault = job_name_fault(name) if field == "name" else name_fault(name)
     if fault is not None:
         raise Rejected(RefusalCode.INVALID_FIELD, f"the {field} {fault}", "choose another", field)
 
@@ -63,6 +67,7 @@ def check_name(field: str, name: str) -> None:
 _RANGES = {
     "time_limit_s": (1, limits.TIME_LIMIT_S_MAX),
     "cpus": (1, limits.CPUS_MAX),
+    "tasks": (1, limits.CPUS_MAX),
     "priority": (0, limits.PRIORITY_MAX),
 }
 """The least and the most that a job may ask for."""
@@ -90,11 +95,22 @@ def check_unprivileged(priority: int, priority_before: int, nice: int, nice_befo
 
 def check_options(options: JobOptions) -> None:
     """Raise Rejected for an option whose value can never be. Whether accounts and such exist is asked elsewhere."""
-    fault = name_fault(options.partition) if options.partition else None
-    if fault is not None:
-        raise Rejected(
-            RefusalCode.INVALID_FIELD, f"the partition {fault}", "write the name of a partition", "partition"
-        )
+    for name in options.partition.split(",") if options.partition else ():
+        fault = name_fault(name)
+        if fault is not None:
+            raise Rejected(
+                RefusalCode.INVALID_FIELD,
+                f"the partition {fault}",
+                "write the name of a partition, or several with one comma between them",
+                "partition",
+            )
+    check_number("tasks", options.tasks)
+    if options.signal:
+        try:
+            parse_signal(options.signal)
+        except ValueError as error:
+            sentence, _, remedy = str(error).partition("; ")
+            raise Rejected(RefusalCode.INVALID_FIELD, sentence, remedy, "signal") from None
     if options.open_mode and options.open_mode not in OPEN_MODES:
         raise Rejected(
             RefusalCode.INVALID_FIELD,
@@ -171,15 +187,18 @@ def check_dependencies(state: Facts, dependencies: tuple[Dependency, ...]) -> No
             )
 
 
-def expand(text: str, request: JobRequest, job_id: int | str, place: str) -> str:
-    """Return `text` with the job's symbols replaced; Rejected for one that means nothing here."""
+def expand(text: str, request: JobRequest, job_id: int | str, place: str, node: str | None = None) -> str:
+    """Return `text` with the job's symbols replaced; Rejected for one that means nothing here.
+
+    With `node`, the text is the name of a file for the script's input or output.
+    """
     try:
-        return expanded(text, request, job_id)
+        return expanded(text, request, job_id, node)
     except UnknownSymbol as symbol:
         raise Rejected(
             RefusalCode.INVALID_DIRECTIVE,
             f"{text!r} has the symbol {symbol}, which means nothing here",
-            "use %% %A %d %j %u %x, and %a in an array",
+            f"use {SYMBOLS if node is None else FILE_SYMBOLS}",
             place,
         ) from None
 

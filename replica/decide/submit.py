@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from replica.decide.accounts import admitted, check_limits, default_account
+from replica.decide.accounts import admitted, as_defined, check_limits, default_account
 from replica.decide.arrays import array_submitted, check_array, dependencies_resolved
 from replica.decide.buffer_request import (
     buffer_resolved,
@@ -27,9 +27,18 @@ from replica.decide.checks import (
     expand,
     require,
 )
+from replica.grammar import script_bytes_max
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model import DEFAULT_PRIORITY, JobRequest, chosen_partition, with_options
+from replica.model import (
+    DEFAULT_PRIORITY,
+    NODE_SYMBOL,
+    JobRequest,
+    chosen_partition,
+    is_in,
+    place_name,
+    with_options,
+)
 from replica.state import Facts
 from replica.values import Refusal, RefusalCode, Steps, limits
 
@@ -51,7 +60,10 @@ def job_submitted(state: Facts, actor: c.Actor, command: c.SubmitJob) -> Steps[e
 
 def _submitted(state: Facts, actor: c.Actor, command: c.SubmitJob) -> Steps[e.JobSubmitted]:
     request, is_array = command.request, bool(command.tasks)
+    _check_ignored(state, command)
     check_options(request.asked)
+    if command.if_defined and state.site.unknown_sbatch_options == "warn":
+        request = as_defined(state, request, command.if_defined)
     request = _with_actor(actor, buffer_resolved(state, actor, request, of_array=is_array))
     require(persistent_fault(request.buffer))
     check_array(state, command)
@@ -59,6 +71,8 @@ def _submitted(state: Facts, actor: c.Actor, command: c.SubmitJob) -> Steps[e.Jo
         dependencies = dependencies_resolved(state, request.dependencies, command.after_tasks)
         request = replace(request, dependencies=dependencies)
     request = _in_a_partition(state, _with_conditions(request))
+    if request.asked.exclusive:
+        request = _with_whole_node(state, request)
     request = admitted(state, request, max(1, len(command.tasks)))
 
     _check_record(state, actor, request)
@@ -95,14 +109,41 @@ def _with_conditions(request: JobRequest) -> JobRequest:
     return request
 
 
+def _check_ignored(state: Facts, command: c.SubmitJob) -> None:
+    """Raise Rejected for options of sbatch that are not carried out, where the site does not accept them."""
+    if command.ignored and state.site.unknown_sbatch_options == "reject":
+        raise Rejected(
+            RefusalCode.INVALID_FIELD,
+            f"Forebay does not carry out {', '.join(command.ignored)}",
+            "leave them out, or ask an operator: forebay config set UnknownSbatchOptions=warn",
+            "ignored_options",
+        )
+
+
+def _with_whole_node(state: Facts, request: JobRequest) -> JobRequest:
+    """Return the request with all CPUs of the largest node of its partition: such a node has none left for others."""
+    place = place_name(state.partitions, request.asked.partition)
+    nodes = [node for node in state.nodes.values() if not node.is_mover and is_in(state.partitions, place, node.name)]
+    if not nodes:
+        raise Rejected(
+            RefusalCode.WRONG_STATE,
+            "the job asks for a whole node, and no node of its partition is registered",
+            "wait until `forebay node list` shows one, or leave out --exclusive",
+            "exclusive",
+        )
+    return replace(request, cpus=max(request.cpus, *(node.cpus for node in nodes)))
+
+
 def _in_a_partition(state: Facts, request: JobRequest) -> JobRequest:
     """Return the request with the partition that it goes to."""
-    if not state.partitions:
-        return request
     options = request.asked
+    if not state.partitions:
+        first = options.partition.partition(",")[0]
+        return request if first == options.partition else with_options(request, replace(options, partition=first))
     # The default account counts, too: a partition may be for the jobs of some accounts only.
     account = options.account or default_account(state, request.user)
-    chosen = require(chosen_partition(state.partitions, options.partition, request.user, account))
+    found = [chosen_partition(state.partitions, name, request.user, account) for name in options.partition.split(",")]
+    chosen = require(next((one for one in found if isinstance(one, str)), found[0]))
     return with_options(request, replace(options, partition=chosen))
 
 
@@ -110,10 +151,19 @@ def _resolved(state: Facts, request: JobRequest, job_id: int, command: c.SubmitJ
     """Return the submit of one job or task, its paths and its space decided."""
     asked, pool, granted = request.buffer, "", 0
     check_path(request.workdir, "workdir")
-    output = _file(request, job_id, request.output or DEFAULT_OUTPUT, "output")
-    if request.asked.error:
-        # Kept as it was asked for: it follows from the rest (`error_path`).
-        _file(request, job_id, request.asked.error, "error")
+    written = request.output or DEFAULT_OUTPUT
+    output = _file(request, job_id, written, "output")
+    if NODE_SYMBOL in _file(request, job_id, written, "output", node=""):
+        raise Rejected(
+            RefusalCode.INVALID_FIELD,
+            f"the name of the output {written[:48]!r} comes to {NODE_SYMBOL}, which stands for the job's node",
+            "use another name",
+            "output",
+        )
+    for place, other in (("error", request.asked.error), ("input", request.asked.input)):
+        if other:
+            # Kept as it was asked for: it follows from the rest (`error_path`).
+            _file(request, job_id, other, place)
     if asked is not None:
         asked, pool, granted = space_resolved(state, request, asked, job_id)
     return e.JobSubmitted(job_id, replace(request, output=output, buffer=asked), pool, granted, command.hold)
@@ -134,12 +184,12 @@ def check_again(state: Facts, request: JobRequest, pool: str) -> None:
         raise Rejected(RefusalCode.UNKNOWN_POOL, f"there is no pool {pool!r} any more", "submit it again", "job")
 
 
-def _file(request: JobRequest, job_id: int, written: str, place: str) -> str:
-    """Return the absolute path of a file that the script's output goes to.
+def _file(request: JobRequest, job_id: int, written: str, place: str, node: str = NODE_SYMBOL) -> str:
+    """Return the absolute path of a file for the script's input or output.
 
     It may be anywhere: the script runs as its user, and whoever starts it opens the file as that user.
     """
-    path = expand(written, request, job_id, place)
+    path = expand(written, request, job_id, place, node)
     if path == NO_OUTPUT:
         return path
     if not path.startswith("/"):
@@ -174,10 +224,11 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
             "start its first line with #!, for example #!/bin/bash",
             "script line 1, column 1",
         )
-    if _bytes_of(request.script) > limits.SCRIPT_BYTES_MAX:
+    most = script_bytes_max(request.script)
+    if _bytes_of(request.script) > most:
         raise Rejected(
             RefusalCode.LIMIT_EXCEEDED,
-            f"the script is longer than {limits.SCRIPT_BYTES_MAX} bytes",
+            f"the script is longer than {most} bytes",
             "put its data into files and stage them in",
             "script",
         )
@@ -185,6 +236,13 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
         raise Rejected(RefusalCode.INVALID_FIELD, "the script holds a zero byte", "submit a text file", "script")
     check_number("time_limit_s", request.time_limit_s)
     check_number("cpus", request.cpus)
+    if request.asked.nodes and request.asked.tasks > request.cpus:
+        raise Rejected(
+            RefusalCode.INVALID_FIELD,
+            f"the job has {request.asked.tasks} tasks on {request.cpus} CPUs",
+            "ask for at least one CPU for each task: cpus counts those of all tasks",
+            "tasks",
+        )
     check_number("priority", request.priority)
     # A job of no nodes runs nowhere: movers make and remove its buffers.
     if request.asked.nodes and state.nodes and not any(request.cpus <= node.cpus for node in state.nodes.values()):

@@ -19,6 +19,7 @@ from replica.model import (
     PROVIDERS,
     RESTART_POLICIES,
     TIMEOUTS,
+    UNKNOWN_OPTIONS,
     VERIFY_LEVELS,
     ordered_flags,
     program_fault,
@@ -61,6 +62,7 @@ class Kind(StrEnum):
     YES_NO = "yes or no"
     PROVIDER = "burst_buffer/NAME"
     RESTART = "forebay or slurm"
+    UNKNOWN_OPTIONS = "warn or reject"
     ROOTS = "absolute directories, separated by commas"
     RATE = "a size for each second, 0 or unlimited"
     AT_ONCE = "a whole number or unlimited"
@@ -160,6 +162,13 @@ KEYS: tuple[Key, ...] = (
     _own("Sources", Owner.SITE, "sources", Kind.ROOTS, "where jobs may stage in from; %u is the user"),
     _own("StagedHoldTime", Owner.SITE, "staged_hold_time_s", Kind.SECONDS, "until a held job's buffer is removed"),
     _own("StageRetries", Owner.SITE, "stage_retries", Kind.NUMBER, "retries of an operation before the job is held"),
+    _own(
+        "UnknownSbatchOptions",
+        Owner.SITE,
+        "unknown_sbatch_options",
+        Kind.UNKNOWN_OPTIONS,
+        "what options of sbatch without effect here lead to",
+    ),
     _moving(
         "TransferAlgorithm", "algorithm", Kind.ALGORITHM, "the digest of files: the fast one, or one against tampering"
     ),
@@ -245,6 +254,8 @@ def parse_value(key: Key, text: str) -> Any:
             return _choice(key, text.lower().removeprefix(PROVIDER_PREFIX), PROVIDERS)
         case Kind.RESTART:
             return _choice(key, text.lower(), RESTART_POLICIES)
+        case Kind.UNKNOWN_OPTIONS:
+            return _choice(key, text.lower(), UNKNOWN_OPTIONS)
         case Kind.ROOTS:
             return tuple(root for root in text.split(",") if root)
         case Kind.RATE:

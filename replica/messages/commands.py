@@ -217,6 +217,12 @@ class SubmitJob(msgspec.Struct, frozen=True):
     throttle: int = 0
     """How many tasks may be active at once; 0: all."""
     after_tasks: tuple[AfterTask, ...] = ()
+    ignored: tuple[str, ...] = ()
+    """Options of sbatch in the submit that Forebay does not carry out: rejected if the site says so."""
+    if_defined: tuple[str, ...] = ()
+    """Some of account, qos, licenses and reservation: what the site has not defined is left out, unless it rejects
+    options without effect.
+    """
 
 
 class CancelJob(msgspec.Struct, frozen=True):
@@ -781,6 +787,9 @@ def command_digest(request: Request) -> bytes:
     command = request.command
     if type(command) is RaiseFeatureLevel:
         command = RaiseFeatureLevel(command.level, ())
+    elif type(command) is SubmitJob and (command.ignored or command.if_defined):
+        # The ledger has what was decided, and not these: whoever makes the command again from it has the same digest.
+        command = msgspec.structs.replace(command, ignored=(), if_defined=())
     encoded = _ENCODER.encode((request.actor, kind_of(command), command))
     return hashlib.blake2b(encoded, digest_size=DIGEST_BYTES).digest()
 

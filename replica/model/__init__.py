@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         FLAGS,
         FOUNDING_FIELDS,
         RESTART_POLICIES,
+        UNKNOWN_OPTIONS,
         Site,
         buffer_user_refusal,
         check_site,
@@ -168,7 +169,9 @@ if TYPE_CHECKING:
         DEFAULT_PRIORITY,
         NO_CHANGE,
         NO_OPTIONS,
+        NODE_SYMBOL,
         OPEN_MODES,
+        SIGNAL_NAMES,
         AfterTask,
         ArrayTask,
         BufferRequest,
@@ -180,12 +183,16 @@ if TYPE_CHECKING:
         JobOptions,
         JobRequest,
         ListTransfer,
+        WarningSignal,
         dependency_text,
         destinations_of,
         difference,
         error_path,
         expanded,
+        input_path,
         named_by,
+        output_path,
+        parse_signal,
         requested,
         with_options,
     )
@@ -244,8 +251,9 @@ else:
         buffers: Access Buffer BufferInput BufferState IllegalTransition PersistentBuffer Transfer
         buffers: TransferKind persistent_variable step
         configuration: DEFAULT_SITE FLAGS FOUNDING_FIELDS RESTART_POLICIES Site buffer_user_refusal check_site
-        configuration: expand_roots flags_text get_sys_state_of get_sys_status_of ordered_flags persistent_refusal
-        configuration: private_data program_fault provision_of teardown_on_failure
+        configuration: UNKNOWN_OPTIONS expand_roots flags_text get_sys_state_of get_sys_status_of
+        configuration: ordered_flags persistent_refusal private_data program_fault provision_of
+        configuration: teardown_on_failure
         drills: SCENARIOS Drill DrillLock DrillVerdict last_tried
         failure_texts: CREATE_ERROR delete_denied different_buffer duplicate_name failure_comment failure_reason
         failure_texts: operation_of
@@ -266,7 +274,9 @@ else:
         provider: NATIVE PROVIDERS Provision provider_facts
         requests: DEFAULT_PRIORITY NO_CHANGE NO_OPTIONS OPEN_MODES AfterTask ArrayTask BufferRequest CreatePersistent
         requests: Dependency DependencyKind DestroyPersistent JobChange JobOptions JobRequest ListTransfer
-        requests: dependency_text destinations_of difference error_path expanded named_by requested with_options
+        requests: dependency_text
+        requests: NODE_SYMBOL SIGNAL_NAMES WarningSignal destinations_of difference
+        requests: error_path expanded input_path named_by output_path parse_signal requested with_options
         reservations: Reservation ReservedSpace check_reservation left_of
         transfers: ALGORITHMS BACKENDS CHOICE_KEYS CHOOSABLE DEFAULT_TRANSFER_RULES LINKS NO_CHOICE
         transfers: RECEIPTS_PER_JOB_MAX TIMEOUTS VERIFY_LEVELS JobTransfers LeftOut RateShares TransferCheckpoint

@@ -29,6 +29,9 @@ from replica.values import (
 FLAGS = ("DisablePersistent", "EmulateCray", "EnablePersistent", "PrivateData", "SetExecHost", "TeardownFailure")
 """The flags of burst_buffer.conf, in the order in which `show burst` lists them."""
 
+UNKNOWN_OPTIONS = ("warn", "reject")
+"""What becomes of a submit with options of sbatch that have no effect here."""
+
 RESTART_POLICIES = ("forebay", "slurm")
 """What a new leader does with operations: nothing (forebay), or start them again as Slurm does (SEMANTICS.md)."""
 
@@ -119,6 +122,8 @@ class Site(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How long the data of a guest is kept that was torn down before it ran, seconds; 0: not at all. Slurm tears all
     staged data down when it starts, and sets it up again a minute and a half later.
     """
+    unknown_sbatch_options: str = "warn"
+    """One of UNKNOWN_OPTIONS."""
     node_down_restage_s: int = 300
     """How long a node may be down until jobs that have not started are staged again on another one, seconds; 0: they
     wait for the node.
@@ -272,6 +277,7 @@ def check_site(site: Site) -> Refusal | None:
     for field, chosen, allowed in (
         ("provider", (site.provider,), PROVIDERS),
         ("restart_policy", (site.restart_policy,), RESTART_POLICIES),
+        ("unknown_sbatch_options", (site.unknown_sbatch_options,), UNKNOWN_OPTIONS),
         ("flags", site.flags, FLAGS),
     ):
         for word in chosen:

@@ -89,6 +89,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """run: the file for standard output and error, absolute."""
     error: str = ""
     """run: the file for standard error, absolute; empty: that of standard output."""
+    input: str = ""
+    """run: the file for standard input, absolute; empty: none."""
     environment: tuple[tuple[str, str], ...] = ()
     time_limit_s: int = 0
     cpus: int = 1

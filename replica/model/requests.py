@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from enum import IntEnum
 
 import msgspec
 
 from replica.model.buffers import Access, Transfer
-from replica.values import NEVER, Instant, expand_symbols
+from replica.values import NEVER, Instant, Pattern, expand_symbols
 
 
 class DependencyKind(IntEnum):
@@ -150,6 +151,14 @@ class JobOptions(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`append` or `truncate`: what becomes of what its output files hold before it begins; empty: truncate."""
     arguments: tuple[str, ...] = ()
     """Of its script, in their order."""
+    tasks: int = 1
+    """Tasks that the script will start, count: they share its CPUs (`--ntasks`)."""
+    exclusive: bool = False
+    """Whether the job asked for all CPUs of its node; how many that are is decided at submit."""
+    input: str = ""
+    """The file for standard input, as it was asked for (`input_path`); empty: none."""
+    signal: str = ""
+    """The signal that the job gets before its time limit, such as `B:USR1@120` (`parse_signal`); empty: none."""
 
 
 OPEN_MODES = ("append", "truncate")
@@ -205,8 +214,11 @@ def with_options(request: JobRequest, options: JobOptions) -> JobRequest:
     return msgspec.structs.replace(request, options=None if options == NO_OPTIONS else options)
 
 
-def expanded(text: str, request: JobRequest, job_id: int | str) -> str:
-    """Return `text` with the job's symbols replaced; UnknownSymbol for one that means nothing here."""
+def expanded(text: str, request: JobRequest, job_id: int | str, node: str | None = None) -> str:
+    """Return `text` with the job's symbols replaced; UnknownSymbol for one that means nothing here.
+
+    With `node`, the symbols are those of a file name, and `%N` is the node.
+    """
     array = request.array
     return expand_symbols(
         text,
@@ -216,6 +228,7 @@ def expanded(text: str, request: JobRequest, job_id: int | str) -> str:
         workdir=request.workdir,
         array_job=0 if array is None else array.job,
         array_task=0 if array is None else array.task,
+        node=node,
     )
 
 
@@ -225,15 +238,71 @@ def dependency_text(request: JobRequest, dependencies: Iterable[Dependency]) -> 
     return ("?" if request.asked.any_of else ",").join([*words, "singleton"] if request.asked.singleton else words)
 
 
-def error_path(request: JobRequest, job_id: int) -> str:
+NODE_SYMBOL = "%N"
+"""The node in the name of a file, while it is not known which one that is. Nothing else stands for itself there."""
+
+
+def output_path(request: JobRequest, node: str) -> str:
+    """Return the path of the file for standard output; `node` empty: the job has none yet."""
+    return request.output.replace(NODE_SYMBOL, node) if node else request.output
+
+
+def error_path(request: JobRequest, job_id: int, node: str) -> str:
     """Return the absolute path of the file for standard error; empty: it goes where standard output goes.
 
-    UnknownSymbol for one that means nothing here.
+    UnknownSymbol for one that means nothing here. `node` empty: the job has none yet.
     """
-    if not request.asked.error:
+    return _path(request.asked.error, request, job_id, node)
+
+
+def input_path(request: JobRequest, job_id: int, node: str) -> str:
+    """Return the absolute path of the file for standard input, empty for none; otherwise as `error_path`."""
+    return _path(request.asked.input, request, job_id, node)
+
+
+def _path(written: str, request: JobRequest, job_id: int, node: str) -> str:
+    if not written:
         return ""
-    path = expanded(request.asked.error, request, job_id)
+    path = expanded(written, request, job_id, node or NODE_SYMBOL)
     return path if path.startswith("/") else f"{request.workdir.rstrip('/')}/{path}"
+
+
+# ---- the signal before the time limit
+
+
+SIGNAL_NAMES = {
+    "HUP": 1, "INT": 2, "QUIT": 3, "ABRT": 6, "KILL": 9, "USR1": 10, "SEGV": 11, "USR2": 12, "PIPE": 13, "ALRM": 14,
+    "TERM": 15, "CHLD": 17, "CONT": 18, "STOP": 19, "TSTP": 20, "TTIN": 21, "TTOU": 22, "URG": 23, "XCPU": 24,
+}  # fmt: skip
+"""Signals by name, as Linux numbers them."""
+
+SIGNAL_NUMBER_MAX = 64
+SIGNAL_BEFORE_S_MAX = 65_535
+SIGNAL_BEFORE_S_DEFAULT = 60
+"""The largest signal, and seconds before the time limit at which it is sent: the most, and the default (sbatch)."""
+
+_SIGNAL = Pattern(r"(?:([RB]{1,2}):)?(?:SIG)?([A-Z0-9]{1,6})(?:@([0-9]{1,5}))?", re.ASCII)
+
+
+class WarningSignal(msgspec.Struct, frozen=True):
+    """A signal that a job gets before its time limit."""
+
+    number: int
+    before_s: int
+    to_script: bool
+    """Whether the script's own process gets it; otherwise, the processes that the script has started."""
+
+
+def parse_signal(text: str) -> WarningSignal:
+    """Return what `--signal=[{R|B}:]SIGNAL[@SECONDS]` says; ValueError is a sentence with the remedy."""
+    found = _SIGNAL.fullmatch(text.upper())
+    number = 0 if found is None else int(found[2]) if found[2].isdigit() else SIGNAL_NAMES.get(found[2], 0)
+    if found is None or not 1 <= number <= SIGNAL_NUMBER_MAX:
+        raise ValueError(f"the signal {text[:24]!r} cannot be used; write for example USR1@120 or B:TERM@60")
+    before_s = SIGNAL_BEFORE_S_DEFAULT if found[3] is None else int(found[3])
+    if before_s > SIGNAL_BEFORE_S_MAX:
+        raise ValueError(f"{before_s} seconds before the time limit are too many; write at most {SIGNAL_BEFORE_S_MAX}")
+    return WarningSignal(number, before_s, "B" in (found[1] or ""))
 
 
 def named_by(request: BufferRequest | None) -> frozenset[str]:

@@ -7,6 +7,15 @@ SCRIPT_BYTES_MAX = 256 * 1024
 64 KiB.
 """
 
+SUBMITTED_SCRIPT_BYTES_MAX = 4 * 1024 * 1024
+"""A batch script as people submit it, bytes: Slurm's default. One longer than SCRIPT_BYTES_MAX is packed."""
+
+PACKED_SCRIPT_BYTES_MAX = 576 * 1024
+"""A packed script, bytes: its entry stays below BATCH_BYTES_MAX with an environment and directives of full length."""
+
+PACKED_HEAD_BYTES_MAX = 64 * 1024
+"""What of a packed script is kept as it is, bytes: its lines at the top, of which directives have no more."""
+
 DIRECTIVE_TEXT_BYTES_MAX = 64 * 1024
 """The text of `--bb` or a `--bbf` file, bytes: thousands of directives, far more than any job stages."""
 
@@ -23,7 +32,12 @@ PATH_BYTES_MAX = 4095
 """A path, bytes: PATH_MAX of Linux without its terminating zero."""
 
 NAME_CHARACTERS_MAX = 64
-"""Names of pools, nodes, users, jobs and replicas, characters: what a table column and a file name still hold."""
+"""Names of pools, nodes, users and replicas, characters: what a table column and a file name still hold."""
+
+JOB_NAME_CHARACTERS_MAX = 255
+"""The name of a job, characters: workflow managers build names from those of their processes and samples. A file name
+of Linux has at most as many bytes.
+"""
 
 MESSAGE_CHARACTERS_MAX = 1024
 """A message of an operation kept in the state, characters. Slurm caps SystemComment at the same length."""

@@ -5,11 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from replica.values.limits import MAIL_USER_CHARACTERS_MAX, MAILBOX_CHARACTERS_MAX, NAME_CHARACTERS_MAX, NODES_MAX
+from replica.values.limits import (
+    JOB_NAME_CHARACTERS_MAX,
+    MAIL_USER_CHARACTERS_MAX,
+    MAILBOX_CHARACTERS_MAX,
+    NAME_CHARACTERS_MAX,
+    NODES_MAX,
+)
 from replica.values.patterns import Pattern
 
 _CONTROL = Pattern(r"[\x00-\x1f\x7f]")
-_SYMBOL = Pattern(r"%(.?)", re.DOTALL)
+_SYMBOL = Pattern(r"%([0-9]*)(.?)", re.DOTALL)
 _NAME = Pattern(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _MAILBOX = Pattern(r"[A-Za-z0-9_][A-Za-z0-9_+=-]*(\.[A-Za-z0-9_+=-]+)*")
 _DOMAIN = Pattern(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
@@ -23,6 +29,20 @@ def name_fault(name: str) -> str | None:
         return f"is longer than {NAME_CHARACTERS_MAX} characters"
     if _NAME.fullmatch(name) is None:
         return f"{name!r} has a character other than letters, digits, _ . + - (and starts with a letter, digit or _)"
+    return None
+
+
+def job_name_fault(name: str) -> str | None:
+    """Return what is wrong with the name of a job, in words that follow `the name `, or None.
+
+    Wider than `name_fault`: workflow managers submit names such as `nf-align_(sample 1)`.
+    """
+    if not name.strip():
+        return "is empty"
+    if len(name) > JOB_NAME_CHARACTERS_MAX:
+        return f"is longer than {JOB_NAME_CHARACTERS_MAX} characters"
+    if not name.isprintable():
+        return f"{name[:48]!r} has a character that cannot be printed"
     return None
 
 
@@ -47,27 +67,55 @@ class UnknownSymbol(ValueError):
     """A `%` symbol that does not exist or has no meaning here."""
 
 
-def expand_symbols(
-    text: str, *, job: int | str, user: str, name: str, workdir: str, array_job: int = 0, array_task: int = 0
-) -> str:
-    """Return `text` with Slurm's symbols replaced: %% %A %a %d %j %u %x; `\\\\` stops it and is removed.
+SYMBOLS = "%% %A %d %j %u %x, and %a in an array"
+"""The symbols of paths in directives, for messages."""
 
-    `array_job` 0: the job is no task of an array, `%a` means nothing and `%A` the job. Raises UnknownSymbol. Source:
-    the burst buffer guide, Symbol Replacement.
+FILE_SYMBOLS = "%% %A %J %N %d %j %n %s %t %u %x, and %a and %b in an array"
+"""The symbols of the files for a script's input and output, for messages."""
+
+SYMBOL_WIDTH_MAX = 10
+"""Digits to which a number in a file name is padded, count: as in sbatch, which takes a larger width as this one."""
+
+
+def expand_symbols(
+    text: str,
+    *,
+    job: int | str,
+    user: str,
+    name: str,
+    workdir: str,
+    array_job: int = 0,
+    array_task: int = 0,
+    node: str | None = None,
+) -> str:
+    """Return `text` with Slurm's symbols replaced: those of SYMBOLS; `\\\\` stops it and is removed.
+
+    With `node`, the node that the job runs on, those of FILE_SYMBOLS, and a width pads a number: `%4j`. `array_job` 0:
+    the job is no task of an array, `%a` means nothing and `%A` the job. Raises UnknownSymbol. Sources: the burst
+    buffer guide, Symbol Replacement; sbatch(1), filename pattern.
     """
     if "%" not in text and "\\\\" not in text:
         return text
     values = {"%": "%", "A": str(array_job or job), "d": workdir, "j": str(job), "u": user, "x": name}
     if array_job:
         values["a"] = str(array_task)
+    if node is not None:
+        values |= {"J": str(job), "N": node, "n": "0", "s": "batch", "t": "0"}
+        if array_job:
+            values["b"] = str(array_task % 10)
     head, _, tail = text.partition("\\\\")
 
     def value(found: re.Match[str]) -> str:
-        if found[1] not in values:
+        width, symbol = found[1], found[2]
+        if symbol not in values or (width and node is None):
             raise UnknownSymbol(found[0])
-        return values[found[1]]
+        numeric = symbol in _NUMERIC_SYMBOLS
+        return values[symbol].zfill(min(int(width[:3]), SYMBOL_WIDTH_MAX)) if width and numeric else values[symbol]
 
     return _SYMBOL.sub(value, head) + tail
+
+
+_NUMERIC_SYMBOLS = frozenset("AJabjnt")
 
 
 # ---- texts that come from other people, such that neither a terminal, nor a log, nor a mail takes orders from them

@@ -71,7 +71,7 @@ async def opening(m: Maker) -> None:
     await m.submit("ada", priority=-1)
     for more in ({"priority": 2}, {"nice": -1}):
         await m.ask("user ada", "POST /v1/jobs", script=SCRIPT.format(""), time_limit_s=600, workdir="/out", **more)
-    await m.submit("ada", name="a b")
+    await m.submit("ada", name="a\tb")
     await m.submit("ada", output="/etc/../%j")
     shadow = "#DW stage_in type=file source=/etc/shadow destination=$DW_JOB_STRIPED/s"
     await m.submit("ada", script=asks("#DW jobdw capacity=1GiB access_mode=striped type=scratch", shadow))
@@ -352,6 +352,8 @@ async def runs(m: Maker) -> None:
     await m.ask("user ada", f"POST /v1/jobs/{one}/cancel")
     await m.finish(one)
     files: dict[str, Any] = {"error": "err-%j", "open_mode": "append", "arguments": ["a b", ""]}
+    files |= {"name": "nf-foo_(1)", "output": "%x-%N-%4J.out", "input": "%x.in", "signal": "B:USR1@120"}
+    files |= {"tasks": 2, "exclusive": True, "ignored_options": ["--mem"], "qos": "undefined", "if_defined": ["qos"]}
     two = await m.submit("ben", script=DW, comment="fails before it runs", **files)
     for _ in range(2):
         await m.until(two, "run")

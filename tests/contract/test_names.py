@@ -25,7 +25,7 @@ from cluster.api.web.openapi import document
 from cluster.api.web.problems import STATUS_OF
 from cluster.cli.app import cli
 from cluster.cli.exits import BBF_LINE, INVALID_REQUEST_LINE, MEANINGS, NODE_COUNT_LINE, PERMISSION_LINE, SERVE_MEANINGS
-from cluster.cli.submission.sbatch import OPTIONS
+from cluster.cli.submission.sbatch_options import OPTIONS
 from cluster.config.config import Config
 from cluster.config.toml import ConfigError
 from cluster.schemas.operations import OPERATIONS, Operation
@@ -180,8 +180,8 @@ def problems_in(tree: ast.Module) -> Iterator[str]:
 def test_every_command_of_the_command_line_takes_what_it_took() -> None:
     rows = [*typed(cli, ("forebay",))]
     rows += [
-        f"#SBATCH {option.long} {option.short or '-'}{'' if option.takes_value else ' flag'}"
-        f"{f' only {option.only}' if option.only else ''}{f' alone {option.alone}' if option.alone else ''}"
+        f"#SBATCH {option.long} {option.short or '-'} {option.value} {option.treatment}"
+        f"{f' alone {option.alone}' if option.alone else ''}"
         for option in OPTIONS
     ]
     compare("names/command_line.txt", rows)

@@ -313,13 +313,13 @@ def test_a_path_that_is_none_is_refused_by_its_field(field: str, path: str) -> N
 def test_where_standard_error_goes_follows_from_what_was_asked() -> None:
     made = world()
     job = taken(made, workdir="/w", error="%x/%j.%A-%a", tasks=(3, 5))
-    assert [error_path(made.state.jobs[one].request, one) for one in (job, job + 1)] == [
+    assert [error_path(made.state.jobs[one].request, one, "n1") for one in (job, job + 1)] == [
         f"/w/job/{job}.{job}-3",
         f"/w/job/{job + 1}.{job}-5",
     ]
     assert refused(made, error="%q").place == "error"
     plain = taken(made)
-    assert error_path(made.state.jobs[plain].request, plain) == ""
+    assert error_path(made.state.jobs[plain].request, plain, "n1") == ""
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_what_is_so_already_is_no_change_and_leaves_no_event() -> None:
 @pytest.mark.parametrize(
     "changes,place",
     [
-        ({"name": "a b"}, "name"),
+        ({"name": "a\nb"}, "name"),
         ({"name": ""}, "name"),
         ({"time_limit_s": 0}, "time_limit_s"),
         ({"priority": -1}, "priority"),

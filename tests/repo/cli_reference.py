@@ -3,13 +3,21 @@
 `scripts/generate` writes it there, and a test of the repository compares.
 """
 
+import textwrap
 from collections.abc import Iterator
 
 import click
 
 from cluster.cli.app import cli
 from cluster.cli.exits import MEANINGS, SERVE_MEANINGS
-from cluster.cli.submission.sbatch import OPTIONS
+from cluster.cli.submission.sbatch_options import OPTIONS, Treatment
+from replica.values.limits import (
+    JOB_NAME_CHARACTERS_MAX,
+    PACKED_SCRIPT_BYTES_MAX,
+    SCRIPT_BYTES_MAX,
+    SUBMITTED_SCRIPT_BYTES_MAX,
+)
+from replica.values.names import FILE_SYMBOLS
 
 
 def render() -> str:
@@ -33,22 +41,67 @@ def _exit_codes() -> str:
 
 
 def _sbatch_options() -> str:
-    rows = "\n".join(
-        f"| `{option.long}` | {option.short and f'`{option.short}`'} | {_value(option.takes_value, option.only)} |"
-        for option in OPTIONS
-    )
-    return (
-        "## `#SBATCH` lines\n\n"
-        "`forebay submit` reads them as sbatch does: at the top of the script, before the first command. An option\n"
-        "that is not in this table is refused with its line and column; `##SBATCH` keeps a line as a comment.\n\n"
-        f"| long | short | value |\n|---|---|---|\n{rows}\n"
+    return "\n\n".join(
+        [
+            "## `#SBATCH` lines",
+            _filled(
+                "`forebay submit` reads them as sbatch does: at the top of the script, before the first command, "
+                "several options on one line if you like. `##SBATCH` keeps a line as a comment. Every option of sbatch "
+                "of Slurm 22.05 to 26.05 is in one of these three tables; any other name is rejected with its line and "
+                "column. All errors of a script are reported at once."
+            ),
+            "### Options that are carried out",
+            _options_of(Treatment.CARRIED_OUT),
+            "\n".join(map(_item, _NOTES)),
+            _filled(
+                f"A job's name may have up to {JOB_NAME_CHARACTERS_MAX} printable characters, blanks and brackets "
+                f"included. A script may have up to {SUBMITTED_SCRIPT_BYTES_MAX >> 20} MiB. One over "
+                f"{SCRIPT_BYTES_MAX >> 10} KiB is sent compressed, and may then have at most "
+                f"{PACKED_SCRIPT_BYTES_MAX >> 10} KiB."
+            ),
+            "### Options without effect",
+            _filled(
+                "One warning lists those of a script. With `UnknownSbatchOptions=reject` in the site's configuration "
+                "they are rejected. An account, QOS, licence or reservation that the script names and the site has not "
+                "defined is treated in the same way; an account, only where the site has defined none."
+            ),
+            _options_of(Treatment.IGNORED),
+            "### Options that are rejected",
+            "They say where data goes, or what runs. So does a number of nodes above 1.",
+            _options_of(Treatment.REJECTED) + "\n",
+        ]
     )
 
 
-def _value(takes_value: bool, only: str) -> str:
-    if not takes_value:
-        return "none"
-    return f"`{only}` only" if only else "any"
+_NOTES = (
+    "`--ntasks=N` and `--ntasks-per-node=N` request N times `--cpus-per-task` CPUs on the one node of the job; the "
+    "script finds N in `$SLURM_NTASKS`.",
+    "`--exclusive` requests all CPUs of the largest node of the partition, also with `=user` or `=mcs`.",
+    "`--signal` without `B:` is sent to what the script has started, and with it to the script alone.",
+    "`--export=ALL` has no effect: a job has the variables that are named.",
+    f"Names of files may have {FILE_SYMBOLS}. A width such as `%4j` pads a number.",
+    "Of several partitions, the first that accepts the job is used.",
+    "Other forms: `--part` for `--partition` as in getopt, and `--requeue=expedite` for `--requeue`.",
+)
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+
+
+def _item(text: str) -> str:
+    return textwrap.fill(
+        text, 100, initial_indent="- ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _options_of(treatment: Treatment) -> str:
+    shown = [option for option in OPTIONS if option.treatment is treatment]
+    if treatment is Treatment.CARRIED_OUT:
+        rows = [f"| `{one.long}` | {one.short and f'`{one.short}`'} | {one.value} |" for one in shown]
+        return "\n".join(["| long | short | value |", "|---|---|---|", *rows])
+    rows = [f"| `{one.long}` | {one.short and f'`{one.short}`'} | {one.reason} |" for one in shown]
+    return "\n".join(["| long | short | reason |", "|---|---|---|", *rows])
 
 
 def _sections(group: click.Group, context: click.Context, level: int) -> Iterator[str]:

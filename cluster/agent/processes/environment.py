@@ -162,9 +162,11 @@ def _described(order: Order, account: Account, node: str) -> Iterator[tuple[str,
     yield "JOB_NODELIST", node
     yield "JOB_NUM_NODES", "1"
     yield "JOB_CPUS_PER_NODE", str(order.cpus)
-    yield "CPUS_PER_TASK", str(order.cpus)
+    yield "CPUS_PER_TASK", str(max(1, order.cpus // options.tasks))
     yield "CPUS_ON_NODE", str(order.cpus)
-    yield "NTASKS", "1"
+    yield "NTASKS", str(options.tasks)
+    if options.tasks > 1:
+        yield "NTASKS_PER_NODE", str(options.tasks)
     yield "SUBMIT_DIR", order.workdir
     asked = {
         "JOB_PARTITION": options.partition,
@@ -203,6 +205,7 @@ def environment_of(
     for name in [name for name in environment if name.startswith(("FOREBAY_", "DW_JOB_", "SLURM_"))]:
         del environment[name]
     environment |= {f"{prefix}_{name}": value for name, value in _described(order, account, node) for prefix in _OWNERS}
+    tasks = (order.options or NO_OPTIONS).tasks
     environment |= {
         "FOREBAY_ATTEMPT": str(order.attempt),
         "FOREBAY_NODE": node,
@@ -210,11 +213,11 @@ def environment_of(
         "SLURM_JOBID": str(order.job),
         "SLURM_NODELIST": node,
         "SLURM_NNODES": "1",
-        "SLURM_NPROCS": "1",
+        "SLURM_NPROCS": str(tasks),
         "SLURM_NODEID": "0",
         "SLURM_PROCID": "0",
         "SLURM_LOCALID": "0",
-        "SLURM_TASKS_PER_NODE": "1",
+        "SLURM_TASKS_PER_NODE": str(tasks),
         "SLURMD_NODENAME": node,
     }
     if order.provision is not None:
@@ -276,10 +279,10 @@ def become_script(
         # The same file, named twice, has one position, or each would write over what the other wrote.
         same = order.error in ("", output_path(order))
         error_output = output if same else _open_output(order.error, home, append=append)
-        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        given = _open_input(order.input or os.devnull, home)
     except PathRefused as error:
         raise ScriptRefused(CANNOT_EXECUTE, str(error)) from error
-    os.dup2(nothing, 0)
+    os.dup2(given, 0)
     os.dup2(output, 1)
     os.dup2(error_output, 2)
     arguments = order.options.arguments if order.options is not None else ()
@@ -303,6 +306,25 @@ def _enter_workdir(order: Order, home: Identity) -> None:
             os.fchdir(directory)
     except OSError as error:
         raise PathRefused(f"the working directory {order.workdir} cannot be entered: {error.strerror}") from error
+
+
+def _open_input(path: str, home: Identity) -> int:
+    if path == os.devnull:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    above, _, name = path.rpartition("/")
+    try:
+        with closing(open_as_user(above or "/", forbidden=home)) as directory:
+            # Non-blocking for the same reason as an output.
+            found = os.open(
+                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=directory
+            )
+    except OSError as error:
+        raise PathRefused(f"the input file {path} cannot be opened: {error.strerror}") from error
+    mode = os.fstat(found).st_mode
+    if not stat.S_ISREG(mode):
+        raise PathRefused(f"the input file {path} is a {kind_of(mode)}; name a regular file")
+    os.set_blocking(found, True)
+    return found
 
 
 def _open_output(path: str, home: Identity, *, append: bool) -> int:

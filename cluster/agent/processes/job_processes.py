@@ -195,15 +195,15 @@ class ScriptProcesses:
         """Begin with none; this process is the subreaper of all that there will be."""
         self._cgroup = cgroup
 
-    def signal(self, number: signal.Signals) -> None:
-        """Signal each of them once."""
+    def signal(self, number: int, *, but: int = 0) -> None:
+        """Signal each of them once, except the process `but`."""
         pids = set(descendants(os.getpid()))
         if self._cgroup is not None:
             if number is signal.SIGKILL:
                 self._cgroup.signal(number)
             else:
                 pids.update(self._cgroup.pids())
-        for pid in pids:
+        for pid in pids - {but}:
             send(pid, number)
 
     def suspend(self) -> None:

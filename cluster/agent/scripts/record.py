@@ -42,6 +42,7 @@ from cluster.agent.processes import CGROUP_FILE, Account, CgroupName, Mode
 from cluster.system import JobProcess, closing, names_in, open_directory, write_all
 from replica.messages import ScriptEnded
 from replica.model import Order
+from replica.values import SUBMITTED_SCRIPT_BYTES_MAX
 
 SUSPEND: Final = signal.SIGINT
 RESUME: Final = signal.SIGUSR2
@@ -181,6 +182,29 @@ class ScriptRecord:
         return read_record(self.directory, name, kind, shown=f"steps/{self.job}/{name}")
 
 
+UNPACKING_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Memory for unpacking one script, bytes: seven times what LZMA takes at its default preset."""
+
+
+def unpacked(script: str) -> str:
+    """Return the script that this is the packed form of; the text itself if it is none, or would be too long."""
+    import base64
+    import lzma
+
+    from replica.grammar import split_packed  # few scripts need it
+
+    found = split_packed(script)
+    if found is None:
+        return script
+    head, rest = found
+    try:
+        reader = lzma.LZMADecompressor(memlimit=UNPACKING_BYTES_MAX)
+        data = reader.decompress(base64.b85decode(rest.strip()), SUBMITTED_SCRIPT_BYTES_MAX + 1)
+        return head + data.decode() if reader.eof else script
+    except (ValueError, lzma.LZMAError, EOFError):
+        return script
+
+
 def create_record(steps: int, wanted: ScriptOrder, account: Account, cgroup: CgroupName | None = None) -> ScriptRecord:
     """Make the record of a script that is to be run, in a cgroup if one is given: whole or not at all.
 
@@ -197,7 +221,7 @@ def create_record(steps: int, wanted: ScriptOrder, account: Account, cgroup: Cgr
         write_new(
             directory,
             "script",
-            wanted.order.script.encode(),
+            unpacked(wanted.order.script).encode(),
             mode=0o500,
             owner=(account.uid, account.gid) if account.switch else None,
         )

@@ -62,7 +62,7 @@ from cluster.system import (
     write_all,
 )
 from replica.messages import ScriptEnded
-from replica.model import JobState
+from replica.model import NO_OPTIONS, JobState, WarningSignal, parse_signal
 
 REFUSAL_BYTES_MAX: Final = 16 * 1024
 """What the child may say about why the script could not be started, bytes."""
@@ -159,6 +159,7 @@ class Supervisor:
         cause: Cause | None = None
         suspended_s: float | None = None
         left_s = math.inf
+        warning = self._warning()
         while True:
             self._reap()
             if self._wait_status is not None:
@@ -170,9 +171,11 @@ class Supervisor:
             elif cause is None and now_s >= deadline_s:
                 cause = Cause.TIME_LIMIT
                 kill_s = self._end_gently(now_s)
-            received = signal.sigtimedwait(
-                _BLOCKED, max(0.0, min(deadline_s if cause is None else kill_s, kill_s, now_s + 3600) - now_s)
-            )
+            elif cause is None and warning is not None and now_s >= deadline_s - warning.before_s:
+                self._warn(warning)
+                warning = None
+            due_s = kill_s if cause is not None else deadline_s - (0 if warning is None else warning.before_s)
+            received = signal.sigtimedwait(_BLOCKED, max(0.0, min(due_s, kill_s, now_s + 3600) - now_s))
             if received is not None and received.si_signo == OVERRUN:
                 # Every second that it is given it goes on writing.
                 cause, kill_s = cause or Cause.OVERRUN, self._clock.monotonic_s()
@@ -190,6 +193,17 @@ class Supervisor:
             elif received.si_signo == RESUME and suspended_s is not None:
                 suspended_s, deadline_s = None, now_s + left_s
                 self._processes.resume()
+
+    def _warning(self) -> WarningSignal | None:
+        """Return the signal that the job asked for before its time limit."""
+        wanted = (self._wanted.order.options or NO_OPTIONS).signal
+        return parse_signal(wanted) if wanted else None
+
+    def _warn(self, warning: WarningSignal) -> None:
+        if warning.to_script:
+            os.kill(self._script, warning.number)
+        else:
+            self._processes.signal(warning.number, but=self._script)
 
     def _end_gently(self, now_s: float) -> float:
         """Ask every process to end, and return when those that do not are killed."""

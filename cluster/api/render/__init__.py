@@ -21,6 +21,7 @@ from cluster.api.render.jobs import (
     holders,
     job_view,
     job_words,
+    left_out,
     lost_job_view,
     node_view,
     node_word,

@@ -23,6 +23,7 @@ from cluster.schemas import (
 from cluster.server import Liveness
 from cluster.system import format_instant
 from replica.decide import overcommitted_bytes
+from replica.messages import SubmitJob
 from replica.model import (
     NATIVE,
     NO_OPTIONS,
@@ -31,11 +32,14 @@ from replica.model import (
     Hold,
     Job,
     JobOptions,
+    JobRequest,
     NodeState,
     PersistentBuffer,
     PoolUnit,
     destinations_of,
     error_path,
+    input_path,
+    output_path,
     takes_cpus,
     unit_in,
 )
@@ -74,6 +78,18 @@ def task_words(state: State, job_id: int) -> str | None:
     return None if array is None else f"{array.job}_{array.task}"
 
 
+def left_out(command: SubmitJob, decided: JobRequest) -> tuple[str, ...]:
+    """Return the warning that lists what a submit asked for and its job does not have; nothing where it has all."""
+    asked, has = command.request.asked, decided.asked
+    names = list(command.ignored)
+    for field in command.if_defined:
+        if field == "licenses":
+            names += [f"--licenses={name}" for name, _ in asked.licenses if name not in dict(has.licenses)]
+        elif (wanted := getattr(asked, field)) and wanted != getattr(has, field):
+            names.append(f"--{field}={wanted}")
+    return (f"options without effect here: {', '.join(names)}",) if names else ()
+
+
 def details_of(state: State, job: Job) -> JobDetailsView | None:
     """Return the details of a job at `state`; None where there are none, as for most."""
     request, before = job.request, job.interrupted
@@ -87,7 +103,8 @@ def details_of(state: State, job: Job) -> JobDetailsView | None:
         "gid": options.gid or None,
         "licenses": tuple(f"{name}:{count}" for name, count in options.licenses),
         "dependency_any": options.any_of,
-        "error": error_path(request, job.id) or None,
+        "error": error_path(request, job.id, job.node) or None,
+        "input": input_path(request, job.id, job.node) or None,
         "restarts": before.requeues,
         "deadline": format_instant(request.deadline),
         "suspend_time": format_instant(before.suspended_at),
@@ -126,7 +143,7 @@ def job_view(state: State, job_id: int, known: Known, *, warnings: tuple[str, ..
         hold=_HOLDS[job.hold],
         system_comment=job.comment,
         workdir=request.workdir,
-        output=request.output,
+        output=output_path(request, job.node),
         dependencies=tuple(f"{dependency.kind.word}:{dependency.job}" for dependency in request.dependencies),
         cancelled=job.cancelled,
         warnings=warnings,

@@ -11,16 +11,24 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 
 from cluster.cli.commands.options import in_requests, job_options
-from cluster.cli.exits import INVALID_REQUEST_LINE, NODE_COUNT_LINE, PERMISSION_LINE, ExitCode, Failure, bad_input
+from cluster.cli.exits import (
+    INVALID_REQUEST_LINE,
+    NODE_COUNT_LINE,
+    PERMISSION_LINE,
+    ExitCode,
+    Failure,
+    bad_input,
+    joined,
+)
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.group import exit_with, report
 from cluster.cli.session import Session, exit_code_of, session
-from cluster.cli.submission import Prepared, located, prepare, read_bounded, unsupported
+from cluster.cli.submission import Ignored, Prepared, located, prepare, read_bounded, read_typed
 from cluster.cli.text import note, present, show_json
 from cluster.client import ApiError, error_of_view
 from cluster.schemas import SubmitRequest, instant_of
 from cluster.schemas import operations as ops
-from replica.values import SCRIPT_BYTES_MAX
+from replica.values import SUBMITTED_SCRIPT_BYTES_MAX
 
 if TYPE_CHECKING:
     from cluster.client import Client
@@ -35,12 +43,15 @@ WRAP_NAME: Final = "wrap"
 """Name of a job whose script is a command of the command line, as Slurm calls it."""
 
 _ARGUMENTS: Final = "forebay.arguments"
-"""Where the context of a submit keeps the arguments of its script."""
+_SETTINGS: Final = "forebay.settings"
+_IGNORED: Final = "forebay.ignored"
+"""Where the context of a submit keeps the arguments of its script, and the options of sbatch that have no option here:
+those with a value for the job, and those without effect."""
 
 SCRIPTS_MAX: Final = 10_000
 """Scripts of one command, count: ten requests; all of them are in memory before the first is sent."""
 
-LIST_BYTES_MAX: Final = SCRIPT_BYTES_MAX
+LIST_BYTES_MAX: Final = SUBMITTED_SCRIPT_BYTES_MAX
 """A list of scripts on standard input, bytes: it is told from a script once all of it is here."""
 
 REQUEST_CODES: Final = frozenset(
@@ -65,6 +76,9 @@ PERMISSION_SENTENCES: Final = frozenset(
 )
 """Refusals that concern who asks for a burst buffer, not what is asked."""
 
+IGNORED_PLACE: Final = "ignored_options"
+"""The place of a rejection by a site that does not accept options without effect."""
+
 REQUEST_PLACES: Final = ("script", "--bb")
 """How places begin that lie in the request (`--bbf` too): any refusal there concerns it."""
 
@@ -77,26 +91,31 @@ class _Script(NamedTuple):
 
 
 class _SubmitCommand(click.Command):
-    """A command whose words after `--` are the script's, and that knows what sbatch has and Forebay does not."""
+    """A command whose words after `--` are the script's, and that knows every option of sbatch."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take what follows `--` out, and parse the rest; Failure for an option that Forebay cannot have."""
+        """Take what follows `--` and what has no effect out, and parse the rest; Failure for what is rejected."""
         own, given = args, list[str]()
         if ARGUMENTS_FOLLOW in args:
             at = args.index(ARGUMENTS_FOLLOW)
             own, given = args[:at], args[at + 1 :]
         ctx.meta[_ARGUMENTS] = tuple(given)
-        try:
-            return super().parse_args(ctx, own)
-        except click.NoSuchOption as error:
-            failure = unsupported(error.option_name, "")
-            raise failure or error from error
+        ctx.meta[_SETTINGS], ctx.meta[_IGNORED] = dict[str, str](), list[Ignored]()
+        while True:
+            try:
+                return super().parse_args(ctx, list(own))
+            except click.NoSuchOption as error:
+                typed = read_typed(own, error.option_name)
+                if typed.args == own:
+                    raise
+            own = typed.args
+            ctx.meta[_SETTINGS] |= typed.settings
+            ctx.meta[_IGNORED] += typed.ignored
 
 
 @click.command("submit", cls=_SubmitCommand, no_args_is_help=True)
 @click.argument("scripts", metavar="SCRIPT… [-- ARGUMENT…]", nargs=-1)
 @job_options()
-@click.option("-n", "--ntasks", type=click.Choice(["1"]), expose_value=False, hidden=True)
 @click.option("--wrap", metavar="COMMAND", help="A command for /bin/sh instead of a script.")
 @click.option("-W", "--wait", "waits", is_flag=True, help="End when the job is over, with its exit code.")
 @click.option("--parsable", is_flag=True, help="Print the number of the job and nothing else.")
@@ -111,9 +130,9 @@ def submit(
     """Submit batch scripts, or - for standard input. What follows `--` are the arguments of the script.
 
     #SBATCH lines at the top of the script are read for the same options by Slurm's names (--job-name, --time,
-    --cpus-per-task, …), and --ntasks=1; an unknown one is refused. The command line wins. #DW and #BB lines (#BB_LUA
-    where the site has a Lua script) are the burst-buffer request. Prints `Submitted batch job ID`. A refused request
-    prints its place and cause, and last `Burst Buffer request invalid`.
+    --cpus-per-task, …). The command line wins. Options of sbatch without effect here, such as --mem, give one warning
+    that lists them. #DW and #BB lines (#BB_LUA where the site has a Lua script) are the burst-buffer request. Prints
+    `Submitted batch job ID`. A refused request prints every place and cause, and last `Burst Buffer request invalid`.
 
     Standard input is a script, which begins with #!, or a list of scripts, one a line. Several scripts are submitted
     together, each as a job of its own with the same options; none is an argument of another. Nothing is sent where one
@@ -122,10 +141,9 @@ def submit(
     """
     if command_id is not None:
         _check_command_id(command_id)
-    if waits and as_json:
-        raise bad_input("--wait ends with the job's exit code, and --json says how it began", "give one of them")
     current = session()
-    arguments: tuple[str, ...] = click.get_current_context().meta[_ARGUMENTS]
+    meta = click.get_current_context().meta
+    arguments: tuple[str, ...] = meta[_ARGUMENTS]
     found = _wrapped(wrap, scripts, arguments) if wrap is not None else list(_texts(scripts))
     if not found:
         raise bad_input("no script is named", "name one, or - for standard input, or --wrap COMMAND")
@@ -137,8 +155,9 @@ def submit(
             prepared = prepare(
                 data,
                 name,
-                given,
+                given | meta[_SETTINGS],
                 export,
+                ignored=meta[_IGNORED],
                 directory=Path.cwd(),
                 environment=os.environ,
                 now=current.clock.now(),
@@ -152,6 +171,10 @@ def submit(
     for script in made:
         for warning in script.prepared.warnings:
             note(f"forebay: warning: {warning}")
+    waits = waits or any(script.prepared.waits for script in made)
+    parsable = parsable or any(script.prepared.parsable for script in made)
+    if waits and as_json:
+        raise bad_input("--wait ends with the job's exit code, and --json says how it began", "give one of them")
     line = "{}" if parsable else "Submitted batch job {}"
     if len(made) == 1:
         jobs: tuple[int, ...] = (_submit_one(current, made[0].prepared, owner, command_id, None if as_json else line),)
@@ -284,7 +307,7 @@ def _texts(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     for name in names:
         listed: Sequence[str] = (name,)
         if name == STANDARD_INPUT:
-            data = sys.stdin.buffer.read(SCRIPT_BYTES_MAX + 1)
+            data = sys.stdin.buffer.read(SUBMITTED_SCRIPT_BYTES_MAX + 1)
             listed = _listed(data)
             if not listed:
                 count += 1
@@ -293,7 +316,7 @@ def _texts(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
             count += 1
             if count > SCRIPTS_MAX:
                 raise bad_input(f"there are more than {SCRIPTS_MAX} scripts", "submit them in several commands")
-            yield one, read_bounded(Path(one), SCRIPT_BYTES_MAX, "the script", "")
+            yield one, read_bounded(Path(one), SUBMITTED_SCRIPT_BYTES_MAX, "the script", "")
 
 
 def _listed(data: bytes) -> Sequence[str]:
@@ -311,6 +334,8 @@ def _listed(data: bytes) -> Sequence[str]:
 
 def _failure(error: ApiError, prepared: Prepared) -> Failure:
     """Return the failure of a submit, its place in the user's own terms."""
+    if error.place == IGNORED_PLACE and prepared.ignored:
+        return joined([one.rejection() for one in prepared.ignored])
     code = exit_code_of(error)
     remedy = error.remedy
     if code is ExitCode.OUTCOME_UNKNOWN and error.command_id is not None:

@@ -7,7 +7,7 @@ from replica.faces import shown
 if TYPE_CHECKING:
     from cluster.cli.submission.readers import Context, read_bounded, read_change, settings_of
     from cluster.cli.submission.request import Prepared, located, prepare
-    from cluster.cli.submission.sbatch import unsupported
+    from cluster.cli.submission.sbatch import Ignored, read_typed
     from cluster.cli.submission.waiting import wait_until_over
 else:
     __getattr__ = shown(
@@ -15,7 +15,7 @@ else:
         """
         readers: Context read_bounded read_change settings_of
         request: Prepared located prepare
-        sbatch: unsupported
+        sbatch: Ignored read_typed
         waiting: wait_until_over
         """,
     )

@@ -10,9 +10,10 @@ from typing import Any, Final, NamedTuple
 
 from cluster.cli.exits import BBF_LINE, Failure, bad_input, converted
 from cluster.cli.submission.sbatch import Setting
+from cluster.cli.submission.sbatch_options import UNNAMED_FIELDS
 from cluster.cli.text import parse_begin, parse_duration
 from cluster.schemas import JOB_FIELDS, JobField, Reads
-from replica.model import DependencyKind, parse_array
+from replica.model import DependencyKind, parse_array, parse_signal
 from replica.values import CPUS_MAX, DEPENDENCIES_MAX, DIRECTIVE_TEXT_BYTES_MAX, NICE_MAX, PRIORITY_MAX, Instant
 
 JOB_ID_DIGITS_MAX: Final = 18
@@ -22,6 +23,9 @@ _JOB: Final = re.compile(rf"[0-9]{{1,{JOB_ID_DIGITS_MAX}}}(?:_[0-9]{{1,9}})?", r
 _DEPENDENCY_WORDS: Final = tuple(dict.fromkeys(kind.word for kind in DependencyKind))
 _SINGLETON: Final = "singleton"
 _LATER_WORDS: Final = frozenset({"aftercorr", "expand"})
+
+SHARERS: Final = ("user", "mcs", "topo")
+"""With whom sbatch has a node shared; a whole node is never less than that."""
 
 Given = Mapping[str, str | bool | None]
 """What the command line gave for each field of a job; None where it gave nothing."""
@@ -37,7 +41,7 @@ class Context(NamedTuple):
 
 def settings_of(given: Given) -> dict[str, Setting]:
     """Return what the command line gave, by field, each with its option as the place."""
-    found: dict[str, Setting] = {}
+    found = {field: Setting(str(given[field]), "command line") for field in UNNAMED_FIELDS if field in given}
     for row in JOB_FIELDS:
         value = given.get(row.field)
         if value is not None:
@@ -176,6 +180,17 @@ def _unreadable(path: Path, what: str, place: str, error: OSError) -> Failure:
     )
 
 
+def _exclusive(text: str) -> bool:
+    if text not in ("yes", "no", *SHARERS):
+        raise ValueError(f"{text[:24]!r} cannot be used; write --exclusive alone: the job then has a node for itself")
+    return text != "no"
+
+
+def _signal(text: str) -> str:
+    parse_signal(text)
+    return text
+
+
 def _array(text: str) -> str:
     parse_array(text)
     return text
@@ -194,5 +209,8 @@ _READERS: Final[Mapping[Reads, Callable[..., Any]]] = {
     "nice": lambda text, context: parse_nice(text),
     "nodes": lambda text, context: parse_nodes(text),
     "array": lambda text, context: _array(text),
+    "tasks": lambda text, context: parse_count(text, "the number of tasks", 1, CPUS_MAX),
+    "exclusive": lambda text, context: _exclusive(text),
+    "signal": lambda text, context: _signal(text),
 }
 """By kind; each raises ValueError with a sentence and a remedy, "; " between them."""

@@ -1,16 +1,35 @@
 """From a script and the command line to one submit: the command line wins, and every mistake has a place."""
 
+import contextlib
 import datetime
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from cluster.cli.exits import bad_input
-from cluster.cli.submission.readers import Context, Given, read_field, settings_of
-from cluster.cli.submission.sbatch import check_script, read_options
-from cluster.schemas import JOB_FIELDS
-from replica.values import ENVIRONMENT_BYTES_MAX, ENVIRONMENT_VARIABLES_MAX, Instant
+from cluster.cli.exits import Failure, bad_input, converted, joined
+from cluster.cli.submission.readers import Context, Given, parse_count, read_field, settings_of
+from cluster.cli.submission.sbatch import Ignored, Setting, check_script, read_options
+from cluster.cli.submission.sbatch_options import (
+    CPUS_LEAST,
+    EXPORT,
+    LONG,
+    PARSABLE,
+    TASKS_PER_NODE,
+    WAITS,
+)
+from cluster.schemas import IF_DEFINED, IGNORED_OPTIONS_MAX, JOB_FIELDS, OPTION_SHOWN_MAX
+from replica.grammar import PACKED_MARK
+from replica.values import (
+    CPUS_MAX,
+    ENVIRONMENT_BYTES_MAX,
+    ENVIRONMENT_VARIABLES_MAX,
+    PACKED_HEAD_BYTES_MAX,
+    PACKED_SCRIPT_BYTES_MAX,
+    SCRIPT_BYTES_MAX,
+    Instant,
+)
 
 TIME_LIMIT_S_DEFAULT: Final = 3_600
 """Seconds a job may run where neither script nor command line says: an hour is enough to try something out."""
@@ -21,6 +40,13 @@ NAME_OF_STDIN: Final = "sbatch"
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
+_MAYBE_DIRECTIVE: Final = re.compile(r"#[A-Za-z!]")
+"""How a comment line begins that the site's grammar may know: those stay as they are in a packed script."""
+
+_PLAIN_LICENSE: Final = re.compile(r"[A-Za-z0-9_.+-]+(?:[:=][0-9]+)?", re.ASCII)
+"""A licence that Forebay can count; others are those of a remote database, and alternatives."""
+
+
 class Prepared(NamedTuple):
     """What is sent for a script, what to warn of, and where each field came from, for places in the server's answer."""
 
@@ -28,6 +54,12 @@ class Prepared(NamedTuple):
     """Of a SubmitRequest, without its command id."""
     warnings: tuple[str, ...]
     sources: Mapping[str, str]
+    ignored: tuple[Ignored, ...] = ()
+    """Options that are not carried out: the answer warns of them, or rejects them."""
+    waits: bool = False
+    """Whether the script itself asks to wait for its end."""
+    parsable: bool = False
+    """Whether the script itself asks for the job's ID alone."""
 
 
 def prepare(
@@ -36,6 +68,7 @@ def prepare(
     given: Given,
     exports: Sequence[str] = (),
     *,
+    ignored: Sequence[Ignored] = (),
     arguments: tuple[str, ...] = (),
     directory: Path,
     environment: Mapping[str, str],
@@ -44,28 +77,55 @@ def prepare(
 ) -> Prepared:
     """Return what to send for a script; `directory` is where the user is, `now` the wall clock in µs.
 
-    Failure (bad input) names the place: line and column of the script, or the option of the command line.
+    Failure (bad input) has everything that is wrong, each with its place: line and column of the script, or the option
+    of the command line.
     """
     label = "script" if script_name == "-" else script_name
-    for argument in arguments:
-        if not _is_text(argument):
-            raise bad_input("an argument of the script is not UTF-8 text", "give it text", place="--")
     script = check_script(data, label)
     options = read_options(script, label)
-    chosen = options.settings | settings_of(given)
+    faults = list(options.faults)
+    if not all(map(_is_text, arguments)):
+        faults.append(bad_input("an argument of the script is not UTF-8 text", "give it text", place="--"))
+    from_script, typed = dict(options.settings), settings_of(given)
+    notes, unheeded = list(options.warnings), [*options.ignored, *ignored]
+    chosen = from_script | typed
     fields: dict[str, Any] = {
         "script": script,
         "name": NAME_OF_STDIN if script_name == "-" else Path(script_name).name,
         "time_limit_s": TIME_LIMIT_S_DEFAULT,
         "workdir": str(directory),
-        "environment": parse_exports(exports, environment),
         "arguments": arguments,
     }
+    if len(data) > SCRIPT_BYTES_MAX:
+        with _noted(faults):
+            fields["script"] = packed(script, label)
+    with _noted(faults):
+        written = from_script.get(EXPORT)
+        by_script = {} if written is None else _exported_by_script(written, environment, notes)
+        fields["environment"] = parse_exports(exports, environment, by_script)
+        if written is not None and ALL_EXPORTED in written.value.split(","):
+            unheeded.append(Ignored(f"--export={ALL_EXPORTED}", LONG["--export"], written.place))
+        if ALL_EXPORTED in exports:
+            unheeded.append(Ignored(f"--export={ALL_EXPORTED}", LONG["--export"], "--export"))
     context = Context(directory, now, zone)
     for row in JOB_FIELDS:
         if row.field in chosen:
-            fields |= read_field(row, chosen[row.field], context)
+            with _noted(faults):
+                fields |= read_field(row, chosen[row.field], context)
+    with _noted(faults):
+        fields |= _cpus(fields, chosen, unheeded)
+    if faults:
+        raise joined(faults)
+    fields["if_defined"] = tuple(field for field in IF_DEFINED if field in from_script and field not in typed)
+    if "licenses" in fields["if_defined"]:
+        _leave_out_licenses(fields, from_script["licenses"], unheeded)
+    names = dict.fromkeys(_listed(one) for one in unheeded)
+    fields["ignored_options"] = tuple(names)[:IGNORED_OPTIONS_MAX]
     sources = {field: setting.place for field, setting in chosen.items()}
+    if TASKS_PER_NODE in chosen:
+        sources.setdefault("tasks", chosen[TASKS_PER_NODE].place)
+    if "tasks" in sources:
+        sources.setdefault("cpus", sources["tasks"])
     sources.setdefault("workdir", "--chdir (the present directory)")
     sources["script"] = label
     if "bb" in chosen:
@@ -74,7 +134,90 @@ def prepare(
     if "bbf" in chosen:
         del sources["bbf"]
         sources["--bbf"] = chosen["bbf"].value
-    return Prepared(fields, options.warnings, sources)
+    return Prepared(
+        fields, tuple(notes), sources, tuple(unheeded), waits=WAITS in from_script, parsable=PARSABLE in from_script
+    )
+
+
+def _listed(one: Ignored) -> str:
+    """Return an option as the controller lists it."""
+    is_plain = one.written.isascii() and one.written.isprintable() and " " not in one.written
+    return one.written[:OPTION_SHOWN_MAX] if is_plain else one.option.long
+
+
+@contextlib.contextmanager
+def _noted(faults: list[Failure]) -> Iterator[None]:
+    """Keep a failure instead of raising it."""
+    try:
+        yield
+    except Failure as failure:
+        faults.append(failure)
+
+
+def packed(script: str, label: str) -> str:
+    """Return a long script as it is sent (`replica.grammar`); Failure if that is too long."""
+    end = _end_of_head(script)
+    head, rest = script[:end], script[end:]
+    if not rest or len(head.encode()) > PACKED_HEAD_BYTES_MAX:
+        raise bad_input(
+            f"the comment lines at the top of the script have more than {PACKED_HEAD_BYTES_MAX} bytes",
+            "begin them with '# ', or write them below the first command",
+            place=label,
+        )
+    import base64
+    import lzma
+
+    found = f"{head.removesuffix(chr(10))}{PACKED_MARK}{base64.b85encode(lzma.compress(rest.encode())).decode()}\n"
+    if len(found.encode()) > PACKED_SCRIPT_BYTES_MAX:
+        raise bad_input(
+            f"the script has more than {SCRIPT_BYTES_MAX} bytes, and more than {PACKED_SCRIPT_BYTES_MAX} compressed",
+            "keep data and programs in files of their own and let the script call them",
+            place=label,
+        )
+    return found
+
+
+def _end_of_head(script: str) -> int:
+    """Return where the last line ends that may be a directive, among the comment lines at the top."""
+    at = end = 0
+    while at < len(script):
+        following = script.find("\n", at) + 1 or len(script)
+        line = script[at:following]
+        if line.strip() and not line.startswith("#"):
+            break
+        if _MAYBE_DIRECTIVE.match(line):
+            end = following
+        at = following
+    return end
+
+
+def _cpus(fields: Mapping[str, Any], chosen: Mapping[str, Setting], unheeded: list[Ignored]) -> dict[str, int]:
+    """Return the tasks, and the CPUs of all of them, where they are not the default."""
+    found = {}
+    for field, what in ((TASKS_PER_NODE, "the number of tasks"), (CPUS_LEAST, "the number of CPUs")):
+        if field in chosen:
+            setting = chosen[field]
+            found[field] = converted(
+                setting.value, partial(parse_count, what=what, least=1, most=CPUS_MAX), setting.place
+            )
+    if not found and "tasks" not in fields:
+        return {}
+    most = found.get(TASKS_PER_NODE)
+    tasks = fields.get("tasks", most or 1)
+    if most is not None and tasks > most:
+        # All of them run on the one node.
+        unheeded.append(Ignored("--ntasks-per-node", LONG["--ntasks-per-node"], chosen[TASKS_PER_NODE].place))
+    return {"tasks": tasks, "cpus": max(tasks * fields.get("cpus", 1), found.get(CPUS_LEAST, 1))}
+
+
+def _leave_out_licenses(fields: dict[str, Any], setting: Setting, unheeded: list[Ignored]) -> None:
+    """Take licences out of a request that cannot be counted here."""
+    option = LONG["--licenses"]
+    plain = tuple(text for text in fields["licenses"] if _PLAIN_LICENSE.fullmatch(text))
+    for text in fields["licenses"]:
+        if text not in plain:
+            unheeded.append(Ignored(f"{option.long}={text}", option, setting.place))
+    fields["licenses"] = plain
 
 
 def _is_text(text: str) -> bool:
@@ -96,22 +239,17 @@ def located(place: str, sources: Mapping[str, str]) -> str:
     return place
 
 
-def parse_exports(exports: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of `--export NAME=VALUE` and `--export NAME` (its present value), or raise Failure."""
-    found: dict[str, str] = {}
-    for export in exports:
-        name, equals, value = export.partition("=")
-        if _VARIABLE.fullmatch(name) is None:
-            raise bad_input(f"{name!r} is not the name of a variable", "write --export NAME=VALUE", place="--export")
-        if not equals:
-            if name not in environment:
-                raise bad_input(
-                    f"the variable {name} is not set here", f"write --export {name}=VALUE", place="--export"
-                )
-            value = environment[name]
-        if not _is_text(value):
-            raise bad_input(f"the value of {name} is not UTF-8", "export text only", place="--export")
-        found[name] = value
+def parse_exports(
+    exports: Sequence[str], environment: Mapping[str, str], before: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the variables of `before`, of `--export NAME=VALUE` and of `--export NAME` (its present value).
+
+    Failure for what names no variable, or one that is not set here.
+    """
+    found = dict(before or {})
+    for text in exports:
+        if text not in (*NOTHING_EXPORTED, ALL_EXPORTED):
+            found |= _exported(text, environment, "--export")
     size_bytes = sum(len(name.encode()) + len(value.encode()) for name, value in found.items())
     if len(found) > ENVIRONMENT_VARIABLES_MAX or size_bytes > ENVIRONMENT_BYTES_MAX:
         raise bad_input(
@@ -120,3 +258,39 @@ def parse_exports(exports: Sequence[str], environment: Mapping[str, str]) -> dic
             place="--export",
         )
     return found
+
+
+def _exported_by_script(written: Setting, environment: Mapping[str, str], notes: list[str]) -> dict[str, str]:
+    """Return the variables of `--export` in a script: several with commas between them, ALL or NONE.
+
+    One that is not set here is noted and left out, as sbatch does.
+    """
+    found: dict[str, str] = {}
+    for text in filter(None, map(str.strip, written.value.split(","))):
+        if text in (*NOTHING_EXPORTED, ALL_EXPORTED):
+            continue
+        if "=" in text or text in environment or _VARIABLE.fullmatch(text) is None:
+            found |= _exported(text, environment, written.place)
+        else:
+            notes.append(f"{written.place}: the variable {text} is not set here, and is not exported")
+    return found
+
+
+ALL_EXPORTED: Final = "ALL"
+"""What stands for the whole environment: a job has the variables that are named."""
+
+NOTHING_EXPORTED: Final = ("NONE", "NIL")
+"""What stands for no variables."""
+
+
+def _exported(text: str, environment: Mapping[str, str], place: str) -> dict[str, str]:
+    name, equals, value = text.partition("=")
+    if _VARIABLE.fullmatch(name) is None:
+        raise bad_input(f"{name[:48]!r} is not the name of a variable", "write --export NAME=VALUE", place=place)
+    if not equals:
+        if name not in environment:
+            raise bad_input(f"the variable {name} is not set here", f"write --export {name}=VALUE", place=place)
+        value = environment[name]
+    if not _is_text(value):
+        raise bad_input(f"the value of {name} is not UTF-8", "export text only", place=place)
+    return {name: value}

@@ -1,90 +1,33 @@
-"""The `#SBATCH` lines of a batch script: what they ask for, with line and column, and nothing ignored.
+"""The `#SBATCH` lines of a batch script: what they ask for, with line and column.
 
 They are read as sbatch reads them: comment lines at the top, before the first command; options in the forms of getopt
-(`--time=10`, `--time 10`, `-t 10`, `-t10`, `-Ht10`); words may be quoted; a word that begins with `#` starts a comment.
-The last one of two wins. An option that Forebay does not know is refused, because a job that silently lacks what its
-script asks for is worse than one that is not accepted.
+(`--time=10`, `--time 10`, `-t 10`, `-t10`, `-Ht10`, and `--part` for `--partition`); words may be quoted; a word that
+begins with `#` starts a comment. The last one of two wins. What each option leads to is in `sbatch_options`. A name
+that sbatch does not have is rejected: it may be a misspelling of an option that says where data goes.
 """
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from cluster.cli.exits import Failure, bad_input
-from cluster.schemas import JOB_FIELDS
-from replica.values import SCRIPT_BYTES_MAX
+from cluster.cli.submission.sbatch_options import LONG, SHORT, UNNAMED_FIELDS, Option, Treatment, Value, options_for
+from replica.values import SUBMITTED_SCRIPT_BYTES_MAX
 
 MARK: Final = "#SBATCH"
 
+FOREIGN_MARKS: Final = ("#PBS ", "#BSUB ", "#COBALT ", "#$ -")
+"""How lines begin that say the same to other batch systems; sbatch reads some of them."""
+
+WARNINGS_MAX: Final = 16
+"""Warnings about the lines of one script, count."""
+
+_COMPONENTS: Final = ("hetjob", "packjob")
+"""What separates the components of a heterogeneous job."""
+
 CONTROL_WORDS_SHOWN: Final = 24
 """Characters of an unknown word repeated in an error: enough to find it, short enough for one line."""
-
-
-class Option(NamedTuple):
-    """One option that Forebay knows; `field` is what it sets."""
-
-    field: str
-    long: str
-    short: str = ""
-    takes_value: bool = True
-    only: str = ""
-    """The one value that is accepted, where Forebay can do just that."""
-    alone: str = ""
-    """What it says where no value is written, for those that may stand alone; never in the next word."""
-
-
-def _options() -> Iterator[Option]:
-    for row in JOB_FIELDS:
-        long, *others = row.slurm
-        opposite = next((other for other in others if other.startswith("--")), "")
-        short = next((other for other in others if other != opposite), "")
-        is_switch = row.reads == "switch"
-        yield Option(row.field, long, short, takes_value=not is_switch, alone="yes" if is_switch else row.alone)
-        if opposite:
-            yield Option(row.field, opposite, takes_value=False, alone="no")
-    yield Option("tasks", "--ntasks", "-n", only="1")
-
-
-OPTIONS: Final = tuple(_options())
-
-_NO_MEMORY: Final = "Forebay keeps no account of memory: a job has what its node has free"
-_NO_DEVICES: Final = "Forebay gives out CPUs, burst buffers and licences, and no devices"
-_ONE_NODE: Final = "a job of Forebay is one task on one node, which Forebay chooses"
-_TYPED: Final = "it says what the command does, not what the job is"
-
-UNSUPPORTED: Final[Mapping[str, tuple[str, str]]] = {
-    **dict.fromkeys(("--mem", "--mem-per-cpu", "--mem-per-gpu"), (_NO_MEMORY, "leave it out")),
-    **dict.fromkeys(
-        ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task", "--cpus-per-gpu", "-G"),
-        (_NO_DEVICES, "leave it out, or have an operator make a licence for them: forebay license set gpu --total N"),
-    ),
-    **dict.fromkeys(
-        ("--nodelist", "--exclude", "--constraint", "-w", "-x", "-C"),
-        (_ONE_NODE, "leave it out, or name a partition of such nodes with --partition"),
-    ),
-    **dict.fromkeys(
-        ("--ntasks-per-node", "--tasks-per-node", "--ntasks-per-core", "--ntasks-per-socket", "--sockets-per-node"),
-        (_ONE_NODE, "leave it out, and ask for CPUs with --cpus-per-task"),
-    ),
-    **dict.fromkeys(
-        ("--exclusive", "--oversubscribe", "-s"),
-        (_ONE_NODE + ", and shares with others", "ask for all CPUs of a node with --cpus-per-task"),
-    ),
-    "--input": ("the standard input of a job is /dev/null", "read the file in the script: command < FILE"),
-    "-i": ("the standard input of a job is /dev/null", "read the file in the script: command < FILE"),
-    "--signal": ("a job gets SIGTERM at its time limit, and no signal before", "leave it out"),
-    "--export": (
-        "a job of Forebay brings nothing of the environment unless it is named",
-        "leave it out, and name what it needs: forebay submit --export NAME=VALUE",
-    ),
-    **dict.fromkeys(
-        ("--wait", "-W", "--parsable", "--wrap", "--uid"), (_TYPED, "leave it out, and give it to forebay submit")
-    ),
-}
-"""Options of sbatch that scripts often have and Forebay does not: what they would need, and what would be right."""
-
-_LONG: Final = {option.long: option for option in OPTIONS}
-_SHORT: Final = {option.short: option for option in OPTIONS if option.short}
 
 
 class Word(NamedTuple):
@@ -101,18 +44,37 @@ class Setting(NamedTuple):
     place: str
 
 
+class Ignored(NamedTuple):
+    """An option that is not carried out."""
+
+    written: str
+    """Its name, and where only that has no effect, its value."""
+    option: Option
+    place: str
+
+    def rejection(self) -> Failure:
+        """Return the failure for it where the site does not accept it."""
+        return bad_input(
+            f"{self.written} has no effect here: {self.option.reason}", self.option.remedy, place=self.place
+        )
+
+
 class ScriptOptions(NamedTuple):
-    """What the `#SBATCH` lines of a script say, by field, and what should be looked at."""
+    """What the `#SBATCH` lines of a script say."""
 
     settings: dict[str, Setting]
+    """By field."""
+    ignored: tuple[Ignored, ...]
     warnings: tuple[str, ...]
+    faults: tuple[Failure, ...]
+    """What is wrong, in the order of the lines; the others are usable only if there is none."""
 
 
 def check_script(data: bytes, name: str) -> str:
     """Return the text of a batch script; Failure if it is too big, not text, not for Unix or names no interpreter."""
-    if len(data) > SCRIPT_BYTES_MAX:
+    if len(data) > SUBMITTED_SCRIPT_BYTES_MAX:
         raise bad_input(
-            f"the script has more than {SCRIPT_BYTES_MAX} bytes",
+            f"the script has more than {SUBMITTED_SCRIPT_BYTES_MAX} bytes",
             "keep data and programs in files of their own and let the script call them",
             place=name,
         )
@@ -142,31 +104,40 @@ def check_script(data: bytes, name: str) -> str:
 
 
 def read_options(script: str, name: str) -> ScriptOptions:
-    """Return what the `#SBATCH` lines say; Failure names line and column of what cannot be used."""
-    settings: dict[str, Setting] = {}
+    """Return what the `#SBATCH` lines say, with line and column of everything that cannot be used."""
+    found = ScriptOptions({}, (), (), ())
     warnings: list[str] = []
+    faults: list[Failure] = []
+    ignored: list[Ignored] = []
     at_top = True
     for number, line in enumerate(script.split("\n"), start=1):
-        stripped = line.strip()
-        if at_top and stripped and not stripped.startswith("#"):
-            at_top = False
         if not line.startswith(MARK):
+            if at_top and line.strip() and not line.lstrip().startswith("#"):
+                at_top = False
+            elif at_top and line.startswith(FOREIGN_MARKS):
+                warnings.append(f"{name} line {number}: {line.split()[0]} is not read; write {MARK}")
             continue
         rest = line[len(MARK) : len(MARK) + 1]
-        if rest and not rest.isspace():
-            if rest == "-" and at_top:
-                raise bad_input(
-                    f"a space is missing between {MARK} and the option",
-                    f"write {MARK} {line[len(MARK) :].split()[0]}",
-                    place=f"{name} line {number}, column {len(MARK) + 1}",
-                )
+        if rest and not rest.isspace() and rest != "-":
             continue
         if not at_top:
             warnings.append(f"{name} line {number}: {MARK} after the first command is not read; move it to the top")
             continue
-        for option, value, column in _settings(line, name, number):
-            settings[option.field] = Setting(value, f"{name} line {number}, column {column}")
-    return ScriptOptions(settings, tuple(warnings))
+        for one in _read_line(line, f"{name} line {number}"):
+            match one:
+                case Failure():
+                    faults.append(one)
+                case Ignored():
+                    ignored.append(one)
+                case _:
+                    field, setting = one
+                    found.settings[field] = setting
+    return found._replace(ignored=tuple(ignored), warnings=_bounded(warnings), faults=tuple(faults))
+
+
+def _bounded(warnings: list[str]) -> tuple[str, ...]:
+    more = len(warnings) - WARNINGS_MAX
+    return (*warnings[:WARNINGS_MAX], f"and {more} more such lines") if more > 0 else tuple(warnings)
 
 
 def split_words(line: str, start: int, place: str) -> list[Word]:
@@ -211,97 +182,166 @@ def split_words(line: str, start: int, place: str) -> list[Word]:
     return words
 
 
-def _settings(line: str, name: str, number: int) -> Iterator[tuple[Option, str, int]]:
-    place = f"{name} line {number}"
-    words = iter(split_words(line, len(MARK), place))
-    for word in words:
-        if word.text.startswith("--") and len(word.text) > 2:
-            yield _long(word, words, place)
-        elif word.text.startswith("-") and len(word.text) > 1 and word.text != "--":
-            yield from _short(word, words, place)
-        else:
-            raise bad_input(
-                f"{_shown(word.text)} is not an option",
-                "options begin with - or --; quote a value that has spaces",
-                place=f"{place}, column {word.column}",
-            )
+Found = tuple[str, Setting] | Ignored | Failure
+"""What one option comes to."""
 
 
-def _long(word: Word, words: Iterator[Word], place: str) -> tuple[Option, str, int]:
-    long, equals, value = word.text.partition("=")
-    option = _LONG.get(long)
-    if option is None:
-        raise _unknown(long, place, word.column)
-    if not option.takes_value:
-        if equals:
-            raise bad_input(
-                f"{long} takes no value", f"write {long} alone", place=f"{place}, column {word.column + len(long)}"
-            )
-        return option, option.alone, word.column
-    if not equals and option.alone:
-        return option, option.alone, word.column
+def _read_line(line: str, place: str) -> Iterator[Found]:
+    """Yield what each option of a line comes to."""
+    try:
+        words = split_words(line, len(MARK), place)
+    except Failure as failure:
+        yield failure
+        return
+    if words and words[0].text.lower() in _COMPONENTS:
+        yield bad_input(
+            f"{words[0].text} begins another component of a heterogeneous job, and a job runs on one node",
+            "submit each component as a job",
+            place=f"{place}, column {words[0].column}",
+        )
+        return
+    left = deque(words)
+    while left:
+        word = left.popleft()
+        try:
+            if word.text.startswith("--") and len(word.text) > 2:
+                yield _long(word, left, place)
+            elif word.text.startswith("-") and len(word.text) > 1 and word.text != "--":
+                yield from _short(word, left, place)
+            else:
+                raise bad_input(
+                    f"{_shown(word.text)} is not an option",
+                    "options begin with - or --; quote a value that has spaces",
+                    place=f"{place}, column {word.column}",
+                )
+        except Failure as failure:
+            yield failure
+            while left and not left[0].text.startswith("-"):
+                # The value of an option that was not understood is no second mistake.
+                left.popleft()
+
+
+def _long(word: Word, left: deque[Word], place: str) -> Found:
+    name, equals, value = word.text.partition("=")
+    option = _one(name, f"{place}, column {word.column}")
     if not equals:
-        return _checked(option, long, _next_value(long, words, place, word.column), place)
-    return _checked(option, long, Word(value, word.column + len(long) + 1), place)
+        return _without_value(option, name, left, place, word.column)
+    column = word.column + len(name) + 1
+    if option.value is Value.NONE:
+        if value and value == option.without_effect:
+            return Ignored(f"{option.long}={value}", option, f"{place}, column {column}")
+        raise bad_input(f"{name} takes no value", f"write {name} alone", place=f"{place}, column {column - 1}")
+    return _with_value(option, name, Word(value, column), place, word.column)
 
 
-def _short(word: Word, words: Iterator[Word], place: str) -> Iterator[tuple[Option, str, int]]:
+def _short(word: Word, left: deque[Word], place: str) -> Iterator[Found]:
     for offset in range(1, len(word.text)):
-        short = "-" + word.text[offset]
+        name = "-" + word.text[offset]
         column = word.column if offset == 1 else word.column + offset
-        option = _SHORT.get(short)
+        option = SHORT.get(name)
         if option is None:
-            raise _unknown(short, place, column)
-        if not option.takes_value:
-            yield option, option.alone, column
+            raise _unknown(name, f"{place}, column {column}")
+        if option.value is Value.NONE:
+            yield _without_value(option, name, left, place, column)
             continue
         value = Word(word.text[offset + 1 :], word.column + offset + 1)
         if value.text.startswith("="):
             raise bad_input(
-                f"{short} takes its value without an equals sign",
-                f"write {short} {value.text[1:]} or {option.long}={value.text[1:]}",
+                f"{name} takes its value without an equals sign",
+                f"write {name} {value.text[1:]} or {option.long}={value.text[1:]}",
                 place=f"{place}, column {value.column}",
             )
-        yield _checked(option, short, value if value.text else _next_value(short, words, place, column), place)
+        if value.text:
+            yield _with_value(option, name, value, place, column)
+        else:
+            yield _without_value(option, name, left, place, column)
         return
 
 
-def _next_value(option: str, words: Iterator[Word], place: str, column: int) -> Word:
-    following = next(words, None)
-    if following is None:
-        raise bad_input(f"{option} needs a value", f"write {option} VALUE", place=f"{place}, column {column}")
-    return following
+def _without_value(option: Option, written: str, left: deque[Word], place: str, column: int) -> Found:
+    """Return what an option comes to whose word has no value: its value, if it needs one, is the next word."""
+    at_option = f"{place}, column {column}"
+    if option.value is not Value.REQUIRED:
+        return _treated(option, written, Setting(option.alone, at_option), at_option)
+    if not left:
+        raise bad_input(f"{written} needs a value", f"write {option.long}=VALUE", place=at_option)
+    return _with_value(option, written, left.popleft(), place, column)
 
 
-def _checked(option: Option, written: str, value: Word, place: str) -> tuple[Option, str, int]:
+def _with_value(option: Option, written: str, value: Word, place: str, column: int) -> Found:
+    at_value = f"{place}, column {value.column}"
     if not value.text:
-        raise bad_input(
-            f"the value of {written} is empty", f"write {option.long}=VALUE", place=f"{place}, column {value.column}"
-        )
-    if option.only and value.text != option.only:
-        raise bad_input(
-            f"{written} {_shown(value.text)} cannot be had: a job of Forebay is one task on one node",
-            f"write {option.long}={option.only}, and ask for CPUs with --cpus-per-task",
-            place=f"{place}, column {value.column}",
-        )
-    return option, value.text, value.column
+        raise bad_input(f"the value of {written} is empty", f"write {option.long}=VALUE", place=at_value)
+    return _treated(option, written, Setting(value.text, at_value), f"{place}, column {column}")
 
 
-def unsupported(written: str, place: str) -> Failure | None:
-    """Return the failure for an option of sbatch that Forebay does not have; None for one that is none of those."""
-    found = UNSUPPORTED.get(written)
-    return None if found is None else bad_input(f"{written} cannot be had: {found[0]}", found[1], place=place)
+def _treated(option: Option, written: str, setting: Setting, place: str) -> Found:
+    if option.treatment is Treatment.IGNORED:
+        return Ignored(option.long, option, place)
+    if option.treatment is Treatment.REJECTED:
+        raise rejection(option, written, place)
+    return option.field, setting
 
 
-def _unknown(written: str, place: str, column: int) -> Failure:
-    known_option = unsupported(written, f"{place}, column {column}")
-    if known_option is not None:
-        return known_option
-    near = difflib.get_close_matches(written, _LONG, n=1)
-    known = ", ".join(f"{option.long}/{option.short}" if option.short else option.long for option in OPTIONS)
+class TypedOptions(NamedTuple):
+    """Options of sbatch on a command line that has none of these names."""
+
+    args: list[str]
+    """The command line without those that are ignored or in `settings`."""
+    settings: dict[str, str]
+    ignored: tuple[Ignored, ...]
+
+
+def read_typed(args: list[str], name: str) -> TypedOptions:
+    """Take one option of sbatch out of a command line, or write its whole name; Failure where it is rejected.
+
+    `name` is the option as the command line's own parser reported it. What is no such option stays.
+    """
+    is_long = name.startswith("--")
+    found = options_for(name) if is_long else tuple(filter(None, (SHORT.get(name),)))
+    places = (at for at, word in enumerate(args) if (word.partition("=")[0] if is_long else word[:2]) == name)
+    at = next(places, None)
+    if len(found) != 1 or at is None:
+        return TypedOptions(args, {}, ())
+    option, word = found[0], args[at]
+    if option.treatment is Treatment.REJECTED:
+        raise rejection(option, name, "")
+    value, rest = word[len(name) :].removeprefix("=" if is_long else ""), args[at + 1 :]
+    if option.treatment is Treatment.CARRIED_OUT and option.field not in UNNAMED_FIELDS:
+        return TypedOptions([*args[:at], option.long + word[len(name) :], *rest], {}, ())
+    if option.value is Value.REQUIRED and word == name:
+        if not rest:
+            raise bad_input(f"{name} needs a value", f"write {option.long}=VALUE")
+        value, *rest = rest
+    elif not is_long and option.value is Value.NONE and value:
+        rest = ["-" + value, *rest]
+    args = [*args[:at], *rest]
+    if option.treatment is Treatment.IGNORED:
+        return TypedOptions(args, {}, (Ignored(option.long, option, ""),))
+    return TypedOptions(args, {option.field: value}, ())
+
+
+def rejection(option: Option, written: str, place: str) -> Failure:
+    """Return the failure for an option that is rejected."""
+    return bad_input(f"{written} cannot be had: {option.reason}", option.remedy, place=place)
+
+
+def _one(name: str, place: str) -> Option:
+    """Return the option of a long name, or of the beginning of one; Failure for none, and for several."""
+    found = options_for(name)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise _unknown(name, place)
+    listed = ", ".join(option.long for option in found)
+    raise bad_input(f"{_shown(name)} may mean {listed}", "write the whole name", place=place)
+
+
+def _unknown(written: str, place: str) -> Failure:
+    near = difflib.get_close_matches(written, LONG, n=1)
     remedy = f"did you mean {near[0]}? " if near else ""
-    remedy += f"remove it, or write ##SBATCH to keep the line as a comment; Forebay knows {known}"
-    return bad_input(f"Forebay does not know the option {_shown(written)}", remedy, place=f"{place}, column {column}")
+    remedy += "remove it, or write ##SBATCH to keep the line as a comment; Forebay knows the options in docs/cli.md"
+    return bad_input(f"Forebay does not know the option {_shown(written)}", remedy, place=place)
 
 
 def _shown(text: str) -> str:

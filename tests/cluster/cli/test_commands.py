@@ -212,10 +212,10 @@ WANTED = {
 
 
 def test_a_bad_script_is_refused_before_anything_is_sent(double: Double) -> None:
-    result = forebay(double.config, "submit", "-", stdin=b"#!/bin/sh\n#SBATCH --spread-job\n")
+    result = forebay(double.config, "submit", "-", stdin=b"#!/bin/sh\n#SBATCH --spread-jobs\n")
     assert result.exit_code == ExitCode.BAD_INPUT
     assert result.stderr.startswith(
-        "forebay: script line 2, column 9: Forebay does not know the option '--spread-job'\n"
+        "forebay: script line 2, column 9: Forebay does not know the option '--spread-jobs'\n"
     )
     assert double.asked == []
 

@@ -7,20 +7,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.cli.exits import ExitCode, Failure
-from cluster.cli.submission.sbatch import OPTIONS, Option, check_script, read_options
-from replica.values.limits import SCRIPT_BYTES_MAX
+from cluster.cli.submission.sbatch import ScriptOptions, check_script, read_options
+from cluster.cli.submission.sbatch_options import LONG, OPTIONS, Option, Treatment, Value, options_for
+from replica.values.limits import SUBMITTED_SCRIPT_BYTES_MAX
+
+
+def options(*lines: str) -> ScriptOptions:
+    """Return what lines after the first one of a script ask for, whatever is wrong with it."""
+    return read_options("\n".join(["#!/bin/sh", *lines, "true", ""]), "job.sh")
 
 
 def read(*lines: str) -> dict[str, str]:
-    """Return what lines after the first one of a script ask for."""
-    script = "\n".join(["#!/bin/sh", *lines, "true", ""])
-    return {field: setting.value for field, setting in read_options(script, "job.sh").settings.items()}
+    """Return what lines after the first one of a script ask for, which has no fault."""
+    found = options(*lines)
+    assert not found.faults, found.faults[0].lines()
+    return {field: setting.value for field, setting in found.settings.items()}
 
 
 def refused(*lines: str) -> Failure:
-    with pytest.raises(Failure) as caught:
-        read(*lines)
-    return caught.value
+    [failure] = options(*lines).faults
+    return failure
 
 
 def forms(option: Option, value: str) -> list[str]:
@@ -36,14 +42,104 @@ def forms(option: Option, value: str) -> list[str]:
     return written
 
 
-WITH_VALUE = [option for option in OPTIONS if option.takes_value and not option.alone]
+CARRIED_OUT = [option for option in OPTIONS if option.treatment is Treatment.CARRIED_OUT]
+WITH_VALUE = [option for option in CARRIED_OUT if option.value is Value.REQUIRED]
+
+
+@pytest.mark.parametrize(("option", "line"), [(option, line) for option in WITH_VALUE for line in forms(option, "a-1")])
+def test_every_option_is_read_in_every_form(option: Option, line: str) -> None:
+    assert read(f"#SBATCH {line}") == {option.field: "a-1"}
+
+
+def all_forms(option: Option) -> list[str]:
+    """Return every way to write an option, whether it has a value or not."""
+    if option.value is Value.REQUIRED:
+        return forms(option, "a-1")
+    return [*option.names, *([f"{option.long}=a-1"] if option.value is Value.OPTIONAL else [])]
 
 
 @pytest.mark.parametrize(
-    ("option", "line"), [(option, line) for option in WITH_VALUE for line in forms(option, option.only or "a-1")]
+    ("option", "form"), [(option, form) for option in OPTIONS if option.reason for form in all_forms(option)]
 )
-def test_every_option_is_read_in_every_form(option: Option, line: str) -> None:
-    assert read(f"#SBATCH {line}") == {option.field: option.only or "a-1"}
+def test_what_is_not_carried_out_is_ignored_or_rejected_in_every_form(option: Option, form: str) -> None:
+    """Nothing that follows it is taken for its value, and nothing of it for an option."""
+    found = options(f"#SBATCH {form} --time=5 # why", "#SBATCH -c2")
+    assert {field: setting.value for field, setting in found.settings.items()} == {"time_limit_s": "5", "cpus": "2"}
+    if option.treatment is Treatment.IGNORED:
+        assert [one.written for one in found.ignored] == [option.long] and not found.faults
+        assert found.ignored[0].place == "job.sh line 2, column 9"
+        failure = found.ignored[0].rejection()
+    else:
+        [failure] = found.faults
+        assert not found.ignored
+    assert failure.place == "job.sh line 2, column 9"
+    assert option.reason in failure.sentence and option.remedy == failure.remedy
+
+
+def test_every_option_has_one_class_and_a_reason_unless_it_is_carried_out() -> None:
+    assert len(LONG) == len(OPTIONS)
+    shorts = [option.short for option in OPTIONS if option.short]
+    assert len(set(shorts)) == len(shorts)
+    for option in OPTIONS:
+        is_carried_out = option.treatment is Treatment.CARRIED_OUT
+        assert bool(option.field) == is_carried_out != bool(option.reason) and bool(option.remedy) == bool(
+            option.reason
+        )
+
+
+def test_what_says_where_data_goes_is_never_ignored() -> None:
+    says = """output error input chdir bb bbf array dependency nodes wrap export-file volume container uid gid clusters
+        open-mode nodelist nodefile begin deadline hold test-only"""
+    assert all(LONG[f"--{name}"].treatment is not Treatment.IGNORED for name in says.split())
+
+
+@pytest.mark.parametrize("long", sorted(LONG))
+def test_the_beginning_of_a_name_stands_for_it_as_in_getopt(long: str) -> None:
+    for length in range(3, len(long) + 1):
+        meant = [name for name in LONG if name.startswith(long[:length])]
+        found = [option.long for option in options_for(long[:length])]
+        assert found == ([long] if long == long[:length] else [long[:length]] if long[:length] in LONG else meant)
+
+
+@pytest.mark.parametrize("line", ["--license=SCRATCH", "--lic SCRATCH", "--licenses SCRATCH"])
+def test_an_abbreviated_option_is_read(line: str) -> None:
+    assert read(f"#SBATCH {line}") == {"licenses": "SCRATCH"}
+
+
+def test_all_faults_of_a_script_are_found_at_once_each_with_its_place() -> None:
+    found = options(
+        "#SBATCH --tiem=10 --gpu-typo v100 -J x", "#SBATCH -w n1 -N", '#SBATCH --bb="x', "#SBATCH --gpu=1 word -t=5"
+    )
+    assert [failure.place.removeprefix("job.sh ") for failure in found.faults] == [
+        "line 2, column 9",
+        "line 2, column 19",
+        "line 3, column 9",
+        "line 3, column 15",
+        "line 4, column 9",
+        "line 5, column 9",
+        "line 5, column 24",
+    ]
+    assert {field: setting.value for field, setting in found.settings.items()} == {"name": "x"}
+
+
+def test_options_follow_the_mark_without_a_blank_as_in_sbatch() -> None:
+    assert read("#SBATCH--time=1", "#SBATCH-c 2") == {"time_limit_s": "1", "cpus": "2"}
+
+
+@pytest.mark.parametrize("line", ["#PBS -o out", "#BSUB -J x", "#COBALT -n 2", "#$ -cwd"])
+def test_lines_for_other_batch_systems_are_warned_of(line: str) -> None:
+    found = options(line, "#SBATCH -t 1")
+    assert found.warnings == (f"job.sh line 2: {line.split()[0]} is not read; write #SBATCH",)
+
+
+@pytest.mark.parametrize("word", ["hetjob", "packjob"])
+def test_a_heterogeneous_job_is_rejected(word: str) -> None:
+    assert "one node" in refused("#SBATCH -c 1", f"#SBATCH {word}").sentence
+
+
+def test_a_requeue_in_haste_is_a_requeue() -> None:
+    found = options("#SBATCH --requeue=expedite")
+    assert ([one.written for one in found.ignored], found.faults) == (["--requeue=expedite"], ())
 
 
 @pytest.mark.parametrize("line", ["--hold", "-H", "  -H  ", "\t--hold # until tomorrow"])
@@ -68,8 +164,8 @@ def test_what_may_stand_alone_never_takes_the_next_word(line: str, fields: dict[
 
 def test_every_pair_of_options_may_share_a_line() -> None:
     for first, second in itertools.permutations(WITH_VALUE, 2):
-        line = f"#SBATCH {first.long}={first.only or 'a'} {second.long} {second.only or 'b'}"
-        assert read(line) == {first.field: first.only or "a", second.field: second.only or "b"}
+        expected = {second.field: "b"} if first.field == second.field else {first.field: "a", second.field: "b"}
+        assert read(f"#SBATCH {first.long}=a {second.long} b") == expected
 
 
 def test_short_flags_and_options_combine_as_in_getopt() -> None:
@@ -99,9 +195,9 @@ def test_quotes_backslashes_and_comments_are_read_as_in_sbatch(line: str, value:
 
 def test_only_lines_before_the_first_command_are_read_and_later_ones_are_warned_of() -> None:
     script = "#!/bin/sh\n\n# text\n#SBATCH -t 1\n   \n  # indented\n#SBATCH -J a\necho\n#SBATCH -J b\n"
-    options = read_options(script, "job.sh")
-    assert {field: setting.value for field, setting in options.settings.items()} == {"time_limit_s": "1", "name": "a"}
-    assert options.warnings == ("job.sh line 9: #SBATCH after the first command is not read; move it to the top",)
+    found = read_options(script, "job.sh")
+    assert {field: setting.value for field, setting in found.settings.items()} == {"time_limit_s": "1", "name": "a"}
+    assert found.warnings == ("job.sh line 9: #SBATCH after the first command is not read; move it to the top",)
 
 
 @pytest.mark.parametrize(
@@ -115,25 +211,21 @@ def test_what_is_a_comment_asks_for_nothing(line: str) -> None:
     ("line", "place", "word", "remedy"),
     [
         ("#SBATCH --tiem=1", "line 2, column 9", "--tiem", "--time"),
-        ("#SBATCH -t 1 --gres=gpu:1", "line 2, column 14", "--gres cannot be had: Forebay gives out", "license"),
-        ("#SBATCH -Hx", "line 2, column 11", "-x cannot be had", "--partition"),
+        ("#SBATCH -t 1 --wrap=x", "line 2, column 14", "--wrap cannot be had: the script is", "forebay submit"),
+        ("#SBATCH -Hw", "line 2, column 11", "needs a value", "--nodelist=VALUE"),
+        ("#SBATCH --gpu=1", "line 2, column 9", "'--gpu' may mean --gpus, ", "whole name"),
         ("#SBATCH -HZ", "line 2, column 11", "-Z", "Forebay knows"),
         ("#SBATCH -w n1", "line 2, column 9", "-w cannot be had", "--partition"),
-        ("#SBATCH --mem=4G", "line 2, column 9", "no account of memory", "leave it out"),
-        ("#SBATCH --export=ALL", "line 2, column 9", "brings nothing", "--export NAME=VALUE"),
         ("#SBATCH --requeue=yes", "line 2, column 18", "--requeue takes no value", "write --requeue alone"),
-        ("#SBATCH -n 4", "line 2, column 12", "'4'", "--cpus-per-task"),
-        ("#SBATCH --ntasks=4", "line 2, column 18", "'4'", "--cpus-per-task"),
-        ("#SBATCH --time", "line 2, column 9", "--time", "--time VALUE"),
+        ("#SBATCH --time", "line 2, column 9", "--time", "--time=VALUE"),
         ("#SBATCH --time=", "line 2, column 16", "empty", "--time=VALUE"),
-        ("#SBATCH -t", "line 2, column 9", "-t", "VALUE"),
+        ("#SBATCH -t", "line 2, column 9", "-t", "--time=VALUE"),
         ("#SBATCH -t=5", "line 2, column 11", "equals", "--time=5"),
         ("#SBATCH --hold=yes", "line 2, column 15", "--hold", "alone"),
         ("#SBATCH night", "line 2, column 9", "'night'", "quote"),
         ("#SBATCH -- x", "line 2, column 9", "'--'", "quote"),
         ("#SBATCH -", "line 2, column 9", "'-'", "quote"),
         ('#SBATCH --bb="x', "line 2, column 9", '"', "add"),
-        ("#SBATCH--time=1", "line 2, column 8", "space", "#SBATCH --time=1"),
     ],
 )
 def test_each_mistake_names_its_place_and_what_would_be_right(line: str, place: str, word: str, remedy: str) -> None:
@@ -146,14 +238,21 @@ def test_each_mistake_names_its_place_and_what_would_be_right(line: str, place: 
 
 @given(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=60))
 def test_any_line_is_read_or_refused_with_its_place(text: str) -> None:
-    try:
-        found = read(f"#SBATCH {text}")
-    except Failure as failure:
+    found = options(f"#SBATCH {text}")
+    for failure in (*found.faults, *(one.rejection() for one in found.ignored)):
         assert failure.place.startswith("job.sh line 2, column ")
         assert failure.sentence
         assert failure.remedy
-    else:
-        assert set(found) <= {option.field for option in OPTIONS}
+    assert set(found.settings) <= {option.field for option in CARRIED_OUT}
+
+
+@given(st.lists(st.sampled_from([form for option in OPTIONS for form in all_forms(option)]), max_size=6))
+def test_options_on_one_line_come_to_what_they_come_to_on_lines_of_their_own(written: list[str]) -> None:
+    def said(found: ScriptOptions) -> object:
+        values = {field: setting.value for field, setting in found.settings.items()}
+        return values, [one.written for one in found.ignored], [failure.sentence for failure in found.faults]
+
+    assert said(options("#SBATCH " + " ".join(written))) == said(options(*(f"#SBATCH {one}" for one in written)))
 
 
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=40))
@@ -170,7 +269,7 @@ def test_any_value_survives_quoting(value: str) -> None:
         (b"#!/bin/sh\r\necho\r\n", "job.sh line 1", "sed"),
         (b"#!/bin/sh\necho \xff\n", "job.sh line 2", "convert"),
         (b"#!/bin/sh\n\n\0\n", "job.sh line 3", "text"),
-        (b"#!/bin/sh\n" + b"#" * SCRIPT_BYTES_MAX, "job.sh", "files"),
+        (b"#!/bin/sh\n" + b"#" * SUBMITTED_SCRIPT_BYTES_MAX, "job.sh", "files"),
     ],
 )
 def test_what_is_not_a_batch_script_is_refused(data: bytes, place: str, remedy: str) -> None:
@@ -181,5 +280,5 @@ def test_what_is_not_a_batch_script_is_refused(data: bytes, place: str, remedy: 
 
 
 def test_the_largest_script_is_accepted() -> None:
-    data = b"#!/bin/sh\n".ljust(SCRIPT_BYTES_MAX, b"#")
-    assert len(check_script(data, "job.sh")) == SCRIPT_BYTES_MAX
+    data = b"#!/bin/sh\n".ljust(SUBMITTED_SCRIPT_BYTES_MAX, b"#")
+    assert len(check_script(data, "job.sh")) == SUBMITTED_SCRIPT_BYTES_MAX

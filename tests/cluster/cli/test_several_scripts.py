@@ -110,7 +110,7 @@ def test_nothing_is_sent_where_one_of_several_is_no_batch_script(
     if fault == "missing":
         path.unlink()
     else:
-        path.write_text("1 2 3\n" if fault == "no interpreter" else "#!/bin/sh\n#SBATCH --gpus=1\n")
+        path.write_text("1 2 3\n" if fault == "no interpreter" else "#!/bin/sh\n#SBATCH --gpuz=1\n")
     result = forebay(double.config, "submit", *scripts)
     assert (result.exit_code, result.stdout) == (ExitCode.BAD_INPUT, "")
     assert scripts[1] in result.stderr

@@ -90,6 +90,12 @@ def test_a_plain_script_gets_the_defaults() -> None:
         "error": None,
         "open_mode": None,
         "arguments": (),
+        "tasks": 1,
+        "exclusive": False,
+        "input": None,
+        "signal": None,
+        "ignored_options": (),
+        "if_defined": (),
     }
 
 

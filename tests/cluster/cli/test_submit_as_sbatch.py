@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.cli.exits import ExitCode
-from cluster.cli.submission.sbatch import UNSUPPORTED
+from cluster.cli.submission.sbatch_options import OPTIONS, Treatment, Value
 from cluster.cli.submission.waiting import exit_code_of
+from cluster.schemas.job_fields import SubmitRequest
 from cluster.schemas.jobs import JobsAnswer
 from replica.model.job_states import ENDED, JobState
-from tests.cluster.cli.double import Double, forebay
+from tests.cluster.cli.double import Asked, Double, forebay
 from tests.cluster.cli.views import job
 
 LIST = r"/v1/jobs\?.*"
@@ -69,21 +70,141 @@ def test_files_and_how_they_are_opened_reach_the_controller(double: Double, scri
     assert (body["output"], body["error"], body["open_mode"]) == ("out-%j", "err-%j", "append")
 
 
-@pytest.mark.parametrize(
-    "option", sorted(UNSUPPORTED.keys() - {"--wait", "-W", "--parsable", "--wrap", "--uid", "--export"})
-)
-def test_an_option_of_sbatch_that_cannot_be_had_is_refused_with_what_it_would_need(
-    double: Double, script: str, option: str
+def body_of(asked: Asked) -> SubmitRequest:
+    """Return the request of a submit, defaults included."""
+    return msgspec.convert(asked.body, SubmitRequest)
+
+
+REJECTED = {name: option for option in OPTIONS if option.treatment is Treatment.REJECTED for name in option.names}
+IGNORED = {name: option for option in OPTIONS if option.treatment is Treatment.IGNORED for name in option.names}
+
+
+@pytest.mark.parametrize("name", sorted(REJECTED.keys() - {"--wrap", "--uid", "--help", "--usage", "--version", "-h"}))
+def test_an_option_of_sbatch_that_is_rejected_is_so_on_the_command_line_as_in_a_script(
+    double: Double, script: str, name: str
 ) -> None:
-    """On the command line as in a script: the sentence is the same."""
-    result = forebay(double.config, "submit", option, "1", script)
-    assert (result.exit_code, double.asked) == (ExitCode.BAD_INPUT, [])
-    Path(script).write_text(f"#!/bin/sh\n#SBATCH {option} 1\n")
+    option = REJECTED[name]
+    words = [name, "1"] if option.value is Value.REQUIRED else [name]
+    result = forebay(double.config, "submit", *words, script)
+    Path(script).write_text(f"#!/bin/sh\n#SBATCH {' '.join(words)}\n")
     of_script = forebay(double.config, "submit", script)
-    assert (of_script.exit_code, double.asked) == (ExitCode.BAD_INPUT, [])
-    for stderr in (result.stderr, of_script.stderr):
-        assert f"{option} cannot be had: {UNSUPPORTED[option][0]}" in stderr
-        assert f"what to do: {UNSUPPORTED[option][1]}" in stderr
+    for one in (result, of_script):
+        assert (one.exit_code, double.asked) == (ExitCode.BAD_INPUT, [])
+        assert f"{name} cannot be had: {option.reason}" in one.stderr
+        assert f"what to do: {option.remedy}" in one.stderr
+
+
+@pytest.mark.parametrize("name", sorted(IGNORED))
+def test_an_option_without_effect_is_named_to_the_controller(double: Double, script: str, name: str) -> None:
+    """On the command line as in a script."""
+    option = IGNORED[name]
+    words = [name, "1"] if option.value is Value.REQUIRED else [name]
+    double.answer("POST", "/v1/jobs", job(job_id=42, warnings=(f"options without effect here: {option.long}",)), 201)
+    result = forebay(double.config, "submit", *words, "--hold", script)
+    Path(script).write_text(f"#!/bin/sh\n#SBATCH {' '.join(words)} -H\n")
+    of_script = forebay(double.config, "submit", script)
+    assert [asked.body["ignored_options"] for asked in double.asked] == [[option.long]] * 2
+    assert [asked.body["hold"] for asked in double.asked] == [True] * 2
+    for one in (result, of_script):
+        assert one.stderr == f"forebay: warning: options without effect here: {option.long}\n"
+        assert (one.exit_code, one.stdout) == (0, "Submitted batch job 42\n")
+
+
+def test_a_site_that_accepts_no_such_option_has_each_named_with_its_place(double: Double, script: str) -> None:
+    sentence = "Forebay does not carry out --mem, --gres"
+    double.refuse("POST", "/v1/jobs", 400, "invalid_field", sentence, place="ignored_options")
+    Path(script).write_text("#!/bin/sh\n#SBATCH -t 1 --mem=4G\n#SBATCH --gres=gpu:1\n")
+    result = forebay(double.config, "submit", script)
+    assert result.exit_code == ExitCode.BAD_INPUT
+    lines = [line for line in result.stderr.splitlines() if line.startswith("forebay: ")]
+    assert [line.partition(" has no effect here: ")[0] for line in lines] == [
+        f"forebay: {script} line 2, column 14: --mem",
+        f"forebay: {script} line 3, column 9: --gres",
+    ]
+
+
+def test_every_error_of_a_request_is_reported_at_once(double: Double, script: str) -> None:
+    Path(script).write_text("#!/bin/sh\n#SBATCH --tiem=1 -N 2\n#SBATCH -t soon -n 0\n#SBATCH --export=1X=2\ntrue\n")
+    result = forebay(double.config, "submit", "--begin", "whenever", script)
+    assert (result.exit_code, double.asked) == (ExitCode.BAD_INPUT, [])
+    places = [line.split(": ")[1] for line in result.stderr.splitlines() if line.startswith("forebay: ")]
+    assert sorted(place.removeprefix(f"{script} ") for place in places) == [
+        "--begin",
+        "line 2, column 21",
+        "line 2, column 9",
+        "line 3, column 12",
+        "line 3, column 20",
+        "line 4, column 18",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "tasks", "cpus"),
+    [
+        (("-n4",), 4, 4),
+        (("-n 4 -c2",), 4, 8),
+        (("--ntasks-per-node=3", "--cpus-per-task=5"), 3, 15),
+        (("--tasks-per-node 3 -N1",), 3, 3),
+        (("-n 2 --ntasks-per-node=4",), 2, 2),
+        (("-c 3 --mincpus=8",), 1, 8),
+        (("-n 4 -c 4 --mincpus=8",), 4, 16),
+    ],
+)
+def test_tasks_request_their_cpus_on_the_one_node(
+    double: Double, script: str, lines: tuple[str, ...], tasks: int, cpus: int
+) -> None:
+    double.answer("POST", "/v1/jobs", job(job_id=42), 201)
+    Path(script).write_text("\n".join(["#!/bin/sh", *(f"#SBATCH {line}" for line in lines), "true", ""]))
+    assert forebay(double.config, "submit", script).exit_code == 0
+    Path(script).write_text("#!/bin/sh\ntrue\n")
+    assert forebay(double.config, "submit", *" ".join(lines).split(), script).exit_code == 0
+    for body in map(body_of, double.asked):
+        assert (body.tasks, body.cpus, body.ignored_options) == (tasks, cpus, ())
+
+
+def test_tasks_that_would_have_several_nodes_run_on_one_with_a_warning(double: Double, script: str) -> None:
+    double.answer("POST", "/v1/jobs", job(job_id=42), 201)
+    assert forebay(double.config, "submit", "-n8", "--ntasks-per-node=4", script).exit_code == 0
+    body = double.asked[0].body
+    assert (body["tasks"], body["cpus"], body["ignored_options"]) == (8, 8, ["--ntasks-per-node"])
+
+
+def test_what_the_site_may_not_have_defined_is_marked_where_the_script_says_it(double: Double, script: str) -> None:
+    double.answer("POST", "/v1/jobs", job(job_id=42), 201)
+    Path(script).write_text("#!/bin/sh\n#SBATCH -A m12 -q debug --license=SCRATCH,db@host:2\n")
+    assert forebay(double.config, "submit", "--qos=regular", script).exit_code == 0
+    body = double.asked[0].body
+    assert body["if_defined"] == ["account", "licenses"]
+    assert (body["account"], body["qos"], body["licenses"]) == ("m12", "regular", ["SCRATCH"])
+    assert body["ignored_options"] == ["--licenses=db@host:2"]
+
+
+def test_a_script_exports_what_it_names(double: Double, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    double.answer("POST", "/v1/jobs", job(job_id=42), 201)
+    monkeypatch.setenv("FROM_HERE", "here")
+    Path(script).write_text("#!/bin/sh\n#SBATCH --export=ALL,A=1,B=x=y,FROM_HERE,NOT_SET_HERE\n")
+    result = forebay(double.config, "submit", "--export", "A=2,3", script)
+    body = double.asked[0].body
+    assert body["environment"] == {"A": "2,3", "B": "x=y", "FROM_HERE": "here"}
+    assert body["ignored_options"] == ["--export=ALL"]
+    assert "line 2, column 18: the variable NOT_SET_HERE is not set here" in result.stderr
+
+
+@pytest.mark.parametrize("value", ["NONE", "NIL"])
+def test_a_script_that_exports_nothing_has_nothing_without_effect(double: Double, script: str, value: str) -> None:
+    double.answer("POST", "/v1/jobs", job(job_id=42), 201)
+    Path(script).write_text(f"#!/bin/sh\n#SBATCH --export={value}\n")
+    assert forebay(double.config, "submit", script).exit_code == 0
+    body = body_of(double.asked[0])
+    assert (body.environment, body.ignored_options) == ({}, ())
+
+
+def test_a_script_may_ask_for_its_number_alone_and_to_wait(double: Double, script: str) -> None:
+    double.answer("POST", "/v1/jobs", job(job_id=42), 201)
+    double.answer("GET", LIST, JobsAnswer(revision=7, jobs=(job(job_id=42, state="FAILED", exit_code=5),)))
+    Path(script).write_text("#!/bin/sh\n#SBATCH --parsable -W\n")
+    result = forebay(double.config, "submit", script)
+    assert (result.exit_code, result.stdout) == (5, "42\n")
 
 
 def test_a_submit_that_waits_ends_with_the_exit_code_of_the_script(double: Double, script: str) -> None:

@@ -1,0 +1,187 @@
+"""The options of sbatch, each in one class: carried out, ignored with a warning, or rejected with the reason.
+
+One table for the parser, the command line and docs/cli.md. It has every option of sbatch(1) of Slurm 22.05 to 26.05,
+and the options that sites often add to it.
+"""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from cluster.schemas import JOB_FIELDS
+
+
+class Value(StrEnum):
+    """Whether an option takes a value."""
+
+    NONE = "none"
+    OPTIONAL = "optional"
+    """Only in the same word: `--nice=5`, never `--nice 5`."""
+    REQUIRED = "required"
+
+
+class Treatment(StrEnum):
+    """What Forebay does with an option."""
+
+    CARRIED_OUT = "carried out"
+    IGNORED = "ignored"
+    REJECTED = "rejected"
+
+
+class Option(NamedTuple):
+    """One option of sbatch."""
+
+    long: str
+    short: str = ""
+    value: Value = Value.REQUIRED
+    treatment: Treatment = Treatment.CARRIED_OUT
+    field: str = ""
+    """What an option that is carried out sets: a field of JOB_FIELDS, or one of those below."""
+    alone: str = ""
+    """The value of one that stands without a value."""
+    without_effect: str = ""
+    """A value that is accepted with the warning, of one that has none otherwise."""
+    reason: str = ""
+    """Why it is ignored or rejected."""
+    remedy: str = ""
+    """For one that is rejected, or if the site rejects those that are ignored."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The long name, and the short one if there is one."""
+        return (self.long, self.short) if self.short else (self.long,)
+
+
+TASKS_PER_NODE: Final = "tasks_per_node"
+CPUS_LEAST: Final = "cpus_least"
+EXPORT: Final = "export"
+WAITS: Final = "waits"
+PARSABLE: Final = "parsable"
+UNNAMED_FIELDS: Final = (TASKS_PER_NODE, CPUS_LEAST)
+"""What a script may set besides the fields of JOB_FIELDS, and which of it `forebay submit --help` does not list."""
+
+_LEAVE_OUT: Final = "leave it out"
+_NO_MEMORY: Final = "jobs have no memory limit: a job has what its node has free"
+_NO_DEVICES: Final = "Forebay allocates CPUs, burst buffers and licences, and no devices"
+_DEVICES: Final = "leave it out, or have an operator define a licence for them: forebay license set gpu --total N"
+_FEATURES: Final = "nodes have no features or topology: Forebay chooses the node"
+_PARTITION: Final = "leave it out, or name a partition of such nodes with --partition"
+_LAYOUT: Final = "the CPUs of a job are on one node, and its script binds them"
+_LAYOUT_REMEDY: Final = "leave it out, and bind the processes in the script, for example with taskset"
+_ACCOUNTING: Final = "Forebay collects no such figures"
+_CONTAINER: Final = "it decides which files the script sees, and Forebay starts no containers"
+_CONTAINER_REMEDY: Final = "leave it out, and start the container in the script"
+_TYPED: Final = "it is not about the job but about the command sbatch"
+_ENVIRONMENT: Final = "a job has the variables of its submit and the limits of its node"
+
+
+def _job_fields() -> Iterator[Option]:
+    for row in JOB_FIELDS:
+        long, *others = row.slurm
+        opposite = next((other for other in others if other.startswith("--")), "")
+        short = next((other for other in others if other != opposite), "")
+        if row.reads == "switch":
+            # Slurm 25.11 has --requeue=expedite: the job is requeued, without haste.
+            haste = "expedite" if row.field == "requeue" else ""
+            yield Option(long, short, Value.NONE, field=row.field, alone="yes", without_effect=haste)
+        else:
+            value = Value.OPTIONAL if row.alone else Value.REQUIRED
+            yield Option(long, short, value, field=row.field, alone=row.alone)
+        if opposite:
+            yield Option(opposite, "", Value.NONE, field=row.field, alone="no")
+
+
+def _ignored(reason: str, remedy: str, *names: str) -> Iterator[Option]:
+    """Yield options that are ignored; `=` after a name: it takes a value, `[=]`: it may have one, else it has none."""
+    yield from _rows(Treatment.IGNORED, reason, remedy, names)
+
+
+def _rejected(reason: str, remedy: str, *names: str) -> Iterator[Option]:
+    yield from _rows(Treatment.REJECTED, reason, remedy, names)
+
+
+def _rows(treatment: Treatment, reason: str, remedy: str, names: tuple[str, ...]) -> Iterator[Option]:
+    for name in names:
+        long, _, short = name.rstrip("[=]").partition("/")
+        value = Value.OPTIONAL if name.endswith("[=]") else Value.REQUIRED if name.endswith("=") else Value.NONE
+        yield Option(f"--{long}", f"-{short}" if short else "", value, treatment, reason=reason, remedy=remedy)
+
+
+def _options() -> Iterator[Option]:
+    yield from _job_fields()
+    yield Option("--ntasks-per-node", field=TASKS_PER_NODE)
+    yield Option("--tasks-per-node", field=TASKS_PER_NODE)
+    yield Option("--mincpus", field=CPUS_LEAST)
+    yield Option("--export", field=EXPORT)
+    yield Option("--wait", "-W", Value.NONE, field=WAITS, alone="yes")
+    yield Option("--parsable", "", Value.NONE, field=PARSABLE, alone="yes")
+    yield from _ignored(
+        _NO_MEMORY, _LEAVE_OUT, "mem=", "mem-per-cpu=", "mem-per-gpu=", "mem-update=", "oom-kill-step[=]"
+    )
+    yield from _ignored(
+        _NO_DEVICES, _DEVICES, "gres=", "gpus/G=", "gpus-per-node=", "gpus-per-socket=", "gpus-per-task=",
+        "cpus-per-gpu=", "ntasks-per-gpu=", "ntasks-per-tres=", "tres-per-task=", "gres-flags=", "gpu-bind=",
+        "gpu-freq=", "tres-bind=", "resources=",
+    )  # fmt: skip
+    yield from _ignored(
+        _FEATURES, _PARTITION, "constraint/C=", "prefer=", "batch=", "cluster-constraint=", "exclude/x=", "contiguous",
+        "switches=", "segment=", "spread-job", "spread-segments", "consolidate-segments", "use-min-nodes", "reboot",
+        "delay-boot=", "power=", "network=", "tmp=",
+    )  # fmt: skip
+    yield from _ignored(
+        _LAYOUT, _LAYOUT_REMEDY, "hint=", "distribution/m=", "mem-bind=", "cpu-freq=", "core-spec/S=", "thread-spec=",
+        "extra-node-info/B=", "sockets-per-node=", "cores-per-socket=", "threads-per-core=", "ntasks-per-core=",
+        "ntasks-per-socket=", "overcommit/O", "oversubscribe/s", "resv-ports[=]", "stepmgr", "no-kill/k[=]",
+        "wait-all-nodes=",
+    )  # fmt: skip
+    yield from _ignored(_ACCOUNTING, _LEAVE_OUT, "acctg-freq=", "profile=", "wckey=", "extra=", "mcs-label=")
+    yield from _ignored(
+        _ENVIRONMENT, "leave it out, and set what the script needs in the script", "get-user-env[=]", "propagate[=]"
+    )
+    yield from _ignored("the time limit is --time", "leave it out, and write --time", "time-min=")
+    yield from _ignored(
+        "the site decides what becomes of a job whose dependency fails", _LEAVE_OUT, "kill-on-invalid-dep="
+    )
+    yield from _ignored("it only changes what sbatch prints", _LEAVE_OUT, "quiet/Q", "verbose/v")
+    yield from _ignored("#PBS lines are never read", _LEAVE_OUT, "ignore-pbs")
+    yield from _ignored(
+        "the script starts the container itself", _LEAVE_OUT, "image=", "module="
+    )  # of the plugin of Shifter
+    yield from _rejected(
+        "Forebay chooses the node, and the job may need data of that one", _PARTITION,
+        "nodelist/w=", "nodefile/F=",
+    )  # fmt: skip
+    yield from _rejected(
+        "jobs run in the cluster that they are submitted to", "submit the script there", "clusters/M=", "cluster="
+    )
+    yield from _rejected(_CONTAINER, _CONTAINER_REMEDY, "container=", "container-id=", "container-type=", "volume=")
+    yield from _rejected(
+        "variables from a file may say where the job writes", "name them with --export, or read the file in the script",
+        "export-file=",
+    )  # fmt: skip
+    yield from _rejected(
+        "it decides who owns what the job writes", "leave it out, and give --uid to forebay submit", "uid="
+    )
+    yield from _rejected("it decides which group owns what the job writes", "use newgrp or sg in the script", "gid=")
+    yield from _rejected("the security context is that of the node's agent", _LEAVE_OUT, "context=")
+    yield from _rejected("the script would not run", "submit the script without it", "test-only", "external")
+    yield from _rejected(
+        "the script is what runs", "leave it out, and give it to forebay submit instead of a script", "wrap="
+    )
+    yield from _rejected(_TYPED, _LEAVE_OUT, "help/h", "usage", "version/V", "autocomplete=")
+
+
+OPTIONS: Final = tuple(_options())
+"""Every option, in the order of the documentation."""
+
+LONG: Final = {option.long: option for option in OPTIONS}
+SHORT: Final = {option.short: option for option in OPTIONS if option.short}
+"""By name."""
+
+
+def options_for(name: str) -> tuple[Option, ...]:
+    """Return the options that a long name may mean: as in getopt, the beginning of one name stands for it."""
+    exact = LONG.get(name)
+    if exact is not None:
+        return (exact,)
+    return tuple(option for long, option in LONG.items() if len(name) > 2 and long.startswith(name))
