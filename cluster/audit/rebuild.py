@@ -278,6 +278,9 @@ def _settle_mails(led: Led) -> Iterator[Command]:
 
 
 def _report_operation(led: Led) -> Iterator[Command]:
+    for event in led.of(e.AbandonedRemoved):
+        yield c.ReportOperation(led.actor.name, event.job, event.attempt, Stage.TEARDOWN, c.OperationDone())
+        return
     job = led.state.jobs[_jobs(led)[0]]
     stage = active_stage(job, led.state.buffers.get(job.id))
     if stage is not None:

@@ -78,7 +78,7 @@ SUMMARIES: Final = {
     "ledger": "Verify, replay, decide again, print and prove what the ledger has.",
     "license": "Show and change licences, which jobs have while they run.",
     "member": "Look at the replicas, and change who they are: one at a time.",
-    "node": "List, show, admit, drain and resume nodes.",
+    "node": "List, show, admit, drain and resume nodes, and declare them lost.",
     "overview": "Show the cluster at a glance: replicas, jobs, nodes, transfers, and what needs somebody.",
     "partition": "Show and change partitions: which nodes jobs may run on, for whom, and for how long.",
     "place": "List and change places: file systems that all nodes mount.",

@@ -263,4 +263,4 @@ def check_inside(path: str, place: str) -> None:
 def one_of(names: Iterable[str], otherwise: str) -> str:
     """Return the remedy for a name that does not exist: those that do, the first 20 of them, or `otherwise`."""
     known = sorted(names)[:20]
-    return f"use one of {', '.join(known)}" if known else otherwise
+    return f"use one of: {', '.join(known)}" if known else otherwise

@@ -613,6 +613,8 @@ async def nodes(m: Maker) -> None:
     for _ in range(2):
         await m.ask(f"agent {node}", f"POST /v1/agents/{node}/reports", 1, reports=[row])
     await m.finish(lost)
+    await m.ask("user ada", f"POST /v1/jobs/{lost}/requeue")
+    await m.finish(lost)
 
 
 async def places(m: Maker) -> None:

@@ -162,16 +162,9 @@ def lost(name: str, reason: str, dry_run: bool, yes: bool, as_json: bool) -> Non
     is free. Results that were not exported from it are LOST. Switch the node off first: what runs there cannot be
     stopped.
     """
-    plan = session().write(ops.LOSE_NODE, name=name, dry_run=True)
-    if dry_run:
-        _say_losses(plan, as_json)
-        return
-    if not yes:
-        _say_losses(plan, as_json=False)
-    losing = sum(bool(job.results) for job in plan.jobs)
-    what = f"{len(plan.jobs)} jobs have something there; results of {losing} are LOST"
-    confirm(f"Declare node {name} lost? {what}.", yes=yes)
-    _say_losses(session().write(ops.LOSE_NODE, name=name, reason=reason), as_json)
+    if not dry_run:
+        confirm(f"Give up what is on node {name}, and LOSE results there (--dry-run lists them)?", yes=yes)
+    _say_losses(session().write(ops.LOSE_NODE, name=name, reason=reason, dry_run=dry_run), as_json)
 
 
 def _say_losses(answer: NodeLostAnswer, as_json: bool) -> None:

@@ -171,7 +171,7 @@ def named(rows: Sequence[Any], name: str, word: str) -> Any:
         if row.name == name:
             return row
     known = ", ".join(row.name for row in rows[:20])
-    remedy = f"use one of {known}" if known else f"leave it out: there is no {word} at all"
+    remedy = f"use one of: {known}" if known else f"leave it out: there is no {word} at all"
     raise Failure(ExitCode.NOT_FOUND, f"there is no {word} {name!r}", remedy)
 
 

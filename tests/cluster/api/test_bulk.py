@@ -144,7 +144,7 @@ async def test_a_task_that_waits_is_explained_by_what_people_call_it(config: Con
         assert (why["name"], why["job_id"]) == ("1_2", harness.controller.state.arrays[1][2])
         why = (await harness.ask("GET", f"/v1/jobs/{waiting}/why")).body
         assert why["name"] == str(waiting)
-        assert why["blocking"] == ["1_1", "1_2"]
+        assert why["blocking"] == ["1_1 (held)", "1_2 (held)"]
         assert why["blockers"] == [harness.controller.state.arrays[1][task] for task in (1, 2)]
 
 

@@ -63,6 +63,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("GET", "/v1/nodes"): "operator user drill",
     ("POST", "/v1/nodes/{name}/admit"): "operator",
     ("POST", "/v1/nodes/{name}/drain"): "operator",
+    ("POST", "/v1/nodes/{name}/lost"): "operator",
     ("POST", "/v1/nodes/{name}/resume"): "operator",
     ("GET", "/v1/transfers"): "operator user drill",
     ("GET", "/v1/transfers/{id}"): "operator user scheduler",

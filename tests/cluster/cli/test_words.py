@@ -100,6 +100,7 @@ DESTROYS = {
     ("certificate", "retire-authority"): [],
     ("ledger", "prune"): [],
     ("license", "delete"): ["a"],
+    ("node", "lost"): ["n1"],
     ("member", "delete"): ["r2"],
     ("member", "replace"): ["r2"],
     ("partition", "delete"): ["a"],
@@ -187,7 +188,7 @@ def test_a_long_reason_takes_one_line_and_a_mark_and_all_of_it_is_shown_by_show(
         words = "".join(shown.split())
         assert "".join(REASON.replace("\n", "\\n").replace("\x1b", "\\x1b").split()) in words
     missing = forebay(double.config, "node", "show", "n9")
-    assert missing.exit_code == ExitCode.NOT_FOUND and "known are: n1, " in missing.stderr
+    assert missing.exit_code == ExitCode.NOT_FOUND and "use one of: n1, " in missing.stderr
 
 
 # No routes ----------------------------------------------------------------------------------------------------------
