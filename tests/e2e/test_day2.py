@@ -2,7 +2,7 @@
 
 from tests.e2e.scripts import run_script
 
-ROWS = ("transfer", "revoke", "drain", "clock")
+ROWS = ("transfer", "revoke", "drain", "clock", "lost")
 """Those that need least: no replica is started again."""
 
 

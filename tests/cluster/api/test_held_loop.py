@@ -127,7 +127,7 @@ def cases(harness: Harness) -> dict[str, list[Case]]:
         "compare_configuration": [Case("operator", "/v1/configuration/diff", {"settings": [], "partial": True})],
         "list_nodes": [Case("alice", "/v1/nodes")],
         "admit_node": [Case("operator", "/v1/nodes/n9/admit", command())],
-        "lose_node": [Case("operator", "/v1/nodes/n1/lost", command(dry_run=True))],
+        "lose_node": [Case("operator", "/v1/nodes/n1/lost", command(dry_run=True), 409)],
         "drain_node": [Case("operator", "/v1/nodes/n1/drain", command(reason="test"))],
         "resume_node": [Case("operator", "/v1/nodes/n1/resume", command())],
         "register_node": [Case("n1", "/v1/agents/n1/register", command(instance="i", storage_id="s", cpus=64))],
