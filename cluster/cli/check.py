@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import functools
 import os
 import shutil
 import socket
@@ -20,7 +22,7 @@ from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
 from cluster.cli.text import moment, show, show_json, table
 from cluster.config import ConfigError
-from cluster.security import Role, TlsRefused, certificate_of, client_context, server_context
+from cluster.security import NotIdentified, Role, TlsRefused, certificate_of, client_context, identify, server_context
 from cluster.system import Clock, format_instant
 from replica.values import MICROSECONDS_PER_SECOND, plain
 
@@ -87,7 +89,7 @@ def check(names: tuple[str, ...], as_json: bool) -> None:
 
     Of each: its certificate and the hosts in it, its ports, its disk, its account, the places that are mounted, whether
     a time service keeps the clock, and whether the other replicas are reached. Run it as the account that they run as.
-    Nothing is changed. Ends with 2 where something FAILs.
+    Nothing is changed. Ends with 2 where something FAILs. A replica that runs here fails no check of its ports.
     """
     current = session()
     config = current.config()
@@ -117,8 +119,10 @@ def _known(config: Config) -> set[str]:
 
 
 def starting_here(config: Config) -> tuple[str, ...]:
-    """Return the replicas and agents whose keys lie on this machine, by name."""
-    return tuple(name for name in sorted(_known(config)) if (config.tls.certificates / f"{name}.key").exists())
+    """Return the replicas and agents whose keys lie on this machine, by name; agents that need root, for root only."""
+    others = set() if os.geteuid() == 0 else {one.name for one in config.agents if one.accounts != "own"}
+    here = (name for name in sorted(_known(config) - others) if (config.tls.certificates / f"{name}.key").exists())
+    return tuple(here)
 
 
 def checked(config: Config, names: tuple[str, ...], clock: Clock) -> tuple[CheckRow, ...]:
@@ -134,7 +138,7 @@ def _checks(config: Config, name: str, clock: Clock) -> Iterator[_Found]:
     replica = next((one for one in config.replicas if one.name == name), None)
     yield from _certificate(config, name, replica, clock)
     if replica is not None:
-        yield from _ports(replica)
+        yield from _ports(config, replica)
         yield _disk(config.storage.directory / name, FREE_BYTES_LEAST)
         yield from _others(config, name)
         if config.traces.endpoint:
@@ -180,7 +184,8 @@ def _certificate(config: Config, name: str, replica: ReplicaConfig | None, clock
         yield "names in it", Verdict.OK, ", ".join(found.addresses)
 
 
-def _ports(replica: ReplicaConfig) -> Iterator[_Found]:
+def _ports(config: Config, replica: ReplicaConfig) -> Iterator[_Found]:
+    runs = functools.cache(lambda: _runs(config, replica))
     for what, address in (("peer", replica.peer), ("api", replica.api), ("channel", replica.channel)):
         if address is None:
             continue
@@ -193,13 +198,29 @@ def _ports(replica: ReplicaConfig) -> Iterator[_Found]:
                 trying.bind(place)
                 trying.listen(1)
         except OSError as error:
-            yield (
-                f"{what} port",
-                Verdict.FAIL,
-                f"{address}: {error.strerror}; it runs already, or the address is no own one",
-            )
+            if error.errno != errno.EADDRINUSE:
+                yield f"{what} port", Verdict.FAIL, f"{address}: {error.strerror}: write an address of this host"
+            elif runs():
+                yield f"{what} port", Verdict.OK, f"{replica.name} runs and uses {address}"
+            else:
+                yield f"{what} port", Verdict.FAIL, f"{address}: {error.strerror}: stop the process that uses it"
         else:
             yield f"{what} port", Verdict.OK, f"{address} is free"
+
+
+def _runs(config: Config, replica: ReplicaConfig) -> bool:
+    """Return whether the process at the replica's API address shows the certificate of the replica."""
+    host, port = replica.api.host, replica.api.port
+    try:
+        context = client_context(config.tls_files(replica.name))
+        with (
+            socket.create_connection((host, port), timeout=ASK_S) as connection,
+            context.wrap_socket(connection, server_hostname=host) as secured,
+        ):
+            found = identify(secured.getpeercert(), cluster_id=config.cluster.id)
+    except (ConfigError, TlsRefused, NotIdentified, OSError):  # ssl.SSLError is an OSError
+        return False
+    return found.role is Role.REPLICA and found.name == replica.name
 
 
 def _disk(directory: Path, least: int) -> _Found:

@@ -99,9 +99,13 @@ def main() -> int:
             print(f"{time.monotonic() - began_s:7.1f} s  three machines with packages and units run", flush=True)
             for name in wanted:
                 row_s = time.monotonic()
-                with site.load():
-                    said = EXERCISES[name](site)
-                    site.whole()
+                try:
+                    with site.load():
+                        said = EXERCISES[name](site)
+                        site.whole()
+                except (StepFailed, AssertionError):
+                    print(site.journals(), file=sys.stderr)
+                    raise
                 done[name] = round(time.monotonic() - row_s, 1)
                 print(f"{done[name]:7.1f} s  {name}: {said}; {site.settled}", flush=True)
     except Unable as error:

@@ -14,6 +14,8 @@ from tests.packages.machine import StepFailed
 COMMANDS: Final = {name: next(row.command for row in ROWS if row.task == one.task) for name, one in TASKS.items()}
 """By the name of the exercise, what the document has people type."""
 
+OWNED: Final = "stat -c '%U:%G %a' /etc/forebay/tls/r2.*"
+
 SHOWN: Final = (
     "import ssl, sys, hashlib; "
     "print(hashlib.sha256(ssl.get_server_certificate((sys.argv[1], 7411)).encode()).hexdigest())"
@@ -26,17 +28,20 @@ def command(name: str) -> str:
 
 
 def check(site: UnitSite) -> str:
-    """A machine that is prepared passes."""
+    """A machine that is prepared passes, and one that runs, as the account of its replica and as root."""
     site.prepare_fourth()
     said = site.sh("r4", f"runuser -u forebay -- {COMMANDS['check']}")
     site.retire_fourth()
+    said += site.sh("r1", f"runuser -u forebay -- {COMMANDS['check']}")
+    said += site.sh("r1", COMMANDS["check"])
     return f"{len(said.splitlines())} lines without a FAIL"
 
 
 def replace(site: UnitSite) -> str:
     """A replica lost its disk: replaced, and started by systemctl, with nothing else."""
     site.lose_disk("r2")
-    site.typed(f"{command('replace')} --yes")
+    said = site.typed(f"{command('replace')} --yes")
+    assert f"systemctl enable --now {site.unit('r2')}" in said, said
     new = site.starts("r2")
     assert new.startswith("r2#"), new
     site.sh("r2", "mkdir -p /run/systemd/system/forebay-controller@r2.service.d; printf '[Service]\\nEnvironment="
@@ -50,7 +55,8 @@ def replace(site: UnitSite) -> str:
 def add(site: UnitSite) -> str:
     """A machine more."""
     site.prepare_fourth()
-    site.typed(command("add"))
+    said = site.typed(command("add"))
+    assert f"systemctl enable --now {site.unit('r4')}" in said, said
     return f"four vote, {site.starts('r4')} among them"
 
 
@@ -130,14 +136,19 @@ def renumber_all(site: UnitSite) -> str:
 
 
 def certificate(site: UnitSite) -> str:
-    """A certificate is renewed and read by `systemctl reload`, without a restart."""
+    """A certificate is renewed and read by `systemctl reload`, without a restart; a restart uses it, too."""
     before, pid = _shown(site, "r2"), site.pid("r2")
+    owned = site.sh("r2", OWNED)
     site.typed(command("certificate"))
     site.copy("r2", "r2.key", "r2.pem")
     site.sh("r2", "systemctl reload forebay-controller@r2")
     _shows_another(site, "r2", before)
     assert site.pid("r2") == pid
-    return "r2 shows its new certificate, and was not restarted"
+    new = _shown(site, "r2")
+    site.sh("r2", "systemctl restart forebay-controller@r2")
+    site.whole()
+    assert _shown(site, "r2") == new and site.sh("r2", OWNED) == owned
+    return "r2 shows its new certificate, without a restart and after one"
 
 
 def authority(site: UnitSite) -> str:
@@ -153,7 +164,7 @@ def authority(site: UnitSite) -> str:
     _reload(site)
     for name in REPLICAS:
         _shows_another(site, name, before[name])
-    site.typed("certificate retire-authority")
+    site.typed("certificate retire-authority --yes")
     _read_authority(site)
     site.whole()
     assert [site.pid(name) for name in REPLICAS] == pids
@@ -202,9 +213,9 @@ def archive(site: UnitSite) -> str:
     site.sh("r1", "install -d -o forebay /archive")
     site.until("test -e /var/lib/forebay/r1/log/checkpoint || ls /var/lib/forebay/r1/*/checkpoint", at="r1")
     site.sh("r1", f"runuser -u forebay -- {COMMANDS['archive']}")
-    keys = site.machines[1].root / "tmp/ledger.keys"
+    keys = site.machines[1].root / "var/tmp/ledger.keys"
     keys.write_text(site.typed("ledger keys"))
-    site.sh("r1", "forebay ledger verify --archive /archive/a --keys /tmp/ledger.keys")
+    site.sh("r1", "forebay ledger verify --archive /archive/a --keys /var/tmp/ledger.keys")
     return "the archive was verified"
 
 
@@ -238,12 +249,16 @@ def restore(site: UnitSite) -> str:
     """All disks are lost; a snapshot that was fetched before is restored on r1."""
     site.forgets = True
     site.typed("snapshot fetch --into /var/tmp/backups --save --keep 9")
+    site.sh("r1", "systemctl restart forebay-agent@n1")
     [file] = (site.machines[4].root / "var/tmp/backups").iterdir()
     (site.machines[1].root / "var/tmp/backup").write_bytes(file.read_bytes())
     for name in REPLICAS:
         site.lose_disk(name)
     _confirmed(site, COMMANDS["restore"].replace("FILE", "/var/tmp/backup"))
-    return _again_three(site)
+    said = _again_three(site)
+    first = site.shown("history")["rows"][0]["event"]
+    assert first == "cluster_recovered", f"history begins with {first}"
+    return f"{said}, and the agent that had restarted after the backup registered again"
 
 
 def _confirmed(site: UnitSite, words: str) -> None:
@@ -261,7 +276,6 @@ def _again_three(site: UnitSite) -> str:
         host = site.address(name)
         site.until(f"forebay member add {name} --peer {host}:7401 --api {host}:7411")
         site.starts(name)
-    site.sh("r1", "systemctl restart forebay-agent@n1")
     site.whole()
     return "r1 went on alone, r2 and r3 joined by systemctl start"
 

@@ -40,7 +40,7 @@ from cluster.config import (
 )
 from cluster.schemas import operations as ops
 from cluster.security import certificate_of, is_name
-from cluster.system import SystemClock, account_of, as_logged, format_instant, hold_termination
+from cluster.system import SystemClock, account_of, as_logged, enable_command, format_instant, hold_termination
 
 READY_S: Final = 60.0
 """Seconds that `up` waits for a leader before it says that there is none: an election takes less than one."""
@@ -206,7 +206,8 @@ def _next_lines(config: Config, founding: Founding) -> Iterator[str]:
     elif founding.owner is None:
         yield f"Next: forebay --config {config.file} up"
     else:
-        yield "Next: start a service for each replica and agent (docs/operations.md)."
+        replicas, agents, _ = children_of(config)
+        yield f"Next: {enable_command(*((one.kind, one.name) for one in (*replicas, *agents)))}"
 
 
 def _named(option: str, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:

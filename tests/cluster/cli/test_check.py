@@ -1,9 +1,11 @@
 """`forebay check` says what a start would find, and each of its refusals is one that a start would meet."""
 
+import contextlib
 import importlib.metadata
 import json
 import os
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from cluster.cli.exits import ExitCode
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, found
+from cluster.security import server_context
 from cluster.system.clock import SystemClock
 from tests.cluster.cli.double import forebay
 from tests.ports import free_ports
@@ -42,6 +45,37 @@ def test_a_bundle_is_ready_as_it_is_and_only_what_is_its_own_is_looked_at(config
     assert found["r1", "reaches r2"][0] == "note"
     table = forebay(config, "check")
     assert table.exit_code == ExitCode.OK and "names in it" in table.stdout
+
+
+def test_a_replica_that_runs_here_fails_no_check(config: Config) -> None:
+    row = config.replica("r1")
+    serving = server_context(config.tls_files("r1"))
+
+    def answer(listening: socket.socket) -> None:
+        with contextlib.suppress(OSError), serving.wrap_socket(listening.accept()[0], server_side=True) as secured:
+            secured.recv(1)
+
+    with (
+        socket.create_server((row.api.host, row.api.port)) as api,
+        socket.create_server((row.peer.host, row.peer.port)),
+    ):
+        answering = threading.Thread(target=answer, args=(api,))
+        answering.start()
+        code, found = checked(config, "--name", "r1")
+        answering.join()
+    assert code == ExitCode.OK
+    assert (found["r1", "api port"], found["r1", "peer port"]) == (
+        ("ok", f"r1 runs and uses {row.api}"),
+        ("ok", f"r1 runs and uses {row.peer}"),
+    )
+
+
+def test_another_account_than_root_checks_no_agent_that_needs_root(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.cli.check.os.geteuid", lambda: 1000)
+    needs_root = config.agent("n1").accounts != "own"
+    assert {name for name, _ in checked(config)[1]} == ({"r1"} if needs_root else {"r1", "n1"})
 
 
 @pytest.mark.parametrize("is_installed", [True, False])

@@ -107,6 +107,9 @@ async def test_a_backup_is_whole_and_checked_or_not_there_and_a_new_cluster_begi
             assert answer.job_id == last + JOB_NUMBERS_SKIPPED
             members = await alice.call(ops.LIST_MEMBERS)
             assert (members.incarnation, [one.id for one in members.members]) == (done["begun"], ["r1#2"])
+        for words in (["history"], ["history", "--kind", "cluster_recovered"]):
+            told = (await forebay(config, *words))["rows"][0]
+            assert (told["revision"], told["event"]) == (plan["kept_revision"] + 1, "cluster_recovered")
         verified = await forebay(config, "ledger", "verify", "--name", "r1")
         missing = {"first_index": 1, "last_index": second["index"], "revision_after": plan["kept_revision"]}
         assert verified["missing"] == [missing]
