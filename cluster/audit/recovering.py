@@ -41,7 +41,7 @@ _NEXT: Final = (
 )
 _JOBS: Final = (
     "Agents may hold data of jobs {first} to {last}, which the cluster does not know: it stays in buffers/ of the "
-    "nodes until somebody removes it."
+    "nodes until you remove it: `forebay agent buffers` lists it on each node."
 )
 
 

@@ -8,11 +8,42 @@ from typing import Final
 
 from tests.faults.day2.exercises import EXERCISES as TASKS
 from tests.faults.day2.table import ROWS
-from tests.packages.day2_site import REPLICAS, UNITS, UnitSite
+from tests.packages.day2_site import DESK, REPLICAS, SITE, UNITS, UnitSite
+from tests.packages.document import USER
 from tests.packages.machine import StepFailed
 
 COMMANDS: Final = {name: next(row.command for row in ROWS if row.task == one.task) for name, one in TASKS.items()}
 """By the name of the exercise, what the document has people type."""
+
+FILL: Final = """\
+import asyncio, sys, time
+from pathlib import Path
+from cluster.client import Client
+from cluster.config import Config
+from cluster.schemas import operations as ops
+from cluster.schemas.requests import UpdateCommand
+async def fill():
+    async with Client.from_config(Config.load(Path(sys.argv[1])), "operator") as client:
+        job = (await client.call(ops.LIST_JOBS, limit=1)).jobs[0].job_id
+        for number in range(40):
+            comments = [f"{time.monotonic()} {at} {1000 * 'x'}" for at in range(60)]
+            ids = [client.new_command_id() for _ in comments]
+            changes = [UpdateCommand(command_id=i, job_id=job, comment=c) for i, c in zip(ids, comments)]
+            assert {one.status for one in (await client.commands(changes)).results} == {200}
+asyncio.run(fill())
+"""
+"""A program of an operator that changes a job's comment over and over: 2 MiB and more of the journal."""
+
+FILLS_MAX: Final = 60
+RETAINED_S: Final = 240.0
+"""How long it may take until a snapshot, a state's digest and a checkpoint allow to prune, seconds."""
+
+RETENTION: Final = """
+[retention]
+archives = ["/archive/a", "/mnt/b/forebay"]
+keys = "ledger.keys"
+keep = "1MiB"
+"""
 
 OWNED: Final = "stat -c '%U:%G %a' /etc/forebay/tls/r2.*"
 
@@ -98,7 +129,7 @@ def upgrade(site: UnitSite) -> str:
         assert site.pid(name) not in (0, before), f"{name} was not restarted"
     for unit, number in UNITS.items():
         site.machines[number].shell(f"systemctl is-active {unit}")
-    return f"all machines have {site.newer}, and their units run"
+    return f"all machines have {site.newer}, {leader}'s the last one, and their units run"
 
 
 def renumber_one(site: UnitSite) -> str:
@@ -228,6 +259,43 @@ def disk_full(site: UnitSite) -> str:
     return "r1 ended while its disk was full, and is back"
 
 
+def journal_full(site: UnitSite) -> str:
+    """Journals are filled until the user is rejected; each is archived and pruned, and the user is not rejected."""
+    desk = site.machines[DESK]
+    (desk.root / "var/tmp/fill").write_text(FILL)
+    for _ in range(FILLS_MAX):
+        if _is_rejected(site):
+            break
+        desk.shell(f"/usr/lib/forebay/bin/python -I /var/tmp/fill {SITE}/forebay.toml")
+    full = {name: _fill(site, name) for name in REPLICAS}
+    for name in REPLICAS:
+        site.sh(name, "install -d -o forebay /archive /mnt/b")
+        keys, toml = (site.at(name).root / "etc/forebay" / file for file in ("ledger.keys", "forebay.toml"))
+        keys.write_text(site.typed("ledger keys"))
+        toml.write_text(toml.read_text() + RETENTION)
+        retain = COMMANDS["journal-full"].replace("r1", name)
+        site.until(f"runuser -u forebay -- {retain}", at=name, within_s=RETAINED_S)
+    left = {name: _fill(site, name) for name in REPLICAS}
+    assert not _is_rejected(site) and all(left[name] < full[name] / 2 for name in REPLICAS), (full, left)
+    return f"journals were {max(full.values()):.0%} full and the user was rejected; pruned, they are not"
+
+
+def _is_rejected(site: UnitSite) -> bool:
+    """Return whether a user's job is rejected since a journal is full; StepFailed for another error."""
+    try:
+        site.machines[1].shell("forebay submit --hold held.sh --json", user=USER)
+    except StepFailed as error:
+        if "journal_full" not in str(error):
+            raise
+        return True
+    return False
+
+
+def _fill(site: UnitSite, name: str) -> float:
+    [found] = site.shown(f"member status {name}")["replicas"]
+    return float(found["status"]["journal_fill"])
+
+
 def clock(site: UnitSite) -> str:
     """No clock is off: one kernel has them all."""
     said = site.typed(command("clock"))
@@ -326,6 +394,7 @@ EXERCISES: Final[dict[str, Callable[[UnitSite], str]]] = {
     "debug": debug,
     "archive": archive,
     "disk-full": disk_full,
+    "journal-full": journal_full,
     "clock": clock,
     "recover": recover,
     "restore": restore,

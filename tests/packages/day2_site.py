@@ -27,7 +27,7 @@ OPERATOR: Final = f"FOREBAY_CONFIG={SITE}/forebay.toml FOREBAY_IDENTITY=operator
 DISK: Final = "256M"
 MAP_SIZE: Final = "64MiB"
 PATIENCE_S: Final = 120.0
-JOURNAL_LINES: Final = 12
+JOURNAL_LINES: Final = 25
 
 JOB: Final = """\
 cd; echo 41 > in; rm -f out

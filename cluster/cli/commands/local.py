@@ -379,11 +379,14 @@ def gateway(name: str) -> None:
     become(module_command("cluster.client.gateway", "--config", str(file), "--name", name))
 
 
-_RECEIPT = {"receipt": "cluster.cli.commands.agent_receipt:agent_receipt"}
-"""Imported when it is used: it needs much of an agent."""
+_OF_AGENT = {
+    "buffers": "cluster.cli.commands.agent:agent_buffers",
+    "receipt": "cluster.cli.commands.agent:agent_receipt",
+}
+"""Imported when they are used: they need much of an agent."""
 
 
-@click.group("agent", cls=CommandGroup, commands=LazyCommands(_RECEIPT), invoke_without_command=True)
+@click.group("agent", cls=CommandGroup, commands=LazyCommands(_OF_AGENT), invoke_without_command=True)
 @click.option("--name", metavar="NODE", help="Which agent (node) of the configuration this is.")
 @click.option("--mover", is_flag=True, help="Stage for the places that this machine mounts, and run no scripts.")
 @LOG_FORMAT_OPTION
