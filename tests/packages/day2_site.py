@@ -26,6 +26,7 @@ SITE: Final = "/var/tmp/site"
 OPERATOR: Final = f"FOREBAY_CONFIG={SITE}/forebay.toml FOREBAY_IDENTITY=operator"
 DISK: Final = "256M"
 MAP_SIZE: Final = "64MiB"
+SNAPSHOT_EVERY: Final = 500
 PATIENCE_S: Final = 120.0
 JOURNAL_LINES: Final = 25
 
@@ -118,7 +119,9 @@ class UnitSite:
         )
         self.typed(f"certificate issue login1 --role gateway --into {SITE}/hosts/10.0.0.1/tls")
         self.machines[DESK].shell(
-            f'sed -i \'s/map_size = "16GiB"/map_size = "{MAP_SIZE}"/\' {SITE}/forebay.toml {SITE}/hosts/*/forebay.toml'
+            f'sed -i \'s/map_size = "16GiB"/map_size = "{MAP_SIZE}"/; '
+            f"s/snapshot_every_entries = 10000/snapshot_every_entries = {SNAPSHOT_EVERY}/' "
+            f"{SITE}/forebay.toml {SITE}/hosts/*/forebay.toml"
         )
         bundles = self.machines[DESK].root / SITE[1:] / "hosts"
         for name in REPLICAS:
