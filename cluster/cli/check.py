@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import functools
@@ -34,6 +35,9 @@ EXPIRY_NOTICE_S: Final = 30 * 86_400
 
 ASK_S: Final = 2.0
 """How long each address of another may take to be reached, seconds."""
+
+HANDSHAKE_S: Final = 20.0
+"""How long what uses a replica's address may take to show its certificate, seconds: a busy machine is slow."""
 
 FREE_BYTES_LEAST: Final = 64 << 20
 """What a replica needs of its disk at once, bytes: its sync log, and the first entries and snapshots."""
@@ -88,8 +92,8 @@ def check(names: tuple[str, ...], as_json: bool) -> None:
     """Say whether this machine is ready for its replicas and agents, before they start.
 
     Of each: its certificate and the hosts in it, its ports, its disk, its account, the places that are mounted, whether
-    a time service keeps the clock, and whether the other replicas are reached. Run it as the account that they run as.
-    Nothing is changed. Ends with 2 where something FAILs. A replica that runs here fails no check of its ports.
+    a time service keeps the clock, and whether the other replicas are reached. Run it as root, or as the account that
+    they run as. Nothing is changed. Ends with 2 where something FAILs. A replica that runs here fails no check.
     """
     current = session()
     config = current.config()
@@ -126,12 +130,32 @@ def starting_here(config: Config) -> tuple[str, ...]:
 
 
 def checked(config: Config, names: tuple[str, ...], clock: Clock) -> tuple[CheckRow, ...]:
-    """Return what came of each check of each of them, in order."""
-    return tuple(
-        CheckRow(name=name, check=what, verdict=verdict, found=found)
-        for name in names
-        for what, verdict, found in _checks(config, name, clock)
-    )
+    """Return what came of each check of each of them, in order; root makes them as the account that each runs as."""
+    rows = []
+    for name in names:
+        with _as_its_account(config, name):
+            found = [*_checks(config, name, clock)]
+        rows += [CheckRow(name=name, check=what, verdict=verdict, found=text) for what, verdict, text in found]
+    return tuple(rows)
+
+
+@contextlib.contextmanager
+def _as_its_account(config: Config, name: str) -> Iterator[None]:
+    """Have root act as the owner of a process's data, or else of its key."""
+    home = next((one.directory for one in config.agents if one.name == name), config.storage.directory / name)
+    places = (home, config.tls.certificates / f"{name}.key") if os.geteuid() == 0 else ()
+    owner = next((path.stat() for path in places if path.exists()), None)
+    if owner is None:
+        yield
+        return
+    group_id = os.getegid()
+    os.setegid(owner.st_gid)
+    os.seteuid(owner.st_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(group_id)
 
 
 def _checks(config: Config, name: str, clock: Clock) -> Iterator[_Found]:
@@ -185,7 +209,7 @@ def _certificate(config: Config, name: str, replica: ReplicaConfig | None, clock
 
 
 def _ports(config: Config, replica: ReplicaConfig) -> Iterator[_Found]:
-    runs = functools.cache(lambda: _runs(config, replica))
+    other = functools.cache(lambda: _why_other(config, replica))
     for what, address in (("peer", replica.peer), ("api", replica.api), ("channel", replica.channel)):
         if address is None:
             continue
@@ -200,32 +224,35 @@ def _ports(config: Config, replica: ReplicaConfig) -> Iterator[_Found]:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 yield f"{what} port", Verdict.FAIL, f"{address}: {error.strerror}: write an address of this host"
-            elif runs():
-                yield f"{what} port", Verdict.OK, f"{replica.name} runs and uses {address}"
+            elif why := other():
+                sentence = (
+                    f"{address}: {error.strerror}, and not by {replica.name} ({why}): stop the process that uses it"
+                )
+                yield f"{what} port", Verdict.FAIL, sentence
             else:
-                yield f"{what} port", Verdict.FAIL, f"{address}: {error.strerror}: stop the process that uses it"
+                yield f"{what} port", Verdict.OK, f"{replica.name} runs and uses {address}"
         else:
             yield f"{what} port", Verdict.OK, f"{address} is free"
 
 
-def _runs(config: Config, replica: ReplicaConfig) -> bool:
-    """Return whether the process at the replica's API address shows the certificate of the replica."""
+def _why_other(config: Config, replica: ReplicaConfig) -> str:
+    """Return why the process at the replica's API address is not the replica; empty: it shows its certificate."""
     host, port = replica.api.host, replica.api.port
     try:
         context = client_context(config.tls_files(replica.name))
         with (
-            socket.create_connection((host, port), timeout=ASK_S) as connection,
+            socket.create_connection((host, port), timeout=HANDSHAKE_S) as connection,
             context.wrap_socket(connection, server_hostname=host) as secured,
         ):
             found = identify(secured.getpeercert(), cluster_id=config.cluster.id)
-    except (ConfigError, TlsRefused, NotIdentified, OSError):  # ssl.SSLError is an OSError
-        return False
-    return found.role is Role.REPLICA and found.name == replica.name
+    except (ConfigError, TlsRefused, NotIdentified, OSError) as error:  # ssl.SSLError is an OSError
+        return str(error)
+    return "" if found.role is Role.REPLICA and found.name == replica.name else f"it is {found}"
 
 
 def _disk(directory: Path, least: int) -> _Found:
     there = next(one for one in (directory, *directory.parents) if one.exists())
-    if not os.access(there, os.W_OK | os.X_OK):
+    if not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
         return "disk", Verdict.FAIL, f"this account may not write in {there}"
     free = shutil.disk_usage(there).free
     text = f"{free >> 20} MiB are free in {there}"

@@ -4,7 +4,9 @@ import contextlib
 import importlib.metadata
 import json
 import os
+import shutil
 import socket
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -99,7 +101,27 @@ def test_where_traces_are_sent_it_is_looked_whether_anything_can_send_them(
     assert ("pip install forebay[otel]" in text) is not is_installed
 
 
-def test_each_thing_that_a_start_would_fail_at_fails(config: Config) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another account")
+def test_root_checks_a_replica_as_the_account_that_it_runs_as(config: Config) -> None:
+    nobody = 65534
+    tls = config.tls.certificates
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # which other accounts may pass
+        os.chmod(directory, 0o755)
+        moved = shutil.copytree(config.file.parent, Path(directory) / "forebay")
+        moved.chmod(0o755)
+        (moved / tls.name).chmod(0o755)
+        there = Config.load(moved / config.file.name)
+        os.chown(there.storage.directory / "r1", nobody, nobody)
+        verdict, sentence = checked(there, "--name", "r1")[1]["r1", "certificate"]
+        assert verdict == "FAIL" and str(there.tls.certificates / "r1.key") in sentence, "its account cannot read it"
+        os.chown(there.tls.certificates / "r1.key", nobody, nobody)
+        code, found = checked(there, "--name", "r1")
+        assert code == ExitCode.OK, found
+        assert os.geteuid() == 0
+
+
+def test_each_thing_that_a_start_would_fail_at_fails(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.cli.check.HANDSHAKE_S", 0.2)
     text = config.file.read_text()
     row = config.replica("r1")
     with socket.socket() as taken:
