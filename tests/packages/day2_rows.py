@@ -1,6 +1,7 @@
 """An exercise for each row of "Day 2: what to type", through systemctl. Each leaves a whole cluster and returns a
 sentence about what was checked."""
 
+import json
 import re
 import shlex
 import time
@@ -45,6 +46,11 @@ archives = ["/archive/a", "/mnt/b/forebay"]
 keys = "ledger.keys"
 keep = "1MiB"
 """
+
+LONG: Final = (
+    r"#!/bin/sh\n#DW jobdw capacity=16MiB access_mode=striped type=scratch\ntouch $DW_JOB_STRIPED/kept\nsleep 600\n"
+)
+"""A script that runs until it is ended, as printf(1) has it."""
 
 OWNED: Final = "stat -c '%U:%G %a' /etc/forebay/tls/r2.*"
 
@@ -322,6 +328,9 @@ def restore(site: UnitSite) -> str:
     site.forgets = True
     site.typed("snapshot fetch --into /var/tmp/backups --save --keep 9")
     site.sh("r1", "systemctl restart forebay-agent@n1")
+    job = site.machines[1].shell(f"printf '{LONG}' > long.sh; forebay submit --parsable long.sh", user=USER).strip()
+    kept = f"find /var/lib/forebay/n1/buffers/{job} -name kept | grep -q ."
+    site.until(kept, at="r1")
     [file] = (site.machines[4].root / "var/tmp/backups").iterdir()
     (site.machines[1].root / "var/tmp/backup").write_bytes(file.read_bytes())
     for name in REPLICAS:
@@ -330,7 +339,9 @@ def restore(site: UnitSite) -> str:
     said = _again_three(site)
     first = site.shown("history")["rows"][0]["event"]
     assert first == "cluster_recovered", f"history begins with {first}"
-    return f"{said}, and the agent that had restarted after the backup registered again"
+    buffers = json.loads(site.sh("r1", f"{kept}; forebay agent buffers --json"))["buffers"]
+    assert [one["state"] for one in buffers if one["job_id"] == int(job)] == ["UNKNOWN"], buffers
+    return f"{said}, the agent that restarted after the backup registered again and lists the lost job's buffer"
 
 
 def _confirmed(site: UnitSite, words: str) -> None:
