@@ -66,6 +66,8 @@ def booted(work: Path, base: Path) -> Iterator[dict[int, Machine]]:
         except (StepFailed, subprocess.CalledProcessError, FileNotFoundError) as error:
             raise Unable(f"systemd-nspawn does not boot here: {error}") from error
         yield machines
+        for machine in machines.values():  # all at once; each is waited for where its block ends
+            machine.run("systemctl", "--no-block", "poweroff")
 
 
 def main() -> int:
