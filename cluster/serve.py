@@ -267,7 +267,7 @@ class Replica:
         self.peers.checks.append(credentials.refresh)
         credentials.on_authorities.append(self.peers.close_all)
         no_founder = Refused(
-            f"replica {name} is no founder; `forebay member add` it and start it with --join", EXIT_STORAGE_REFUSED
+            f"replica {name} is no founder; `forebay member add` it and start it", EXIT_STORAGE_REFUSED
         )
         if me.joins and first_start:
             raise no_founder

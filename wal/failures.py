@@ -22,9 +22,8 @@ class BrokenInvariant(Exception):
 
 REPLACE = (
     "Run `forebay member replace NAME`, move this replica's directory away (keep it for an examination) and start it "
-    "with `forebay serve --name NAME --join`; never let it start empty as who it was, because it may have promised "
-    "what it no longer holds. Where the data of a majority is lost, `forebay recover` on a machine that has some left "
-    "makes a cluster of it"
+    "again; never let it start empty as who it was, because it may have promised what it no longer holds. Where the "
+    "data of a majority is lost, `forebay recover` on a machine that has some left makes a cluster of it"
 )
 OTHERWISE_REPLACE = f"{REPLACE[0].lower()}{REPLACE[1:]}"
 OTHER_DIRECTORY = "Name the right directory in [storage] of forebay.toml, or the right replica on the command line"
@@ -331,8 +330,7 @@ class Condition(Enum):
         "the file superseded is there, whatever it says",
         "the cluster was recovered after a majority was lost, and goes on as a later incarnation without this replica",
         "Keep the directory for an examination: it may hold what the recovery lost (`forebay ledger dump --data "
-        "DIRECTORY`). Then move it away, run `forebay member add NAME` and start it with `forebay serve --name NAME "
-        "--join`",
+        "DIRECTORY`). Then move it away, run `forebay member add NAME` and start it again",
     )
     SNAPSHOT_UNFINISHED = Row(
         Action.CUT,

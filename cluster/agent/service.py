@@ -428,7 +428,7 @@ def _hold_processes(home: Home, where: str) -> None:
         how = "at once" if home.cgroups.is_ended_at_once else "while they stand still (the kernel is older than 5.14)"
         logger.info("processes of jobs are held in cgroups below %s and ended %s", home.cgroups.path, how)
     elif where in (AUTO, NONE):
-        logger.warning("processes of jobs are not held in cgroups: %s. %s", refused, NOT_PROMISED)
+        logger.info("processes of jobs are not held in cgroups: %s. %s", refused, NOT_PROMISED)
     else:
         raise AgentFailed(f"cgroup = {where!r}: {refused}")
 
@@ -437,7 +437,7 @@ def _say_capacity_control(home: Home) -> None:
     """Say what holds buffers to their capacity while a job writes."""
     control = home.capacity_control
     if control.why_watch:
-        logger.warning(
+        logger.info(
             "what jobs write is watched, which ends a job soon after it wrote more than its buffer may hold, "
             "but does not refuse it: %s",
             control.why_watch,

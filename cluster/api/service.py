@@ -541,7 +541,8 @@ class Service:
                 return self.elsewhere(error.leader)
             case JournalFull():
                 remedy = (
-                    "raise map_size in [storage] on every replica and restart them in turn, or make room on the disks"
+                    "prune old history (`forebay ledger retain`), raise map_size in [storage] on every replica and "
+                    "restart them one at a time, or make room on the disks"
                 )
                 return Problem(507, "journal_full", str(error), remedy)
             case TooManyAnswers():

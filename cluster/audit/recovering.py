@@ -27,20 +27,20 @@ from cluster.server.recovery import (
     recover,
     restore_snapshot,
 )
-from cluster.system import SystemClock, format_instant
+from cluster.system import SystemClock, format_instant, start_command
 from replica.messages import ReleaseNeeded
 from replica.model import Recovery
 from snapshots import SnapshotFailed, SnapshotRefused
 from wal import Condition, RecoveryRefused, StorageFailed
 
 _NEXT: Final = (
-    "Next: start it with `forebay serve --name {name}`; on every other machine move the replica's directory away, then "
-    "`forebay member add NAME --peer HOST:PORT --api HOST:PORT` and start it with --join. Auditors keep a new key: "
+    "Next: start it with `{start}`; then, for each other replica, move its directory away, and type "
+    "`forebay member add NAME --peer HOST:PORT --api HOST:PORT` and `{start_other}`. Auditors keep a new key: "
     "`forebay ledger keys`. {jobs}"
 )
 _JOBS: Final = (
     "Agents may hold data of jobs {first} to {last}, which the cluster does not know: it stays in buffers/ of the "
-    "nodes until somebody removes it."
+    "nodes until you remove it: `forebay agent buffers` lists it on each node."
 )
 
 
@@ -236,7 +236,8 @@ def _show(view: PlanView, as_json: bool, command: str = "") -> None:
     show(fields_table(rows))
     if view.done:
         jobs = _JOBS.format(first=view.lost_jobs_first, last=(view.first_job or 0) - 1)
-        note(_NEXT.format(name=view.replica, jobs=jobs))
+        start, start_other = (start_command("replica", name) for name in (view.replica, "NAME"))
+        note(_NEXT.format(start=start, start_other=start_other, jobs=jobs))
         return
     note(
         f"Nothing was changed. Be sure that {', '.join(others) or 'nobody else'} cannot come back with more: what they "

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
+import functools
 import os
 import shutil
 import socket
@@ -20,7 +23,7 @@ from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
 from cluster.cli.text import moment, show, show_json, table
 from cluster.config import ConfigError
-from cluster.security import Role, TlsRefused, certificate_of, client_context, server_context
+from cluster.security import NotIdentified, Role, TlsRefused, certificate_of, client_context, identify, server_context
 from cluster.system import Clock, format_instant
 from replica.values import MICROSECONDS_PER_SECOND, plain
 
@@ -32,6 +35,9 @@ EXPIRY_NOTICE_S: Final = 30 * 86_400
 
 ASK_S: Final = 2.0
 """How long each address of another may take to be reached, seconds."""
+
+HANDSHAKE_S: Final = 20.0
+"""How long what uses a replica's address may take to show its certificate, seconds: a busy machine is slow."""
 
 FREE_BYTES_LEAST: Final = 64 << 20
 """What a replica needs of its disk at once, bytes: its sync log, and the first entries and snapshots."""
@@ -86,8 +92,8 @@ def check(names: tuple[str, ...], as_json: bool) -> None:
     """Say whether this machine is ready for its replicas and agents, before they start.
 
     Of each: its certificate and the hosts in it, its ports, its disk, its account, the places that are mounted, whether
-    a time service keeps the clock, and whether the other replicas are reached. Run it as the account that they run as.
-    Nothing is changed. Ends with 2 where something FAILs.
+    a time service keeps the clock, and whether the other replicas are reached. Run it as root, or as the account that
+    they run as. Nothing is changed. Ends with 2 where something FAILs. A replica that runs here fails no check.
     """
     current = session()
     config = current.config()
@@ -117,24 +123,46 @@ def _known(config: Config) -> set[str]:
 
 
 def starting_here(config: Config) -> tuple[str, ...]:
-    """Return the replicas and agents whose keys lie on this machine, by name."""
-    return tuple(name for name in sorted(_known(config)) if (config.tls.certificates / f"{name}.key").exists())
+    """Return the replicas and agents whose keys lie on this machine, by name; agents that need root, for root only."""
+    others = set() if os.geteuid() == 0 else {one.name for one in config.agents if one.accounts != "own"}
+    here = (name for name in sorted(_known(config) - others) if (config.tls.certificates / f"{name}.key").exists())
+    return tuple(here)
 
 
 def checked(config: Config, names: tuple[str, ...], clock: Clock) -> tuple[CheckRow, ...]:
-    """Return what came of each check of each of them, in order."""
-    return tuple(
-        CheckRow(name=name, check=what, verdict=verdict, found=found)
-        for name in names
-        for what, verdict, found in _checks(config, name, clock)
-    )
+    """Return what came of each check of each of them, in order; root makes them as the account that each runs as."""
+    rows = []
+    for name in names:
+        with _as_its_account(config, name):
+            found = [*_checks(config, name, clock)]
+        rows += [CheckRow(name=name, check=what, verdict=verdict, found=text) for what, verdict, text in found]
+    return tuple(rows)
+
+
+@contextlib.contextmanager
+def _as_its_account(config: Config, name: str) -> Iterator[None]:
+    """Have root act as the owner of a process's data, or else of its key."""
+    home = next((one.directory for one in config.agents if one.name == name), config.storage.directory / name)
+    places = (home, config.tls.certificates / f"{name}.key") if os.geteuid() == 0 else ()
+    owner = next((path.stat() for path in places if path.exists()), None)
+    if owner is None:
+        yield
+        return
+    group_id = os.getegid()
+    os.setegid(owner.st_gid)
+    os.seteuid(owner.st_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(group_id)
 
 
 def _checks(config: Config, name: str, clock: Clock) -> Iterator[_Found]:
     replica = next((one for one in config.replicas if one.name == name), None)
     yield from _certificate(config, name, replica, clock)
     if replica is not None:
-        yield from _ports(replica)
+        yield from _ports(config, replica)
         yield _disk(config.storage.directory / name, FREE_BYTES_LEAST)
         yield from _others(config, name)
         if config.traces.endpoint:
@@ -180,7 +208,8 @@ def _certificate(config: Config, name: str, replica: ReplicaConfig | None, clock
         yield "names in it", Verdict.OK, ", ".join(found.addresses)
 
 
-def _ports(replica: ReplicaConfig) -> Iterator[_Found]:
+def _ports(config: Config, replica: ReplicaConfig) -> Iterator[_Found]:
+    other = functools.cache(lambda: _why_other(config, replica))
     for what, address in (("peer", replica.peer), ("api", replica.api), ("channel", replica.channel)):
         if address is None:
             continue
@@ -193,18 +222,37 @@ def _ports(replica: ReplicaConfig) -> Iterator[_Found]:
                 trying.bind(place)
                 trying.listen(1)
         except OSError as error:
-            yield (
-                f"{what} port",
-                Verdict.FAIL,
-                f"{address}: {error.strerror}; it runs already, or the address is no own one",
-            )
+            if error.errno != errno.EADDRINUSE:
+                yield f"{what} port", Verdict.FAIL, f"{address}: {error.strerror}: write an address of this host"
+            elif why := other():
+                sentence = (
+                    f"{address}: {error.strerror}, and not by {replica.name} ({why}): stop the process that uses it"
+                )
+                yield f"{what} port", Verdict.FAIL, sentence
+            else:
+                yield f"{what} port", Verdict.OK, f"{replica.name} runs and uses {address}"
         else:
             yield f"{what} port", Verdict.OK, f"{address} is free"
 
 
+def _why_other(config: Config, replica: ReplicaConfig) -> str:
+    """Return why the process at the replica's API address is not the replica; empty: it shows its certificate."""
+    host, port = replica.api.host, replica.api.port
+    try:
+        context = client_context(config.tls_files(replica.name))
+        with (
+            socket.create_connection((host, port), timeout=HANDSHAKE_S) as connection,
+            context.wrap_socket(connection, server_hostname=host) as secured,
+        ):
+            found = identify(secured.getpeercert(), cluster_id=config.cluster.id)
+    except (ConfigError, TlsRefused, NotIdentified, OSError) as error:  # ssl.SSLError is an OSError
+        return str(error)
+    return "" if found.role is Role.REPLICA and found.name == replica.name else f"it is {found}"
+
+
 def _disk(directory: Path, least: int) -> _Found:
     there = next(one for one in (directory, *directory.parents) if one.exists())
-    if not os.access(there, os.W_OK | os.X_OK):
+    if not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
         return "disk", Verdict.FAIL, f"this account may not write in {there}"
     free = shutil.disk_usage(there).free
     text = f"{free >> 20} MiB are free in {there}"

@@ -188,7 +188,7 @@ def _moving(overview: OverviewAnswer) -> str:
 def _replicas(overview: OverviewAnswer) -> Iterator[Line]:
     for row in overview.members:
         said = f"{plain(row.name):<12} {plain(row.role):<10} term {row.term if row.term is not None else '-'}"
-        said += f"   {row.lag_entries or 0} entries behind"
+        said += "" if row.lag_entries is None else f"   {row.lag_entries} entries behind"
         yield Line(said if row.reachable else f"{said}   SILENT", "" if row.reachable else "bold red")
 
 

@@ -80,7 +80,7 @@ async def join(config: Config, name: str, *, clock: Clock) -> str:
             _remove(joining)
             raise JoiningRefused(
                 f"{name} joined as {identity} before and lost its data since; run `forebay member replace {name}` and "
-                "start it with --join again"
+                "start it again"
             )
         _write(note, noted)
         allow_first_start(config, name)

@@ -19,6 +19,7 @@ import msgspec
 
 from cluster.config import FIRST_START_NAME, Config
 from cluster.server.applied_log import read_batch, read_configuration
+from cluster.system import start_command
 from replica.fold import HistoryFold
 from replica.messages import ReleaseNeeded
 from replica.state import EMPTY, RecordedDigests, State, StateDiffers
@@ -115,7 +116,7 @@ def open_storage(config: Config, name: str, *, first_start: bool = False) -> Sto
                 f"{directory} is empty; if replica {name} has never run, start it once with `forebay serve --name "
                 f"{name} --first-start`; if its data is lost, it must not start again as who it was, because it would "
                 f"have forgotten votes and entries that the others count on: `forebay member replace {name}` brings "
-                f"it back, and then `forebay serve --name {name} --join`; where the data of a majority is lost, "
+                f"it back, and then `{start_command('replica', name)}`; where the data of a majority is lost, "
                 "`forebay recover` on a machine that has some left",
                 Condition.DIRECTORY_EMPTY,
             )

@@ -57,7 +57,10 @@ if TYPE_CHECKING:
         LEVELS,
         READY,
         STOPPING,
+        SYSTEMD,
         VARIABLES,
+        enable_command,
+        start_command,
         tell_manager,
     )
 else:
@@ -75,6 +78,7 @@ else:
         processes: all_pids become_subreaper boot_id cgroup_of descendants die_with_parent environment_variables
         processes: fields_of hold_termination ignore_hangup leave_when_terminated python_of send start_time
         processes: sync_file_system
-        service_manager: EXIT_CONFIGURATION FORMAT_VARIABLE FORMATS LEVELS READY STOPPING VARIABLES tell_manager
+        service_manager: EXIT_CONFIGURATION FORMAT_VARIABLE FORMATS LEVELS READY STOPPING SYSTEMD VARIABLES
+        service_manager: enable_command start_command tell_manager
         """,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 from typing import Final
 
 # ---- what is said of logs; how they are written, `logs`, takes a command more to import than it may
@@ -37,9 +38,30 @@ OWNER_VARIABLE: Final = "WATCHDOG_PID"
 
 _MICROSECONDS: Final = 1_000_000
 
+APPLICATION: Final = "/usr/lib/forebay"
+"""Where the Debian packages install the application."""
+
+SYSTEMD: Final = "/run/systemd/system"
+"""Directory that exists while systemd is this machine's first process: sd_booted(3)."""
+
+_UNITS: Final = {"replica": "forebay-controller", "agent": "forebay-agent", "gateway": "forebay-gateway"}
+"""Unit of the packages by kind of process."""
+
 READY: Final = "READY=1"
 ALIVE: Final = "WATCHDOG=1"
 STOPPING: Final = "STOPPING=1"
+
+
+def enable_command(*started: tuple[str, str]) -> str:
+    """Return the command that enables and starts units of the packages; `started`: kind and name of each process."""
+    return f"systemctl enable --now {' '.join(f'{_UNITS[kind]}@{name}' for kind, name in started)}"
+
+
+def start_command(kind: str, name: str) -> str:
+    """Return the command that starts a process: its unit if the packages are installed under systemd."""
+    if sys.prefix == APPLICATION and os.path.isdir(SYSTEMD):
+        return enable_command((kind, name))
+    return f"forebay {'serve' if kind == 'replica' else kind} --name {name}"
 
 
 def tell_manager(*lines: str, status: str = "") -> None:

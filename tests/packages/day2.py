@@ -66,6 +66,8 @@ def booted(work: Path, base: Path) -> Iterator[dict[int, Machine]]:
         except (StepFailed, subprocess.CalledProcessError, FileNotFoundError) as error:
             raise Unable(f"systemd-nspawn does not boot here: {error}") from error
         yield machines
+        for machine in machines.values():  # all at once; each is waited for where its block ends
+            machine.run("systemctl", "--no-block", "poweroff")
 
 
 def main() -> int:
@@ -99,9 +101,13 @@ def main() -> int:
             print(f"{time.monotonic() - began_s:7.1f} s  three machines with packages and units run", flush=True)
             for name in wanted:
                 row_s = time.monotonic()
-                with site.load():
-                    said = EXERCISES[name](site)
-                    site.whole()
+                try:
+                    with site.load():
+                        said = EXERCISES[name](site)
+                        site.whole()
+                except (StepFailed, AssertionError):
+                    print(site.journals(), file=sys.stderr)
+                    raise
                 done[name] = round(time.monotonic() - row_s, 1)
                 print(f"{done[name]:7.1f} s  {name}: {said}; {site.settled}", flush=True)
     except Unable as error:

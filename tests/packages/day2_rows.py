@@ -1,18 +1,58 @@
 """An exercise for each row of "Day 2: what to type", through systemctl. Each leaves a whole cluster and returns a
 sentence about what was checked."""
 
+import json
 import re
 import shlex
+import time
 from collections.abc import Callable
 from typing import Final
 
 from tests.faults.day2.exercises import EXERCISES as TASKS
 from tests.faults.day2.table import ROWS
-from tests.packages.day2_site import REPLICAS, UNITS, USER, UnitSite
+from tests.packages.day2_site import DESK, PATIENCE_S, REPLICAS, SITE, UNITS, UnitSite
+from tests.packages.document import USER
 from tests.packages.machine import StepFailed
 
 COMMANDS: Final = {name: next(row.command for row in ROWS if row.task == one.task) for name, one in TASKS.items()}
 """By the name of the exercise, what the document has people type."""
+
+FILL: Final = """\
+import asyncio, sys, time
+from pathlib import Path
+from cluster.client import Client
+from cluster.config import Config
+from cluster.schemas import operations as ops
+from cluster.schemas.requests import UpdateCommand
+async def fill():
+    async with Client.from_config(Config.load(Path(sys.argv[1])), "operator") as client:
+        job = (await client.call(ops.LIST_JOBS, limit=1)).jobs[0].job_id
+        for _ in range(200):
+            comments = [f"{time.monotonic()} {at} {1000 * 'x'}" for at in range(12)]
+            ids = [client.new_command_id() for _ in comments]
+            changes = [UpdateCommand(command_id=i, job_id=job, comment=c) for i, c in zip(ids, comments)]
+            assert {one.status for one in (await client.commands(changes)).results} == {200}
+asyncio.run(fill())
+"""
+"""A program of an operator that changes a job's comment over and over: 2 MiB and more of the journal."""
+
+FILLS_MAX: Final = 60
+RETAINED_S: Final = 240.0
+"""How long it may take until a snapshot, a state's digest and a checkpoint allow to prune, seconds."""
+
+RETENTION: Final = """
+[retention]
+archives = ["/archive/a", "/mnt/b/forebay"]
+keys = "ledger.keys"
+keep = "1MiB"
+"""
+
+LONG: Final = (
+    r"#!/bin/sh\n#DW jobdw capacity=16MiB access_mode=striped type=scratch\ntouch $DW_JOB_STRIPED/kept\nsleep 600\n"
+)
+"""A script that runs until it is ended, as printf(1) has it."""
+
+OWNED: Final = "stat -c '%U:%G %a' /etc/forebay/tls/r2.*"
 
 SHOWN: Final = (
     "import ssl, sys, hashlib; "
@@ -26,17 +66,20 @@ def command(name: str) -> str:
 
 
 def check(site: UnitSite) -> str:
-    """A machine that is prepared passes."""
+    """A machine that is prepared passes, and one that runs, as the account of its replica and as root."""
     site.prepare_fourth()
     said = site.sh("r4", f"runuser -u forebay -- {COMMANDS['check']}")
     site.retire_fourth()
+    said += site.sh("r1", f"runuser -u forebay -- {COMMANDS['check']}")
+    said += site.sh("r1", COMMANDS["check"])
     return f"{len(said.splitlines())} lines without a FAIL"
 
 
 def replace(site: UnitSite) -> str:
     """A replica lost its disk: replaced, and started by systemctl, with nothing else."""
     site.lose_disk("r2")
-    site.typed(f"{command('replace')} --yes")
+    said = site.typed(f"{command('replace')} --yes")
+    assert f"systemctl enable --now {site.unit('r2')}" in said, said
     new = site.starts("r2")
     assert new.startswith("r2#"), new
     site.sh("r2", "mkdir -p /run/systemd/system/forebay-controller@r2.service.d; printf '[Service]\\nEnvironment="
@@ -50,7 +93,8 @@ def replace(site: UnitSite) -> str:
 def add(site: UnitSite) -> str:
     """A machine more."""
     site.prepare_fourth()
-    site.typed(command("add"))
+    said = site.typed(command("add"))
+    assert f"systemctl enable --now {site.unit('r4')}" in said, said
     return f"four vote, {site.starts('r4')} among them"
 
 
@@ -92,7 +136,7 @@ def upgrade(site: UnitSite) -> str:
         assert site.pid(name) not in (0, before), f"{name} was not restarted"
     for unit, number in UNITS.items():
         site.machines[number].shell(f"systemctl is-active {unit}")
-    return f"all machines have {site.newer}, and their units run"
+    return f"all machines have {site.newer}, {leader}'s the last one, and their units run"
 
 
 def renumber_one(site: UnitSite) -> str:
@@ -130,14 +174,19 @@ def renumber_all(site: UnitSite) -> str:
 
 
 def certificate(site: UnitSite) -> str:
-    """A certificate is renewed and read by `systemctl reload`, without a restart."""
+    """A certificate is renewed and read by `systemctl reload`, without a restart; a restart uses it, too."""
     before, pid = _shown(site, "r2"), site.pid("r2")
+    owned = site.sh("r2", OWNED)
     site.typed(command("certificate"))
     site.copy("r2", "r2.key", "r2.pem")
     site.sh("r2", "systemctl reload forebay-controller@r2")
     _shows_another(site, "r2", before)
     assert site.pid("r2") == pid
-    return "r2 shows its new certificate, and was not restarted"
+    new = _shown(site, "r2")
+    site.sh("r2", "systemctl restart forebay-controller@r2")
+    site.whole()
+    assert _shown(site, "r2") == new and site.sh("r2", OWNED) == owned
+    return "r2 shows its new certificate, without a restart and after one"
 
 
 def authority(site: UnitSite) -> str:
@@ -153,7 +202,7 @@ def authority(site: UnitSite) -> str:
     _reload(site)
     for name in REPLICAS:
         _shows_another(site, name, before[name])
-    site.typed("certificate retire-authority")
+    site.typed("certificate retire-authority --yes")
     _read_authority(site)
     site.whole()
     assert [site.pid(name) for name in REPLICAS] == pids
@@ -220,9 +269,9 @@ def archive(site: UnitSite) -> str:
     site.sh("r1", "install -d -o forebay /archive")
     site.until("test -e /var/lib/forebay/r1/log/checkpoint || ls /var/lib/forebay/r1/*/checkpoint", at="r1")
     site.sh("r1", f"runuser -u forebay -- {COMMANDS['archive']}")
-    keys = site.machines[1].root / "tmp/ledger.keys"
+    keys = site.machines[1].root / "var/tmp/ledger.keys"
     keys.write_text(site.typed("ledger keys"))
-    site.sh("r1", "forebay ledger verify --archive /archive/a --keys /tmp/ledger.keys")
+    site.sh("r1", "forebay ledger verify --archive /archive/a --keys /var/tmp/ledger.keys")
     return "the archive was verified"
 
 
@@ -233,6 +282,46 @@ def disk_full(site: UnitSite) -> str:
                "systemctl is-failed forebay-controller@r1", at="r1")  # fmt: skip
     site.sh("r1", "rm /var/lib/forebay/r1/filling; systemctl start forebay-controller@r1")
     return "r1 ended while its disk was full, and is back"
+
+
+def journal_full(site: UnitSite) -> str:
+    """Journals are filled until the user is rejected; each is archived and pruned, and the user is not rejected."""
+    desk = site.machines[DESK]
+    (desk.root / "var/tmp/fill").write_text(FILL)
+    for _ in range(FILLS_MAX):
+        if _is_rejected(site):
+            break
+        desk.shell(f"/usr/lib/forebay/bin/python -I /var/tmp/fill {SITE}/forebay.toml")
+    full, said = {name: _fill(site, name) for name in REPLICAS}, dict[str, str]()
+    for name in REPLICAS:
+        site.sh(name, "install -d -o forebay /archive /mnt/b")
+        keys, toml = (site.at(name).root / "etc/forebay" / file for file in ("ledger.keys", "forebay.toml"))
+        keys.write_text(site.typed("ledger keys"))
+        toml.write_text(toml.read_text() + RETENTION)
+        retain = COMMANDS["journal-full"].replace("r1", name)
+        said[name] = site.until(f"runuser -u forebay -- {retain} 2>&1", at=name, within_s=RETAINED_S)
+    end_s = time.monotonic() + PATIENCE_S
+    while any(_fill(site, name) > full[name] / 2 for name in REPLICAS):
+        assert time.monotonic() < end_s, (full, {name: _fill(site, name) for name in REPLICAS}, said)
+        time.sleep(1)
+    assert not _is_rejected(site)
+    return f"journals were {max(full.values()):.0%} full and the user was rejected; pruned, they are not"
+
+
+def _is_rejected(site: UnitSite) -> bool:
+    """Return whether a user's job is rejected since a journal is full; StepFailed for another error."""
+    try:
+        site.machines[1].shell("forebay submit --hold held.sh --json", user=USER)
+    except StepFailed as error:
+        if "journal_full" not in str(error):
+            raise
+        return True
+    return False
+
+
+def _fill(site: UnitSite, name: str) -> float:
+    [found] = site.shown(f"member status {name}")["replicas"]
+    return float(found["status"]["journal_fill"])
 
 
 def clock(site: UnitSite) -> str:
@@ -256,12 +345,21 @@ def restore(site: UnitSite) -> str:
     """All disks are lost; a snapshot that was fetched before is restored on r1."""
     site.forgets = True
     site.typed("snapshot fetch --into /var/tmp/backups --save --keep 9")
+    site.sh("r1", "systemctl restart forebay-agent@n1")
+    job = site.machines[1].shell(f"printf '{LONG}' > long.sh; forebay submit --parsable long.sh", user=USER).strip()
+    kept = f"find /var/lib/forebay/n1/buffers/{job} -name kept | grep -q ."
+    site.until(kept, at="r1")
     [file] = (site.machines[4].root / "var/tmp/backups").iterdir()
     (site.machines[1].root / "var/tmp/backup").write_bytes(file.read_bytes())
     for name in REPLICAS:
         site.lose_disk(name)
     _confirmed(site, COMMANDS["restore"].replace("FILE", "/var/tmp/backup"))
-    return _again_three(site)
+    said = _again_three(site)
+    first = site.shown("history")["rows"][0]["event"]
+    assert first == "cluster_recovered", f"history begins with {first}"
+    buffers = json.loads(site.sh("r1", f"{kept}; forebay agent buffers --json"))["buffers"]
+    assert [one["state"] for one in buffers if one["job_id"] == int(job)] == ["UNKNOWN"], buffers
+    return f"{said}, the agent that restarted after the backup registered again and lists the lost job's buffer"
 
 
 def _confirmed(site: UnitSite, words: str) -> None:
@@ -279,7 +377,6 @@ def _again_three(site: UnitSite) -> str:
         host = site.address(name)
         site.until(f"forebay member add {name} --peer {host}:7401 --api {host}:7411")
         site.starts(name)
-    site.sh("r1", "systemctl restart forebay-agent@n1")
     site.whole()
     return "r1 went on alone, r2 and r3 joined by systemctl start"
 
@@ -331,6 +428,7 @@ EXERCISES: Final[dict[str, Callable[[UnitSite], str]]] = {
     "debug": debug,
     "archive": archive,
     "disk-full": disk_full,
+    "journal-full": journal_full,
     "clock": clock,
     "recover": recover,
     "restore": restore,

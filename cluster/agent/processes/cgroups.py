@@ -20,7 +20,7 @@ import msgspec
 
 from cluster.agent.files import STEPS, read_record, type_of
 from cluster.agent.limits import CGROUP_BYTES_MAX, FREEZE_WAIT_S, KILL_PAUSE_S, KILL_ROUNDS_MAX
-from cluster.system import SystemClock, boot_id, cgroup_of, closing, open_directory, send, write_all
+from cluster.system import SYSTEMD, SystemClock, boot_id, cgroup_of, closing, open_directory, send, write_all
 
 AUTO: Final = "auto"
 OWN: Final = "own"
@@ -30,9 +30,6 @@ or not at all, nowhere."""
 
 _CGROUP2: Final = 0x63677270
 """What statfs(2) says of a cgroup v2 file system."""
-
-_SYSTEMD: Final = "/run/systemd/system"
-"""A directory that is there while systemd is this machine's first process: sd_booted(3)."""
 
 _DELEGATED: Final = ("user.delegate", "trusted.delegate")
 """Extended attributes with which systemd marks a cgroup that it leaves to its unit."""
@@ -340,7 +337,7 @@ def open_tree(where: str, storage_id: str) -> CgroupTree:
 
 def _is_ours(path: str, directory: int) -> bool:
     """Whether the agent's own cgroup is left to it: where systemd rules, it has to say so."""
-    if not os.path.isdir(_SYSTEMD) or not os.path.exists(os.path.join(path, "cgroup.type")):
+    if not os.path.isdir(SYSTEMD) or not os.path.exists(os.path.join(path, "cgroup.type")):
         return True
     for attribute in _DELEGATED:
         with contextlib.suppress(OSError):

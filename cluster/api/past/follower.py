@@ -153,6 +153,11 @@ class Follower:
         return int(self._reached.state.revision)
 
     @property
+    def state(self) -> State:
+        """The state after it."""
+        return self._reached.state
+
+    @property
     def noted_index(self) -> int:
         """The last entry whose rows are noted, also where that is still read over."""
         return self._position.index

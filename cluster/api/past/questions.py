@@ -159,8 +159,8 @@ class Questions:
         last = self._follower.ledger.applied_revision
         after = asked.after
         try:
-            if not after and asked.since != NEVER:
-                after = self._revision_at(Instant(asked.since - 1))
+            if not after:
+                after = self._beginning() if asked.since == NEVER else self._revision_at(Instant(asked.since - 1))
             until = min(asked.until, last)
             if not until:
                 until = last if asked.before == NEVER else self._revision_at(asked.before)
@@ -277,6 +277,12 @@ class Questions:
             events.extend(event for command in passed for event in command.events)
             first += len(passed)
         return events
+
+    def _beginning(self) -> int:
+        """Return the revision that the ledger begins after: 0, or that of the snapshot that was restored. NotHeld."""
+        recoveries = self._follower.state.recoveries.values()
+        restored = max((one.kept_index for one in recoveries if one.is_snapshot), default=0)
+        return self._entry(restored + 1).base if restored else 0
 
     def _revision_at(self, at: Instant) -> int:
         """Return the last revision that was settled up to an instant, by bisection; 0 before the first one.

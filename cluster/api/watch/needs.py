@@ -13,7 +13,7 @@ from cluster.api.privacy import may_see
 from cluster.api.render import job_words
 from cluster.api.service import Call
 from cluster.schemas import EXPIRY_NOTICE_DAYS, MemberView, NeedKind, NeedView, PoolView, StatusView, days_left
-from cluster.system import SLOW_SYNC_S, format_instant
+from cluster.system import SLOW_SYNC_S, format_instant, start_command
 from cluster.system.eventloop import Work, paced
 from replica.model import Buffer, BufferState, Job, PoolUnit, format_amount, unit_of
 from replica.operations import GuestPhase, guest_phase
@@ -87,7 +87,7 @@ async def find_nodes(state: State, needs: Needs, work: Work) -> None:
             busy = len(state.on_node.get(name, ()))
             jobs = f"; {busy} jobs have something there" if busy else ""
             sentence = f"down: {node.reason or 'its agent is not heard of'}{jobs}"
-            remedy = f"start its agent: forebay agent --name {name}"
+            remedy = f"start its agent: {start_command('agent', name)}"
             if busy and not node.lost and not node.is_mover:
                 remedy += f"; or give up what is on it: forebay node lost {name}"
             needs.add("node_down", f"node {name}", sentence, remedy)
@@ -103,7 +103,7 @@ def find_replicas(members: tuple[MemberView, ...], needs: Needs, now: Instant) -
                 f"forebay member replace {member.name}",
             )  # fmt: skip
         elif not member.reachable:
-            needs.add("replica", name, "it is not reached", f"forebay serve --name {member.name}")
+            needs.add("replica", name, "it is not reached", start_command("replica", member.name))
         if member.clock_off:
             needs.add("clock", name, "its wall clock is off from those of a majority", "set its clock; is NTP running?")
         for what, until, remedy in (

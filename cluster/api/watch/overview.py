@@ -38,8 +38,6 @@ FAILED = "a failed operation"
 """What jobs are counted under that are held because of what an operation said, which may name files."""
 
 _OF_STATUS = ("room_bytes", "journal_fill", "sync_s", "certificate_until", "authority_until")
-_OWN_WORD = ("commit_index", "applied_index", "revision", *_OF_STATUS)
-"""What only that replica knows for sure."""
 
 
 @handles(ops.SHOW_OVERVIEW)
@@ -83,8 +81,8 @@ async def _members(call: Call[Any], state: State, status: StatusView) -> tuple[M
     for row in rows:
         word = said.get(row.name)
         if word is not None:
-            names = _OF_STATUS if row.name == status.replica else _OWN_WORD
-            row = msgspec.structs.replace(row, **{name: getattr(word, name) for name in names})
+            # How far another replica has come is `lag_entries`: its own word may be a minute old.
+            row = msgspec.structs.replace(row, **{name: getattr(word, name) for name in _OF_STATUS})
         completed.append(row)
     return tuple(completed)
 

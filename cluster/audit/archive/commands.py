@@ -338,13 +338,17 @@ def retain(options: dict[str, Any]) -> None:
                 written, archive_ = _written(ledger, home, place, progress)
             held.append(archive_)
             archived[str(place)] = [str(one.name) for one in written]
-        below = within(environment, home, held, _below_of(table_, ledger))
+        wanted, (most, last) = _below_of(table_, ledger), within(environment, home, held)
+        below = min(wanted, most)
         keys = _keys(table_.keys, environment.identity.cluster_id)
         assert keys is not None
         plan = None
         if _is_worth(ledger, below):
             with progress_of("checking") as progress:
                 plan = prune_plan(environment, home, below, table_.archives, keys, progress=progress)
+        elif _is_worth(ledger, wanted):
+            sentence = f"{last} has come up to entry {most - 1} only, so the entries below {wanted} cannot go yet"
+            raise Failure(ExitCode.REFUSED, sentence, "they are archived: type the command again in some minutes")
         opened = _Opened(directory, environment)
     done = opened.prune(plan) if plan is not None and plan.entries else ""
     _show_retained(archived, plan, done, as_json=options["as_json"])

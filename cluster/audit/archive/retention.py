@@ -58,27 +58,29 @@ def below_of_size(ledger: Ledger, keep_bytes: int) -> int:
     return first + number * TILE_WIDTH
 
 
-def within(env: Environment, home: Path, archives: Sequence[Archive], below: int) -> int:
-    """Return `below`, or less where checkpoint, snapshot, index, archive or consensus have not come so far yet."""
+def within(env: Environment, home: Path, archives: Sequence[Archive]) -> tuple[int, str]:
+    """Return the entry below which a ledger may be pruned, and what has come no further."""
     ledger = Ledger(env).as_of_now()
-    bounds = [below, prunable_below(env), *(archive.last_index + 1 for archive in archives)]
+    bounds = {"consensus": prunable_below(env), "an archive": min(one.last_index for one in archives) + 1}
     try:
-        bounds.append(checkpoint_in(home, ledger.cluster_id)[1].size + 1)
+        bounds["the last checkpoint"] = checkpoint_in(home, ledger.cluster_id)[1].size + 1
     except NotArchived:
-        bounds.append(1)
+        bounds["the last checkpoint"] = 1
     directory = home / "snapshots"
     names = [name.index for one in directory.iterdir() if (name := SnapshotName.parse(one.name))]
     held = [index for index in names if index <= ledger.applied_index]
     digested = _last_digested(ledger)
     # One that is bound, if there is any: where snapshots come more often than digests the newest never is.
-    bounds.append(max((index for index in held if index <= digested), default=max(held, default=0)) + 1)
+    bound = max((index for index in held if index <= digested), default=max(held, default=0))
+    bounds["the newest snapshot with a recorded digest"] = bound + 1
     try:
         index = JobIndex(home / "index", readonly=True)
-        bounds.append(index.position.index + 1)
+        bounds["the index by job"] = index.position.index + 1
         index.close()
     except (JobIndexBroken, OSError):
-        bounds.append(1)
-    return min(bounds)
+        bounds["the index by job"] = 1
+    last = min(bounds, key=lambda what: bounds[what])
+    return bounds[last], last
 
 
 def _last_digested(ledger: Ledger) -> int:

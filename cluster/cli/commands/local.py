@@ -40,7 +40,7 @@ from cluster.config import (
 )
 from cluster.schemas import operations as ops
 from cluster.security import certificate_of, is_name
-from cluster.system import SystemClock, account_of, as_logged, format_instant, hold_termination
+from cluster.system import SystemClock, account_of, as_logged, enable_command, format_instant, hold_termination
 
 READY_S: Final = 60.0
 """Seconds that `up` waits for a leader before it says that there is none: an election takes less than one."""
@@ -206,7 +206,8 @@ def _next_lines(config: Config, founding: Founding) -> Iterator[str]:
     elif founding.owner is None:
         yield f"Next: forebay --config {config.file} up"
     else:
-        yield "Next: start a service for each replica and agent (docs/operations.md)."
+        replicas, agents, _ = children_of(config)
+        yield f"Next: {enable_command(*((one.kind, one.name) for one in (*replicas, *agents)))}"
 
 
 def _named(option: str, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
@@ -378,11 +379,14 @@ def gateway(name: str) -> None:
     become(module_command("cluster.client.gateway", "--config", str(file), "--name", name))
 
 
-_RECEIPT = {"receipt": "cluster.cli.commands.agent_receipt:agent_receipt"}
-"""Imported when it is used: it needs much of an agent."""
+_OF_AGENT = {
+    "buffers": "cluster.cli.commands.agent:agent_buffers",
+    "receipt": "cluster.cli.commands.agent:agent_receipt",
+}
+"""Imported when they are used: they need much of an agent."""
 
 
-@click.group("agent", cls=CommandGroup, commands=LazyCommands(_RECEIPT), invoke_without_command=True)
+@click.group("agent", cls=CommandGroup, commands=LazyCommands(_OF_AGENT), invoke_without_command=True)
 @click.option("--name", metavar="NODE", help="Which agent (node) of the configuration this is.")
 @click.option("--mover", is_flag=True, help="Stage for the places that this machine mounts, and run no scripts.")
 @LOG_FORMAT_OPTION

@@ -20,8 +20,9 @@ from cluster.config import LOCAL_GATEWAY, Config
 from cluster.system import is_logged
 from replica.values import plain
 
-GRACE_S: Final = 10.0
-"""Seconds between asking a child to end and killing it: a replica syncs and closes in well under one."""
+GRACE_S: Final = 30.0
+"""Seconds between asking a child to end and killing it. A replica ends within a second, but may wait 16 s: 2 each for a
+last checkpoint, a new leader and its traces, 5 each for its API workers and its history service."""
 
 DRAIN_S: Final = 1.0
 """Seconds for the last lines of a child that has ended: they are in the pipe already."""

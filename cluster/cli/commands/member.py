@@ -26,7 +26,7 @@ from cluster.client import ApiError, Client
 from cluster.config import ReplicaConfig
 from cluster.schemas import DigestsAnswer, MembersAnswer, MemberView, StatusView, StoredSnapshotView
 from cluster.schemas import operations as ops
-from cluster.system import Address, AddressError, sync_directory
+from cluster.system import Address, AddressError, start_command, sync_directory
 from replica.values import plain
 
 DIGEST_DIGITS_SHOWN = 16
@@ -171,11 +171,11 @@ async def _completed(client: Client, member: MemberView) -> MemberView:
 def add(name: str, peer: str, api: str, as_json: bool) -> None:
     """Add a replica (operators). It learns first, and votes once it has caught up.
 
-    Then write it into its copy of the configuration, with `joins = true`, and start it with `serve --join`.
+    Then write it into its copy of the configuration, with `joins = true`, and start it.
     """
     places = [str(_address("--peer", peer)), str(_address("--api", api))]
     answer = session().write(ops.ADD_MEMBER, name=name, peer=places[0], api=places[1])
-    _show_members(answer, as_json, f"start it: forebay serve --name {name} --join")
+    _show_members(answer, as_json, f"start it: {start_command('replica', name)}")
 
 
 @member_group.command("delete")
@@ -199,7 +199,7 @@ def replace(name: str, as_json: bool) -> None:
     """
     answer = session().write(ops.REPLACE_MEMBER, name=name)
     _show_members(
-        answer, as_json, f"move away what is left of its directory, and start it: forebay serve --name {name} --join"
+        answer, as_json, f"move away what is left of its directory, and start it: {start_command('replica', name)}"
     )
 
 
@@ -319,7 +319,7 @@ def status(name: str | None, digest: bool, as_json: bool) -> None:
         raise Failure(
             ExitCode.UNREACHABLE,
             "no replica answered",
-            "start them with `forebay serve --name NAME`, or check their api addresses",
+            f"start them with `{start_command('replica', 'NAME')}`, or check their api addresses",
         )
 
 

@@ -288,7 +288,7 @@ def _named(failure: Failure, name: str) -> Failure:
     if failure.place.startswith(name):
         return failure
     place = f"{name}, {failure.place}" if failure.place else name
-    return Failure(failure.code, failure.sentence, failure.remedy, place=place, last=failure.last)
+    return Failure(failure.code, failure.sentence, failure.remedy, place=place, last=failure.last, kind=failure.kind)
 
 
 def _check_command_id(command_id: str) -> None:
@@ -350,4 +350,4 @@ def _failure(error: ApiError, prepared: Prepared) -> Failure:
     elif error.sentence == NODE_COUNT_LINE:
         last = NODE_COUNT_LINE
     place = located(error.place, prepared.sources)
-    return Failure(code, error.sentence, remedy, place=place, last=last)
+    return Failure(code, error.sentence, remedy, place=place, last=last, kind=error.code)

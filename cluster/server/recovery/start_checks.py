@@ -22,7 +22,7 @@ from cluster.schemas import StatusView
 from cluster.schemas import operations as ops
 from cluster.security import TlsRefused
 from cluster.server.storage import StorageRefused, any_of, first_start_mark, member_note, note_superseded
-from cluster.system import Clock
+from cluster.system import Clock, start_command
 from wal import Incarnation, parse_lineage
 
 LOGGER = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ async def refuse_incarnation_over(config: Config, name: str, mine: Incarnation, 
         raise StorageRefused(
             f"{sentence}. What {name} holds may be what was lost: keep its directory for an examination (`forebay "
             f"ledger dump --data {config.storage.directory / name}`), move it away, run `forebay member add {name}` "
-            f"and start it with `forebay serve --name {name} --join`"
+            f"and start it with `{start_command('replica', name)}`"
         )
 
 
@@ -99,8 +99,8 @@ def _begins(config: Config, name: str, *, first_start: bool) -> bool:
 def _remedy(name: str, other: str, answer: StatusView) -> str:
     if answer.leader is not None:
         return (
-            f"{answer.leader} leads: run `forebay member replace {name}`, and start this replica with `forebay serve "
-            f"--name {name} --join`"
+            f"{answer.leader} leads: run `forebay member replace {name}`, and start this replica with "
+            f"`{start_command('replica', name)}`"
         )
     return (
         f"Nobody leads: if others can be started with their data, start them, then `forebay member replace {name}`. If "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from html.parser import HTMLParser
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,20 +17,41 @@ from cluster.api.past.capacity import POINTS_MAX, STEP_US_MAX, Capacity
 from cluster.api.past.frames import AskPools
 from cluster.api.statuses import FIRST_WAIT_S, FRESH_S, Statuses
 from cluster.api.watch.needs import _of_job
+from cluster.api.watch.overview import _members
 from cluster.api.web import Problem, bad
 from cluster.config.config import Config
-from cluster.schemas import ErrorView, StatusView
+from cluster.schemas import ErrorView, MemberView, StatusView
 from cluster.schemas.operations import OPERATIONS
 from cluster.system import parse_instant
 from cluster.system.eventloop.slices import Slices
 from replica.model import Buffer, BufferState, Job, JobState, Pool
 from replica.model.requests import JobRequest
-from replica.state import State
+from replica.state import EMPTY, State
 from replica.values import Instant
 from tests.clocks import ManualClock
 from tests.cluster.harness import PATIENCE_S, PLAIN, Harness, story
 
 PAGES = ("/page", "/page/jobs", "/page/jobs/1", "/page/transfers", "/page/nodes")
+
+
+@story
+async def test_how_far_others_have_come_is_never_an_older_word_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    status = StatusView(
+        cluster="demo", cluster_id="c", replica="r1", role="leader", term=1, leader="r1", ready=True,
+        commit_index=20, applied_index=20, last_index=20, revision=19, room_bytes=7,
+    )  # fmt: skip
+    old = msgspec.structs.replace(status, replica="r2", commit_index=5, applied_index=5, revision=4)
+    r1 = MemberView(name="r1", peer="h:1", api="h:2", role="leader", reachable=True, commit_index=20, lag_entries=0)
+    r2 = MemberView(name="r2", peer="h:3", api="h:4", role="follower", reachable=True, lag_entries=0)
+    monkeypatch.setattr("cluster.api.watch.overview.members_of", lambda *_: (r1, r2))
+
+    async def of(_: list[str]) -> dict[str, StatusView]:
+        return {"r2": old}
+
+    call: Any = SimpleNamespace(service=SimpleNamespace(statuses=SimpleNamespace(of=of)))
+    _, found = await _members(call, EMPTY, status)
+    assert (found.lag_entries, found.commit_index, found.applied_index, found.revision) == (0, None, None, None)
+    assert found.room_bytes == 7
 
 
 class Read(HTMLParser):

@@ -630,9 +630,12 @@ def test_a_replica_keeps_what_its_configuration_says(site: Site, keep: str, monk
 def test_retention_goes_no_further_than_what_must_outlive_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "DAY_S", 60)
     file = configured(site, archives=["a", "b"], keys="keys", keep_days=1)
+    # Something that only time or people mend is an error, not silence.
+    site.write_index(224)
+    late = retain(file)
+    assert late.exit_code == ExitCode.REFUSED and "the index by job has come up to entry 224 only" in late.stderr
     site.write_index(470)
     assert answer(retain(file))["pruned_below"] == 257
-    # Something that only time or people mend is an error, not silence.
     site.write_index(site.last)
     site.write_keys(5)
     site.write_note(site.last, site.tree().root(site.last), 0)

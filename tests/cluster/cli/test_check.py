@@ -1,9 +1,13 @@
 """`forebay check` says what a start would find, and each of its refusals is one that a start would meet."""
 
+import contextlib
 import importlib.metadata
 import json
 import os
+import shutil
 import socket
+import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ import pytest
 from cluster.cli.exits import ExitCode
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, found
+from cluster.security import server_context
 from cluster.system.clock import SystemClock
 from tests.cluster.cli.double import forebay
 from tests.ports import free_ports
@@ -44,6 +49,37 @@ def test_a_bundle_is_ready_as_it_is_and_only_what_is_its_own_is_looked_at(config
     assert table.exit_code == ExitCode.OK and "names in it" in table.stdout
 
 
+def test_a_replica_that_runs_here_fails_no_check(config: Config) -> None:
+    row = config.replica("r1")
+    serving = server_context(config.tls_files("r1"))
+
+    def answer(listening: socket.socket) -> None:
+        with contextlib.suppress(OSError), serving.wrap_socket(listening.accept()[0], server_side=True) as secured:
+            secured.recv(1)
+
+    with (
+        socket.create_server((row.api.host, row.api.port)) as api,
+        socket.create_server((row.peer.host, row.peer.port)),
+    ):
+        answering = threading.Thread(target=answer, args=(api,))
+        answering.start()
+        code, found = checked(config, "--name", "r1")
+        answering.join()
+    assert code == ExitCode.OK
+    assert (found["r1", "api port"], found["r1", "peer port"]) == (
+        ("ok", f"r1 runs and uses {row.api}"),
+        ("ok", f"r1 runs and uses {row.peer}"),
+    )
+
+
+def test_another_account_than_root_checks_no_agent_that_needs_root(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.cli.check.os.geteuid", lambda: 1000)
+    needs_root = config.agent("n1").accounts != "own"
+    assert {name for name, _ in checked(config)[1]} == ({"r1"} if needs_root else {"r1", "n1"})
+
+
 @pytest.mark.parametrize("is_installed", [True, False])
 def test_where_traces_are_sent_it_is_looked_whether_anything_can_send_them(
     config: Config, is_installed: bool, monkeypatch: pytest.MonkeyPatch
@@ -65,7 +101,27 @@ def test_where_traces_are_sent_it_is_looked_whether_anything_can_send_them(
     assert ("pip install forebay[otel]" in text) is not is_installed
 
 
-def test_each_thing_that_a_start_would_fail_at_fails(config: Config) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another account")
+def test_root_checks_a_replica_as_the_account_that_it_runs_as(config: Config) -> None:
+    nobody = 65534
+    tls = config.tls.certificates
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # which other accounts may pass
+        os.chmod(directory, 0o755)
+        moved = shutil.copytree(config.file.parent, Path(directory) / "forebay")
+        moved.chmod(0o755)
+        (moved / tls.name).chmod(0o755)
+        there = Config.load(moved / config.file.name)
+        os.chown(there.storage.directory / "r1", nobody, nobody)
+        verdict, sentence = checked(there, "--name", "r1")[1]["r1", "certificate"]
+        assert verdict == "FAIL" and str(there.tls.certificates / "r1.key") in sentence, "its account cannot read it"
+        os.chown(there.tls.certificates / "r1.key", nobody, nobody)
+        code, found = checked(there, "--name", "r1")
+        assert code == ExitCode.OK, found
+        assert os.geteuid() == 0
+
+
+def test_each_thing_that_a_start_would_fail_at_fails(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.cli.check.HANDSHAKE_S", 0.2)
     text = config.file.read_text()
     row = config.replica("r1")
     with socket.socket() as taken:

@@ -1,5 +1,6 @@
 """What goes wrong with --json is the last line of stderr, as the API says errors; stdout has nothing of it."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -50,6 +51,12 @@ def test_what_the_api_refuses_keeps_its_code_its_place_and_its_exit_code(
     # Without it, it is the sentences that there were.
     text = forebay(double.config, "job", "show", "7")
     assert text.stderr.splitlines()[0] == "forebay: id: it is so" and text.exit_code == exit_code
+
+
+def test_a_rejected_submit_keeps_the_code_of_the_api(double: Double, tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text("#!/bin/sh\ntrue\n")
+    double.refuse("POST", "/v1/jobs", 507, "journal_full", "the journal is 80% full")
+    assert said(forebay(double.config, "submit", str(tmp_path / "job.sh"), "--json")).code == "journal_full"
 
 
 def test_configuration_interruption_and_faults_are_said_so_too(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:

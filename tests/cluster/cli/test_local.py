@@ -142,6 +142,13 @@ def test_init_says_which_users_have_no_account_to_run_their_jobs_as(tmp_path: Pa
     assert f"no account {known}" not in result.stderr
 
 
+def test_init_for_services_of_this_machine_shows_the_command_that_starts_them(tmp_path: Path) -> None:
+    me = pwd.getpwuid(os.geteuid()).pw_name
+    result = typed("init", str(tmp_path / "c"), "--replicas", "1", "--agents", "1", "--replica-account", me)
+    units = "forebay-controller@r1 forebay-gateway@local forebay-agent@n1"
+    assert result.stdout.splitlines()[-1] == f"Next: systemctl enable --now {units}"
+
+
 NAMED = ("--host", "r1=a.test", "--node", "n1=b.test", "--data-directory", "/is/on/other/machines")
 
 

@@ -49,7 +49,11 @@ def seen(needs: int = 0, needs_count: int = 0, pools: int = 1, transfers: int = 
         leader="r1",
         term=7,
         ready=True,
-        members=(member("r1", role="leader"), member("r2", lag_entries=12), member("r3", reachable=False)),
+        members=(
+            member("r1", role="leader"),
+            member("r2", lag_entries=12),
+            member("r3", lag_entries=None, reachable=False),
+        ),
         jobs={"PENDING": 4, "RUNNING": 2},
         waiting={"BurstBufferResources": 4},
         nodes={"UP": 2},
@@ -68,6 +72,7 @@ def test_everything_that_matters_is_on_it() -> None:
     text = "\n".join(line.text for line in picture(seen(needs=1, transfers=1), 40))
     for part in ("demo", "leader r1", "4 PENDING   2 RUNNING", "4 BurstBufferResources", "2 UP", "12 entries behind"):
         assert part in text, part
+    assert text.count("entries behind") == 2, "nothing is made up where nobody says how far a replica is behind"
     for part in ("SILENT", "! node n0: it is DOWN   -> forebay node show n3", "50.0 %", "512 of 1", "stage_in"):
         assert part in text, part
     assert "NO ANSWER" not in text

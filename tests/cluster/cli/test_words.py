@@ -250,7 +250,7 @@ def test_a_route_that_a_replica_does_not_have_is_a_command_that_its_release_does
 # Nobody there -------------------------------------------------------------------------------------------------------
 
 LOCAL = {
-    ("agent",), ("agent", "receipt"), ("certificate", "issue"), ("certificate", "list"),
+    ("agent",), ("agent", "buffers"), ("agent", "receipt"), ("certificate", "issue"), ("certificate", "list"),
     ("certificate", "renew-authority"), ("certificate", "retire-authority"), ("check",), ("completion",), ("debug",),
     ("drill", "helper"), ("gateway",), ("init",), ("ledger", "archive"), ("ledger", "dump"), ("ledger", "prune"),
     ("ledger", "redecide"), ("ledger", "replay"), ("ledger", "restore"), ("ledger", "retain"), ("ledger", "verify"),

@@ -17,7 +17,6 @@ from cluster.schemas import operations as ops
 from cluster.server.recovery import restore_snapshot
 from cluster.server.storage import StorageRefused, open_storage
 from cluster.system.clock import SystemClock
-from replica.values import JOB_NUMBERS_SKIPPED
 from tests.cluster.harness import story
 from tests.cluster.test_serve import ROOT, make, ready, request, running
 
@@ -104,9 +103,12 @@ async def test_a_backup_is_whole_and_checked_or_not_there_and_a_new_cluster_begi
             listed = [job.job_id for job in (await alice.call(ops.LIST_JOBS)).jobs]
             assert (listed, last) == (jobs, 4), "what came after the backup is lost"
             answer = await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path / "site"))
-            assert answer.job_id == last + JOB_NUMBERS_SKIPPED
+            assert answer.job_id == done["first_job"] > last
             members = await alice.call(ops.LIST_MEMBERS)
             assert (members.incarnation, [one.id for one in members.members]) == (done["begun"], ["r1#2"])
+        for words in (["history"], ["history", "--kind", "cluster_recovered"]):
+            told = (await forebay(config, *words))["rows"][0]
+            assert (told["revision"], told["event"]) == (plan["kept_revision"] + 1, "cluster_recovered")
         verified = await forebay(config, "ledger", "verify", "--name", "r1")
         missing = {"first_index": 1, "last_index": second["index"], "revision_after": plan["kept_revision"]}
         assert verified["missing"] == [missing]

@@ -3,13 +3,15 @@
 import asyncio
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from cluster.system import service_manager
 from cluster.system.eventloop.watchdog import Watchdog
-from cluster.system.service_manager import ALIVE, READY, tell_manager, watchdog_s
+from cluster.system.service_manager import ALIVE, APPLICATION, READY, start_command, tell_manager, watchdog_s
 from tests.cluster.harness import story
 
 
@@ -104,3 +106,15 @@ async def test_nobody_is_looked_at_where_no_watchdog_was_asked_for(monkeypatch: 
         await asyncio.sleep(0)
     await watchdog.stop()
     assert looks == []
+
+
+def test_a_process_is_started_by_its_unit_where_the_packages_are_installed_under_systemd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_manager, "SYSTEMD", str(tmp_path))
+    assert start_command("replica", "r4") == "forebay serve --name r4"
+    monkeypatch.setattr(sys, "prefix", APPLICATION)
+    assert start_command("replica", "r4") == "systemctl enable --now forebay-controller@r4"
+    assert start_command("agent", "n1") == "systemctl enable --now forebay-agent@n1"
+    monkeypatch.setattr(service_manager, "SYSTEMD", str(tmp_path / "other"))
+    assert start_command("agent", "n1") == "forebay agent --name n1"

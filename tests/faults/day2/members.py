@@ -26,7 +26,7 @@ async def replace(day: Day) -> str:
     site.lose_disk("r2")
     await day.load.commits()
     said = await day.types()
-    check("forebay serve --name r2 --join" in said.err, f"it does not say how to start it: {said.err}")
+    check("forebay serve --name r2" in said.err, f"it does not say how to start it: {said.err}")
     new = await site.join("r2")
     check(new.startswith("r2#"), f"it came back as {new}")
     return f"r2 lost its disk and votes again as {new}"
@@ -38,7 +38,7 @@ async def add(day: Day) -> str:
     check(FOURTH not in site.members, f"{FOURTH} is a member already")
     await site.prepare_fourth()
     said = await day.types()
-    check("forebay serve --name r4 --join" in said.err, f"it does not say how to start it: {said.err}")
+    check("forebay serve --name r4" in said.err, f"it does not say how to start it: {said.err}")
     new = await site.join(FOURTH)
     return f"four vote, {new} among them"
 

@@ -1,15 +1,16 @@
-"""`forebay agent receipt`: the lines that an agent keeps for every file it moved, proven, and held against storage."""
+"""`forebay agent buffers|receipt`: what a node holds, and what its agent did to every file that it moved."""
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
 import click
 import msgspec
 
-from cluster.agent.files import PathRefused, PlaceRefused
+from cluster.agent.files import BUFFERS, PERSISTENT, PathRefused, PlaceRefused
 from cluster.agent.processes import AccountRefused, account_for, become
 from cluster.agent.receipts import (
     Kept,
@@ -26,7 +27,8 @@ from cluster.agent.transfer import Algorithm, Difference, raw_lines, read_lines
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import Session, session
-from cluster.cli.text import note, readable_size
+from cluster.cli.text import note, present, readable_size, table
+from cluster.client import ApiError, Client
 from cluster.config import AgentConfig, ConfigError
 from cluster.schemas import operations as ops
 from cluster.system import JobProcess, SystemClock
@@ -34,8 +36,74 @@ from replica.values import plain
 
 STAGES: Final = ("stage_in", "stage_out")
 
+UNKNOWN: Final = "UNKNOWN"
+"""State of a buffer that the cluster does not know."""
+
 PROGRESS_S: Final = 1.0
 """Seconds between two remarks on how far a comparison is."""
+
+
+class HeldBuffer(msgspec.Struct, frozen=True, kw_only=True):
+    """One directory of a node, as `agent buffers --json` prints it."""
+
+    path: str
+    job_id: int | None = None
+    name: str | None = None
+    """Of a persistent buffer."""
+    state: str
+    """Of the job or of the persistent buffer; UNKNOWN: the cluster has none such."""
+
+
+class HeldAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What `agent buffers --json` prints."""
+
+    node: str
+    buffers: tuple[HeldBuffer, ...]
+
+
+@click.command("buffers")
+@JSON_OPTION
+@click.pass_context
+def agent_buffers(context: click.Context, as_json: bool) -> None:
+    """List the buffers on this node, and whether the cluster knows them.
+
+    Run it on the node, as the agent's account. The STATE of a buffer that the cluster does not know, as after a backup
+    was restored, is UNKNOWN: the agent keeps it until you remove its directory.
+    """
+    current = session()
+    agent = _agent(current, context.parent.params["name"] if context.parent is not None else None, "buffers")
+    try:
+        jobs = sorted(int(path.name) for path in (agent.directory / BUFFERS).iterdir() if path.name.isdecimal())
+        named = sorted(path.name for path in (agent.directory / PERSISTENT).iterdir() if path.name[0] != ".")
+    except (PermissionError, FileNotFoundError) as error:
+        raise _unreadable(agent.directory, error) from error
+
+    async def ask(client: Client) -> dict[int | str, str]:
+        found: dict[int | str, str] = {}
+        for job in jobs:
+            try:
+                found[job] = (await client.call(ops.SHOW_JOB, id=job)).state
+            except ApiError as error:
+                if error.status != HTTPStatus.NOT_FOUND:
+                    raise
+        if named:
+            buffers = (await client.call(ops.LIST_BUFFERS)).buffers
+            found |= {one.name: one.state for one in buffers if one.name is not None}
+        return found
+
+    answer = HeldAnswer(node=agent.name, buffers=tuple(_held(agent.directory, jobs, named, current.ask(ask))))
+    rows = ((one.name or one.job_id, one.state, one.path) for one in answer.buffers)
+    present(answer, as_json, lambda: table(("BUFFER", "STATE", "PATH"), rows))
+    unknown = sum(one.state == UNKNOWN for one in answer.buffers)
+    if unknown and not as_json:
+        note(f"the cluster does not know {unknown} of them: copy what you need, then remove their directories")
+
+
+def _held(home: Path, jobs: list[int], named: list[str], states: dict[int | str, str]) -> Iterator[HeldBuffer]:
+    for job in jobs:
+        yield HeldBuffer(path=str(home / BUFFERS / str(job)), job_id=job, state=states.get(job, UNKNOWN))
+    for name in named:
+        yield HeldBuffer(path=str(home / PERSISTENT / name), name=name, state=states.get(name, UNKNOWN))
 
 
 @click.command("receipt")
@@ -72,7 +140,7 @@ def agent_receipt(
     """
     current = session()
     named = context.parent.params["name"] if context.parent is not None else None
-    home = place or _agent(current, named).directory
+    home = place or _agent(current, named, "receipt").directory
     given = _algorithm(digest)
     if as_user is not None and not recheck:
         raise bad_input("--as-user says who reads the destinations, and nothing is to be read", "add --recheck")
@@ -113,7 +181,7 @@ def agent_receipt(
         )
 
 
-def _agent(current: Session, name: str | None) -> AgentConfig:
+def _agent(current: Session, name: str | None, command: str) -> AgentConfig:
     config = current.config()
     if name is not None:
         return config.agent(name)
@@ -121,7 +189,7 @@ def _agent(current: Session, name: str | None) -> AgentConfig:
     if len(here) != 1:
         raise bad_input(
             f"{len(here)} agents of the configuration have their directory on this node",
-            "say which one: forebay agent --name NAME receipt …",
+            f"say which one: forebay agent --name NAME {command} …",
         )
     return here[0]
 

@@ -1,0 +1,30 @@
+"""`forebay agent buffers`: what a node holds beside what the cluster knows."""
+
+import json
+
+from cluster.cli.exits import ExitCode
+from cluster.schemas import BuffersAnswer, BufferView
+from tests.cluster.cli.double import Double, forebay
+from tests.cluster.cli.views import PENDING
+
+
+def test_what_the_cluster_does_not_know_is_listed_as_unknown_and_kept(double: Double) -> None:
+    agent = double.config.agents[0]
+    words = ("agent", "--name", agent.name, "buffers")
+    assert forebay(double.config, *words).exit_code == ExitCode.NOT_FOUND
+    for directory in ("buffers/42", "buffers/7", "buffers/.images", "persistent/shared", "persistent/old"):
+        (agent.directory / directory).mkdir(parents=True)
+    shared = BufferView(
+        job_id=None, name="shared", user="alice", state="allocated", pool="fast", capacity_bytes=8, requested_bytes=8,
+        held_bytes=8, node=agent.name, revision=5,
+    )  # fmt: skip
+    double.answer("GET", "/v1/jobs/42", PENDING)
+    double.refuse("GET", "/v1/jobs/7", 404, "unknown_job", "there is no job 7")
+    double.answer("GET", "/v1/buffers.*", BuffersAnswer(revision=5, buffers=(shared,)))
+    found = json.loads(forebay(double.config, *words, "--json").stdout)["buffers"]
+    assert [(one["job_id"] or one["name"], one["state"]) for one in found] == [
+        (7, "UNKNOWN"), (42, "PENDING"), ("old", "UNKNOWN"), ("shared", "allocated"),
+    ]  # fmt: skip
+    result = forebay(double.config, *words)
+    assert f"{agent.directory}/buffers/7" in result.stdout and "does not know 2 of them" in result.stderr
+    assert (agent.directory / "buffers" / "7").is_dir()
