@@ -56,7 +56,7 @@ from cluster.audit.whatif import (
     what_if,
     what_if_page,
 )
-from cluster.cli.audit_commands import SINCE_FORMS, WINDOW_FORMS, audit_commands, write_proof
+from cluster.cli.audit_commands import SINCE_FORMS, WINDOW_FORMS, audit_commands, write_proof, write_whole
 from cluster.cli.commands.config import read_settings, settings_of
 from cluster.cli.exits import ExitCode, Failure, bad_input, converted
 from cluster.cli.global_options import JSON_ANYWHERE
@@ -74,7 +74,7 @@ from cluster.cli.text import (
 )
 from cluster.schemas import LedgerEntryView, SnapshotView, made_of
 from cluster.server import Applied, snapshot_view
-from cluster.system import SystemClock, format_instant, keep_ownership, parse_instant
+from cluster.system import SystemClock, format_instant, parse_instant
 from replica.messages import Batch, jobs_of
 from replica.model import JobState
 from replica.state import state_digest
@@ -478,11 +478,7 @@ def report_html(options: dict[str, Any]) -> None:
     if output is None:
         show_json(report)
         return
-    page = page_of(report, _made_by(options, report.source))
-    try:
-        _write_whole(output, page)
-    except OSError as error:
-        raise bad_input(f"{output} cannot be written: {error.strerror}", "name another file", place="-o") from error
+    write_whole(output, page_of(report, _made_by(options, report.source)).encode())
     show(f"{output}: revisions {report.source.first_revision} to {report.source.last_revision}")
 
 
@@ -520,11 +516,7 @@ def whatif(options: dict[str, Any]) -> None:
             refusal = error.refusal
             raise bad_input(refusal.sentence, refusal.remedy, place=refusal.place or "--set") from error
     if page is not None:
-        try:
-            _write_whole(page, what_if_page(found, _whatif_again(options, found)))
-        except OSError as error:
-            sentence = f"{page} cannot be written: {error.strerror}"
-            raise bad_input(sentence, "name another file", place="--html") from error
+        write_whole(page, what_if_page(found, _whatif_again(options, found)).encode(), "--html")
     if options["as_json"]:
         show_json(found)
     else:
@@ -589,18 +581,6 @@ def report_jobs(options: dict[str, Any]) -> None:
     )
     right = frozenset({"JOBID", "EXITCODE", "PENDING", "ELAPSED", "SIZE", "IN", "OUT"})
     show(table(columns, cells, right=right))
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file that is there whole or as it was before."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            keep_ownership(file.fileno(), path)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _past(place: str, text: str | None) -> int | None:

@@ -19,6 +19,7 @@ from cluster.cli.exits import bad_input
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.text import PAST_FORMS, note, present
 from cluster.security import proofs
+from cluster.system import keep_ownership
 from replica.values import plain
 
 Perform = Callable[[tuple[str, ...], dict[str, Any]], None]
@@ -388,10 +389,15 @@ def audit_commands(perform: Perform) -> dict[str, tuple[click.Command, ...]]:
 
 
 def write_whole(output: Path, held: bytes, place: str = "-o") -> None:
-    """Write a file, whole or not at all; bad input, for the option `place`, where it cannot be written."""
+    """Write a file, whole or not at all; bad input, for the option `place`, where it cannot be written.
+
+    A file that is replaced keeps its owner and mode.
+    """
     beside = output.with_name(f".{output.name}.{os.getpid()}")
     try:
-        beside.write_bytes(held)
+        with beside.open("wb") as file:
+            file.write(held)
+            keep_ownership(file.fileno(), output)
         beside.replace(output)
     except OSError as error:
         with contextlib.suppress(OSError):
