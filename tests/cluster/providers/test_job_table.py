@@ -187,6 +187,11 @@ def test_the_user_gets_the_mail_of_a_job_that_names_nobody(programs: Programs) -
     assert (table["mail_user"], table["mail_type"]) == ("alice", 0x10F)
 
 
+def test_what_a_pending_job_counts_for_is_requested_and_not_allocated(programs: Programs) -> None:
+    table = job_table(Told(programs.subject(status=JobStatus(tres="cpu=1")), Local()))
+    assert (table["tres_req_str"], table.get("tres_alloc_str")) == ("cpu=1", None)
+
+
 def test_a_field_is_there_once_and_its_releases_are_releases() -> None:
     assert len({field.name for field in FIELDS}) == len(FIELDS)
     for field in FIELDS:

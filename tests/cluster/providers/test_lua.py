@@ -193,6 +193,16 @@ def test_the_functions_and_constants_of_slurm(programs: Programs, expression: st
     assert text in said(programs, expression)
 
 
+@pytest.mark.parametrize(
+    ("depth", "text"), [(16, "[" * 16 + "1" + "]" * 16), (17, "the value has no JSON: it has more than")]
+)
+def test_tables_within_tables_are_bounded_as_in_slurm(programs: Programs, depth: int, text: str) -> None:
+    nested = (
+        f"(function() local t = 1 for _ = 1, {depth} do t = {{t}} end return select(2, pcall(slurm.to_json, t)) end)()"
+    )
+    assert said(programs, nested).startswith(text)
+
+
 def test_a_table_that_holds_itself_has_no_json(programs: Programs) -> None:
     loop = "(function() local t = {} t.t = t return select(2, pcall(slurm.to_json, t)) end)()"
     assert "it has more than 16 tables within tables" in said(programs, loop)

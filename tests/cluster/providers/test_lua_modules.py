@@ -19,6 +19,7 @@ from tests.cluster.providers.test_lua import JOB, perform
 DOUBLE = """
 extern void lua_pushinteger(void *, {integer});
 int luaopen_double_(void *L) {{ lua_pushinteger(L, 42); return 1; }}
+int luaopen_double__inner(void *L) {{ lua_pushinteger(L, 43); return 1; }}
 """
 INTEGERS = {"5.1": "long", "5.2": "long", "5.3": "long long", "5.4": "long long"}
 """The C type of lua_Integer in each release."""
@@ -190,15 +191,15 @@ def test_a_script_may_add_a_directory_itself(programs: Programs, tmp_path: Path)
 
 
 @pytest.mark.parametrize("version", LUA_VERSIONS)
-@pytest.mark.parametrize("name", ["double_", "double_.deeper"])
-def test_a_c_module_of_the_release_is_loaded(programs: Programs, tmp_path: Path, version: str, name: str) -> None:
+@pytest.mark.parametrize(("name", "value"), [("double_", "42"), ("double_.inner", "43")])
+def test_a_c_module_of_the_release_is_loaded(
+    programs: Programs, tmp_path: Path, version: str, name: str, value: str
+) -> None:
     built = c_module(tmp_path, version)
     programs.lua_version = version
     programs.variables["LUA_CPATH"] = f"{built.parent}/?.so"
-    if name == "double_":
-        assert required(programs, name) == "42"
-    else:
-        assert "no module 'double_.deeper' in file" in required(programs, name)
+    assert required(programs, name) == value
+    assert "no module 'double_.deeper' in file" in required(programs, "double_.deeper")
 
 
 def c_module(directory: Path, version: str) -> Path:
@@ -240,6 +241,23 @@ def test_a_module_that_others_could_change_is_not_loaded(
         (file if fault == "file" else directory).chmod(0o777)
     expected = f"the Lua module {file} is not loaded: {says.format(file=file, directory=directory)}"
     assert required(programs, "double_") == expected
+
+
+@pytest.mark.parametrize("kind", ["lua", "c"])
+def test_a_module_within_another_that_others_could_change_is_not_loaded(
+    programs: Programs, tmp_path: Path, kind: str
+) -> None:
+    if kind == "lua":
+        file = tmp_path / "double_" / "inner.lua"
+        file.parent.mkdir()
+        file.write_text("return 43\n")
+        programs.variables["LUA_PATH"] = f"{tmp_path}/?.lua"
+    else:
+        file = c_module(tmp_path, "5.4")
+        programs.variables["LUA_CPATH"] = f"{tmp_path}/?.so"
+    assert required(programs, "double_.inner") == "43"
+    file.chmod(0o666)
+    assert f"the Lua module {file} is not loaded: others may write to {file}" in required(programs, "double_.inner")
 
 
 def test_a_module_of_a_relative_path_is_not_loaded(programs: Programs) -> None:
