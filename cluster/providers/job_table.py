@@ -134,6 +134,16 @@ def _state(told: Told) -> int:
     return _STATES[JobState[status.state]]
 
 
+def _state_description(told: Told) -> str | None:
+    is_staging = told.subject.status.state == JobState.STAGE_OUT.name
+    return "burst_buffer/lua: Stage-out in progress" if is_staging else None
+
+
+def _max_nodes(told: Told) -> int:
+    """Return the nodes that a pending job may get; 0 once it has them, as in Slurm."""
+    return told.subject.options.nodes if told.subject.status.state == JobState.PENDING.name else 0
+
+
 def _limit(told: Told) -> int:
     return -(-told.subject.time_limit_s // _SECONDS_PER_MINUTE)
 
@@ -254,7 +264,7 @@ FIELDS: Final = (
     Field("mail_type", "integer", _mail_types),
     Field("mail_user", "string", lambda told: told.subject.options.mail_user or told.subject.user or None),
     Field("max_cpus", "integer", 0),
-    Field("max_nodes", "integer", 0),
+    Field("max_nodes", "integer", _max_nodes),
     Field("mcs_label", "string", None),
     Field("mem_per_tres", "string", None),
     Field("min_mem_per_node", "integer", 0, label="MinMemoryNode"),
@@ -311,7 +321,7 @@ FIELDS: Final = (
         shown=_time(lambda told: _seconds(told.subject.status.started_at)),
     ),
     Field("start_protocol_ver", "integer", 0),
-    Field("state_desc", "string", None),
+    Field("state_desc", "string", _state_description),
     Field("state_reason", "integer", 0, label="Reason", shown=lambda _: "None"),
     Field("std_err", "string", lambda told: told.subject.status.error or None, label="StdErr"),
     Field("std_in", "string", "/dev/null", label="StdIn"),

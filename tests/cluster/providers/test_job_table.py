@@ -85,6 +85,7 @@ KNOWN: dict[str, object] = {
     "licenses": "matlab:2",
     "mail_type": 0x101,
     "mail_user": "a@b.example",
+    "max_nodes": 0,
     "name": "n",
     "nice": 0x80000000 - 5,
     "nodes": "n1",
@@ -100,6 +101,7 @@ KNOWN: dict[str, object] = {
     "restart_cnt": 3,
     "resv_name": "maint",
     "start_time": 200,
+    "state_desc": "burst_buffer/lua: Stage-out in progress",
     "std_err": "/home/alice/e",
     "std_out": "/home/alice/o",
     "submit_time": 100,
@@ -282,6 +284,82 @@ def test_pairs_of_the_table_are_none_and_its_text_needs_the_table_of_the_call(pr
     )
     with pytest.raises(OperationError, match="-1 job_info_to_string needs the job_info table of the call"):
         programs.provider("lua").setup(programs.subject(), str(programs.directory))
+
+
+# A real Slurm, recorded --------------------------------------------------------------------------------------------
+
+UNKNOWN_HERE = {
+    "accrue_time": "Forebay has no age limits",
+    "alloc_node": "the login node is not recorded",
+    "alloc_sid": "the login session is not recorded",
+    "billable_tres": "Forebay bills nothing",
+    "command": "the script arrives as text, without its path",
+    "last_sched_eval": "scheduling cycles look at all jobs",
+    "start_protocol_ver": "no job speaks Slurm's protocol",
+    "state_reason": "its numbers differ between releases",
+}
+"""Fields in which Forebay's constant differs from what a real Slurm gave, with the reason."""
+
+
+def recorded() -> dict[str, dict[str, str]]:
+    """Return what a real Slurm 24.11 gave, by function and field."""
+    found: dict[str, dict[str, str]] = {}
+    for line in (SCRIPTS / "slurm-24.11-job-table.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            function, _, row = line.partition(" ")
+            name, _, value = row.partition("=")
+            found.setdefault(function, {})[name] = value
+    return found
+
+
+def shown(value: object) -> str:
+    """Return a value as Lua 5.1 prints it."""
+    return "nil" if value is None else f"{value:.0f}" if isinstance(value, float) else str(value)
+
+
+def test_every_constant_is_what_a_real_slurm_gave_or_differs_for_a_reason() -> None:
+    constant = {field.name: shown(field.value) for field in FIELDS if not callable(field.value)}
+    differing = {
+        name
+        for values in recorded().values()
+        for name, value in values.items()
+        if name in constant and constant[name] != value
+    }
+    assert differing == UNKNOWN_HERE.keys()
+
+
+@pytest.mark.parametrize(
+    ("function", "status"),
+    [
+        ("setup", JobStatus(buffer_state="staging-in")),
+        ("pre_run", JobStatus(state="CONFIGURING", buffer_state="pre-run")),
+        ("data_out", JobStatus(state="STAGE_OUT", result="COMPLETED", buffer_state="staging-out")),
+    ],
+)
+def test_what_is_known_of_a_job_is_what_a_real_slurm_gave(programs: Programs, function: str, status: JobStatus) -> None:
+    subject = programs.subject(
+        job=1,
+        name="j.sh",
+        user="u1",
+        uid=20001,
+        gid=20001,
+        workdir="/tmp",
+        time_limit_s=120,
+        directives="#BB_LUA_X pool=fast capacity=2M",
+        options=JobOptions(nice=3, comment="hello", partition="debug"),
+        status=status,
+    )
+    told = Told(subject, Local(cluster="bbtest"))
+    theirs = recorded()[function]
+    differing = {
+        field.name
+        for field in FIELDS
+        if callable(field.value) and field.name in theirs and shown(value_of(field, told)) != theirs[field.name]
+    }
+    times = {"eligible_time", "end_time", "start_time", "submit_time"}
+    # Slurm does not fill in the user's name; its TRES have memory and billing; its files are patterns.
+    assert differing - times <= {"user_name", "tres_req_str", "tres_alloc_str", "std_out", "nodes", "batch_host"}
+    assert ({"nodes", "batch_host"} <= differing) == (function == "setup"), "the node is known earlier here"
 
 
 # Slurm's own source, where there is a copy of it -------------------------------------------------------------------
