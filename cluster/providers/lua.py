@@ -20,7 +20,7 @@ import msgspec
 from cluster.providers import files, guard
 from cluster.providers.commands import environment_for, log_output, timed_out
 from cluster.providers.interface import Local, OperationError, PoolReport, Provider, Subject, parse_pools
-from cluster.providers.job_table import Told, Value, job_table, job_text
+from cluster.providers.job_table import JobContext, Value, job_table, job_text
 from cluster.providers.limits import LUA_MEMORY_BYTES_MAX, RETURNED_BYTES_MAX
 from cluster.providers.lua_json import json_functions
 from cluster.providers.lua_modules import prepare_modules
@@ -34,13 +34,13 @@ PRELUDE: Final = b"""
 local constants, to_json, from_json = ...
 local format, select, tostring, tonumber, pcall = string.format, select, tostring, tonumber, pcall
 local stderr, write = io.stderr, io.stderr.write
-local function formatted(text, ...)
+local function format_message(text, ...)
   if select("#", ...) > 0 then return format(text, ...) end
   local ok, plain = pcall(format, text)
   return ok and plain or tostring(text)
 end
 local function say(level)
-  return function(...) write(stderr, level, ": ", formatted(...), "\\n") end
+  return function(...) write(stderr, level, ": ", format_message(...), "\\n") end
 end
 local LEVELS = {[0] = "info", "verbose", "debug", "debug2", "debug3"}
 local function converter(convert)
@@ -94,12 +94,12 @@ local function job_info(fields, text)
   of_job = {__index = fields, _text = text}
   return setmetatable({}, of_job)
 end
-local function returned(...)
+local function count_and_values(...)
   local first, second = ...
   local kind = type(first)
   return select("#", ...), (kind == "number" or kind == "string") and tonumber(first) or nil, second
 end
-return job_info, function(called, ...) return returned(called(...)) end
+return job_info, function(called, ...) return count_and_values(called(...)) end
 """
 """What every script finds: the table `slurm`, whose `log_*` write to standard error, which goes to the log of whoever
 made the call. Returns two functions: one makes a job table, one calls a function and returns how many values that
@@ -183,11 +183,11 @@ def call(
     path: str,
     function: str,
     arguments: Sequence[str],
-    told: Told | None,
+    job: JobContext | None,
     local: Local,
     environment: Mapping[str, str],
 ) -> Returned:
-    """Load the script and call the function with texts, and the job table after them unless `told` is None."""
+    """Load the script and call the function with texts, and the job table after them unless `job` is None."""
     import lupa
 
     with lupa.allow_lua_module_loading():
@@ -207,7 +207,7 @@ def call(
         job_info, invoke = runtime.execute(PRELUDE, named, to_json, from_json)
         runtime.execute(POSIX, _open_pipe, _wait, _leave)
         prepare_modules(runtime, local.lua_version, environment, local)
-        script = without_first_line(source)
+        script = strip_first_line(source)
         if script.removeprefix(b"\n").startswith(_PRECOMPILED):
             return Returned(error=f"{path} is precompiled Lua, which is not run; write the script as text")
         # Text only: precompiled code is not checked by Lua and can do anything to this process.
@@ -219,9 +219,9 @@ def call(
         if lua.lua_type(found) != "function":
             return Returned(error=f"the function {function} is missing in {path}", missing=True)
         values: list[Any] = [argument.encode("utf-8", "surrogateescape") for argument in arguments]
-        if told is not None:
-            fields = {name.encode(): _lua_value(value, runtime) for name, value in job_table(told).items()}
-            values.append(job_info(runtime.table_from(fields), _lua_value(job_text(told))))
+        if job is not None:
+            fields = {name.encode(): _lua_value(value, runtime) for name, value in job_table(job).items()}
+            values.append(job_info(runtime.table_from(fields), _lua_value(job_text(job))))
         count, code, text = invoke(found, *values)
     except lua.LuaMemoryError:
         return Returned(error=f"the script needs more than {LUA_MEMORY_BYTES_MAX >> 20} MiB of memory")
@@ -258,7 +258,7 @@ def _wait(pid: int, descriptor: int) -> int | None:
     return None if pid < 0 else os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def without_first_line(source: bytes) -> bytes:
+def strip_first_line(source: bytes) -> bytes:
     """Return a script with its first line empty if that begins with `#`, as in `#!/usr/bin/lua`, and with no BOM."""
     source = source.removeprefix(b"\xef\xbb\xbf")
     return b"\n" + source.partition(b"\n")[2] if source.startswith(b"#") else source
@@ -301,7 +301,7 @@ def _code(value: Any) -> int:
 
 
 NO_POOL: Final = "(null)"
-"""What the script is told where the job asked for no pool, as Slurm does."""
+"""Name of the pool that a script receives for a job that asked for none, as in Slurm."""
 
 BUSY: Final = "BUSY"
 
@@ -424,10 +424,10 @@ class LuaProvider(Provider):
     ) -> str | None:
         """Call the function of the operation, or another one, and return its text; OperationError if it failed.
 
-        It is told of the job if there is a `subject`. An `optional` one may be missing.
+        It receives the job table if there is a `subject`. An `optional` function may be missing.
         """
         function = f"slurm_bb_{function or operation}"
-        told = None if subject is None else Told(subject, self._local)
+        job = None if subject is None else JobContext(subject, self._local)
         try:
             source = read_trusted(self._path, self._local)
         except ProgramRefused as error:
@@ -437,7 +437,7 @@ class LuaProvider(Provider):
             # Nothing that only this interpreter needs: a program of the site's may be written in Python, too.
             os.environ.clear()
             os.environ.update(self._environment)
-            answer = call(source, self._path, function, arguments, told, self._local, self._environment)
+            answer = call(source, self._path, function, arguments, job, self._local, self._environment)
             write_all(returned, msgspec.json.encode(answer))
             os._exit(0)
 

@@ -23,7 +23,7 @@ C_DIRECTORIES: Final = ("/usr/local/lib/lua", "/usr/lib/{multiarch}/lua", "/usr/
 SEARCHERS: Final = b"""
 local check, others = ...
 local searchers, io_open, error = package.searchers or package.loaders, io.open, error
-local function located(name, path)
+local function locate(name, path)
   name = name:gsub("%.", "/")
   for template in path:gmatch("[^;]+") do
     local path = template:gsub("%?", function() return name end)
@@ -31,21 +31,21 @@ local function located(name, path)
     if file then file:close() return path end
   end
 end
-local function checked(search, place, root)
+local function checking(search, place, root)
   return function(name)
     local path = package[place]
-    local file = type(path) == "string" and located(root and name:match("^[^.]*") or name, path)
+    local file = type(path) == "string" and locate(root and name:match("^[^.]*") or name, path)
     local fault = file and check(file)
     if fault then error(fault, 0) end
     return search(name)
   end
 end
-searchers[2] = checked(searchers[2], "path")
-searchers[3] = checked(searchers[3], "cpath")
-searchers[4] = checked(searchers[4], "cpath", true)
+searchers[2] = checking(searchers[2], "path")
+searchers[3] = checking(searchers[3], "cpath")
+searchers[4] = checking(searchers[4], "cpath", true)
 searchers[#searchers + 1] = function(name)
   for version, path in pairs(others) do
-    if located(name, path) or located(name:match("^[^.]*"), path) then
+    if locate(name, path) or locate(name:match("^[^.]*"), path) then
       return "\\n\\tthe module is there for Lua " .. version .. ": set lua_version = \\"" .. version
         .. "\\" in [provider] of forebay.toml"
     end

@@ -8,6 +8,7 @@ from replica.model.job_states import JobState
 from replica.model.jobs import Hold
 from replica.model.orders import JobStatus
 from replica.model.requests import Dependency, DependencyKind, JobOptions
+from replica.values.errors import Refusal
 from replica.values.units import Instant
 from tests.replica.world import World
 
@@ -66,6 +67,19 @@ def test_of_dependencies_those_that_are_met_are_left_out() -> None:
     asked = (Dependency(DependencyKind.AFTER_OK, done), Dependency(DependencyKind.AFTER_ANY, waiting))
     job = submit(world, dependencies=asked, options=JobOptions(any_of=True, singleton=True))
     assert status(world, job).dependency == f"afterany:{waiting}?singleton"
+
+
+def test_a_job_that_was_started_waits_for_nothing_and_counts_its_restarts() -> None:
+    world = lua_world()
+    job = submit(world, options=JobOptions(singleton=True))
+    assert status(world, job).dependency == "singleton"
+    world.done(job)
+    assert (status(world, job).dependency, status(world, job).restarts) == ("", 0)
+    world.report(job, c.ScriptStarted())
+    assert not isinstance(world.settle(c.RequeueJob(job)), Refusal)
+    while world.state.jobs[job].state is not JobState.PENDING or world.state.buffers[job].state.word != "staging-in":
+        world.done(job)
+    assert status(world, job).restarts == 1
 
 
 def test_the_own_agents_are_told_no_status() -> None:

@@ -56,7 +56,7 @@ async def life(harness: Harness, programs: Programs) -> list[Order]:
                 CALLS[order.stage](provider, subject, str(programs.directory))
                 orders.append(order)
                 for result in RESULTS[order.stage]:
-                    answer = await report(harness, order.stage, result, attempt=order.attempt)
+                    answer = await report(harness, order.stage, result, attempt=order.attempt, job=order.job)
                     assert answer.body["results"][0]["outcome"] == "accepted", answer
             await asyncio.sleep(0.01)
     return orders
@@ -100,29 +100,38 @@ async def test_a_script_that_reads_every_field_gets_what_the_cluster_knows_of_th
         programs.cluster = config.cluster.name
         try:
             await register(harness)
-            body = {"comment": "hello", "nice": 3, "priority": 1}
+            body = {"comment": "hello", "nice": 3, "priority": 0}
             script = "#!/bin/sh\n#BB_LUA_X pool=fast capacity=1MiB\ntrue\n"
             answer = await harness.submit(script=script, **body)
             assert answer.status == 201, answer.body
             await life(harness, programs)
-            job = harness.controller.state.jobs[1]
+            job, single = harness.controller.state.jobs[1], programs.calls()
+            programs.log.unlink()
+            tasks = await harness.submit(script=script, dependencies=["afterany:1"], array="1-2%1")
+            assert tasks.status == 201, tasks.body
+            await life(harness, programs)
+            array = programs.calls()
         finally:
             await harness.service.providing.close()
-    read = [line.split(" ", 1) for line in programs.calls()]
+    names = ("job_id", "comment", "name", "priority", "dependency", "time_limit")
+    assert values(single, "process", *names) == ["0", "hello", "job", "0", "nil", "1"]
+    assert values(single, "setup", "job_id", "job_state", "start_time") == ["1", "0", "0"]
+    states = [values(single, each, "burst_buffer_state") for each in ("setup", "pre_run", "post_run", "data_out")]
+    assert states == [["staging-in"], ["pre-run"], ["post-run"], ["staging-out"]]
+    # FAILED, in stage-out.
+    assert values(single, "data_out", "job_state", "exit_code") == [str(0x800005), str(3 << 8)]
+    assert values(single, "setup", "submit_time") == [str(job.submitted_at // SECOND)]
+    assert values(single, "data_out", "start_time") == [str(job.started_at // SECOND)]
+    assert values(single, "setup", "cluster", "nice") == [config.cluster.name, str(0x80000000 + 3)]
+    assert values(single, "setup", "tres_req_str", "std_out") == ["cpu=1,node=1,bb/lua=1M", job.request.output]
+    assert values(array, "process", "dependency") == ["afterany:1"]
+    assert values(array, "setup", "array_job_id", "array_task_id", "array_max_tasks") == ["2", "2", "1"]
 
-    def at(function: str, name: str) -> str:
-        """Return the value of a field in the last call of a function."""
-        return [row.partition("=")[2] for place, row in read if place == function and row.startswith(f"{name}=")][-1]
 
-    assert [at("process", name) for name in ("job_id", "comment", "name")] == ["0", "hello", "job"]
-    assert [at("setup", name) for name in ("job_id", "job_state", "start_time")] == ["1", "0", "0"]
-    states = [at(function, "burst_buffer_state") for function in ("setup", "pre_run", "post_run", "data_out")]
-    assert states == ["staging-in", "pre-run", "post-run", "staging-out"]
-    assert at("data_out", "job_state") == str(0x800005), "FAILED, in stage-out"
-    assert at("data_out", "exit_code") == str(3 << 8)
-    assert at("setup", "submit_time") == str(job.submitted_at // 1_000_000)
-    assert at("data_out", "start_time") == str(job.started_at // 1_000_000)
-    assert at("setup", "cluster") == config.cluster.name
-    assert at("setup", "nice") == str(0x80000000 + 3)
-    assert at("setup", "tres_req_str") == "cpu=1,node=1,bb/lua=1M"
-    assert at("setup", "std_out") == job.request.output
+SECOND = 1_000_000
+
+
+def values(calls: list[str], function: str, *names: str) -> list[str]:
+    """Return the values of fields in the last call of a function."""
+    read = dict(line.removeprefix(f"{function} ").split("=", 1) for line in calls if line.startswith(f"{function} "))
+    return [read[name] for name in names]

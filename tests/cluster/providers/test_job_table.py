@@ -6,13 +6,14 @@ import os
 import re
 import shutil
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from cluster.providers import Local, OperationError
-from cluster.providers.job_table import FIELDS, FIRST, Told, job_table, job_text, value_of
+from cluster.providers.job_table import FIELDS, FIRST, JobContext, job_table, job_text, value_of
 from cluster.providers.slurm_constants import CONSTANTS, error_codes
 from replica.model.job_states import ENDED, JobState
 from replica.model.orders import JobStatus
@@ -85,6 +86,7 @@ KNOWN: dict[str, object] = {
     "licenses": "matlab:2",
     "mail_type": 0x101,
     "mail_user": "a@b.example",
+    "max_nodes": 0,
     "name": "n",
     "nice": 0x80000000 - 5,
     "nodes": "n1",
@@ -100,6 +102,7 @@ KNOWN: dict[str, object] = {
     "restart_cnt": 3,
     "resv_name": "maint",
     "start_time": 200,
+    "state_desc": "burst_buffer/lua: Stage-out in progress",
     "std_err": "/home/alice/e",
     "std_out": "/home/alice/o",
     "submit_time": 100,
@@ -137,7 +140,7 @@ DEFAULTS: dict[str, object] = {
 """Values of every job that are neither 0 nor nil: what sbatch sends, or slurmctld sets, for a job without."""
 
 
-def full(programs: Programs) -> Told:
+def full(programs: Programs) -> JobContext:
     """Return a job that has everything."""
     subject = programs.subject(
         directives="#BB_LUA pool=fast",
@@ -149,7 +152,7 @@ def full(programs: Programs) -> Told:
         options=OPTIONS,
         status=STATUS,
     )
-    return Told(subject, Local(cluster="demo"))
+    return JobContext(subject, Local(cluster="demo"))
 
 
 def use(programs: Programs, name: str) -> None:
@@ -158,7 +161,7 @@ def use(programs: Programs, name: str) -> None:
 
 
 def test_what_is_known_of_a_job_is_under_slurms_name(programs: Programs) -> None:
-    bare = Told(programs.subject(job=0, name="", user="", uid=0, gid=0, workdir="", node=""), Local())
+    bare = JobContext(programs.subject(job=0, name="", user="", uid=0, gid=0, workdir="", node=""), Local())
     rich = full(programs)
     varying = {field.name: value_of(field, rich) for field in FIELDS if value_of(field, rich) != value_of(field, bare)}
     assert varying == {name: value for name, value in KNOWN.items() if name not in ("num_nodes", "num_tasks")}
@@ -176,15 +179,20 @@ def test_what_a_job_cannot_ask_for_has_slurms_value_for_a_job_without_it() -> No
 
 
 def test_a_job_that_is_no_task_of_an_array_has_the_array_fields_of_slurm(programs: Programs) -> None:
-    table = job_table(Told(programs.subject(), Local()))
+    table = job_table(JobContext(programs.subject(), Local()))
     names = ("array_job_id", "array_task_id", "array_max_tasks", "array_task_str")
     assert [table.get(name) for name in names] == [0, 0xFFFFFFFE, 0, None]
 
 
 def test_the_user_gets_the_mail_of_a_job_that_names_nobody(programs: Programs) -> None:
     asked = programs.subject(options=JobOptions(mail_types=("ALL",)))
-    table = job_table(Told(asked, Local()))
+    table = job_table(JobContext(asked, Local()))
     assert (table["mail_user"], table["mail_type"]) == ("alice", 0x10F)
+
+
+def test_what_a_pending_job_counts_for_is_requested_and_not_allocated(programs: Programs) -> None:
+    table = job_table(JobContext(programs.subject(status=JobStatus(tres="cpu=1")), Local()))
+    assert (table["tres_req_str"], table.get("tres_alloc_str")) == ("cpu=1", None)
 
 
 def test_a_field_is_there_once_and_its_releases_are_releases() -> None:
@@ -194,7 +202,7 @@ def test_a_field_is_there_once_and_its_releases_are_releases() -> None:
 
 
 def test_a_job_without_a_node_has_none(programs: Programs) -> None:
-    table = job_table(Told(programs.subject(options=JobOptions(nodes=0)), Local()))
+    table = job_table(JobContext(programs.subject(options=JobOptions(nodes=0)), Local()))
     assert (table["num_nodes"], table["num_cpus"], table.get("nodes"), table.get("batch_host")) == (0, 0, None, None)
 
 
@@ -203,20 +211,17 @@ def test_every_state_has_slurms_number(programs: Programs, state: JobState) -> N
     numbers = {"PENDING": 0, "CONFIGURING": 0x4001, "RUNNING": 1, "SUSPENDED": 2, "STAGE_OUT": 0x800003}
     ends = {"COMPLETED": 3, "CANCELLED": 4, "FAILED": 5, "TIMEOUT": 6, "NODE_FAIL": 7}
     status = JobStatus(state=state.name, result="COMPLETED")
-    assert job_table(Told(programs.subject(status=status), Local()))["job_state"] == (numbers | ends)[state.name]
+    assert job_table(JobContext(programs.subject(status=status), Local()))["job_state"] == (numbers | ends)[state.name]
     assert {each.name for each in ENDED} == ends.keys()
 
 
 def test_a_running_job_ends_at_its_time_limit(programs: Programs) -> None:
     status = JobStatus(state="RUNNING", started_at=Instant(200 * SECOND), suspended_s=5)
-    table = job_table(Told(programs.subject(status=status, time_limit_s=60), Local()))
+    table = job_table(JobContext(programs.subject(status=status, time_limit_s=60), Local()))
     assert (table["start_time"], table["end_time"]) == (200, 265)
 
 
-def test_the_text_has_a_line_for_each_labelled_field_and_times_as_scontrol_writes_them(
-    programs: Programs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TZ", "UTC")
+def test_the_text_has_a_line_for_each_labelled_field_and_times_as_scontrol_writes_them(programs: Programs) -> None:
     text = job_text(full(programs))
     assert text.startswith("JobId=7 JobName=n\n   ")
     pairs = dict(line.strip().split("=", 1) for line in text.strip().split("\n")[1:])
@@ -226,7 +231,7 @@ def test_the_text_has_a_line_for_each_labelled_field_and_times_as_scontrol_write
         "JobState": "STAGE_OUT",
         "ExitCode": "2:9",
         "Nice": "-5",
-        "SubmitTime": "1970-01-01T00:01:40",
+        "SubmitTime": datetime.fromtimestamp(100, UTC).astimezone().strftime("%Y-%m-%dT%H:%M:%S"),
         "TimeLimit": "00:02:00",
         "Account": "physics",
         "Network": "(null)",
@@ -242,26 +247,26 @@ def test_a_script_that_reads_every_field_runs_in_every_function(programs: Progra
     perform(programs.provider("lua"), operation, subject, str(programs.directory))
     read = dict(line.partition(" ")[2].split("=", 1) for line in programs.calls() if line.startswith(f"{operation} "))
     assert read.keys() == {field.name for field in FIELDS}
-    told = Told(subject, programs.local)
+    job = JobContext(subject, programs.local)
     for field in FIELDS:
-        value = value_of(field, told)
+        value = value_of(field, job)
         shown = f"{value:.0f}" if isinstance(value, float) else "nil" if value is None else str(value)
         assert read[field.name] == shown.split("\n")[0], field.name
 
 
 def test_fields_and_types_are_those_that_the_script_expects() -> None:
-    rows = re.findall(r'^  \{"(\w+)", "(\w+)", "([\d.]+)"(?:, "([\d.]+)")?\},$', listed(), re.MULTILINE)
+    rows = re.findall(r'^  \{"(\w+)", "(\w+)", "([\d.]+)"(?:, "([\d.]+)")?\},$', script_text(), re.MULTILINE)
     assert rows == [
-        *((field.name, field.kind, field.since, field.until) for field in sorted_as(rows)),
+        *((field.name, field.kind, field.since, field.until) for field in fields_in_order_of(rows)),
     ]
 
 
-def listed() -> str:
+def script_text() -> str:
     """Return the text of the script that reads every field."""
     return (SCRIPTS / "every_field.lua").read_text()
 
 
-def sorted_as(rows: list[tuple[str, str, str, str]]) -> list[object]:
+def fields_in_order_of(rows: list[tuple[str, str, str, str]]) -> list[object]:
     """Return the fields in the order of the rows."""
     by_name = {field.name: field for field in FIELDS}
     return [by_name[name] for name, *_ in rows]
@@ -277,6 +282,82 @@ def test_pairs_of_the_table_are_none_and_its_text_needs_the_table_of_the_call(pr
     )
     with pytest.raises(OperationError, match="-1 job_info_to_string needs the job_info table of the call"):
         programs.provider("lua").setup(programs.subject(), str(programs.directory))
+
+
+# A real Slurm, recorded --------------------------------------------------------------------------------------------
+
+UNKNOWN_HERE = {
+    "accrue_time": "Forebay has no age limits",
+    "alloc_node": "the login node is not recorded",
+    "alloc_sid": "the login session is not recorded",
+    "billable_tres": "Forebay bills nothing",
+    "command": "the script arrives as text, without its path",
+    "last_sched_eval": "scheduling cycles look at all jobs",
+    "start_protocol_ver": "no job speaks Slurm's protocol",
+    "state_reason": "its numbers differ between releases",
+}
+"""Fields in which Forebay's constant differs from what a real Slurm gave, with the reason."""
+
+
+def read_record() -> dict[str, dict[str, str]]:
+    """Return what a real Slurm 24.11 gave, by function and field."""
+    found: dict[str, dict[str, str]] = {}
+    for line in (SCRIPTS / "slurm-24.11-job-table.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            function, _, row = line.partition(" ")
+            name, _, value = row.partition("=")
+            found.setdefault(function, {})[name] = value
+    return found
+
+
+def as_lua_prints(value: object) -> str:
+    """Return a value as Lua 5.1 prints it."""
+    return "nil" if value is None else f"{value:.0f}" if isinstance(value, float) else str(value)
+
+
+def test_every_constant_is_what_a_real_slurm_gave_or_differs_for_a_reason() -> None:
+    constant = {field.name: as_lua_prints(field.value) for field in FIELDS if not callable(field.value)}
+    differing = {
+        name
+        for values in read_record().values()
+        for name, value in values.items()
+        if name in constant and constant[name] != value
+    }
+    assert differing == UNKNOWN_HERE.keys()
+
+
+@pytest.mark.parametrize(
+    ("function", "status"),
+    [
+        ("setup", JobStatus(buffer_state="staging-in")),
+        ("pre_run", JobStatus(state="CONFIGURING", buffer_state="pre-run")),
+        ("data_out", JobStatus(state="STAGE_OUT", result="COMPLETED", buffer_state="staging-out")),
+    ],
+)
+def test_what_is_known_of_a_job_is_what_a_real_slurm_gave(programs: Programs, function: str, status: JobStatus) -> None:
+    subject = programs.subject(
+        job=1,
+        name="j.sh",
+        user="u1",
+        uid=20001,
+        gid=20001,
+        workdir="/tmp",
+        time_limit_s=120,
+        directives="#BB_LUA_X pool=fast capacity=2M",
+        options=JobOptions(nice=3, comment="hello", partition="debug"),
+        status=status,
+    )
+    job = JobContext(subject, Local(cluster="bbtest"))
+    theirs = read_record()[function]
+    differing = {
+        field.name
+        for field in FIELDS
+        if callable(field.value) and field.name in theirs and as_lua_prints(value_of(field, job)) != theirs[field.name]
+    }
+    times = {"eligible_time", "end_time", "start_time", "submit_time"}
+    # Slurm does not fill in the user's name; its TRES have memory and billing; its files are patterns.
+    assert differing - times <= {"user_name", "tres_req_str", "tres_alloc_str", "std_out", "nodes", "batch_host"}
+    assert ({"nodes", "batch_host"} <= differing) == (function == "setup"), "the node is known earlier here"
 
 
 # Slurm's own source, where there is a copy of it -------------------------------------------------------------------

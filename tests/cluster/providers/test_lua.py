@@ -161,7 +161,7 @@ def test_a_script_that_returns_a_code_when_it_is_loaded_fails(programs: Programs
     assert error.message == f"{programs.script} returned -1 when it was loaded; return nothing or slurm.SUCCESS"
 
 
-def said(programs: Programs, expression: str) -> str:
+def text_of(programs: Programs, expression: str) -> str:
     """Return the text of a Lua expression in a site's script."""
     programs.script.write_text(f"function slurm_bb_setup(...) return slurm.ERROR, tostring({expression}) end\n")
     return failure_of(programs, "setup", programs.subject()).message
@@ -190,12 +190,22 @@ def said(programs: Programs, expression: str) -> str:
 )
 def test_the_functions_and_constants_of_slurm(programs: Programs, expression: str, text: str) -> None:
     programs.cluster = "demo"
-    assert text in said(programs, expression)
+    assert text in text_of(programs, expression)
+
+
+@pytest.mark.parametrize(
+    ("depth", "text"), [(16, "[" * 16 + "1" + "]" * 16), (17, "the value has no JSON: it has more than")]
+)
+def test_tables_within_tables_are_bounded_as_in_slurm(programs: Programs, depth: int, text: str) -> None:
+    nested = (
+        f"(function() local t = 1 for _ = 1, {depth} do t = {{t}} end return select(2, pcall(slurm.to_json, t)) end)()"
+    )
+    assert text_of(programs, nested).startswith(text)
 
 
 def test_a_table_that_holds_itself_has_no_json(programs: Programs) -> None:
     loop = "(function() local t = {} t.t = t return select(2, pcall(slurm.to_json, t)) end)()"
-    assert "it has more than 16 tables within tables" in said(programs, loop)
+    assert "it has more than 16 tables within tables" in text_of(programs, loop)
 
 
 @pytest.mark.parametrize(

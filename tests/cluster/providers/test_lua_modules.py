@@ -19,12 +19,13 @@ from tests.cluster.providers.test_lua import JOB, perform
 DOUBLE = """
 extern void lua_pushinteger(void *, {integer});
 int luaopen_double_(void *L) {{ lua_pushinteger(L, 42); return 1; }}
+int luaopen_double__inner(void *L) {{ lua_pushinteger(L, 43); return 1; }}
 """
 INTEGERS = {"5.1": "long", "5.2": "long", "5.3": "long long", "5.4": "long long"}
 """The C type of lua_Integer in each release."""
 
 
-def said(programs: Programs, body: str) -> str:
+def text_of(programs: Programs, body: str) -> str:
     """Return the text that the body of a function returns."""
     programs.script.write_text(f"function slurm_bb_setup(...)\n{body}\nend\n")
     with pytest.raises(OperationError) as raised:
@@ -32,9 +33,9 @@ def said(programs: Programs, body: str) -> str:
     return raised.value.message
 
 
-def required(programs: Programs, name: str, field: str = "") -> str:
+def require(programs: Programs, name: str, field: str = "") -> str:
     """Return the text of a module, or of a field of it."""
-    return said(programs, f"return slurm.ERROR, tostring(require('{name}'){field})")
+    return text_of(programs, f"return slurm.ERROR, tostring(require('{name}'){field})")
 
 
 def interpreter(version: str) -> str:
@@ -58,7 +59,7 @@ def of_distribution(version: str, expression: str) -> str:
 @pytest.mark.parametrize("version", LUA_VERSIONS)
 def test_a_script_is_run_by_the_release_that_the_machine_names(programs: Programs, version: str) -> None:
     programs.lua_version = version
-    assert said(programs, "return slurm.ERROR, _VERSION") == f"Lua {version}"
+    assert text_of(programs, "return slurm.ERROR, _VERSION") == f"Lua {version}"
 
 
 @pytest.mark.parametrize("version", LUA_VERSIONS)
@@ -96,7 +97,7 @@ def test_failures_are_the_same_with_every_release(programs: Programs, version: s
 def test_memory_is_bounded_with_every_release(programs: Programs, version: str) -> None:
     programs.lua_version = version
     grown = f"return slurm.ERROR, #('x'):rep({LUA_MEMORY_BYTES_MAX + 1})"
-    assert said(programs, grown) == f"the script needs more than {LUA_MEMORY_BYTES_MAX >> 20} MiB of memory"
+    assert text_of(programs, grown) == f"the script needs more than {LUA_MEMORY_BYTES_MAX >> 20} MiB of memory"
 
 
 @pytest.mark.parametrize("version", LUA_VERSIONS)
@@ -131,7 +132,7 @@ def test_programs_that_a_script_starts_end_as_with_the_distributions_lua(
     each = "for i = 1, select('#', ...) do t[i] = tostring((select(i, ...))) end"
     shown = f"(function(...) local t = {{}} {each} return table.concat(t, ' ') end)"
     expected = of_distribution(version, f"{shown}({expression})")
-    assert said(programs, f"return slurm.ERROR, {shown}({expression})") == expected
+    assert text_of(programs, f"return slurm.ERROR, {shown}({expression})") == expected
 
 
 # Modules -------------------------------------------------------------------------------------------------------------
@@ -149,7 +150,7 @@ def test_modules_are_looked_for_wherever_the_distributions_lua_looks(version: st
 @pytest.mark.parametrize("version", LUA_VERSIONS)
 def test_the_search_path_of_a_script_is_that_of_its_release(programs: Programs, version: str) -> None:
     programs.lua_version = version
-    found = said(programs, "return slurm.ERROR, package.path .. ' ' .. package.cpath")
+    found = text_of(programs, "return slurm.ERROR, package.path .. ' ' .. package.cpath")
     assert found == f"{default_path(version)} {default_cpath(version)}"
 
 
@@ -180,25 +181,25 @@ def test_a_module_in_lua_is_found_in_the_directory_that_the_machine_names(
     file.parent.mkdir(parents=True)
     file.write_text("return {answer = 42}\n")
     programs.variables["LUA_PATH"] = f"{tmp_path}/lib/?.lua;{tmp_path}/lib/?/init.lua;;"
-    assert required(programs, name, ".answer") == "42"
+    assert require(programs, name, ".answer") == "42"
 
 
 def test_a_script_may_add_a_directory_itself(programs: Programs, tmp_path: Path) -> None:
     (tmp_path / "mine.lua").write_text("return 7\n")
     add = f"package.path = package.path .. ';{tmp_path}/?.lua'"
-    assert said(programs, f"{add} return slurm.ERROR, tostring(require('mine'))") == "7"
+    assert text_of(programs, f"{add} return slurm.ERROR, tostring(require('mine'))") == "7"
 
 
 @pytest.mark.parametrize("version", LUA_VERSIONS)
-@pytest.mark.parametrize("name", ["double_", "double_.deeper"])
-def test_a_c_module_of_the_release_is_loaded(programs: Programs, tmp_path: Path, version: str, name: str) -> None:
+@pytest.mark.parametrize(("name", "value"), [("double_", "42"), ("double_.inner", "43")])
+def test_a_c_module_of_the_release_is_loaded(
+    programs: Programs, tmp_path: Path, version: str, name: str, value: str
+) -> None:
     built = c_module(tmp_path, version)
     programs.lua_version = version
     programs.variables["LUA_CPATH"] = f"{built.parent}/?.so"
-    if name == "double_":
-        assert required(programs, name) == "42"
-    else:
-        assert "no module 'double_.deeper' in file" in required(programs, name)
+    assert require(programs, name) == value
+    assert "no module 'double_.deeper' in file" in require(programs, "double_.deeper")
 
 
 def c_module(directory: Path, version: str) -> Path:
@@ -233,18 +234,35 @@ def test_a_module_that_others_could_change_is_not_loaded(
     else:
         file = c_module(directory, "5.4")
         programs.variables["LUA_CPATH"] = f"{directory}/?.so"
-    assert required(programs, "double_") == "42"
+    assert require(programs, "double_") == "42"
     if fault == "closed":
         programs.closed = (str(directory),)
     else:
         (file if fault == "file" else directory).chmod(0o777)
     expected = f"the Lua module {file} is not loaded: {says.format(file=file, directory=directory)}"
-    assert required(programs, "double_") == expected
+    assert require(programs, "double_") == expected
+
+
+@pytest.mark.parametrize("kind", ["lua", "c"])
+def test_a_module_within_another_that_others_could_change_is_not_loaded(
+    programs: Programs, tmp_path: Path, kind: str
+) -> None:
+    if kind == "lua":
+        file = tmp_path / "double_" / "inner.lua"
+        file.parent.mkdir()
+        file.write_text("return 43\n")
+        programs.variables["LUA_PATH"] = f"{tmp_path}/?.lua"
+    else:
+        file = c_module(tmp_path, "5.4")
+        programs.variables["LUA_CPATH"] = f"{tmp_path}/?.so"
+    assert require(programs, "double_.inner") == "43"
+    file.chmod(0o666)
+    assert f"the Lua module {file} is not loaded: others may write to {file}" in require(programs, "double_.inner")
 
 
 def test_a_module_of_a_relative_path_is_not_loaded(programs: Programs) -> None:
     programs.variables["LUA_PATH"] = "./proc/self/?"
-    assert "the path of the Lua module ./proc/self/cmdline is not absolute" in required(programs, "cmdline")
+    assert "the path of the Lua module ./proc/self/cmdline is not absolute" in require(programs, "cmdline")
 
 
 def test_a_module_that_is_there_for_another_release_is_named_with_the_key_to_set(
@@ -253,12 +271,12 @@ def test_a_module_that_is_there_for_another_release_is_named_with_the_key_to_set
     (tmp_path / "5.3").mkdir()
     (tmp_path / "5.3" / "only.lua").write_text("return 5\n")
     monkeypatch.setattr("cluster.providers.lua_modules.LUA_DIRECTORIES", (str(tmp_path),))
-    error = required(programs, "only")
+    error = require(programs, "only")
     assert "module 'only' not found" in error
     assert 'the module is there for Lua 5.3: set lua_version = "5.3" in [provider] of forebay.toml' in error
     programs.lua_version = "5.3"
-    assert required(programs, "only") == "5"
-    assert "is there for" not in required(programs, "no_such_module")
+    assert require(programs, "only") == "5"
+    assert "is there for" not in require(programs, "no_such_module")
 
 
 @pytest.mark.parametrize("version", LUA_VERSIONS)
@@ -271,5 +289,5 @@ def test_modules_of_the_distributions_packages_are_found(
         pytest.skip(f"lua{version} has no module {name}: install the package {package}")
     programs.lua_version = version
     use = ".getpid()" if name == "posix.unistd" else "._VERSION:match('%a+')"
-    found = required(programs, name, use)
+    found = require(programs, name, use)
     assert found.isdecimal() if name == "posix.unistd" else found == "LuaSocket"
