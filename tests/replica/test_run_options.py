@@ -28,7 +28,7 @@ from replica.model.requests import (
     with_run_options,
 )
 from replica.values.errors import Refusal, RefusalCode
-from replica.values.limits import JOB_NAME_CHARACTERS_MAX
+from replica.values.limits import ENVIRONMENT_VARIABLES_MAX, JOB_NAME_CHARACTERS_MAX
 from replica.values.names import FILE_SYMBOLS, SYMBOLS, UnknownSymbol, expand_symbols
 from tests.replica.world import OPERATOR, World, user
 
@@ -117,6 +117,14 @@ def test_a_whole_node_is_the_cpus_of_the_largest_of_its_partition_and_nobody_sha
 def test_a_whole_node_cannot_be_had_while_there_is_none() -> None:
     found = refused(World(nodes=0), run=RunOptions(exclusive=True))
     assert (found.code, found.place) == (RefusalCode.WRONG_STATE, "exclusive")
+
+
+def test_how_a_script_is_to_be_run_counts_as_no_variable_of_its_own() -> None:
+    own = tuple((f"V{number:03d}", "") for number in range(ENVIRONMENT_VARIABLES_MAX))
+    full = with_run_options(own, RunOptions(tasks=2, input="x"))
+    for environment, is_taken in ((full, True), ((*full, ("W", "")), False)):
+        request = JobRequest("job", "alan", "#!/bin/sh\n", "/w", 60, cpus=2, environment=environment)
+        assert isinstance(World().settle(c.SubmitJob(request), user()), int) is is_taken
 
 
 SYMBOL_VALUES = {

@@ -46,8 +46,9 @@ def _sbatch_options() -> str:
             "## `#SBATCH` lines",
             _filled(
                 "`forebay submit` reads them as sbatch does: at the top of the script, before the first command, "
-                "several options on one line if you like. `##SBATCH` keeps a line as a comment. Every option of sbatch of "
-                "Slurm 22.05 to 26.05 is in one of these three tables; any other name is rejected with its line and column. "
+                "several options on one line if you like. `##SBATCH` keeps a line as a comment. Every option of "
+                "sbatch of Slurm 22.05 to 26.05 is in one of these three tables; any other name is rejected with its "
+                "line and column. "
                 "All errors of a script are reported at once."
             ),
             "### Options that are carried out",

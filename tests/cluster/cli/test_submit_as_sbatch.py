@@ -190,6 +190,14 @@ def test_a_script_exports_what_it_names(double: Double, script: str, monkeypatch
     assert "line 2, column 18: the variable NOT_SET_HERE is not set here" in result.stderr
 
 
+def test_the_whole_environment_is_never_exported(double: Double, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    double.answer("POST", "/v1/jobs", job(job_id=42), 201)
+    monkeypatch.setenv("ALL", "a variable of that name")
+    assert forebay(double.config, "submit", "--export=ALL", "--export", "A=1", script).exit_code == 0
+    body = body_of(double.asked[0])
+    assert (body.environment, body.ignored_options) == ({"A": "1"}, ("--export=ALL",))
+
+
 @pytest.mark.parametrize("value", ["NONE", "NIL"])
 def test_a_script_that_exports_nothing_has_nothing_without_effect(double: Double, script: str, value: str) -> None:
     double.answer("POST", "/v1/jobs", job(job_id=42), 201)
