@@ -115,18 +115,26 @@ def prepare(
     with _noted(faults):
         fields |= _cpus(fields, chosen, unheeded)
     if faults:
-        raise joined(faults)
+        raise joined(faults + _directive_faults(fields, _sources(chosen, label)))
     fields["if_defined"] = tuple(field for field in IF_DEFINED if field in from_script and field not in typed)
     if "licenses" in fields["if_defined"]:
         _leave_out_licenses(fields, from_script["licenses"], unheeded)
     names = dict.fromkeys(_listed(one) for one in unheeded)
     fields["ignored_options"] = tuple(names)[:IGNORED_OPTIONS_MAX]
-    sources = {field: setting.place for field, setting in chosen.items()}
+    sources = _sources(chosen, label)
     if TASKS_PER_NODE in chosen:
         sources.setdefault("tasks", chosen[TASKS_PER_NODE].place)
     if "tasks" in sources:
         sources.setdefault("cpus", sources["tasks"])
     sources.setdefault("workdir", "--chdir (the present directory)")
+    return Prepared(
+        fields, tuple(notes), sources, tuple(unheeded), waits=WAITS in from_script, parsable=PARSABLE in from_script
+    )
+
+
+def _sources(chosen: Mapping[str, Setting], label: str) -> dict[str, str]:
+    """Return where each field comes from, and what the script and the texts of --bb and --bbf are called."""
+    sources = {field: setting.place for field, setting in chosen.items()}
     sources["script"] = label
     if "bb" in chosen:
         place = sources.pop("bb")
@@ -134,9 +142,22 @@ def prepare(
     if "bbf" in chosen:
         del sources["bbf"]
         sources["--bbf"] = chosen["bbf"].value
-    return Prepared(
-        fields, tuple(notes), sources, tuple(unheeded), waits=WAITS in from_script, parsable=PARSABLE in from_script
-    )
+    return sources
+
+
+def _directive_faults(fields: Mapping[str, Any], sources: Mapping[str, str]) -> list[Failure]:
+    """Return what is wrong with the directives of a request that is not sent, as a cluster without provider reads them.
+
+    The controller, which knows the site's grammar, checks those of a request that is sent.
+    """
+    from replica.grammar import DirectiveRefused, read_request
+
+    try:
+        read_request(fields["script"], fields.get("bb") or "", fields.get("bbf") or "", directive="")
+    except DirectiveRefused as error:
+        refusals = (error.refusal, *error.others)
+        return [bad_input(one.sentence, one.remedy, place=located(one.place, sources)) for one in refusals]
+    return []
 
 
 def _listed(one: Ignored) -> str:

@@ -11,7 +11,7 @@ from cluster.cli.exits import ExitCode
 from cluster.cli.submission.sbatch_options import OPTIONS, Treatment, Value
 from cluster.cli.submission.waiting import exit_code_of
 from cluster.schemas.job_fields import SubmitRequest
-from cluster.schemas.jobs import JobsAnswer
+from cluster.schemas.jobs import ErrorAnswer, ErrorView, JobsAnswer, OtherError
 from replica.model.job_states import ENDED, JobState
 from tests.cluster.cli.double import Asked, Double, forebay
 from tests.cluster.cli.views import job
@@ -136,6 +136,44 @@ def test_every_error_of_a_request_is_reported_at_once(double: Double, script: st
         "line 3, column 20",
         "line 4, column 18",
     ]
+
+
+WRONG_DIRECTIVES = "#DW jobdw capacity=many\n#DW stage_in type=files\n#DW wobble\n"
+
+
+def test_errors_of_directives_are_reported_beside_those_of_options(double: Double, script: str, tmp_path: Path) -> None:
+    Path(script).write_text(f"#!/bin/sh\n#SBATCH --tiem=1\n{WRONG_DIRECTIVES}true\n")
+    (tmp_path / "more.bb").write_text("#DW what\n")
+    result = forebay(double.config, "submit", "--bbf", str(tmp_path / "more.bb"), script)
+    assert (result.exit_code, double.asked) == (ExitCode.BAD_INPUT, [])
+    lines = [line for line in result.stderr.splitlines() if line.startswith("forebay: ")]
+    assert [line.split(",")[0] for line in lines] == [
+        f"forebay: {script} line 2",
+        f"forebay: {tmp_path / 'more.bb'} line 1",
+        f"forebay: {script} line 3",
+        f"forebay: {script} line 4",
+        f"forebay: {script} line 5",
+    ]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_all_that_the_controller_finds_is_reported_with_its_place(double: Double, script: str, as_json: bool) -> None:
+    others = tuple(OtherError(sentence=f"s{at}", remedy=f"r{at}", place=f"script line {at}, column 1") for at in (3, 4))
+    error = ErrorView(code="invalid_directive", sentence="s2", place="script line 2, column 1", others=others)
+    double.answer("POST", "/v1/jobs", ErrorAnswer(error=error), 400)
+    result = forebay(double.config, "submit", *(["--json"] if as_json else []), script)
+    if as_json:
+        found = msgspec.json.decode(result.stderr.splitlines()[-1], type=ErrorAnswer).error
+        assert found.others == tuple(
+            msgspec.structs.replace(one, place=one.place.replace("script", script)) for one in others
+        )
+    else:
+        assert result.stderr.splitlines() == [
+            f"forebay: {script} line 2, column 1: s2",
+            f"forebay: {script} line 3, column 1: s3", "  what to do: r3",
+            f"forebay: {script} line 4, column 1: s4", "  what to do: r4",
+            "Burst Buffer request invalid",
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
