@@ -10,11 +10,10 @@ from typing import Any, Final, NamedTuple
 
 from cluster.cli.exits import Failure, bad_input, converted, joined
 from cluster.cli.submission.readers import Context, Given, parse_count, read_field, settings_of
-from cluster.cli.submission.sbatch import Ignored, Setting, check_script, read_options
+from cluster.cli.submission.sbatch import Ignored, Setting, check_script, ignored_value, read_options
 from cluster.cli.submission.sbatch_options import (
     CPUS_LEAST,
     EXPORT,
-    LONG,
     PARSABLE,
     TASKS_PER_NODE,
     WAITS,
@@ -29,6 +28,7 @@ from replica.values import (
     PACKED_SCRIPT_BYTES_MAX,
     SCRIPT_BYTES_MAX,
     Instant,
+    is_mail_address,
 )
 
 TIME_LIMIT_S_DEFAULT: Final = 3_600
@@ -104,9 +104,9 @@ def prepare(
         by_script = {} if written is None else _exported_by_script(written, environment, notes)
         fields["environment"] = parse_exports(exports, environment, by_script)
         if written is not None and ALL_EXPORTED in written.value.split(","):
-            unheeded.append(Ignored(f"--export={ALL_EXPORTED}", LONG["--export"], written.place))
+            unheeded.append(ignored_value("--export", ALL_EXPORTED, written.place))
         if ALL_EXPORTED in exports:
-            unheeded.append(Ignored(f"--export={ALL_EXPORTED}", LONG["--export"], "--export"))
+            unheeded.append(ignored_value("--export", ALL_EXPORTED, "--export"))
     context = Context(directory, now, zone)
     for row in JOB_FIELDS:
         if row.field in chosen:
@@ -116,9 +116,9 @@ def prepare(
         fields |= _cpus(fields, chosen, unheeded)
     if faults:
         raise joined(faults + _directive_faults(fields, _sources(chosen, label)))
-    fields["if_defined"] = tuple(field for field in IF_DEFINED if field in from_script and field not in typed)
-    if "licenses" in fields["if_defined"]:
-        _leave_out_licenses(fields, from_script["licenses"], unheeded)
+    by_script_alone = {field: setting for field, setting in from_script.items() if field not in typed}
+    fields["if_defined"] = tuple(field for field in IF_DEFINED if field in by_script_alone)
+    _leave_out(fields, by_script_alone, unheeded)
     names = dict.fromkeys(_listed(one) for one in unheeded)
     fields["ignored_options"] = tuple(names)[:IGNORED_OPTIONS_MAX]
     sources = _sources(chosen, label)
@@ -163,7 +163,7 @@ def _directive_faults(fields: Mapping[str, Any], sources: Mapping[str, str]) -> 
 def _listed(one: Ignored) -> str:
     """Return an option as the controller lists it."""
     is_plain = one.written.isascii() and one.written.isprintable() and " " not in one.written
-    return one.written[:OPTION_SHOWN_MAX] if is_plain else one.option.long
+    return one.written[:OPTION_SHOWN_MAX] if is_plain else one.written.partition("=")[0]
 
 
 @contextlib.contextmanager
@@ -227,18 +227,36 @@ def _cpus(fields: Mapping[str, Any], chosen: Mapping[str, Setting], unheeded: li
     tasks = fields.get("tasks", most or 1)
     if most is not None and tasks > most:
         # All of them run on the one node.
-        unheeded.append(Ignored("--ntasks-per-node", LONG["--ntasks-per-node"], chosen[TASKS_PER_NODE].place))
+        unheeded.append(ignored_value("--ntasks-per-node", "", chosen[TASKS_PER_NODE].place))
     return {"tasks": tasks, "cpus": max(tasks * fields.get("cpus", 1), found.get(CPUS_LEAST, 1))}
 
 
-def _leave_out_licenses(fields: dict[str, Any], setting: Setting, unheeded: list[Ignored]) -> None:
-    """Take licences out of a request that cannot be counted here."""
-    option = LONG["--licenses"]
-    plain = tuple(text for text in fields["licenses"] if _PLAIN_LICENSE.fullmatch(text))
-    for text in fields["licenses"]:
-        if text not in plain:
-            unheeded.append(Ignored(f"{option.long}={text}", option, setting.place))
-    fields["licenses"] = plain
+def _leave_out(fields: dict[str, Any], written: Mapping[str, Setting], unheeded: list[Ignored]) -> None:
+    """Take what a script says out of a request that other sites know and Forebay does not: licences and mail."""
+    known = (("licenses", "--licenses", _is_plain_license), ("mail_types", "--mail-type", _is_mail_type))
+    for field, long, is_known in known:
+        if field in written:
+            place = written[field].place
+            others = [text for text in fields[field] if not is_known(text)]
+            unheeded += [ignored_value(long, text, place) for text in others]
+            fields[field] = tuple(filter(is_known, fields[field]))
+    if "mail_user" in written and not is_mail_address(fields["mail_user"]):
+        del fields["mail_user"]
+        unheeded.append(ignored_value("--mail-user", "", written["mail_user"].place))
+
+
+def _is_plain_license(text: str) -> bool:
+    return _PLAIN_LICENSE.fullmatch(text) is not None
+
+
+def _is_mail_type(text: str) -> bool:
+    return text.lower() not in OTHER_MAIL_TYPES
+
+
+OTHER_MAIL_TYPES: Final = frozenset(
+    {"invalid_depend", "time_limit", "time_limit_50", "time_limit_80", "time_limit_90", "array_tasks"}
+)
+"""Types of mail that sbatch has and Forebay does not send."""
 
 
 def _is_text(text: str) -> bool:

@@ -12,7 +12,16 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from cluster.cli.exits import Failure, bad_input
-from cluster.cli.submission.sbatch_options import LONG, SHORT, UNNAMED_FIELDS, Option, Treatment, Value, options_for
+from cluster.cli.submission.sbatch_options import (
+    LONG,
+    SHORT,
+    UNNAMED_FIELDS,
+    VALUES_WITHOUT_EFFECT,
+    Option,
+    Treatment,
+    Value,
+    options_for,
+)
 from replica.values import SUBMITTED_SCRIPT_BYTES_MAX
 
 MARK: Final = "#SBATCH"
@@ -49,14 +58,18 @@ class Ignored(NamedTuple):
 
     written: str
     """Its name, and where only that has no effect, its value."""
-    option: Option
     place: str
+    reason: str
+    remedy: str
 
     def rejection(self) -> Failure:
         """Return the failure for it where the site does not accept it."""
-        return bad_input(
-            f"{self.written} has no effect here: {self.option.reason}", self.option.remedy, place=self.place
-        )
+        return bad_input(f"{self.written} has no effect here: {self.reason}", self.remedy, place=self.place)
+
+
+def ignored_value(long: str, value: str, place: str) -> Ignored:
+    """Return what a value of an option comes to that has no effect (VALUES_WITHOUT_EFFECT)."""
+    return Ignored(f"{long}={value}" if value else long, place, *VALUES_WITHOUT_EFFECT[long])
 
 
 class ScriptOptions(NamedTuple):
@@ -229,7 +242,7 @@ def _long(word: Word, left: deque[Word], place: str) -> Found:
     column = word.column + len(name) + 1
     if option.value is Value.NONE:
         if value and value == option.without_effect:
-            return Ignored(f"{option.long}={value}", option, f"{place}, column {column}")
+            return ignored_value(option.long, value, f"{place}, column {column}")
         raise bad_input(f"{name} takes no value", f"write {name} alone", place=f"{place}, column {column - 1}")
     return _with_value(option, name, Word(value, column), place, word.column)
 
@@ -277,7 +290,7 @@ def _with_value(option: Option, written: str, value: Word, place: str, column: i
 
 def _treated(option: Option, written: str, setting: Setting, place: str) -> Found:
     if option.treatment is Treatment.IGNORED:
-        return Ignored(option.long, option, place)
+        return Ignored(option.long, place, option.reason, option.remedy)
     if option.treatment is Treatment.REJECTED:
         raise rejection(option, written, place)
     return option.field, setting
@@ -317,7 +330,7 @@ def read_typed(args: list[str], name: str) -> TypedOptions:
         rest = ["-" + value, *rest]
     args = [*args[:at], *rest]
     if option.treatment is Treatment.IGNORED:
-        return TypedOptions(args, {}, (Ignored(option.long, option, ""),))
+        return TypedOptions(args, {}, (Ignored(option.long, "", option.reason, option.remedy),))
     return TypedOptions(args, {option.field: value}, ())
 
 

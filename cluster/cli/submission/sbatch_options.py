@@ -171,6 +171,16 @@ def _options() -> Iterator[Option]:
     yield from _rejected(_TYPED, _LEAVE_OUT, "help/h", "usage", "version/V", "autocomplete=")
 
 
+VALUES_WITHOUT_EFFECT: Final = {
+    "--export": ("a job has the variables that are named", "name them, for example --export=HOME,CASE=7"),
+    "--licenses": ("each licence of the site is counted by its name alone", "leave it out, or name one of the site"),
+    "--mail-type": ("no mail of that type is sent", _LEAVE_OUT),
+    "--mail-user": ("it is no mail address", "write an address, or leave it out"),
+    "--ntasks-per-node": ("all tasks run on the one node of the job", _LEAVE_OUT),
+    "--requeue": ("a requeued job waits as others do", "write --requeue alone"),
+}
+"""Why some values of options that are carried out have no effect, and the remedy if the site rejects them."""
+
 OPTIONS: Final = tuple(_options())
 """Every option, in the order of the documentation."""
 

@@ -1,5 +1,6 @@
 """What sbatch can be told of a submit: arguments, a command instead of a script, one number to print, and waiting."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.cli.exits import ExitCode
-from cluster.cli.submission.sbatch_options import OPTIONS, Treatment, Value
+from cluster.cli.submission.sbatch_options import OPTIONS, VALUES_WITHOUT_EFFECT, Treatment, Value
 from cluster.cli.submission.waiting import exit_code_of
 from cluster.schemas.job_fields import SubmitRequest
 from cluster.schemas.jobs import ErrorAnswer, ErrorView, JobsAnswer, OtherError
@@ -215,6 +216,29 @@ def test_what_the_site_may_not_have_defined_is_marked_where_the_script_says_it(d
     assert body["if_defined"] == ["account", "licenses"]
     assert (body["account"], body["qos"], body["licenses"]) == ("m12", "regular", ["SCRATCH"])
     assert body["ignored_options"] == ["--licenses=db@host:2"]
+
+
+def test_mail_that_cannot_be_sent_is_left_out(double: Double, script: str) -> None:
+    double.answer("POST", "/v1/jobs", job(job_id=42), 201)
+    Path(script).write_text("#!/bin/sh\n#SBATCH --mail-type=END,TIME_LIMIT_80,ARRAY_TASKS --mail-user=$USER@site\n")
+    assert forebay(double.config, "submit", script).exit_code == 0
+    assert forebay(double.config, "submit", "--mail-user", "ada", "--mail-type", "time_limit", script).exit_code == 0
+    of_script, typed = map(body_of, double.asked)
+    assert (of_script.mail_types, of_script.mail_user) == (("END",), None)
+    assert of_script.ignored_options == ("--mail-type=TIME_LIMIT_80", "--mail-type=ARRAY_TASKS", "--mail-user")
+    assert (typed.mail_types, typed.mail_user, typed.ignored_options) == (("time_limit",), "ada", ())
+
+
+def test_a_site_that_rejects_values_without_effect_has_each_with_its_reason(double: Double, script: str) -> None:
+    double.refuse("POST", "/v1/jobs", 400, "invalid_field", "no", place="ignored_options")
+    Path(script).write_text(
+        "#!/bin/sh\n#SBATCH --export=ALL -n4 --ntasks-per-node=2 -L a@b --requeue=expedite\n"
+        "#SBATCH --mail-type=TIME_LIMIT --mail-user=<you>\n"
+    )
+    result = forebay(double.config, "submit", script)
+    for long, (reason, remedy) in VALUES_WITHOUT_EFFECT.items():
+        assert re.search(rf"{script} line [23], column [0-9]+: {long}\S* has no effect here: {reason}", result.stderr)
+        assert f"what to do: {remedy}" in result.stderr
 
 
 def test_a_script_exports_what_it_names(double: Double, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
