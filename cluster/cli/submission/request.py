@@ -107,10 +107,10 @@ def prepare(
             unheeded.append(ignored_value("--export", ALL_EXPORTED, written.place))
         if ALL_EXPORTED in exports:
             unheeded.append(ignored_value("--export", ALL_EXPORTED, "--export"))
-    context = Context(directory, now, zone)
     for row in JOB_FIELDS:
         if row.field in chosen:
             with _noted(faults):
+                context = Context(directory, now, zone, in_script=row.field not in typed)
                 fields |= read_field(row, chosen[row.field], context)
     with _noted(faults):
         fields |= _cpus(fields, chosen, unheeded)
@@ -302,16 +302,16 @@ def parse_exports(
 def _exported_by_script(written: Setting, environment: Mapping[str, str], notes: list[str]) -> dict[str, str]:
     """Return the variables of `--export` in a script: several with commas between them, ALL or NONE.
 
-    One that is not set here is noted and left out, as sbatch does.
+    A word that is no variable here is noted and left out, as sbatch does.
     """
     found: dict[str, str] = {}
     for text in filter(None, map(str.strip, written.value.split(","))):
         if text in (*NOTHING_EXPORTED, ALL_EXPORTED):
             continue
-        if "=" in text or text in environment or _VARIABLE.fullmatch(text) is None:
+        if "=" in text or text in environment:
             found |= _exported(text, environment, written.place)
         else:
-            notes.append(f"{written.place}: the variable {text} is not set here, and is not exported")
+            notes.append(f"{written.place}: the variable {text[:48]} is not set here, and is not exported")
     return found
 
 

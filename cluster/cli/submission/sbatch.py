@@ -1,8 +1,8 @@
 """The `#SBATCH` lines of a batch script: what they ask for, with line and column.
 
 They are read as sbatch reads them: comment lines at the top, before the first command; options in the forms of getopt
-(`--time=10`, `--time 10`, `-t 10`, `-t10`, `-Ht10`, and `--part` for `--partition`); words may be quoted; a word that
-begins with `#` starts a comment. The last one of two wins. What each option leads to is in `sbatch_options`. A name
+(`--time=10`, `--time 10`, `-t 10`, `-t10`, `-Ht10`, and `--part` for `--partition`); words may be quoted; `#`
+outside of quotes starts a comment. The last one of two wins. What each option leads to is in `sbatch_options`. A name
 that sbatch does not have is rejected: it may be a misspelling of an option that says where data goes.
 """
 
@@ -22,7 +22,7 @@ from cluster.cli.submission.sbatch_options import (
     Value,
     options_for,
 )
-from replica.values import SUBMITTED_SCRIPT_BYTES_MAX
+from replica.values import SUBMITTED_SCRIPT_BYTES_MAX, NodeListFault, parse_nodes
 
 MARK: Final = "#SBATCH"
 
@@ -174,15 +174,15 @@ def split_words(line: str, start: int, place: str) -> list[Word]:
             if column:
                 words.append(Word(text, column))
             text, column = "", 0
-        elif character == "#" and not column:
+        elif character == "#":
             break
         else:
             column = column or offset + 1
             if character in "\"'":
                 quote = character
-            elif character == "\\" and offset + 1 < len(line):
+            elif character == "\\":
                 offset += 1
-                text += line[offset]
+                text += line[offset : offset + 1]
             else:
                 text += character
         offset += 1
@@ -190,7 +190,7 @@ def split_words(line: str, start: int, place: str) -> list[Word]:
         raise bad_input(
             f"the quote {quote} is not closed", f"add {quote} where the value ends", place=f"{place}, column {column}"
         )
-    if column:
+    if text or (column and line[column - 1] != "\\"):
         words.append(Word(text, column))
     return words
 
@@ -290,6 +290,10 @@ def _with_value(option: Option, written: str, value: Word, place: str, column: i
 
 def _treated(option: Option, written: str, setting: Setting, place: str) -> Found:
     if option.treatment is Treatment.IGNORED:
+        if option.long == "--nodelist" and _names_several(setting.value):
+            raise bad_input(
+                f"{written} names several nodes, and a job of Forebay runs on one", option.remedy, place=setting.place
+            )
         return Ignored(option.long, place, option.reason, option.remedy)
     if option.treatment is Treatment.REJECTED:
         raise rejection(option, written, place)
@@ -330,8 +334,18 @@ def read_typed(args: list[str], name: str) -> TypedOptions:
         rest = ["-" + value, *rest]
     args = [*args[:at], *rest]
     if option.treatment is Treatment.IGNORED:
-        return TypedOptions(args, {}, (Ignored(option.long, "", option.reason, option.remedy),))
+        found_one = _treated(option, name, Setting(value, ""), "")
+        assert isinstance(found_one, Ignored)
+        return TypedOptions(args, {}, (found_one,))
     return TypedOptions(args, {option.field: value}, ())
+
+
+def _names_several(text: str) -> bool:
+    """Whether a list of nodes has more than one; one that cannot be read has none of this site."""
+    try:
+        return len(parse_nodes(text)) > 1
+    except NodeListFault:
+        return False
 
 
 def rejection(option: Option, written: str, place: str) -> Failure:

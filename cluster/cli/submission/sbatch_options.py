@@ -124,9 +124,9 @@ def _options() -> Iterator[Option]:
         "gpu-freq=", "tres-bind=", "resources=",
     )  # fmt: skip
     yield from _ignored(
-        _FEATURES, _PARTITION, "constraint/C=", "prefer=", "batch=", "cluster-constraint=", "exclude/x=", "contiguous",
-        "switches=", "segment=", "spread-job", "spread-segments", "consolidate-segments", "use-min-nodes", "reboot",
-        "delay-boot=", "power=", "network=", "tmp=",
+        _FEATURES, _PARTITION, "constraint/C=", "nodelist/w=", "prefer=", "batch=", "cluster-constraint=", "exclude/x=",
+        "contiguous", "switches=", "segment=", "spread-job", "spread-segments", "consolidate-segments", "use-min-nodes",
+        "reboot", "delay-boot=", "power=", "network=", "tmp=",
     )  # fmt: skip
     yield from _ignored(
         _LAYOUT, _LAYOUT_REMEDY, "hint=", "distribution/m=", "mem-bind=", "cpu-freq=", "core-spec/S=", "thread-spec=",
@@ -148,8 +148,7 @@ def _options() -> Iterator[Option]:
         "the script starts the container itself", _LEAVE_OUT, "image=", "module="
     )  # of the plugin of Shifter
     yield from _rejected(
-        "Forebay chooses the node, and the job may need data of that one", _PARTITION,
-        "nodelist/w=", "nodefile/F=",
+        "Forebay chooses the node, and the file may name several", _PARTITION, "nodefile/F=",
     )  # fmt: skip
     yield from _rejected(
         "jobs run in the cluster that they are submitted to", "submit the script there", "clusters/M=", "cluster="

@@ -269,6 +269,25 @@ def test_a_script_that_exports_nothing_has_nothing_without_effect(double: Double
     assert (body.environment, body.ignored_options) == ({}, ())
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("3-24:00:00", 345_600), ("0:90:00", 5_400), ("1:90", 150), ("00:60:00", 3_600)]
+)
+def test_a_script_may_have_more_minutes_than_an_hour_as_in_sbatch(
+    double: Double, script: str, text: str, seconds: int
+) -> None:
+    double.answer("POST", "/v1/jobs", job(job_id=42), 201)
+    Path(script).write_text(f"#!/bin/sh\n#SBATCH --time={text} --export=/usr/local/bin\n")
+    assert forebay(double.config, "submit", script).exit_code == 0
+    assert (body_of(double.asked[0]).time_limit_s, body_of(double.asked[0]).environment) == (seconds, {})
+    assert forebay(double.config, "submit", "--time", text, script).exit_code == ExitCode.BAD_INPUT
+
+
+def test_several_nodes_by_name_are_rejected_on_the_command_line_too(double: Double, script: str) -> None:
+    result = forebay(double.config, "submit", "--nodelist", "n[1-4]", script)
+    assert (result.exit_code, double.asked) == (ExitCode.BAD_INPUT, [])
+    assert "--nodelist names several nodes" in result.stderr
+
+
 def test_a_script_may_ask_for_its_number_alone_and_to_wait(double: Double, script: str) -> None:
     double.answer("POST", "/v1/jobs", job(job_id=42), 201)
     double.answer("GET", LIST, JobsAnswer(revision=7, jobs=(job(job_id=42, state="FAILED", exit_code=5),)))
