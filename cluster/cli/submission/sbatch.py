@@ -32,6 +32,9 @@ FOREIGN_MARKS: Final = ("#PBS ", "#BSUB ", "#COBALT ", "#$ -")
 WARNINGS_MAX: Final = 16
 """Warnings about the lines of one script, count."""
 
+ADDED: Final = ("mail_types",)
+"""Fields of which sbatch adds a second value to the first, instead of taking the last."""
+
 _COMPONENTS: Final = ("hetjob", "packjob")
 """What separates the components of a heterogeneous job."""
 
@@ -144,6 +147,8 @@ def read_options(script: str, name: str) -> ScriptOptions:
                     ignored.append(one)
                 case _:
                     field, setting = one
+                    if field in ADDED and field in found.settings:
+                        setting = setting._replace(value=f"{found.settings[field].value},{setting.value}")
                     found.settings[field] = setting
     return found._replace(ignored=tuple(ignored), warnings=_bounded(warnings), faults=tuple(faults))
 

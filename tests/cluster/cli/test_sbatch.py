@@ -88,7 +88,7 @@ def test_every_option_has_one_class_and_a_reason_unless_it_is_carried_out() -> N
 
 
 def test_what_says_where_data_goes_is_never_ignored() -> None:
-    says = """output error input chdir bb bbf array dependency nodes wrap export-file volume container uid gid clusters
+    says = """output error input chdir bb bbf array dependency nodes wrap export-file volume container uid gid
         open-mode nodefile begin deadline hold test-only"""
     assert all(LONG[f"--{name}"].treatment is not Treatment.IGNORED for name in says.split())
 
@@ -171,6 +171,17 @@ def test_every_pair_of_options_may_share_a_line() -> None:
 def test_short_flags_and_options_combine_as_in_getopt() -> None:
     assert read("#SBATCH -Ht10") == {"hold": "yes", "time_limit_s": "10"}
     assert read("#SBATCH -HJ night") == {"hold": "yes", "name": "night"}
+
+
+def test_types_of_mail_add_up_as_in_sbatch() -> None:
+    lines = ("#SBATCH --mail-type=BEGIN", "#SBATCH --mail-type=END,FAIL --mail-type REQUEUE")
+    assert read(*lines) == {"mail_types": "BEGIN,END,FAIL,REQUEUE"}
+
+
+def test_options_of_earlier_releases_and_of_srun_are_known() -> None:
+    found = options("#SBATCH --workdir=/w --share --cpu_bind=cores --cpu-bind=none")
+    assert found.settings["workdir"].value == "/w" and not found.faults
+    assert [one.written for one in found.ignored] == ["--share", "--cpu_bind", "--cpu-bind"]
 
 
 def test_the_last_of_two_wins() -> None:
