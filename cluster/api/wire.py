@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from cluster.api.web import LONG_CHARACTERS, Prepared, Problem, bad, denied
-from cluster.schemas import SubmitRequest, UpdateRequest, made_of, shared_fields
+from cluster.schemas import OtherError, SubmitRequest, UpdateRequest, made_of, shared_fields
 from cluster.schemas import agents as agent_schemas
 from cluster.schemas import guests as g
 from cluster.schemas import requests as r
@@ -134,7 +134,13 @@ def _read(script: str, request: SubmitRequest | UpdateRequest, site: Site, *, to
     except DirectiveRefused as error:
         refusal = error.refusal
         status = too_large if refusal.code is RefusalCode.LIMIT_EXCEEDED else 400
-        raise Problem(status, refusal.code.name.lower(), refusal.sentence, refusal.remedy, refusal.place) from error
+        raise _directives_problem(status, error) from error
+
+
+def _directives_problem(status: int, error: DirectiveRefused) -> Problem:
+    first = error.refusal
+    others = tuple(OtherError(sentence=one.sentence, remedy=one.remedy, place=one.place) for one in error.others)
+    return Problem(status, first.code.name.lower(), first.sentence, first.remedy, first.place, others=others)
 
 
 def _array(text: str | None) -> tuple[tuple[int, ...], int]:

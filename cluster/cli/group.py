@@ -174,7 +174,7 @@ def _failure_of(error: BaseException) -> Failure:
 def _show_as_json(failure: Failure) -> None:
     import msgspec
 
-    from cluster.schemas import ErrorAnswer, ErrorView
+    from cluster.schemas import ErrorAnswer, ErrorView, OtherError
 
     said = ErrorView(
         code=failure.kind or failure.code.name.lower(),
@@ -182,6 +182,8 @@ def _show_as_json(failure: Failure) -> None:
         remedy=failure.remedy,
         place=failure.place,
         outcome="unknown" if failure.code is ExitCode.OUTCOME_UNKNOWN else "refused",
+        others=tuple(OtherError(sentence=one.sentence, remedy=one.remedy, place=one.place) for one in failure.others)
+        or msgspec.UNSET,
     )
     click.echo(msgspec.json.encode(ErrorAnswer(error=said)), err=True)
 

@@ -4,7 +4,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from cluster.schemas import ErrorAnswer, ErrorView
+from cluster.schemas import ErrorAnswer, ErrorView, OtherError
 
 Outcome = Literal["refused", "unknown"]
 
@@ -40,6 +40,7 @@ class ApiError(Exception):
         place: str = "",
         outcome: Outcome = "refused",
         command_id: str | None = None,
+        others: tuple[OtherError, ...] = (),
     ) -> None:
         super().__init__(sentence)
         self.status = status
@@ -49,6 +50,8 @@ class ApiError(Exception):
         self.place = place
         self.outcome: Outcome = outcome
         self.command_id = command_id
+        self.others = others
+        """What else is wrong with the same request."""
 
     def __str__(self) -> str:
         sentence = f"{self.place}: {self.sentence}" if self.place else self.sentence
@@ -81,4 +84,5 @@ def error_of_view(status: int, view: ErrorView, command_id: str | None) -> ApiEr
         place=view.place,
         outcome=view.outcome,
         command_id=command_id,
+        others=view.others or (),
     )

@@ -84,6 +84,7 @@ if TYPE_CHECKING:
         NodeLostAnswer,
         NodesAnswer,
         NodeView,
+        OtherError,
         PlacesAnswer,
         PlaceView,
         PollAnswer,
@@ -184,6 +185,7 @@ else:
         job_fields: IF_DEFINED IGNORED_OPTIONS_MAX JOB_FIELDS NO_DETAILS OPTION_SHOWN_MAX
         job_fields: JobDetailsView JobField Reads SubmitRequest UpdateRequest
         jobs: AdmittedAnswer BuffersAnswer BufferView BulkAnswer CommandResult DigestsAnswer ErrorAnswer ErrorView
+        jobs: OtherError
         jobs: HistoryAnswer HistoryRow JobsAnswer JobView MembersAnswer MemberView NodesAnswer NodeView PollAnswer
         jobs: ArchivedView LostJobView NodeLostAnswer PlacesAnswer PlaceView
         jobs: PoolsAnswer PoolView RegisterAnswer ReportResult ReportsAnswer StateDigestAnswer StatusView TransferAnswer

@@ -6,12 +6,22 @@ server adds are ignored by an older client. `revision` says at which moment of t
 
 from typing import Literal
 
+import msgspec
+
 from cluster.schemas.base import Answer, Json, View
 from cluster.schemas.job_fields import JobDetailsView
 from cluster.schemas.transfers import JobTransfersView
 from replica.model import Order
 
 # Errors
+
+
+class OtherError(View, frozen=True, kw_only=True):
+    """Another thing that is wrong with a request, found at the same time."""
+
+    sentence: str
+    remedy: str = ""
+    place: str = ""
 
 
 class ErrorView(View, frozen=True, kw_only=True):
@@ -25,6 +35,8 @@ class ErrorView(View, frozen=True, kw_only=True):
     remedy: str = ""
     place: str = ""
     outcome: Literal["refused", "unknown"] = "refused"
+    others: tuple[OtherError, ...] | msgspec.UnsetType = msgspec.UNSET
+    """What else is wrong with the request; left out where that is nothing."""
 
 
 class ErrorAnswer(View, frozen=True, kw_only=True):

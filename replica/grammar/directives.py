@@ -8,7 +8,7 @@ on.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import msgspec
 from msgspec.structs import replace
@@ -25,6 +25,8 @@ from replica.grammar.lexer import (
     check_length,
     control_offset,
     find_directives,
+    note_refusals,
+    raise_noted,
     shown,
     split_words,
 )
@@ -82,21 +84,13 @@ def _read_request(script: str, bb: str, bbf: str, provider: str, directive: str)
     warnings = Warnings()
     kinds = _kinds(provider, directive)
     asked = Asked(provider, warnings)
+    refusals: list[Refusal] = []
     if bb:
-        _read_command_line(bb, kinds, asked)
+        note_refusals(lambda: _read_command_line(bb, kinds, asked), refusals)
     if bbf:
-        found = find_directives(bbf, "--bbf", kinds, warnings)
-        if not found:
-            raise DirectiveRefused(
-                Refusal(
-                    RefusalCode.INVALID_DIRECTIVE,
-                    "the file of --bbf holds no directive",
-                    f"start its lines with {' or '.join(kinds.known)}",
-                    "--bbf line 1, column 1",
-                )
-            )
-        _read(found, asked)
-    _read(find_directives(script, SCRIPT, kinds, warnings), asked)
+        note_refusals(lambda: _read_file(bbf, kinds, asked), refusals)
+    note_refusals(lambda: _read(find_directives(script, SCRIPT, kinds, warnings), asked), refusals)
+    raise_noted(refusals)
     if not asked.kind:
         return Reading(None, tuple(warnings.lines))
     return Reading(asked.finish(), tuple(warnings.lines))
@@ -143,22 +137,43 @@ def _kinds(provider: str, directive: str) -> Kinds:
     return Kinds(("#DW", "#BB"), (site,) if site not in ("#DW", "#BB") else ())
 
 
-def _read(found: list[Directive], asked: Asked) -> None:
-    for directive in found:
-        if asked.facts.site_directive:
-            read_lua(directive, asked)
-            continue
-        directive = replace(directive, words=without_comment(directive.words))
-        if not directive.words:
-            raise directive.at.refuse(
-                f"{directive.kind} is followed by nothing", "write a directive, for example #DW jobdw capacity=10GiB"
+def _read_file(text: str, kinds: Kinds, asked: Asked) -> None:
+    found = find_directives(text, "--bbf", kinds, asked.warnings)
+    if not found:
+        raise DirectiveRefused(
+            Refusal(
+                RefusalCode.INVALID_DIRECTIVE,
+                "the file of --bbf holds no directive",
+                f"start its lines with {' or '.join(kinds.known)}",
+                "--bbf line 1, column 1",
             )
-        if directive.kind == "#DW":
-            asked.kind = asked.kind if asked.kind == "spur" else "dw"
-            read_dw(directive, asked)
-        else:
-            asked.kind = asked.kind or "bb"
-            read_bb(directive, asked)
+        )
+    _read(found, asked)
+
+
+def _read(found: list[Directive], asked: Asked) -> None:
+    """Read directives, each also where another one is refused; DirectiveRefused."""
+    refusals: list[Refusal] = []
+    for directive in found:
+        note_refusals(partial(_read_one, directive, asked), refusals)
+    raise_noted(refusals)
+
+
+def _read_one(directive: Directive, asked: Asked) -> None:
+    if asked.facts.site_directive:
+        read_lua(directive, asked)
+        return
+    directive = replace(directive, words=without_comment(directive.words))
+    if not directive.words:
+        raise directive.at.refuse(
+            f"{directive.kind} is followed by nothing", "write a directive, for example #DW jobdw capacity=10GiB"
+        )
+    if directive.kind == "#DW":
+        asked.kind = asked.kind if asked.kind == "spur" else "dw"
+        read_dw(directive, asked)
+    else:
+        asked.kind = asked.kind or "bb"
+        read_bb(directive, asked)
 
 
 def _read_command_line(text: str, kinds: Kinds, asked: Asked) -> None:

@@ -8,7 +8,7 @@ directive. `#DW` and `#BB` must be whole words; what looks like one is a comment
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -215,6 +215,28 @@ class DirectiveRefused(Exception):
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(f"{refusal.place}: {refusal.sentence}; {refusal.remedy}")
         self.refusal = refusal
+        self.others: tuple[Refusal, ...] = ()
+        """What else is wrong with the request, in the order in which it is read."""
+
+
+REFUSALS_MAX = 64
+"""Refusals of one request, count: a screen or two."""
+
+
+def note_refusals(read: Callable[[], None], refusals: list[Refusal]) -> None:
+    """Read something, and keep what is refused instead of raising it."""
+    try:
+        read()
+    except DirectiveRefused as error:
+        refusals += (error.refusal, *error.others)
+
+
+def raise_noted(refusals: list[Refusal]) -> None:
+    """Raise DirectiveRefused with all of these; nothing if there is none."""
+    if refusals:
+        error = DirectiveRefused(refusals[0])
+        error.others = tuple(refusals[1:REFUSALS_MAX])
+        raise error
 
 
 class Word(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from replica.grammar import directives
 from replica.grammar.directives import REMEMBERED_CHARACTERS_MAX, REQUESTS_REMEMBERED, parse_request, read_request
-from replica.grammar.lexer import DirectiveRefused
+from replica.grammar.lexer import REFUSALS_MAX, DirectiveRefused
 from replica.model.buffers import Access, TransferKind
 from replica.values.errors import RefusalCode
 
@@ -268,3 +268,26 @@ def test_a_directive_that_is_not_read_is_warned_of(script: str, place: str, says
     assert reading.request is None
     (warning,) = reading.warnings
     assert warning.startswith(f"{place}: #DW ") and says in warning
+
+
+@given(st.lists(st.sampled_from(["#DW wobble", "#DW jobdw capacity=many", "#BB wobble", "#DW", "# text"]), max_size=80))
+def test_every_wrong_directive_is_refused_at_its_line_in_order(lines: list[str]) -> None:
+    wrong = [number for number, line in enumerate(lines, start=2) if line != "# text"]
+    if not wrong:
+        return
+    with pytest.raises(DirectiveRefused) as caught:
+        parse_request("\n".join(["#!/bin/sh", *lines, "true"]))
+    found = [caught.value.refusal, *caught.value.others]
+    assert [int(one.place.split()[2].rstrip(",")) for one in found] == wrong[:REFUSALS_MAX]
+
+
+def test_a_right_directive_after_a_wrong_one_is_not_refused() -> None:
+    right = (
+        "#DW stage_in type=file source=/in/a destination=$DW_JOB_STRIPED/a\n#BB create_persistent name=a capacity=1G"
+    )
+    with pytest.raises(DirectiveRefused) as caught:
+        parse_request(f"#!/bin/sh\n#DW jobdw capacity=many\n{right}\n#DW wobble\ntrue\n")
+    assert [one.place for one in (caught.value.refusal, *caught.value.others)] == [
+        "script line 2, column 20",
+        "script line 5, column 5",
+    ]

@@ -67,7 +67,7 @@ def _sbatch_options() -> str:
             ),
             _options_of(Treatment.IGNORED),
             "### Options that are rejected",
-            "They say where data goes, or what runs. So does a number of nodes above 1.",
+            "They say where data goes, or what runs. A job of several nodes, by `-N` or `-w`, is rejected too.",
             _options_of(Treatment.REJECTED) + "\n",
         ]
     )

@@ -48,7 +48,9 @@ class Prepared(msgspec.Struct, frozen=True, array_like=True):
         if self.command is None:
             view = self.problem
             assert view is not None
-            raise Problem(self.status, view.code, view.sentence, view.remedy, view.place, outcome=view.outcome)
+            raise Problem(
+                self.status, view.code, view.sentence, view.remedy, view.place, outcome=view.outcome, others=view.others
+            )
         return self.command, self.warnings
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from cluster.schemas import ErrorAnswer, ErrorView
+import msgspec
+
+from cluster.schemas import ErrorAnswer, ErrorView, OtherError
 from replica.values import RECEIPTS_KEPT_S, Refusal, RefusalCode
 
 RETRY_AFTER_S = 1
@@ -29,10 +31,13 @@ class Problem(Exception):
         *,
         outcome: Literal["refused", "unknown"] = "refused",
         headers: Mapping[str, str] | None = None,
+        others: tuple[OtherError, ...] | msgspec.UnsetType = msgspec.UNSET,
     ) -> None:
         super().__init__(sentence)
         self.status = status
-        self.view = ErrorView(code=code, sentence=sentence, remedy=remedy, place=place, outcome=outcome)
+        self.view = ErrorView(
+            code=code, sentence=sentence, remedy=remedy, place=place, outcome=outcome, others=others or msgspec.UNSET
+        )
         self.headers = dict(headers or {})
 
     @property

@@ -37,6 +37,8 @@ class Context(NamedTuple):
     directory: Path
     now: Instant
     zone: datetime.tzinfo | None = None
+    in_script: bool = False
+    """Whether a script says it, which may come from a site with Slurm."""
 
 
 def settings_of(given: Given) -> dict[str, Setting]:
@@ -200,7 +202,7 @@ _READERS: Final[Mapping[Reads, Callable[..., Any]]] = {
     "text": lambda text, context: text,
     "switch": lambda text, context: text == "yes",
     "directory": lambda text, context: os.path.normpath(context.directory / text),
-    "duration": lambda text, context: parse_duration(text),
+    "duration": lambda text, context: parse_duration(text, as_sbatch=context.in_script),
     "moment": lambda text, context: parse_begin(text, context.now, context.zone),
     "names": lambda text, context: listed(text),
     "dependencies": lambda text, context: parse_dependencies(text),

@@ -10,11 +10,10 @@ from typing import Any, Final, NamedTuple
 
 from cluster.cli.exits import Failure, bad_input, converted, joined
 from cluster.cli.submission.readers import Context, Given, parse_count, read_field, settings_of
-from cluster.cli.submission.sbatch import Ignored, Setting, check_script, read_options
+from cluster.cli.submission.sbatch import Ignored, Setting, check_script, ignored_value, read_options
 from cluster.cli.submission.sbatch_options import (
     CPUS_LEAST,
     EXPORT,
-    LONG,
     PARSABLE,
     TASKS_PER_NODE,
     WAITS,
@@ -29,6 +28,7 @@ from replica.values import (
     PACKED_SCRIPT_BYTES_MAX,
     SCRIPT_BYTES_MAX,
     Instant,
+    is_mail_address,
 )
 
 TIME_LIMIT_S_DEFAULT: Final = 3_600
@@ -104,29 +104,37 @@ def prepare(
         by_script = {} if written is None else _exported_by_script(written, environment, notes)
         fields["environment"] = parse_exports(exports, environment, by_script)
         if written is not None and ALL_EXPORTED in written.value.split(","):
-            unheeded.append(Ignored(f"--export={ALL_EXPORTED}", LONG["--export"], written.place))
+            unheeded.append(ignored_value("--export", ALL_EXPORTED, written.place))
         if ALL_EXPORTED in exports:
-            unheeded.append(Ignored(f"--export={ALL_EXPORTED}", LONG["--export"], "--export"))
-    context = Context(directory, now, zone)
+            unheeded.append(ignored_value("--export", ALL_EXPORTED, "--export"))
     for row in JOB_FIELDS:
         if row.field in chosen:
             with _noted(faults):
+                context = Context(directory, now, zone, in_script=row.field not in typed)
                 fields |= read_field(row, chosen[row.field], context)
     with _noted(faults):
         fields |= _cpus(fields, chosen, unheeded)
     if faults:
-        raise joined(faults)
-    fields["if_defined"] = tuple(field for field in IF_DEFINED if field in from_script and field not in typed)
-    if "licenses" in fields["if_defined"]:
-        _leave_out_licenses(fields, from_script["licenses"], unheeded)
+        raise joined(faults + _directive_faults(fields, _sources(chosen, label)))
+    by_script_alone = {field: setting for field, setting in from_script.items() if field not in typed}
+    fields["if_defined"] = tuple(field for field in IF_DEFINED if field in by_script_alone)
+    _leave_out(fields, by_script_alone, unheeded)
     names = dict.fromkeys(_listed(one) for one in unheeded)
     fields["ignored_options"] = tuple(names)[:IGNORED_OPTIONS_MAX]
-    sources = {field: setting.place for field, setting in chosen.items()}
+    sources = _sources(chosen, label)
     if TASKS_PER_NODE in chosen:
         sources.setdefault("tasks", chosen[TASKS_PER_NODE].place)
     if "tasks" in sources:
         sources.setdefault("cpus", sources["tasks"])
     sources.setdefault("workdir", "--chdir (the present directory)")
+    return Prepared(
+        fields, tuple(notes), sources, tuple(unheeded), waits=WAITS in from_script, parsable=PARSABLE in from_script
+    )
+
+
+def _sources(chosen: Mapping[str, Setting], label: str) -> dict[str, str]:
+    """Return where each field comes from, and what the script and the texts of --bb and --bbf are called."""
+    sources = {field: setting.place for field, setting in chosen.items()}
     sources["script"] = label
     if "bb" in chosen:
         place = sources.pop("bb")
@@ -134,15 +142,28 @@ def prepare(
     if "bbf" in chosen:
         del sources["bbf"]
         sources["--bbf"] = chosen["bbf"].value
-    return Prepared(
-        fields, tuple(notes), sources, tuple(unheeded), waits=WAITS in from_script, parsable=PARSABLE in from_script
-    )
+    return sources
+
+
+def _directive_faults(fields: Mapping[str, Any], sources: Mapping[str, str]) -> list[Failure]:
+    """Return what is wrong with the directives of a request that is not sent, as a cluster without provider reads them.
+
+    The controller, which knows the site's grammar, checks those of a request that is sent.
+    """
+    from replica.grammar import DirectiveRefused, read_request
+
+    try:
+        read_request(fields["script"], fields.get("bb") or "", fields.get("bbf") or "", directive="")
+    except DirectiveRefused as error:
+        refusals = (error.refusal, *error.others)
+        return [bad_input(one.sentence, one.remedy, place=located(one.place, sources)) for one in refusals]
+    return []
 
 
 def _listed(one: Ignored) -> str:
     """Return an option as the controller lists it."""
     is_plain = one.written.isascii() and one.written.isprintable() and " " not in one.written
-    return one.written[:OPTION_SHOWN_MAX] if is_plain else one.option.long
+    return one.written[:OPTION_SHOWN_MAX] if is_plain else one.written.partition("=")[0]
 
 
 @contextlib.contextmanager
@@ -206,18 +227,36 @@ def _cpus(fields: Mapping[str, Any], chosen: Mapping[str, Setting], unheeded: li
     tasks = fields.get("tasks", most or 1)
     if most is not None and tasks > most:
         # All of them run on the one node.
-        unheeded.append(Ignored("--ntasks-per-node", LONG["--ntasks-per-node"], chosen[TASKS_PER_NODE].place))
+        unheeded.append(ignored_value("--ntasks-per-node", "", chosen[TASKS_PER_NODE].place))
     return {"tasks": tasks, "cpus": max(tasks * fields.get("cpus", 1), found.get(CPUS_LEAST, 1))}
 
 
-def _leave_out_licenses(fields: dict[str, Any], setting: Setting, unheeded: list[Ignored]) -> None:
-    """Take licences out of a request that cannot be counted here."""
-    option = LONG["--licenses"]
-    plain = tuple(text for text in fields["licenses"] if _PLAIN_LICENSE.fullmatch(text))
-    for text in fields["licenses"]:
-        if text not in plain:
-            unheeded.append(Ignored(f"{option.long}={text}", option, setting.place))
-    fields["licenses"] = plain
+def _leave_out(fields: dict[str, Any], written: Mapping[str, Setting], unheeded: list[Ignored]) -> None:
+    """Take what a script says out of a request that other sites know and Forebay does not: licences and mail."""
+    known = (("licenses", "--licenses", _is_plain_license), ("mail_types", "--mail-type", _is_mail_type))
+    for field, long, is_known in known:
+        if field in written:
+            place = written[field].place
+            others = [text for text in fields[field] if not is_known(text)]
+            unheeded += [ignored_value(long, text, place) for text in others]
+            fields[field] = tuple(filter(is_known, fields[field]))
+    if "mail_user" in written and not is_mail_address(fields["mail_user"]):
+        del fields["mail_user"]
+        unheeded.append(ignored_value("--mail-user", "", written["mail_user"].place))
+
+
+def _is_plain_license(text: str) -> bool:
+    return _PLAIN_LICENSE.fullmatch(text) is not None
+
+
+def _is_mail_type(text: str) -> bool:
+    return text.lower() not in OTHER_MAIL_TYPES
+
+
+OTHER_MAIL_TYPES: Final = frozenset(
+    {"invalid_depend", "time_limit", "time_limit_50", "time_limit_80", "time_limit_90", "array_tasks"}
+)
+"""Types of mail that sbatch has and Forebay does not send."""
 
 
 def _is_text(text: str) -> bool:
@@ -263,16 +302,16 @@ def parse_exports(
 def _exported_by_script(written: Setting, environment: Mapping[str, str], notes: list[str]) -> dict[str, str]:
     """Return the variables of `--export` in a script: several with commas between them, ALL or NONE.
 
-    One that is not set here is noted and left out, as sbatch does.
+    A word that is no variable here is noted and left out, as sbatch does.
     """
     found: dict[str, str] = {}
     for text in filter(None, map(str.strip, written.value.split(","))):
         if text in (*NOTHING_EXPORTED, ALL_EXPORTED):
             continue
-        if "=" in text or text in environment or _VARIABLE.fullmatch(text) is None:
+        if "=" in text or text in environment:
             found |= _exported(text, environment, written.place)
         else:
-            notes.append(f"{written.place}: the variable {text} is not set here, and is not exported")
+            notes.append(f"{written.place}: the variable {text[:48]} is not set here, and is not exported")
     return found
 
 

@@ -1,8 +1,8 @@
 """The `#SBATCH` lines of a batch script: what they ask for, with line and column.
 
 They are read as sbatch reads them: comment lines at the top, before the first command; options in the forms of getopt
-(`--time=10`, `--time 10`, `-t 10`, `-t10`, `-Ht10`, and `--part` for `--partition`); words may be quoted; a word that
-begins with `#` starts a comment. The last one of two wins. What each option leads to is in `sbatch_options`. A name
+(`--time=10`, `--time 10`, `-t 10`, `-t10`, `-Ht10`, and `--part` for `--partition`); words may be quoted; `#`
+outside of quotes starts a comment. The last one of two wins. What each option leads to is in `sbatch_options`. A name
 that sbatch does not have is rejected: it may be a misspelling of an option that says where data goes.
 """
 
@@ -12,8 +12,17 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from cluster.cli.exits import Failure, bad_input
-from cluster.cli.submission.sbatch_options import LONG, SHORT, UNNAMED_FIELDS, Option, Treatment, Value, options_for
-from replica.values import SUBMITTED_SCRIPT_BYTES_MAX
+from cluster.cli.submission.sbatch_options import (
+    LONG,
+    SHORT,
+    UNNAMED_FIELDS,
+    VALUES_WITHOUT_EFFECT,
+    Option,
+    Treatment,
+    Value,
+    options_for,
+)
+from replica.values import SUBMITTED_SCRIPT_BYTES_MAX, NodeListFault, parse_nodes
 
 MARK: Final = "#SBATCH"
 
@@ -22,6 +31,9 @@ FOREIGN_MARKS: Final = ("#PBS ", "#BSUB ", "#COBALT ", "#$ -")
 
 WARNINGS_MAX: Final = 16
 """Warnings about the lines of one script, count."""
+
+ADDED: Final = ("mail_types",)
+"""Fields of which sbatch adds a second value to the first, instead of taking the last."""
 
 _COMPONENTS: Final = ("hetjob", "packjob")
 """What separates the components of a heterogeneous job."""
@@ -49,14 +61,18 @@ class Ignored(NamedTuple):
 
     written: str
     """Its name, and where only that has no effect, its value."""
-    option: Option
     place: str
+    reason: str
+    remedy: str
 
     def rejection(self) -> Failure:
         """Return the failure for it where the site does not accept it."""
-        return bad_input(
-            f"{self.written} has no effect here: {self.option.reason}", self.option.remedy, place=self.place
-        )
+        return bad_input(f"{self.written} has no effect here: {self.reason}", self.remedy, place=self.place)
+
+
+def ignored_value(long: str, value: str, place: str) -> Ignored:
+    """Return what a value of an option comes to that has no effect (VALUES_WITHOUT_EFFECT)."""
+    return Ignored(f"{long}={value}" if value else long, place, *VALUES_WITHOUT_EFFECT[long])
 
 
 class ScriptOptions(NamedTuple):
@@ -131,6 +147,8 @@ def read_options(script: str, name: str) -> ScriptOptions:
                     ignored.append(one)
                 case _:
                     field, setting = one
+                    if field in ADDED and field in found.settings:
+                        setting = setting._replace(value=f"{found.settings[field].value},{setting.value}")
                     found.settings[field] = setting
     return found._replace(ignored=tuple(ignored), warnings=_bounded(warnings), faults=tuple(faults))
 
@@ -161,15 +179,15 @@ def split_words(line: str, start: int, place: str) -> list[Word]:
             if column:
                 words.append(Word(text, column))
             text, column = "", 0
-        elif character == "#" and not column:
+        elif character == "#":
             break
         else:
             column = column or offset + 1
             if character in "\"'":
                 quote = character
-            elif character == "\\" and offset + 1 < len(line):
+            elif character == "\\":
                 offset += 1
-                text += line[offset]
+                text += line[offset : offset + 1]
             else:
                 text += character
         offset += 1
@@ -177,7 +195,7 @@ def split_words(line: str, start: int, place: str) -> list[Word]:
         raise bad_input(
             f"the quote {quote} is not closed", f"add {quote} where the value ends", place=f"{place}, column {column}"
         )
-    if column:
+    if text or (column and line[column - 1] != "\\"):
         words.append(Word(text, column))
     return words
 
@@ -229,7 +247,7 @@ def _long(word: Word, left: deque[Word], place: str) -> Found:
     column = word.column + len(name) + 1
     if option.value is Value.NONE:
         if value and value == option.without_effect:
-            return Ignored(f"{option.long}={value}", option, f"{place}, column {column}")
+            return ignored_value(option.long, value, f"{place}, column {column}")
         raise bad_input(f"{name} takes no value", f"write {name} alone", place=f"{place}, column {column - 1}")
     return _with_value(option, name, Word(value, column), place, word.column)
 
@@ -277,7 +295,11 @@ def _with_value(option: Option, written: str, value: Word, place: str, column: i
 
 def _treated(option: Option, written: str, setting: Setting, place: str) -> Found:
     if option.treatment is Treatment.IGNORED:
-        return Ignored(option.long, option, place)
+        if option.long == "--nodelist" and _names_several(setting.value):
+            raise bad_input(
+                f"{written} names several nodes, and a job of Forebay runs on one", option.remedy, place=setting.place
+            )
+        return Ignored(option.long, place, option.reason, option.remedy)
     if option.treatment is Treatment.REJECTED:
         raise rejection(option, written, place)
     return option.field, setting
@@ -317,8 +339,18 @@ def read_typed(args: list[str], name: str) -> TypedOptions:
         rest = ["-" + value, *rest]
     args = [*args[:at], *rest]
     if option.treatment is Treatment.IGNORED:
-        return TypedOptions(args, {}, (Ignored(option.long, option, ""),))
+        found_one = _treated(option, name, Setting(value, ""), "")
+        assert isinstance(found_one, Ignored)
+        return TypedOptions(args, {}, (found_one,))
     return TypedOptions(args, {option.field: value}, ())
+
+
+def _names_several(text: str) -> bool:
+    """Whether a list of nodes has more than one; one that cannot be read has none of this site."""
+    try:
+        return len(parse_nodes(text)) > 1
+    except NodeListFault:
+        return False
 
 
 def rejection(option: Option, written: str, place: str) -> Failure:

@@ -1,7 +1,7 @@
 """The options of sbatch, each in one class: carried out, ignored with a warning, or rejected with the reason.
 
 One table for the parser, the command line and docs/cli.md. It has every option of sbatch(1) of Slurm 22.05 to 26.05,
-and the options that sites often add to it.
+and options of other programs and plugins that scripts often have.
 """
 
 from collections.abc import Iterator
@@ -112,6 +112,7 @@ def _options() -> Iterator[Option]:
     yield Option("--ntasks-per-node", field=TASKS_PER_NODE)
     yield Option("--tasks-per-node", field=TASKS_PER_NODE)
     yield Option("--mincpus", field=CPUS_LEAST)
+    yield Option("--workdir", field="workdir")  # of releases before 17.11
     yield Option("--export", field=EXPORT)
     yield Option("--wait", "-W", Value.NONE, field=WAITS, alone="yes")
     yield Option("--parsable", "", Value.NONE, field=PARSABLE, alone="yes")
@@ -124,9 +125,9 @@ def _options() -> Iterator[Option]:
         "gpu-freq=", "tres-bind=", "resources=",
     )  # fmt: skip
     yield from _ignored(
-        _FEATURES, _PARTITION, "constraint/C=", "prefer=", "batch=", "cluster-constraint=", "exclude/x=", "contiguous",
-        "switches=", "segment=", "spread-job", "spread-segments", "consolidate-segments", "use-min-nodes", "reboot",
-        "delay-boot=", "power=", "network=", "tmp=",
+        _FEATURES, _PARTITION, "constraint/C=", "nodelist/w=", "prefer=", "batch=", "cluster-constraint=", "exclude/x=",
+        "contiguous", "switches=", "segment=", "spread-job", "spread-segments", "consolidate-segments", "use-min-nodes",
+        "reboot", "delay-boot=", "power=", "network=", "tmp=",
     )  # fmt: skip
     yield from _ignored(
         _LAYOUT, _LAYOUT_REMEDY, "hint=", "distribution/m=", "mem-bind=", "cpu-freq=", "core-spec/S=", "thread-spec=",
@@ -138,6 +139,12 @@ def _options() -> Iterator[Option]:
     yield from _ignored(
         _ENVIRONMENT, "leave it out, and set what the script needs in the script", "get-user-env[=]", "propagate[=]"
     )
+    yield from _ignored(
+        "jobs run in the cluster that they are submitted to", "submit the script there", "clusters/M=", "cluster="
+    )
+    yield from _ignored(
+        "sbatch does not have it", _LEAVE_OUT, "cpu-bind=", "cpu_bind=", "mem_bind=", "share", "ear=",
+    )  # options of srun, of earlier releases, and of a plugin, which scripts have nevertheless  # fmt: skip
     yield from _ignored("the time limit is --time", "leave it out, and write --time", "time-min=")
     yield from _ignored(
         "the site decides what becomes of a job whose dependency fails", _LEAVE_OUT, "kill-on-invalid-dep="
@@ -148,12 +155,8 @@ def _options() -> Iterator[Option]:
         "the script starts the container itself", _LEAVE_OUT, "image=", "module="
     )  # of the plugin of Shifter
     yield from _rejected(
-        "Forebay chooses the node, and the job may need data of that one", _PARTITION,
-        "nodelist/w=", "nodefile/F=",
+        "Forebay chooses the node, and the file may name several", _PARTITION, "nodefile/F=",
     )  # fmt: skip
-    yield from _rejected(
-        "jobs run in the cluster that they are submitted to", "submit the script there", "clusters/M=", "cluster="
-    )
     yield from _rejected(_CONTAINER, _CONTAINER_REMEDY, "container=", "container-id=", "container-type=", "volume=")
     yield from _rejected(
         "variables from a file may say where the job writes", "name them with --export, or read the file in the script",
@@ -170,6 +173,16 @@ def _options() -> Iterator[Option]:
     )
     yield from _rejected(_TYPED, _LEAVE_OUT, "help/h", "usage", "version/V", "autocomplete=")
 
+
+VALUES_WITHOUT_EFFECT: Final = {
+    "--export": ("a job has the variables that are named", "name them, for example --export=HOME,CASE=7"),
+    "--licenses": ("each licence of the site is counted by its name alone", "leave it out, or name one of the site"),
+    "--mail-type": ("no mail of that type is sent", _LEAVE_OUT),
+    "--mail-user": ("it is no mail address", "write an address, or leave it out"),
+    "--ntasks-per-node": ("all tasks run on the one node of the job", _LEAVE_OUT),
+    "--requeue": ("a requeued job waits as others do", "write --requeue alone"),
+}
+"""Why some values of options that are carried out have no effect, and the remedy if the site rejects them."""
 
 OPTIONS: Final = tuple(_options())
 """Every option, in the order of the documentation."""

@@ -40,8 +40,11 @@ _UNITS_S: Final = {"": 1, "second": 1, "minute": MINUTE_S, "hour": HOUR_S, "day"
 _NAMED_HOURS: Final = {"midnight": 0, "noon": 12}
 
 
-def parse_duration(text: str) -> int:
-    """Return the seconds that a time limit says; ValueError is a sentence that says what would be right."""
+def parse_duration(text: str, *, as_sbatch: bool = False) -> int:
+    """Return the seconds that a time limit says; ValueError is a sentence that says what would be right.
+
+    `as_sbatch` accepts 90 minutes beside hours, and the like, which is often a mistake when it is typed.
+    """
     if text.upper() in ("UNLIMITED", "INFINITE"):
         raise ValueError(
             f"a job needs a time limit, {text!r} is none; the longest is {format_duration(TIME_LIMIT_S_MAX)}"
@@ -51,19 +54,22 @@ def parse_duration(text: str) -> int:
         raise ValueError(f"{text!r} is not a duration; write {DURATION_FORMS}")
     if any(len(number) > _DIGITS_MAX for number in found.groups() if number is not None):
         raise ValueError(f"{text[:40]!r} is too long; the longest time limit is {format_duration(TIME_LIMIT_S_MAX)}")
+    parts: tuple[tuple[str, int, int], ...]
     numbers = [int(number) for number in found.groups()[1:] if number is not None]
     if found["days"] is not None:
         days, hours, minutes, seconds = int(found["days"]), *numbers, *[0] * (3 - len(numbers))
-        _check(text, ("hours", hours, 23), ("minutes", minutes, 59), ("seconds", seconds, 59))
+        parts = (("hours", hours, 23), ("minutes", minutes, 59), ("seconds", seconds, 59))
         duration_s = days * DAY_S + hours * HOUR_S + minutes * MINUTE_S + seconds
     elif len(numbers) == 3:
         hours, minutes, seconds = numbers
-        _check(text, ("minutes", minutes, 59), ("seconds", seconds, 59))
+        parts = (("minutes", minutes, 59), ("seconds", seconds, 59))
         duration_s = hours * HOUR_S + minutes * MINUTE_S + seconds
     else:
         minutes, seconds = numbers[0], numbers[1] if len(numbers) == 2 else 0
-        _check(text, ("seconds", seconds, 59))
+        parts = (("seconds", seconds, 59),)
         duration_s = minutes * MINUTE_S + seconds
+    if not as_sbatch:
+        _check(text, *parts)
     if duration_s == 0:
         raise ValueError(f"the duration {text!r} is zero; write at least one second, 0:01")
     if duration_s > TIME_LIMIT_S_MAX:

@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from cluster.agent.processes.environment import Account, environment_of
+from cluster.cli.submission.request import packed
 from replica.messages.commands import ScriptEnded
 from replica.model.job_states import JobState
 from replica.model.orders import Order
@@ -68,6 +69,12 @@ def test_a_script_reads_the_file_that_it_asked_for(site: Site) -> None:
     given.write_text("one\ntwo\n")
     assert ended(site, script_of("cat > copy"), JobOptions(), input=str(given)).result is JobState.COMPLETED
     assert shown(site.destinations / "copy") == "one\ntwo\n"
+
+
+def test_a_packed_script_runs_as_it_was_written(site: Site) -> None:
+    script = script_of("cp $0 copy", *(f"true {number}" for number in range(100)))
+    assert ended(site, packed(script, "job.sh"), JobOptions()).result is JobState.COMPLETED
+    assert shown(site.destinations / "copy") == script
 
 
 @pytest.mark.parametrize(("name", "says"), [("missing", "No such file"), ("", "is a directory"), ("link", "cannot be")])

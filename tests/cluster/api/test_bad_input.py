@@ -148,6 +148,24 @@ def test_a_bad_submission_is_refused_with_its_place_and_changes_nothing(config: 
 
 
 @story
+async def test_all_wrong_directives_are_named_at_once_each_with_its_place(config: Config) -> None:
+    """Alone, among many commands, and in a script that is so long that it is read in a thread."""
+    wrong = "#DW jobdw capacity=many\n#DW stage_in type=files\n#DW wobble"
+    places = ["--bb line 1, column 10", *(f"script line {line}, column" for line in (2, 3, 4))]
+    async with Harness(config) as harness:
+        for script in (directive(wrong), {"script": directive(wrong)["script"] + "# text\n" * 20_000}):
+            asked = script | {"bb": "capacity=few"}
+            alone = (await harness.submit(**asked)).body["error"]
+            command = harness.job(**asked) | {"type": "submit_job", "command_id": harness.new_id()}
+            bulk = await harness.ask("POST", "/v1/commands", {"commands": [command]})
+            for error in (alone, bulk.body["results"][0]["error"]):
+                found = [error, *error["others"]]
+                assert len(found) == len(places) and all(one["remedy"] for one in found)
+                for one, place in zip(found, places, strict=True):
+                    assert one["place"].startswith(place)
+
+
+@story
 async def test_what_is_not_json_or_not_as_expected_is_refused_with_its_place(config: Config) -> None:
     async with Harness(config) as harness:
         revision = harness.controller.state.revision

@@ -72,6 +72,14 @@ def test_what_only_looks_packed_runs_as_it_is(rest: str) -> None:
     assert unpacked(script) == script
 
 
+@pytest.mark.parametrize("rest", ['"' * 9, "\x01" * 9, "a b", "a\nb"])
+def test_what_is_longer_once_it_is_sent_has_the_bound_of_every_script(rest: str) -> None:
+    """A packed script is as long in JSON, where it is sent to its agent."""
+    script = f"#!/bin/sh{PACKED_MARK}{rest}"
+    assert (split_packed(script), script_bytes_max(script)) == (None, SCRIPT_BYTES_MAX)
+    assert script_bytes_max(f"#!/bin/sh{PACKED_MARK}abc") == PACKED_SCRIPT_BYTES_MAX
+
+
 def test_no_more_is_unpacked_than_may_be_submitted() -> None:
     bomb = base64.b85encode(lzma.compress(bytes(64 * 1024 * 1024))).decode()
     script = f"#!/bin/sh{PACKED_MARK}{bomb}\n"

@@ -65,7 +65,8 @@ def test_every_command_and_every_option_says_what_it_does(path: tuple[str, ...])
 def test_every_option_of_a_script_is_an_option_of_the_command_line_too() -> None:
     known = {name for parameter in submit.params for name in (*parameter.opts, *parameter.secondary_opts)}
     carried_out = {option for option in OPTIONS if option.treatment is Treatment.CARRIED_OUT}
-    assert {option.long for option in carried_out if option.field not in UNNAMED_FIELDS} <= known
+    written = {option.long for option in carried_out if option.field not in UNNAMED_FIELDS}
+    assert written - known == {"--workdir"}, "which no release of sbatch has that scripts are written for"
 
 
 def test_the_commands_of_the_issue_are_all_there() -> None:

@@ -88,8 +88,8 @@ def test_every_option_has_one_class_and_a_reason_unless_it_is_carried_out() -> N
 
 
 def test_what_says_where_data_goes_is_never_ignored() -> None:
-    says = """output error input chdir bb bbf array dependency nodes wrap export-file volume container uid gid clusters
-        open-mode nodelist nodefile begin deadline hold test-only"""
+    says = """output error input chdir bb bbf array dependency nodes wrap export-file volume container uid gid
+        open-mode nodefile begin deadline hold test-only"""
     assert all(LONG[f"--{name}"].treatment is not Treatment.IGNORED for name in says.split())
 
 
@@ -108,7 +108,7 @@ def test_an_abbreviated_option_is_read(line: str) -> None:
 
 def test_all_faults_of_a_script_are_found_at_once_each_with_its_place() -> None:
     found = options(
-        "#SBATCH --tiem=10 --gpu-typo v100 -J x", "#SBATCH -w n1 -N", '#SBATCH --bb="x', "#SBATCH --gpu=1 word -t=5"
+        "#SBATCH --tiem=10 --gpu-typo v100 -J x", "#SBATCH -F n1 -N", '#SBATCH --bb="x', "#SBATCH --gpu=1 word -t=5"
     )
     assert [failure.place.removeprefix("job.sh ") for failure in found.faults] == [
         "line 2, column 9",
@@ -173,6 +173,17 @@ def test_short_flags_and_options_combine_as_in_getopt() -> None:
     assert read("#SBATCH -HJ night") == {"hold": "yes", "name": "night"}
 
 
+def test_types_of_mail_add_up_as_in_sbatch() -> None:
+    lines = ("#SBATCH --mail-type=BEGIN", "#SBATCH --mail-type=END,FAIL --mail-type REQUEUE")
+    assert read(*lines) == {"mail_types": "BEGIN,END,FAIL,REQUEUE"}
+
+
+def test_options_of_earlier_releases_and_of_srun_are_known() -> None:
+    found = options("#SBATCH --workdir=/w --share --cpu_bind=cores --cpu-bind=none")
+    assert found.settings["workdir"].value == "/w" and not found.faults
+    assert [one.written for one in found.ignored] == ["--share", "--cpu_bind", "--cpu-bind"]
+
+
 def test_the_last_of_two_wins() -> None:
     assert read("#SBATCH -t 1", "#SBATCH --time=2 -t3") == {"time_limit_s": "3"}
 
@@ -185,7 +196,11 @@ def test_the_last_of_two_wins() -> None:
         (r"--bb=capacity=1GiB\ pool=x", "capacity=1GiB pool=x"),
         (r'--bb="a \"quoted\" word \\ \n"', 'a "quoted" word \\ \\n'),
         ('--bb="#DW jobdw capacity=1GiB"', "#DW jobdw capacity=1GiB"),
-        ("--bb=a#b # a comment", "a#b"),
+        ("--bb=a#b # a comment", "a"),
+        ("--bb='a#b'#c", "a#b"),
+        (r"--bb=a\#b", "a#b"),
+        ("--bb=a \\", "a"),
+        ("--bb=a\\", "a"),
         ('--bb=a"b c"d', "ab cd"),
     ],
 )
@@ -215,7 +230,9 @@ def test_what_is_a_comment_asks_for_nothing(line: str) -> None:
         ("#SBATCH -Hw", "line 2, column 11", "needs a value", "--nodelist=VALUE"),
         ("#SBATCH --gpu=1", "line 2, column 9", "'--gpu' may mean --gpus, ", "whole name"),
         ("#SBATCH -HZ", "line 2, column 11", "-Z", "Forebay knows"),
-        ("#SBATCH -w n1", "line 2, column 9", "-w cannot be had", "--partition"),
+        ("#SBATCH -w n[1-2]", "line 2, column 12", "-w names several nodes", "--partition"),
+        ("#SBATCH --nodelist=n1,n2", "line 2, column 20", "--nodelist names several nodes", "--partition"),
+        ("#SBATCH -F hosts", "line 2, column 9", "-F cannot be had", "--partition"),
         ("#SBATCH --requeue=yes", "line 2, column 18", "--requeue takes no value", "write --requeue alone"),
         ("#SBATCH --time", "line 2, column 9", "--time", "--time=VALUE"),
         ("#SBATCH --time=", "line 2, column 16", "empty", "--time=VALUE"),

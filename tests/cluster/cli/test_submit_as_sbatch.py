@@ -1,5 +1,6 @@
 """What sbatch can be told of a submit: arguments, a command instead of a script, one number to print, and waiting."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -8,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.cli.exits import ExitCode
-from cluster.cli.submission.sbatch_options import OPTIONS, Treatment, Value
+from cluster.cli.submission.sbatch_options import OPTIONS, VALUES_WITHOUT_EFFECT, Treatment, Value
 from cluster.cli.submission.waiting import exit_code_of
 from cluster.schemas.job_fields import SubmitRequest
-from cluster.schemas.jobs import JobsAnswer
+from cluster.schemas.jobs import ErrorAnswer, ErrorView, JobsAnswer, OtherError
 from replica.model.job_states import ENDED, JobState
 from tests.cluster.cli.double import Asked, Double, forebay
 from tests.cluster.cli.views import job
@@ -138,6 +139,44 @@ def test_every_error_of_a_request_is_reported_at_once(double: Double, script: st
     ]
 
 
+WRONG_DIRECTIVES = "#DW jobdw capacity=many\n#DW stage_in type=files\n#DW wobble\n"
+
+
+def test_errors_of_directives_are_reported_beside_those_of_options(double: Double, script: str, tmp_path: Path) -> None:
+    Path(script).write_text(f"#!/bin/sh\n#SBATCH --tiem=1\n{WRONG_DIRECTIVES}true\n")
+    (tmp_path / "more.bb").write_text("#DW what\n")
+    result = forebay(double.config, "submit", "--bbf", str(tmp_path / "more.bb"), script)
+    assert (result.exit_code, double.asked) == (ExitCode.BAD_INPUT, [])
+    lines = [line for line in result.stderr.splitlines() if line.startswith("forebay: ")]
+    assert [line.split(",")[0] for line in lines] == [
+        f"forebay: {script} line 2",
+        f"forebay: {tmp_path / 'more.bb'} line 1",
+        f"forebay: {script} line 3",
+        f"forebay: {script} line 4",
+        f"forebay: {script} line 5",
+    ]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_all_that_the_controller_finds_is_reported_with_its_place(double: Double, script: str, as_json: bool) -> None:
+    others = tuple(OtherError(sentence=f"s{at}", remedy=f"r{at}", place=f"script line {at}, column 1") for at in (3, 4))
+    error = ErrorView(code="invalid_directive", sentence="s2", place="script line 2, column 1", others=others)
+    double.answer("POST", "/v1/jobs", ErrorAnswer(error=error), 400)
+    result = forebay(double.config, "submit", *(["--json"] if as_json else []), script)
+    if as_json:
+        found = msgspec.json.decode(result.stderr.splitlines()[-1], type=ErrorAnswer).error
+        assert found.others == tuple(
+            msgspec.structs.replace(one, place=one.place.replace("script", script)) for one in others
+        )
+    else:
+        assert result.stderr.splitlines() == [
+            f"forebay: {script} line 2, column 1: s2",
+            f"forebay: {script} line 3, column 1: s3", "  what to do: r3",
+            f"forebay: {script} line 4, column 1: s4", "  what to do: r4",
+            "Burst Buffer request invalid",
+        ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("lines", "tasks", "cpus"),
     [
@@ -179,6 +218,29 @@ def test_what_the_site_may_not_have_defined_is_marked_where_the_script_says_it(d
     assert body["ignored_options"] == ["--licenses=db@host:2"]
 
 
+def test_mail_that_cannot_be_sent_is_left_out(double: Double, script: str) -> None:
+    double.answer("POST", "/v1/jobs", job(job_id=42), 201)
+    Path(script).write_text("#!/bin/sh\n#SBATCH --mail-type=END,TIME_LIMIT_80,ARRAY_TASKS --mail-user=$USER@site\n")
+    assert forebay(double.config, "submit", script).exit_code == 0
+    assert forebay(double.config, "submit", "--mail-user", "ada", "--mail-type", "time_limit", script).exit_code == 0
+    of_script, typed = map(body_of, double.asked)
+    assert (of_script.mail_types, of_script.mail_user) == (("END",), None)
+    assert of_script.ignored_options == ("--mail-type=TIME_LIMIT_80", "--mail-type=ARRAY_TASKS", "--mail-user")
+    assert (typed.mail_types, typed.mail_user, typed.ignored_options) == (("time_limit",), "ada", ())
+
+
+def test_a_site_that_rejects_values_without_effect_has_each_with_its_reason(double: Double, script: str) -> None:
+    double.refuse("POST", "/v1/jobs", 400, "invalid_field", "no", place="ignored_options")
+    Path(script).write_text(
+        "#!/bin/sh\n#SBATCH --export=ALL -n4 --ntasks-per-node=2 -L a@b --requeue=expedite\n"
+        "#SBATCH --mail-type=TIME_LIMIT --mail-user=<you>\n"
+    )
+    result = forebay(double.config, "submit", script)
+    for long, (reason, remedy) in VALUES_WITHOUT_EFFECT.items():
+        assert re.search(rf"{script} line [23], column [0-9]+: {long}\S* has no effect here: {reason}", result.stderr)
+        assert f"what to do: {remedy}" in result.stderr
+
+
 def test_a_script_exports_what_it_names(double: Double, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     double.answer("POST", "/v1/jobs", job(job_id=42), 201)
     monkeypatch.setenv("FROM_HERE", "here")
@@ -190,6 +252,14 @@ def test_a_script_exports_what_it_names(double: Double, script: str, monkeypatch
     assert "line 2, column 18: the variable NOT_SET_HERE is not set here" in result.stderr
 
 
+def test_the_whole_environment_is_never_exported(double: Double, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    double.answer("POST", "/v1/jobs", job(job_id=42), 201)
+    monkeypatch.setenv("ALL", "a variable of that name")
+    assert forebay(double.config, "submit", "--export=ALL", "--export", "A=1", script).exit_code == 0
+    body = body_of(double.asked[0])
+    assert (body.environment, body.ignored_options) == ({"A": "1"}, ("--export=ALL",))
+
+
 @pytest.mark.parametrize("value", ["NONE", "NIL"])
 def test_a_script_that_exports_nothing_has_nothing_without_effect(double: Double, script: str, value: str) -> None:
     double.answer("POST", "/v1/jobs", job(job_id=42), 201)
@@ -197,6 +267,25 @@ def test_a_script_that_exports_nothing_has_nothing_without_effect(double: Double
     assert forebay(double.config, "submit", script).exit_code == 0
     body = body_of(double.asked[0])
     assert (body.environment, body.ignored_options) == ({}, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("3-24:00:00", 345_600), ("0:90:00", 5_400), ("1:90", 150), ("00:60:00", 3_600)]
+)
+def test_a_script_may_have_more_minutes_than_an_hour_as_in_sbatch(
+    double: Double, script: str, text: str, seconds: int
+) -> None:
+    double.answer("POST", "/v1/jobs", job(job_id=42), 201)
+    Path(script).write_text(f"#!/bin/sh\n#SBATCH --time={text} --export=/usr/local/bin\n")
+    assert forebay(double.config, "submit", script).exit_code == 0
+    assert (body_of(double.asked[0]).time_limit_s, body_of(double.asked[0]).environment) == (seconds, {})
+    assert forebay(double.config, "submit", "--time", text, script).exit_code == ExitCode.BAD_INPUT
+
+
+def test_several_nodes_by_name_are_rejected_on_the_command_line_too(double: Double, script: str) -> None:
+    result = forebay(double.config, "submit", "--nodelist", "n[1-4]", script)
+    assert (result.exit_code, double.asked) == (ExitCode.BAD_INPUT, [])
+    assert "--nodelist names several nodes" in result.stderr
 
 
 def test_a_script_may_ask_for_its_number_alone_and_to_wait(double: Double, script: str) -> None:

@@ -1,6 +1,6 @@
 """Job scripts in the styles of sites and workflow managers, submitted as they are but for their paths.
 
-The scripts are data: `site_scripts/NN-style.sh`. Each prints `finished` last. What they find on their clusters, such as
+The scripts are data: `job_scripts/NN-style.sh`. Each prints `finished` last. What they find on their clusters, such as
 `srun` and `module`, is a function of the shell here.
 """
 
@@ -23,7 +23,7 @@ from tests.account import OWN
 from tests.ports import free_ports
 
 FOREBAY = Path(sys.executable).with_name("forebay")
-SCRIPTS = sorted((Path(__file__).parent / "site_scripts").glob("*.sh"))
+SCRIPTS = sorted((Path(__file__).parent / "job_scripts").glob("*.sh"))
 PORTS = 14
 TIMEOUT_S = 120
 """Seconds that a step may take: a bound against hanging."""
