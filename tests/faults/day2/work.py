@@ -92,12 +92,13 @@ async def lost(day: Day) -> str:
                     cpus=cpus,
                 )
                 mine.append((await client.call(ops.SUBMIT_JOB, request)).job_id)
+
+                async def there() -> bool:
+                    found = await job(mine[-1])
+                    return found.state == "RUNNING" if len(mine) == 1 else found.burst_buffer_state == "staged-in"
+
+                await until(there, "one job runs on n2, and the next one is staged there")
         runs, waits = mine
-
-        async def both_there() -> bool:
-            return (await job(runs)).state == "RUNNING" and (await job(waits)).burst_buffer_state == "staged-in"
-
-        await until(both_there, "one job runs on n2, the other is staged there")
         buffers = site.home("n2") / "buffers"
         check({str(runs), str(waits)} <= {one.name for one in buffers.iterdir()}, "their buffers are not on n2")
         site.processes["n2"].send_signal(signal.SIGSTOP)
