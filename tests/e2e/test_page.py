@@ -195,6 +195,8 @@ async def says_what_the_commands_say(cluster: LocalCluster, page: Browser, faile
         assert row[7].endswith((" ms", "–")) and row[8].endswith(" days")
     for pool in said(cluster, "pool", "list")["pools"]:
         assert f"{size(pool['held_bytes'])} of {size(pool['quantity_bytes'])} in use" in text
+    # They are asked for by themselves, after the overview.
+    await page.until("document.querySelectorAll('#pools svg').length > 0")
     strips = await page.run("[...document.querySelectorAll('#pools svg')].map(one => one.getAttribute('aria-label'))")
     assert [one.split(":")[0] for one in strips] == ["Pool fast", "Pool wide"]
     held = await page.run(

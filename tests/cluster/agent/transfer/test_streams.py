@@ -32,9 +32,19 @@ def crowd(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> Harness:
     return harness
 
 
+BEFORE: set[int] = set()
+"""Children that this process had before the test: what an earlier test on the same worker left is not this one's."""
+
+
+@pytest.fixture(autouse=True)
+def _before() -> None:
+    BEFORE.clear()
+    BEFORE.update(descendants(os.getpid()))
+
+
 def nobody_is_left() -> bool:
-    """Whether this process has no children any more."""
-    return not descendants(os.getpid())
+    """Return whether this process has no children any more that it did not have before the test."""
+    return not set(descendants(os.getpid())) - BEFORE
 
 
 @pytest.mark.parametrize("count", [1, 2, 6])
