@@ -241,6 +241,7 @@ def test_a_virtualenv_is_staged_both_ways_and_runs_where_it_arrives(bench: Bench
         return
     came = bench.stage_in(there, choices=choices)
     inside = bench.buffer / "striped" / "venv"
+    (bench.buffer / "striped" / "other").write_text("there until the teardown")
     (inside / "made").symlink_to(bench.buffer / "striped" / "other")
     back = bench.stage_out(Transfer(DIRECTORY, str(bench.outside / "o"), "$DW_JOB_STRIPED/venv"), choices=choices)
     for tree in (inside, bench.outside / "o"):
