@@ -119,6 +119,15 @@ def _time(value: Callable[[JobContext], Value], never: str = "Unknown") -> Calla
     return show
 
 
+def _moment(name: str, label: str, attribute: str, never: str = "Unknown") -> Field:
+    """Return the field for a time of the job's status."""
+
+    def value(job: JobContext) -> int:
+        return _seconds(getattr(job.subject.status, attribute))
+
+    return Field(name, "integer", value, label=label, text=_time(value, never))
+
+
 def _has_node(job: JobContext) -> bool:
     return job.subject.options.nodes > 0
 
@@ -219,23 +228,11 @@ FIELDS: Final = (
     Field("cpu_freq_gov", "integer", NO_VAL),
     Field("cpus_per_tres", "string", None),
     Field("cronspec", "string", None),
-    Field(
-        "deadline",
-        "integer",
-        lambda job: _seconds(job.subject.status.deadline),
-        label="Deadline",
-        text=_time(lambda job: _seconds(job.subject.status.deadline), "N/A"),
-    ),
+    _moment("deadline", "Deadline", "deadline", "N/A"),
     Field("delay_boot", "integer", 0),
     Field("dependency", "string", lambda job: job.subject.status.dependency or None, label="Dependency"),
     Field("derived_ec", "integer", 0),
-    Field(
-        "eligible_time",
-        "integer",
-        lambda job: _seconds(job.subject.status.eligible_at),
-        label="EligibleTime",
-        text=_time(lambda job: _seconds(job.subject.status.eligible_at)),
-    ),
+    _moment("eligible_time", "EligibleTime", "eligible_at"),
     Field("end_time", "integer", _end, label="EndTime", text=_time(_end)),
     Field("exc_nodes", "string", None, label="ExcNodeList"),
     Field("exclusive", "integer", 0, since="26.05"),
@@ -313,33 +310,15 @@ FIELDS: Final = (
     Field("site_factor", "integer", NICE_OFFSET),
     Field("sockets_per_board", "integer", 0),
     Field("sockets_per_node", "integer", NO_VAL16),
-    Field(
-        "start_time",
-        "integer",
-        lambda job: _seconds(job.subject.status.started_at),
-        label="StartTime",
-        text=_time(lambda job: _seconds(job.subject.status.started_at)),
-    ),
+    _moment("start_time", "StartTime", "started_at"),
     Field("start_protocol_ver", "integer", 0),
     Field("state_desc", "string", _state_description),
     Field("state_reason", "integer", 0, label="Reason", text=lambda _: "None"),
     Field("std_err", "string", lambda job: job.subject.status.error or None, label="StdErr"),
     Field("std_in", "string", "/dev/null", label="StdIn"),
     Field("std_out", "string", lambda job: job.subject.status.output or None, label="StdOut"),
-    Field(
-        "submit_time",
-        "integer",
-        lambda job: _seconds(job.subject.status.submitted_at),
-        label="SubmitTime",
-        text=_time(lambda job: _seconds(job.subject.status.submitted_at)),
-    ),
-    Field(
-        "suspend_time",
-        "integer",
-        lambda job: _seconds(job.subject.status.suspended_at),
-        label="SuspendTime",
-        text=_time(lambda job: _seconds(job.subject.status.suspended_at), "None"),
-    ),
+    _moment("submit_time", "SubmitTime", "submitted_at"),
+    _moment("suspend_time", "SuspendTime", "suspended_at", "None"),
     Field("system_comment", "string", lambda job: job.subject.status.comment or None, label="SystemComment"),
     Field("time_limit", "integer", _limit, label="TimeLimit", text=_duration),
     Field("time_min", "integer", 0, label="TimeMin", text=lambda _: "N/A"),

@@ -14,7 +14,7 @@ from replica.decide.update import check_circle
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import ENDED, BufferState, Hold, Job, JobState
-from replica.operations import gone, unwound
+from replica.operations import gone, taken_back
 from replica.state import Facts
 from replica.values import RESTARTED_MAX, Refusal, RefusalCode
 
@@ -84,15 +84,6 @@ def _waits_again(state: Facts, job: Job) -> Events | Refusal:
         return refused.refusal
     run = (e.RunRequeued(job.id),)
     return run if buffer is None else (e.JobRequeued(job.id), *run)
-
-
-def taken_back(state: Facts, job: Job, reason: str) -> Events:
-    """Return the events that take the buffer of a job back that is being or was staged in; the job waits again."""
-    return (
-        e.AllocationRevoked(job.id, job.attempt, reason),
-        *unwound(state, job),
-        e.TeardownStarted(job.id, job.attempt + 1, JobState.PENDING, True, reason),
-    )
 
 
 def cleared_job(state: Facts, actor: c.Actor, job: Job, discard: bool) -> Events | Refusal:

@@ -32,6 +32,7 @@ from replica.operations.outcomes import (
     pre_run_failed,
     script_ended,
     succeeded,
+    taken_back,
     unwound,
     waiting_stage,
 )

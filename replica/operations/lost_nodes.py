@@ -16,7 +16,7 @@ from enum import StrEnum
 from replica.messages import events as e
 from replica.model import NATIVE, Buffer, BufferState, Job, JobState, Stage, agent_of
 from replica.operations.guests import has_results
-from replica.operations.outcomes import failed, gone, own_persistent, result_of, script_ended, succeeded, unwound
+from replica.operations.outcomes import failed, gone, own_persistent, result_of, script_ended, succeeded, taken_back
 from replica.state import Facts
 from replica.values import NEVER, Instant, seconds
 
@@ -46,8 +46,7 @@ def lost_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
     node = state.nodes.get(job.node)
     if node is None or not node.down or agent_of(job, buffer) != job.node or job.guest is not None:
         return NEVER
-    in_place = bool(job.mover)
-    if buffer is not None and in_place and buffer.state is BufferState.STAGED_IN:
+    if buffer is not None and job.mover and buffer.state is BufferState.STAGED_IN:
         return NEVER
     provided = state.site.provider != NATIVE
     if node.lost:
@@ -67,17 +66,13 @@ def lost_events(state: Facts, job: Job, buffer: Buffer | None) -> tuple[e.Event,
     if buffer is None or buffer.state in _WITH_A_SCRIPT:
         return script_ended(state, job, buffer, JobState.NODE_FAIL, 0, 0, reason)
     if buffer.state in _STAGED:
-        return (
-            e.AllocationRevoked(job.id, job.attempt, reason),
-            *unwound(state, job),
-            e.TeardownStarted(job.id, job.attempt + 1, JobState.PENDING, True, reason),
-        )
+        return taken_back(state, job, reason)
     if buffer.state in _RAN:
         if job.mover:
             # The results lie in a place: a mover exports them.
             return succeeded(state, job, buffer, Stage.POST_RUN, 0, 0, "")
         result, why = result_of(job), reason
-        if has_results(job) and not job.hurry:
+        if loses_results(job, buffer):
             why = f"{reason} with results that were not exported"
             result = JobState.NODE_FAIL if result is JobState.COMPLETED else result
         return (e.TeardownStarted(job.id, job.attempt + 1, result, True, why),)
@@ -97,9 +92,7 @@ def loss_of(state: Facts, job: Job, buffer: Buffer | None) -> Loss:
     if buffer is None or buffer.state in _WITH_A_SCRIPT:
         first = script_ended(state, job, buffer, JobState.NODE_FAIL, 0, 0, "")
         return Loss.REQUEUED if _waits_again(first) else Loss.ENDED
-    if buffer.state in _RAN:
-        return Loss.RESULTS_LOST if has_results(job) and not job.mover and not job.hurry else Loss.REMOVED
-    return Loss.REMOVED
+    return Loss.RESULTS_LOST if loses_results(job, buffer) else Loss.REMOVED
 
 
 def _waits_again(events: tuple[e.Event, ...]) -> bool:

@@ -186,6 +186,15 @@ def unwound(state: Facts, job: Job) -> tuple[e.Event, ...]:
     return tuple(e.PersistentDeletionStarted(name, job.id, True) for name in names)
 
 
+def taken_back(state: Facts, job: Job, reason: str) -> tuple[e.Event, ...]:
+    """Return the events that take back the buffer of a job that is being or was staged in; the job waits again."""
+    return (
+        e.AllocationRevoked(job.id, job.attempt, reason),
+        *unwound(state, job),
+        e.TeardownStarted(job.id, job.attempt + 1, JobState.PENDING, True, reason),
+    )
+
+
 def result_of(job: Job) -> JobState:
     """Return what a job will be once its results are out; one that was requeued and then cancelled is CANCELLED."""
     return JobState.CANCELLED if job.cancelled and job.result is JobState.PENDING else job.result

@@ -9,7 +9,7 @@ from replica.model import Buffer, BufferState, Hold, Job, JobState, agent_of, is
 from replica.operations.guests import guest_due_at, guest_due_events
 from replica.operations.lost_nodes import lost_at, lost_events
 from replica.operations.movers import takeover
-from replica.operations.outcomes import active_stage, failed, timeout_at, timeout_message, unwound, waiting_stage
+from replica.operations.outcomes import active_stage, failed, taken_back, timeout_at, timeout_message, waiting_stage
 from replica.state import Facts
 from replica.values import NEVER, Instant, seconds
 
@@ -91,11 +91,7 @@ def due_events(state: Facts, job: Job, buffer: Buffer | None, at: Instant) -> tu
         return failed(state, job, stage, timeout_message(state, stage), at)
     revoked_at, reason = _allocation_revoked(state, job, buffer)
     if revoked_at != NEVER and revoked_at <= at:
-        return (
-            e.AllocationRevoked(job.id, job.attempt, reason),
-            *unwound(state, job),
-            e.TeardownStarted(job.id, job.attempt + 1, JobState.PENDING, True, reason),
-        )
+        return taken_back(state, job, reason)
     return ()
 
 

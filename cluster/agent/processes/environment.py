@@ -311,18 +311,7 @@ def _enter_workdir(order: Order, home: Identity) -> None:
 def _open_input(path: str, home: Identity) -> int:
     if path == os.devnull:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    above, _, name = path.rpartition("/")
-    try:
-        with closing(open_as_user(above or "/", forbidden=home)) as directory:
-            # Non-blocking for the same reason as an output.
-            found = os.open(
-                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=directory
-            )
-    except OSError as error:
-        raise PathRefused(f"the input file {path} cannot be opened: {error.strerror}") from error
-    mode = os.fstat(found).st_mode
-    if not stat.S_ISREG(mode):
-        raise PathRefused(f"the input file {path} is a {kind_of(mode)}; name a regular file")
+    found = _open_regular(path, "input", os.O_RDONLY, home)
     os.set_blocking(found, True)
     return found
 
@@ -333,21 +322,24 @@ def _open_output(path: str, home: Identity, *, append: bool) -> int:
     above, _, name = path.rpartition("/")
     if name in ("", ".", ".."):
         raise PathRefused(f"{path} names a directory; a file needs a name, such as {above}/forebay.out")
-    try:
-        with closing(open_as_user(above or "/", forbidden=home)) as directory:
-            # Non-blocking, because opening a pipe that nobody reads would wait for ever; its kind is looked at after.
-            output = os.open(
-                name,
-                os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC,
-                OUTPUT_MODE,
-                dir_fd=directory,
-            )
-    except OSError as error:
-        raise PathRefused(f"the output file {path} cannot be opened: {error.strerror}") from error
-    mode = os.fstat(output).st_mode
-    if not stat.S_ISREG(mode):
-        raise PathRefused(f"the output file {path} is a {kind_of(mode)}; name a regular file")
+    output = _open_regular(path, "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, home)
     if not append:
         os.ftruncate(output, 0)
     os.set_blocking(output, True)
     return output
+
+
+def _open_regular(path: str, what: str, flags: int, home: Identity) -> int:
+    """Return a descriptor of a regular file, opened without blocking; PathRefused names it as the `what` file."""
+    above, _, name = path.rpartition("/")
+    try:
+        with closing(open_as_user(above or "/", forbidden=home)) as directory:
+            # Non-blocking, because opening a pipe that nobody reads would wait for ever; its kind is looked at after.
+            flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            found = os.open(name, flags, OUTPUT_MODE, dir_fd=directory)
+    except OSError as error:
+        raise PathRefused(f"the {what} file {path} cannot be opened: {error.strerror}") from error
+    mode = os.fstat(found).st_mode
+    if not stat.S_ISREG(mode):
+        raise PathRefused(f"the {what} file {path} is a {kind_of(mode)}; name a regular file")
+    return found

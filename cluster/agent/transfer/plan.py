@@ -205,8 +205,8 @@ class Walk:
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 return "it leads to nothing"
-        in_buffer = target.startswith(b"/") and beneath(os.fsdecode(target), names_of(item.source)) is not None
-        if self._options.outgoing and in_buffer and not stays:
+        leaves_buffer = self._options.outgoing and not stays and target.startswith(b"/")
+        if leaves_buffer and beneath(os.fsdecode(target), names_of(item.source)) is not None:
             return "it leads into the buffer, which is removed"
         return ""
 
