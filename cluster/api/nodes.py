@@ -44,7 +44,7 @@ PARTS_PER_NODE = 12
 """What rendering one node takes of a slice: some twenty microseconds."""
 
 PARTS_PER_LOST_JOB = 4
-"""What rendering one job of a lost node takes of a slice."""
+"""Share of a slice for rendering one job of a lost node, in parts."""
 
 _SEND_AGAIN = frozenset({429, 500, 503})
 """Statuses after which a report has not been judged: the whole request is answered so, and the agent sends it again."""

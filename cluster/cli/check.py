@@ -37,7 +37,7 @@ ASK_S: Final = 2.0
 """How long each address of another may take to be reached, seconds."""
 
 HANDSHAKE_S: Final = 20.0
-"""How long what uses a replica's address may take to show its certificate, seconds: a busy machine is slow."""
+"""Time limit for a process at a replica's address to show its certificate, seconds: a busy machine is slow."""
 
 FREE_BYTES_LEAST: Final = 64 << 20
 """What a replica needs of its disk at once, bytes: its sync log, and the first entries and snapshots."""

@@ -91,7 +91,7 @@ class Failure(Exception):
         self.kind = kind
         """The code that the API gave; empty: it did not come from there."""
         self.others: tuple[Failure, ...] = ()
-        """What else is wrong, found at the same time."""
+        """Further failures that were found at the same time."""
 
     def lines(self) -> list[str]:
         """Return what is printed on stderr, one element a line."""

@@ -51,7 +51,7 @@ class ApiError(Exception):
         self.outcome: Outcome = outcome
         self.command_id = command_id
         self.others = others
-        """What else is wrong with the same request."""
+        """Further errors of the same request."""
 
     def __str__(self) -> str:
         sentence = f"{self.place}: {self.sentence}" if self.place else self.sentence

@@ -107,9 +107,9 @@ class Kind(Enum):
 
 
 Links = Literal["keep", "keep_all", "asis", "follow", "skip", "fail"]
-"""What becomes of symbolic links in a tree: made again where they stay inside of it; `keep_all`: and as they are where
-they do not; `asis`: made again as they are, all of them; replaced by what they lead to where that is beneath the item's
-anchor, left out with a line in the receipt, or a failure of the transfer."""
+"""Treatment of symbolic links in a tree. `keep` recreates those that stay in it, `keep_all` also the others as they
+are, `asis` all of them as they are. `follow` replaces a link by its target if that is beneath the item's anchor, `skip`
+leaves it out with a line in the receipt, and `fail` fails the transfer."""
 
 
 class Item(NamedTuple):

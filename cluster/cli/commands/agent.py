@@ -55,7 +55,7 @@ class HeldBuffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What `agent buffers --json` prints."""
+    """Output of `agent buffers --json`."""
 
     node: str
     buffers: tuple[HeldBuffer, ...]

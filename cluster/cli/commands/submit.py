@@ -45,8 +45,8 @@ WRAP_NAME: Final = "wrap"
 _ARGUMENTS: Final = "forebay.arguments"
 _SETTINGS: Final = "forebay.settings"
 _IGNORED: Final = "forebay.ignored"
-"""Where the context of a submit keeps the arguments of its script, and the options of sbatch that have no option here:
-those with a value for the job, and those without effect."""
+"""Keys of the context of a submit: the arguments of its script, and the options of sbatch that have no option here,
+first those with a value for the job, then those without effect."""
 
 SCRIPTS_MAX: Final = 10_000
 """Scripts of one command, count: ten requests; all of them are in memory before the first is sent."""

@@ -38,7 +38,7 @@ class Context(NamedTuple):
     now: Instant
     zone: datetime.tzinfo | None = None
     in_script: bool = False
-    """Whether a script says it, which may come from a site with Slurm."""
+    """Whether the text is from a script, which may have been written for a site with Slurm."""
 
 
 def settings_of(given: Given) -> dict[str, Setting]:

@@ -41,7 +41,7 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 _MAYBE_DIRECTIVE: Final = re.compile(r"#[A-Za-z!]")
-"""How a comment line begins that the site's grammar may know: those stay as they are in a packed script."""
+"""Beginning of a comment line that may be a directive: such lines stay unchanged in a packed script."""
 
 _PLAIN_LICENSE: Final = re.compile(r"[A-Za-z0-9_.+-]+(?:[:=][0-9]+)?", re.ASCII)
 """A licence that Forebay can count; others are those of a remote database, and alternatives."""
@@ -316,10 +316,10 @@ def _exported_by_script(written: Setting, environment: Mapping[str, str], notes:
 
 
 ALL_EXPORTED: Final = "ALL"
-"""What stands for the whole environment: a job has the variables that are named."""
+"""The word for the whole environment. A job has only the variables that are named."""
 
 NOTHING_EXPORTED: Final = ("NONE", "NIL")
-"""What stands for no variables."""
+"""Words for an empty environment."""
 
 
 def _exported(text: str, environment: Mapping[str, str], place: str) -> dict[str, str]:

@@ -27,7 +27,7 @@ from replica.values import SUBMITTED_SCRIPT_BYTES_MAX, NodeListFault, parse_node
 MARK: Final = "#SBATCH"
 
 FOREIGN_MARKS: Final = ("#PBS ", "#BSUB ", "#COBALT ", "#$ -")
-"""How lines begin that say the same to other batch systems; sbatch reads some of them."""
+"""Beginnings of the corresponding lines of other batch systems; sbatch reads some of them."""
 
 WARNINGS_MAX: Final = 16
 """Warnings about the lines of one script, count."""
@@ -36,7 +36,7 @@ ADDED: Final = ("mail_types",)
 """Fields of which sbatch adds a second value to the first, instead of taking the last."""
 
 _COMPONENTS: Final = ("hetjob", "packjob")
-"""What separates the components of a heterogeneous job."""
+"""Words that separate the components of a heterogeneous job."""
 
 CONTROL_WORDS_SHOWN: Final = 24
 """Characters of an unknown word repeated in an error: enough to find it, short enough for one line."""
@@ -76,14 +76,14 @@ def ignored_value(long: str, value: str, place: str) -> Ignored:
 
 
 class ScriptOptions(NamedTuple):
-    """What the `#SBATCH` lines of a script say."""
+    """Options in the `#SBATCH` lines of a script."""
 
     settings: dict[str, Setting]
     """By field."""
     ignored: tuple[Ignored, ...]
     warnings: tuple[str, ...]
     faults: tuple[Failure, ...]
-    """What is wrong, in the order of the lines; the others are usable only if there is none."""
+    """Errors, in the order of the lines; the other fields are usable only if there are none."""
 
 
 def check_script(data: bytes, name: str) -> str:
@@ -201,7 +201,7 @@ def split_words(line: str, start: int, place: str) -> list[Word]:
 
 
 Found = tuple[str, Setting] | Ignored | Failure
-"""What one option comes to."""
+"""Result of reading one option."""
 
 
 def _read_line(line: str, place: str) -> Iterator[Found]:
@@ -346,7 +346,7 @@ def read_typed(args: list[str], name: str) -> TypedOptions:
 
 
 def _names_several(text: str) -> bool:
-    """Whether a list of nodes has more than one; one that cannot be read has none of this site."""
+    """Return whether a list names several nodes; a list that cannot be read names no node of this site."""
     try:
         return len(parse_nodes(text)) > 1
     except NodeListFault:

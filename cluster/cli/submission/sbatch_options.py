@@ -36,7 +36,7 @@ class Option(NamedTuple):
     value: Value = Value.REQUIRED
     treatment: Treatment = Treatment.CARRIED_OUT
     field: str = ""
-    """What an option that is carried out sets: a field of JOB_FIELDS, or one of those below."""
+    """Field that an option sets if it is carried out: one of JOB_FIELDS, or one of those below."""
     alone: str = ""
     """The value of one that stands without a value."""
     without_effect: str = ""
@@ -58,7 +58,7 @@ EXPORT: Final = "export"
 WAITS: Final = "waits"
 PARSABLE: Final = "parsable"
 UNNAMED_FIELDS: Final = (TASKS_PER_NODE, CPUS_LEAST)
-"""What a script may set besides the fields of JOB_FIELDS, and which of it `forebay submit --help` does not list."""
+"""Fields that a script may set besides those of JOB_FIELDS, and that `forebay submit --help` does not list."""
 
 _LEAVE_OUT: Final = "leave it out"
 _NO_MEMORY: Final = "jobs have no memory limit: a job has what its node has free"
