@@ -241,15 +241,18 @@ def lost(site: UnitSite) -> str:
     first, directive = site.machines[1], "#DW jobdw capacity=16MiB access_mode=striped type=scratch"
     script = f"printf '%s\\n' '#!/bin/sh' '{directive}' 'sleep 98765' > long.sh"
     job = first.shell(f"cd; {script}; forebay submit long.sh | grep -o '[0-9]*' | head -n 1", user=USER).strip()
-    site.until(f"forebay job list --json --state RUNNING | grep -q '\"job_id\":{job},'")
-    site.sh("r1", "systemctl stop forebay-agent@n1; pgrep -f 'sleep 98765'")
-    site.until("forebay node list --json | grep -q '\"DOWN\"'")
-    site.typed(f"job cancel {job}; test $? = 1")
+    site.until(f"forebay job show {job} --json | grep -q '\"RUNNING\"'")
+    # The brackets keep the shell that runs this from finding itself.
+    runs = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -q 'slee[p] 98765'"
+    site.until(runs, at="r1")
+    site.sh("r1", f"systemctl stop forebay-agent@n1; {runs}")
+    site.until("forebay node show n1 --json | grep -q '\"DOWN\"'")
+    site.typed(f"job cancel {job} && exit 1 || test $? = 1")
     site.typed(f"{command('lost').replace('n2', 'n1')} --yes")
     site.until(f"forebay job show {job} --json | grep -q '\"CANCELLED\"'")
     site.sh("r1", "systemctl start forebay-agent@n1")
-    site.until("forebay node show n1 --json | grep -q '\"abandoned\":\\[\\]'")
-    site.until("! pgrep -f 'sleep 98765'", at="r1")
+    site.until("forebay node show n1 --json | grep -Eq '\"abandoned\": ?\\[\\]'")
+    site.until(f"! {{ {runs}; }}", at="r1")
     site.whole()
     return f"job {job} was given up, and ended and removed by the agent when it returned"
 
