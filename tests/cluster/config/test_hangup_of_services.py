@@ -66,11 +66,16 @@ def handles_hangup(pid: int) -> bool:
 @story
 async def test_sighup_does_not_end_a_service_and_sigterm_does(service: str, tmp_path: Path) -> None:
     process = await launch(service, tmp_path)
-    async with asyncio.timeout(PATIENCE_S):
-        while not handles_hangup(process.pid):
-            assert process.returncode is None, await process.communicate()
-            await asyncio.sleep(0.02)
-    process.send_signal(signal.SIGHUP)
-    process.terminate()
-    code, said = await finish(process)
-    assert (code, "Traceback" in said) == (0, False), said
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not handles_hangup(process.pid):
+                assert process.returncode is None, await process.communicate()
+                await asyncio.sleep(0.02)
+        process.send_signal(signal.SIGHUP)
+        process.terminate()
+        code, said = await finish(process)
+        assert (code, "Traceback" in said) == (0, False), said
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
