@@ -50,7 +50,7 @@ from cluster.schemas import (
 )
 from cluster.security import Identity, NotIdentified
 from cluster.system import Address
-from cluster.system.eventloop import Acceptor, ReadingProtocol, read_buffer
+from cluster.system.eventloop import Acceptor, LimitedLog, ReadingProtocol, read_buffer
 
 LOGGER = logging.getLogger(__name__)
 
@@ -95,6 +95,7 @@ class ChannelServer:
         self.held: Counter[Identity] = Counter()
         """Open connections by who is at the other end."""
         self.buffer = read_buffer()
+        self.refusals, self.cuts = LimitedLog(LOGGER, logging.WARNING), LimitedLog(LOGGER, logging.WARNING)
         self._acceptor = Acceptor(lambda: _Connection(self), address, tls)
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -199,11 +200,11 @@ class _Connection(ReadingProtocol):
             identity = self._core.peers.admit(transport)
             permit(identity, PEOPLE, "use the channel")
         except (NotIdentified, Problem) as problem:
-            LOGGER.warning("a connection from %s is refused: %s", transport.get_extra_info("peername"), problem)
+            self._server.refusals.write("a connection of %s is rejected: %s", _host_of(transport), problem)
             transport.abort()
             return
         if full := self._server.take_in(self, identity):
-            LOGGER.warning("a connection from %s is refused: %s", transport.get_extra_info("peername"), full)
+            self._server.refusals.write("a connection of %s is rejected: %s", _host_of(transport), full)
             transport.abort()
             return
         self._identity = identity
@@ -223,7 +224,7 @@ class _Connection(ReadingProtocol):
             self._bodies.extend(bodies)
             self._work()
         except ChannelRefused as error:
-            LOGGER.warning("the channel of %s is closed: %s", self._identity, error)
+            self._server.cuts.write("the channel of %s is closed: %s", self._identity, error)
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -392,7 +393,7 @@ class _Connection(ReadingProtocol):
         out, self._out = self._out, []
         transport.write(out[0] if len(out) == 1 else b"".join(out))
         if transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
-            LOGGER.warning("%s does not read its answers; its channel is cut", self._identity)
+            self._server.cuts.write("%s does not read its answers; its channel is cut", self._identity)
             transport.abort()
 
 
@@ -413,6 +414,10 @@ def failed(number: int, problem: Problem, leader: str) -> Failed:
     view = problem.view
     sentence, remedy, place = (_bounded(text) for text in (view.sentence, view.remedy, view.place))
     return Failed(number, problem.status, view.code, sentence, remedy, place, view.outcome, leader)
+
+
+def _host_of(transport: asyncio.Transport) -> str:
+    return str((transport.get_extra_info("peername") or ("an unknown address",))[0])
 
 
 def _bounded(text: str) -> str:

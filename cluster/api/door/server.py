@@ -17,9 +17,6 @@ from cluster.api import wire
 from cluster.api.page import PAGES_PATH, Ask, Pages, find_page, is_page, page_headers
 from cluster.api.web import (
     FIXED_HEADERS,
-    HEADERS_MAX,
-    IDLE_S_MAX,
-    LINE_CHARACTERS_MAX,
     QUERY_CHARACTERS_MAX,
     SWEEP_PERIOD_S,
     Asked,
@@ -114,14 +111,8 @@ class Server:
         self._guarded = GuardedServer(
             self._core.peers,
             self._handle,
-            access_log=None,
-            keepalive_timeout=IDLE_S_MAX,
+            LOGGER,
             lingering_time=LINGER_S,
-            max_line_size=LINE_CHARACTERS_MAX,
-            max_field_size=LINE_CHARACTERS_MAX,
-            max_headers=HEADERS_MAX,
-            auto_decompress=False,
-            logger=LOGGER,
         )
         self._acceptor = Acceptor(self._guarded, self._address, self._tls)
         await self._acceptor.start(self._listening)

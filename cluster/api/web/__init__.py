@@ -4,9 +4,6 @@ from cluster.api.web.authentication import actor_of, not_identified, permit, per
 from cluster.api.web.bodies import LONG_CHARACTERS, QUERY_CHARACTERS_MAX, BodyBudget, bad_body, decode, read_body
 from cluster.api.web.connections import (
     FIXED_HEADERS,
-    HEADERS_MAX,
-    IDLE_S_MAX,
-    LINE_CHARACTERS_MAX,
     SWEEP_PERIOD_S,
     Connection,
     GuardedServer,

@@ -15,11 +15,10 @@ import stat
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 import msgspec
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
 
 from cluster.client.attempt import ATTEMPT_HEADER, AttemptFailed, AttemptView
 from cluster.client.calls import ENDPOINTS_MAX, REDIRECT_STATUSES, redirection
@@ -28,7 +27,7 @@ from cluster.config import Access
 from cluster.schemas import BODY_BYTES_MAX, USER_HEADER, ErrorAnswer, ErrorView
 from cluster.security import NAME_RULE, TlsFiles, is_name
 from cluster.system import OVERFLOW_UID, Address, Clock, account_of, peer_account, short_path
-from cluster.system.eventloop import NameService, NotKnownNow
+from cluster.system.eventloop import HttpConnection, HttpServer, Malformed, NameService, NotKnownNow
 
 LOGGER = logging.getLogger(__name__)
 
@@ -43,6 +42,9 @@ REFUSED_PER_ACCOUNT_MAX: Final = 64
 
 SILENT_S_MAX: Final = 75.0
 """How long a connection may ask nothing, seconds; and how long a request's body may take."""
+
+SWEEP_PERIOD_S: Final = 2.0
+"""How often silent and slow connections are looked for, seconds."""
 
 CONNECT_S: Final = 3.0
 """How long a connection to a replica may take, TLS handshake included, seconds."""
@@ -74,17 +76,18 @@ class _Refusal(Exception):
         self.view = ErrorView(code=code, sentence=sentence, remedy=remedy)
 
 
-class _Connection(RequestHandler):
-    """One client: aiohttp's connection, with the uid that the kernel says it has."""
+class _Connection(HttpConnection):
+    """One client, with the uid that the kernel says it has."""
 
-    __slots__ = ("full", "uid", "waker")
+    __slots__ = ("full", "uid")
 
-    def __init__(self, server: _Server, **options: Any) -> None:
-        super().__init__(server, **options)
+    rest_s_max: ClassVar[float] = SILENT_S_MAX
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.uid: int | None = None
         self.full = ""
         """Why nothing is asked for it."""
-        self.waker: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection and note whose it is."""
@@ -104,12 +107,10 @@ class _Connection(RequestHandler):
             self.full = f"this gateway has {CONNECTIONS_MAX} connections open"
         if mine > CONNECTIONS_PER_ACCOUNT_MAX + REFUSED_PER_ACCOUNT_MAX or everybodys > 2 * CONNECTIONS_MAX:
             cast(asyncio.Transport, transport).abort()
-        self.rest()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Count it no more."""
         server, uid = cast("_Server | None", self._manager), self.uid
-        self.work()
         if server is not None and uid is not None:
             self.uid = None
             server.held[uid] -= 1
@@ -117,33 +118,27 @@ class _Connection(RequestHandler):
                 del server.held[uid]
         super().connection_lost(exc)
 
-    def rest(self) -> None:
-        """Cut it unless it asks for something in time."""
-        self.work()
-        self.waker = asyncio.get_running_loop().call_later(SILENT_S_MAX, self.cut)
+    def peer(self) -> str:
+        """Return who is at the other end, as the log names it."""
+        return f"uid {self.uid}" if self.uid is not None else "a client that has gone"
 
-    def work(self) -> None:
-        """Note that it has asked."""
-        if self.waker is not None:
-            self.waker.cancel()
-            self.waker = None
-
-    def cut(self) -> None:
-        """End it."""
-        if self.transport is not None:
-            self.transport.abort()
+    def problem_response(self, malformed: Malformed) -> web.Response:
+        """Return the answer to what is no request, as a replica would give it."""
+        codes = {431: "limit_exceeded", 500: "internal_error"}
+        code = codes.get(malformed.status, "malformed_request")
+        view = ErrorView(code=code, sentence=malformed.sentence, remedy=malformed.remedy)
+        body = msgspec.json.encode(ErrorAnswer(error=view))
+        return web.Response(status=malformed.status, body=body, content_type="application/json")
 
 
-class _Server(web.Server):
-    """aiohttp's low-level server, which counts connections by account."""
+class _Server(HttpServer):
+    """HTTP server that counts connections by account."""
+
+    connection_type: ClassVar[type[HttpConnection]] = _Connection
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.held: Counter[int] = Counter()
-
-    def __call__(self) -> RequestHandler:
-        """Make the protocol of a new connection."""
-        return _Connection(self, loop=self._loop, **self._kwargs)
 
 
 class Gateway:
@@ -157,18 +152,20 @@ class Gateway:
         self._accounts = NameService(account_of, clock)
         self._server: _Server | None = None
         self._listening: asyncio.AbstractServer | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         """Listen; GatewayRefused or OSError if the path cannot be used."""
-        self._server = _Server(
-            self._handle, access_log=None, keepalive_timeout=SILENT_S_MAX, handler_cancellation=True, logger=LOGGER
-        )
+        self._server = _Server(self._handle, LOGGER, handler_cancellation=True)
         self._listening = await asyncio.get_running_loop().create_unix_server(
             self._server, sock=listen_at(self._path), backlog=BACKLOG
         )
+        self._sweep()
 
     async def stop(self) -> None:
         """Stop listening, let what is under way end, and close."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
         if self._listening is not None:
             self._listening.close()
             with contextlib.suppress(OSError):
@@ -180,7 +177,7 @@ class Gateway:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = cast(_Connection, request.protocol)
-        connection.work()
+        connection.begin()
         try:
             return await self._answer(request, connection)
         except _Refusal as refusal:
@@ -191,8 +188,12 @@ class Gateway:
                 response.force_close()
             return response
         finally:
-            if connection.transport is not None:
-                connection.rest()
+            connection.end()
+
+    def _sweep(self) -> None:
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_PERIOD_S, self._sweep)
+        if self._server is not None:
+            self._server.sweep()
 
     async def _answer(self, request: web.BaseRequest, connection: _Connection) -> web.StreamResponse:
         if connection.full or connection.uid is None:

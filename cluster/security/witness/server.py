@@ -10,15 +10,14 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
 
 from cluster.security.proofs import MAX_REQUEST_BYTES
 from cluster.security.witness.witness import Answer, Witness
 from cluster.system import Address
-from cluster.system.eventloop import Acceptor, listen
+from cluster.system.eventloop import Acceptor, HttpConnection, HttpServer, Malformed, listen
 
 LOGGER = logging.getLogger(__name__)
 
@@ -46,18 +45,20 @@ SHUTDOWN_S: Final = 3.0
 HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Server": "forebay-witness"}
 
 
-class _Connection(RequestHandler):
-    """One connection: aiohttp's, with the time since which it rests, and since which a request comes in."""
+class _Connection(HttpConnection):
+    """One connection; another may take its place while its request is not decided about."""
 
-    __slots__ = ("busy", "head_since_s", "is_decided_about", "rest_since_s")
+    __slots__ = ("is_decided_about",)
+
+    rest_s_max: ClassVar[float] = REST_S_MAX
+    head_s_max: ClassVar[float] = REQUEST_S_MAX
+    line_bytes_max: ClassVar[int] = LINE_CHARACTERS_MAX
+    headers_max: ClassVar[int] = HEADERS_MAX
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.busy = False
         self.is_decided_about = False
         """Whether its request is here and the answer on its way: it is not closed for others then."""
-        self.head_since_s: float | None = None
-        self.rest_since_s = asyncio.get_running_loop().time()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection; where there are too many, another one is closed for it."""
@@ -66,41 +67,17 @@ class _Connection(RequestHandler):
         if isinstance(manager, _Guarded):
             manager.make_room(self)
 
-    def data_received(self, data: bytes) -> None:
-        """Note when a request begins, and let aiohttp parse."""
-        if not self.busy and self.head_since_s is None:
-            self.head_since_s = asyncio.get_running_loop().time()
-        super().data_received(data)
-
-    def begin(self) -> None:
-        """The head of a request is here."""
-        self.busy, self.head_since_s = True, None
-
-    def end(self) -> None:
-        """The request is answered."""
-        self.busy, self.rest_since_s = False, asyncio.get_running_loop().time()
-
-    def overdue(self, now_s: float) -> bool:
-        """Whether it has rested, or been sending a head, for too long."""
-        if self.busy:
-            return False
-        is_slow = self.head_since_s is not None and now_s - self.head_since_s > REQUEST_S_MAX
-        return is_slow or now_s - self.rest_since_s > REST_S_MAX
-
-    def cut(self) -> None:
-        """End it at once."""
-        transport = self.transport
-        self.force_close()
-        if transport is not None:
-            transport.abort()
+    def problem_response(self, malformed: Malformed) -> web.Response:
+        """Return the answer to what is no request."""
+        response = super().problem_response(malformed)
+        response.headers.update(HEADERS)
+        return response
 
 
-class _Guarded(web.Server):
-    """aiohttp's low-level server with such connections."""
+class _Guarded(HttpServer):
+    """HTTP server that closes the connection that has waited longest for a new one."""
 
-    def __call__(self) -> RequestHandler:
-        """Make the protocol of a new connection."""
-        return _Connection(self, loop=self._loop, **self._kwargs)
+    connection_type: ClassVar[type[HttpConnection]] = _Connection
 
     def make_room(self, newcomer: _Connection) -> None:
         """Close a connection for a new one, where there are more than CONNECTIONS_MAX."""
@@ -108,12 +85,6 @@ class _Guarded(web.Server):
         if len(held) > CONNECTIONS_MAX:
             others = [one for one in held if one is not newcomer and not one.is_decided_about]
             min(others, key=lambda one: one.rest_since_s, default=newcomer).cut()
-
-    def sweep(self, now_s: float) -> None:
-        """Close those that are overdue."""
-        for one in list(self.connections):
-            if isinstance(one, _Connection) and one.overdue(now_s):
-                one.cut()
 
 
 class WitnessServer:
@@ -136,17 +107,7 @@ class WitnessServer:
 
     async def start(self) -> None:
         """Listen; OSError if the address cannot be used."""
-        self._guarded = _Guarded(
-            self._handle,
-            access_log=None,
-            keepalive_timeout=REST_S_MAX,
-            lingering_time=1.0,
-            max_line_size=LINE_CHARACTERS_MAX,
-            max_field_size=LINE_CHARACTERS_MAX,
-            max_headers=HEADERS_MAX,
-            auto_decompress=False,
-            logger=LOGGER,
-        )
+        self._guarded = _Guarded(self._handle, LOGGER, lingering_time=1.0)
         if self._tls is None:
             listening = await listen(self._address)
             self._plain = await asyncio.get_running_loop().create_server(self._guarded, sock=listening)
@@ -168,10 +129,9 @@ class WitnessServer:
             await self._guarded.shutdown(SHUTDOWN_S)
 
     def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._sweeper = loop.call_later(SWEEP_PERIOD_S, self._sweep)
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_PERIOD_S, self._sweep)
         if self._guarded is not None:
-            self._guarded.sweep(loop.time())
+            self._guarded.sweep()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = cast(_Connection, request.protocol)

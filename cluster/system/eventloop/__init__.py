@@ -1,5 +1,5 @@
-"""What runs on an event loop: listeners, buffered reading, background tasks, long work in slices, look-ups of users,
-and the watchdog of a process."""
+"""What runs on an event loop: listeners, HTTP servers, buffered reading, background tasks, long work in slices,
+look-ups of users, and the watchdog of a process."""
 
 from typing import TYPE_CHECKING
 
@@ -7,6 +7,8 @@ from replica.faces import shown
 
 if TYPE_CHECKING:
     from cluster.system.eventloop.background import Background, end_within, failure_logged, stop_on_signals
+    from cluster.system.eventloop.http_server import HttpConnection, HttpServer, Malformed
+    from cluster.system.eventloop.limited_log import LimitedLog
     from cluster.system.eventloop.listener import Acceptor, ReadingProtocol, listen, read_buffer
     from cluster.system.eventloop.name_service import NameService, NotKnownNow
     from cluster.system.eventloop.slices import BYTES_PER_SLICE, RECORDS_PER_SLICE, Slices, Work, paced
@@ -17,6 +19,8 @@ else:
         __name__,
         """
         background: Background end_within failure_logged stop_on_signals
+        http_server: HttpConnection HttpServer Malformed
+        limited_log: LimitedLog
         listener: Acceptor ReadingProtocol listen read_buffer
         name_service: NameService NotKnownNow
         slices: BYTES_PER_SLICE RECORDS_PER_SLICE Slices Work paced

@@ -1,6 +1,8 @@
 """Who one is without a certificate: what a gateway may say, what MUNGE vouches for, and whom that makes an operator."""
 
+import asyncio
 import contextlib
+import json
 import os
 import pwd
 import socket
@@ -32,6 +34,7 @@ from cluster.system.clock import SystemClock
 from replica.messages import ActorRole
 from tests.cluster.api.test_permissions import WHO, target
 from tests.cluster.harness import Harness, story, until
+from tests.logs import lines_of
 
 GROUPS = {("olga", "ops"), ("alice", "hpc")}
 ME = pwd.getpwuid(os.geteuid()).pw_name
@@ -323,6 +326,22 @@ async def test_one_account_does_not_use_up_the_gateway(config: Config, fast_path
             while 200 not in statuses[-1:]:
                 statuses.append(await asked())
                 assert set(statuses) <= {200, 429}
+
+
+def test_what_is_no_request_costs_a_gateway_one_line_that_names_the_uid(
+    config: Config, passable: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        path = passable / "gateway.sock"
+        async with gateway(config, path):
+            for head in (b"nonsense", b"GET /" + b"x" * 100_000 + b" HTTP/1.1", b"GET / HTTP/1.1\r\nno colon") * 7:
+                answer = await asyncio.to_thread(asked_of, path, head + b"\r\n\r\n", 1001)
+                assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400", b"HTTP/1.1 431", b"HTTP/1.0 431")), answer
+                assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["remedy"]
+
+    asyncio.run(run())
+    (said,) = lines_of(caplog, "cluster.client.gateway.service")
+    assert said.startswith("a request of uid 1001 is rejected: ") and len(said) < 200
 
 
 # MUNGE ----------------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from cluster.system.clock import SystemClock
 from tests.cluster.audit.ledgers import real
 from tests.cluster.harness import PATIENCE_S, story
 from tests.cluster.security.witness.logs import ORIGIN, MemoryLog, keys_of
+from tests.logs import lines_of
 from tests.ports import free_port
 
 SOUND = MemoryLog(300)
@@ -101,9 +102,19 @@ async def test_what_is_too_large_or_says_not_how_large_it_is_is_not_read(tmp_pat
         assert (await sent(address, chunked)).status == 411
         packed = b"POST /add-checkpoint HTTP/1.1\r\nHost: w\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc"
         assert (await sent(address, packed)).status == 415
-        assert (await sent(address, b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n")).status == 400
+        assert (await sent(address, b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n")).status == 431
         body = SOUND.asked(0, 10)
         assert (await sent(address, ADDED % (len(body), body))).status == 200
+
+
+@story
+async def test_what_is_no_request_costs_one_line_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with listening(tmp_path) as (_, address):
+        for _ in range(20):
+            reply = await sent(address, b"nonsense\r\n\r\n")
+            assert (reply.status, "Server: forebay-witness" in reply.head) == (400, True)
+        (said,) = lines_of(caplog, "cluster.security.witness.server")
+        assert said.startswith("a request of 127.0.0.1 is rejected: ") and len(said) < 200
 
 
 @story

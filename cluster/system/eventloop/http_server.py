@@ -1,0 +1,185 @@
+"""HTTP connections as every listener here has them: bounded in time, and cheap where what arrives is no request.
+
+aiohttp parses and answers; this guards what it leaves open. A connection that has begun a request must finish its head
+in time, and a slow one cannot stay by sending a byte now and then. What is no request is answered and logged as one
+line, once in a while: aiohttp would log a traceback of kilobytes for each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar, Final, NamedTuple, cast
+
+from aiohttp import web
+from aiohttp.http_exceptions import (
+    BadHttpMethod,
+    BadStatusLine,
+    ContentLengthError,
+    HttpProcessingError,
+    InvalidHeader,
+    InvalidURLError,
+    LineTooLong,
+)
+from aiohttp.web_protocol import RequestHandler
+
+from cluster.system.eventloop.limited_log import LimitedLog
+
+_KINDS: Final = {
+    BadHttpMethod: "its method is none",
+    BadStatusLine: "its first line cannot be read",
+    InvalidURLError: "its target cannot be read",
+    InvalidHeader: "a header field cannot be read",
+    ContentLengthError: "its Content-Length is no length",
+}
+
+
+class Malformed(NamedTuple):
+    """Why what arrived is no request."""
+
+    status: int
+    sentence: str
+    remedy: str
+
+
+class HttpConnection(RequestHandler):
+    """One connection: aiohttp's, with the times since which it rests and since which a head arrives."""
+
+    __slots__ = ("busy", "head_since_s", "rest_since_s")
+
+    rest_s_max: ClassVar[float] = 75.0
+    """Seconds that it may ask nothing: longer than clients keep theirs, so that they close first."""
+    head_s_max: ClassVar[float] = 10.0
+    """Seconds that the head of a request may take to arrive."""
+    line_bytes_max: ClassVar[int] = 8190
+    """Length of the request line and of each header field, bytes."""
+    headers_max: ClassVar[int] = 64
+    """Header fields of a request, count."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.busy = 0
+        """Requests whose head is complete and which are not answered, count."""
+        self.head_since_s: float | None = None
+        self.rest_since_s = asyncio.get_running_loop().time()
+
+    def data_received(self, data: bytes) -> None:
+        """Note when a head begins, and let aiohttp parse."""
+        if not self.busy and self.head_since_s is None:
+            self.head_since_s = asyncio.get_running_loop().time()
+        super().data_received(data)
+
+    def begin(self) -> None:
+        """Note that the head of a request is complete, and its handler runs."""
+        self.busy += 1
+        self.head_since_s = None
+
+    def end(self) -> None:
+        """Note that a request is answered."""
+        self.busy -= 1
+        self.rest_since_s = asyncio.get_running_loop().time()
+
+    def overdue(self, now_s: float) -> bool:
+        """Return whether it has rested, or been sending a head, for too long."""
+        if self.busy:
+            return False
+        is_slow = self.head_since_s is not None and now_s - self.head_since_s > self.head_s_max
+        return is_slow or now_s - self.rest_since_s > self.rest_s_max
+
+    def cut(self) -> None:
+        """End it at once."""
+        transport = self.transport
+        self.force_close()
+        if transport is not None:
+            transport.abort()
+
+    def peer(self) -> str:
+        """Return who is at the other end, as the log names it: an address."""
+        found = self.transport.get_extra_info("peername") if self.transport is not None else None
+        return str(found[0]) if found else "a client that has gone"
+
+    def problem_response(self, malformed: Malformed) -> web.Response:
+        """Return the answer to what is no request: plain text, unless a listener has a form of its own."""
+        return web.Response(status=malformed.status, text=f"{malformed.sentence}; {malformed.remedy}\n")
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer what never became a request, and close the connection.
+
+        Raises:
+            ConnectionError: part of another answer has been sent.
+        """
+        server = cast(HttpServer, self._manager)
+        if isinstance(exc, HttpProcessingError):
+            malformed = self._malformed(exc)
+            server.nonsense.write("a request of %s is rejected: %s", self.peer(), malformed.sentence)
+        else:
+            server.faults.write("a request of %s failed outside of its handler", self.peer(), fault=exc)
+            malformed = Malformed(
+                status, "the request failed because of a fault in this release", "report it with this service's log"
+            )
+        if request.writer.output_size > 0:
+            raise ConnectionError("part of another answer has been sent already")
+        response = self.problem_response(malformed)
+        response.force_close()
+        return response
+
+    def log_exception(self, *arguments: Any, **options: Any) -> None:
+        """Log a fault that aiohttp met while it served the connection."""
+        server = cast("HttpServer | None", self._manager)
+        if server is not None:
+            server.faults.write("a connection of %s failed", self.peer(), fault=options.get("exc_info"))
+
+    def _malformed(self, error: HttpProcessingError) -> Malformed:
+        if isinstance(error, LineTooLong):
+            sentence = f"the request line or a header field has more than {self.line_bytes_max} bytes"
+            return Malformed(431, sentence, "ask for less, and put what is long into the body")
+        kind = _KINDS.get(type(error), "its head cannot be read")
+        return Malformed(400, f"this is not a request of HTTP/1.1 ({kind})", "use an HTTP client")
+
+
+class HttpServer(web.Server):
+    """aiohttp's low-level server, whose connections are of a subclass of HttpConnection."""
+
+    connection_type: ClassVar[type[HttpConnection]] = HttpConnection
+
+    def __init__(
+        self,
+        handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        logger: logging.Logger,
+        **options: Any,
+    ) -> None:
+        """Serve requests by `handler`; `options` are aiohttp's, beside those that a connection's bounds give."""
+        kind = self.connection_type
+        super().__init__(
+            handler,
+            access_log=None,
+            keepalive_timeout=kind.rest_s_max,
+            max_line_size=kind.line_bytes_max,
+            max_field_size=kind.line_bytes_max,
+            max_headers=kind.headers_max,
+            # A body is passed on as it came, so its length is the announced one.
+            auto_decompress=False,
+            logger=logger,
+            **options,
+        )
+        self.nonsense = LimitedLog(logger, logging.WARNING)
+        self.faults = LimitedLog(logger, logging.ERROR)
+
+    def __call__(self) -> RequestHandler:
+        """Make the protocol of a new connection."""
+        return self.connection_type(self, loop=self._loop, **self._kwargs)
+
+    def sweep(self) -> int:
+        """End the connections that are overdue; return how many."""
+        now_s = asyncio.get_running_loop().time()
+        overdue = [one for one in self.connections if isinstance(one, HttpConnection) and one.overdue(now_s)]
+        for one in overdue:
+            one.cut()
+        return len(overdue)
