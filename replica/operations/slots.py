@@ -6,7 +6,7 @@ queued: its job has no `order_at`, its agent has no order, and its time does not
 which the operations came.
 
 Transfers also count against `TransferRules`: so many at once of a user, on a node, in all.
-Their slots are given fairly: to the user who has the fewest under way.
+Their slots are given fairly: to the user who has the fewest under way, and not to one who has more than are left.
 
 A slot is kept while a failed operation waits for its retry, and lost when somebody has to release the job: else those
 that nobody releases would in the end keep all others back.
@@ -30,6 +30,10 @@ class OperationSlots(dict[int, int]):
     def __init__(self, taken: Mapping[int, int] | None = None) -> None:
         super().__init__(taken or {})
         self.begun: dict[MovingKey, int] = {}
+
+    def free(self, state: Facts, stage: Stage) -> int:
+        """Return how many slots of a stage are left."""
+        return state.site.operations_per_stage_max - self.get(stage, 0)
 
     def take(self, stage: Stage, user: str, node: str) -> None:
         """Count one more that has its slot."""
@@ -65,8 +69,9 @@ def taking_slots(state: Facts, slots: OperationSlots, events: Iterable[e.Event])
             node = event.mover
         elif isinstance(event, e.StageOutStarted):
             node = event.mover or job.node
-        full = not allocated and slots.get(stage, 0) >= state.site.operations_per_stage_max
-        full = full or (stage in TRANSFERS and not may_begin(state, slots.begun, job.request.user, node))
+        free = slots.free(state, stage)
+        full = not allocated and free <= 0
+        full = full or (stage in TRANSFERS and not may_begin(state, slots.begun, free, job.request.user, node))
         if full:
             found.append(e.OperationQueued(job.id, stage))
         else:
@@ -98,10 +103,10 @@ def slots_given(
     # No two places are equal, so nothing after them is ever compared.
     heapify(queues)
     skipped: dict[str, int] = {}
-    while queues and room > 0 and slots.get(stage, 0) < state.site.operations_per_stage_max:
+    while queues and room > 0 and (free := slots.free(state, stage)) > 0:
         _, (_, job_id), user, queue = queues[0]
         node = state.jobs[job_id].staged_by
-        if moves and not may_begin(state, slots.begun, user, node):
+        if moves and not may_begin(state, slots.begun, free, user, node):
             # Another one of this user may be on a node that has room; with a limit on users or on all there is none.
             skipped[user] = skipped.get(user, 0) + 1
             following = next(queue, None) if skipped[user] < SKIPPED_MAX else None

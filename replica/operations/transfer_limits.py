@@ -36,10 +36,15 @@ def cap_s(state: Facts, stage: Stage) -> int:
     return rules.hard_cap_s if rules is not None and rules.timeouts == "progress" else 0
 
 
-def may_begin(state: Facts, begun: Mapping[MovingKey, int], user: str, node: str) -> bool:
-    """Whether one more transfer of the user may begin on the node, beside those that `begun` counts and the State does
-    not yet.
+def may_begin(state: Facts, begun: Mapping[MovingKey, int], free: int, user: str, node: str) -> bool:
+    """Return whether one more transfer of the user may begin on the node.
+
+    `begun` counts those that the State does not count yet; `free` slots of its stage are left. A user who has more
+    transfers under way than slots are free waits, so that one user takes half of the slots and leaves the others one
+    each: a slot cannot be taken back from a transfer that has it.
     """
+    if load_of(state, begun, user) > free:
+        return False
     rules = rules_in_force(state)
     if rules is None:
         return True

@@ -32,6 +32,8 @@ from replica.scheduler.quotas import class_gate
 from replica.state import Facts, State, is_finished
 from replica.values import NEVER, Reason, Verdict, format_size
 
+_TURN = "as many operations are under way as may be, in all or of this user"
+
 
 def early_gate(state: State, job: Job) -> Verdict | None:
     """Return the first gate before the burst buffer that keeps a pending job back, or None."""
@@ -253,7 +255,7 @@ def buffer_gate(state: Facts, job: Job, buffer: Buffer | None) -> Verdict | None
         figures = (("attempt", str(job.attempt)), ("failures", str(job.failures)))
         sentence = "the job's data is being staged in"
         if waits_for_slot(job, buffer) is not None:
-            sentence = "staging in waits for its turn: as many operations as may be are under way"
+            sentence = f"staging in waits for its turn: {_TURN}"
         if job.retry_at:
             sentence = f"staging in failed ({job.message}) and will be tried again"
         return Verdict(Reason.BURST_BUFFER_STAGE_IN, sentence, figures)
@@ -281,7 +283,7 @@ def _later_reason(state: Facts, job: Job, buffer: Buffer | None) -> Verdict:
             )
         sentence = "the job's results are being staged out"
         if waits_for_slot(job, buffer) is not None:
-            sentence = "staging out waits for its turn: as many operations as may be are under way"
+            sentence = f"staging out waits for its turn: {_TURN}"
         return Verdict(f"burst_buffer/{state.site.provider}: Stage-out in progress", sentence)
     if buffer is not None and buffer.state is BufferState.TEARDOWN_FAIL and job.message:
         return Verdict(job.message, "the buffer could not be removed; its space stays counted")

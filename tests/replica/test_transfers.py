@@ -329,6 +329,21 @@ def test_turns_go_to_the_user_who_has_the_fewest_transfers_under_way() -> None:
     assert ordered(world, "stage_in") == [greedy[2], modest[1]]
 
 
+@pytest.mark.parametrize("provider", ["native", "lua"])
+def test_one_user_s_stage_ins_leave_slots_to_the_others(provider: str) -> None:
+    world = IndexedWorld({"fast": 10_000}, provider=provider)
+    slots = world.state.site.operations_per_stage_max
+    greedy = [world.submit("capacity=10", who="alan") for _ in range(slots + 12)]
+    begun = ordered(world, "stage_in")
+    assert begun == greedy[: slots // 2 + 1]
+    assert "of this user" in world.verdict(greedy[-1]).sentence
+    others = [world.submit("capacity=10", who=f"user{number}") for number in range(5)]
+    assert ordered(world, "stage_in") == [*begun, *others]
+    for job in greedy:
+        world.done(job)
+    assert not world.state.moving.get(("alan", ""), 0)
+
+
 def test_stage_outs_beyond_the_stage_s_own_limit_get_their_turns_fairly_too() -> None:
     world = IndexedWorld({"fast": 1_000}, operations_per_stage_max=1)
     jobs = []
@@ -493,7 +508,7 @@ class Transfers(Histories):
         user=st.sampled_from(["0", "1", "2", "unlimited"]),
         node=st.sampled_from(["0", "1", "2", "unlimited"]),
         cluster=st.sampled_from(["1", "3", "unlimited"]),
-        stages=st.sampled_from(["1", "2", "128"]),
+        stages=st.sampled_from(["1", "2", "3", "5", "128"]),
     )
     def the_site_limits_transfers(self, user: str, node: str, cluster: str, stages: str) -> None:
         self.world.configure(
@@ -531,14 +546,16 @@ class Transfers(Histories):
 
     @invariant()
     def nobody_waits_for_a_turn_without_a_reason(self) -> None:
-        """Whoever waits while its stage has turns left is kept back by a limit on transfers."""
+        """A transfer waits while its stage has slots only by a limit, or where its user has more than are left."""
         rules = rules_in_force(self.world.state)
         assert rules is not None
         if (rules.user_at_once, rules.node_at_once, rules.cluster_at_once) == (None, None, None):
             state = self.world.state
             for stage in (Stage.STAGE_IN, Stage.STAGE_OUT):
                 waiting = [job for job in state.unfinished if _waits(state, job) is stage]
-                assert not waiting or state.operations.get(stage, 0) >= state.site.operations_per_stage_max
+                free = state.site.operations_per_stage_max - state.operations.get(stage, 0)
+                loads = [state.moving.get((state.jobs[job].request.user, ""), 0) for job in waiting]
+                assert free <= 0 or all(load > free for load in loads), (stage, free, loads)
 
     def teardown(self) -> None:
         if hasattr(self, "most"):
