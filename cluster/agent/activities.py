@@ -95,7 +95,7 @@ class Activities:
         self._stand_until_s: float | None = None
         """Until when the orders are certain to stand, on the monotonic clock."""
         self._rate_loop = RateLoop(outbox, clock, self._moving)
-        self._watch = CapacityWatch(home, clock, self._running)
+        self._watch = CapacityWatch(home, self._running)
         self._orphans: dict[int, float] = {}
         """Jobs that nobody has an order for, and since when."""
         self._sweeping: asyncio.Task[None] | None = None

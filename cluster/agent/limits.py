@@ -97,8 +97,8 @@ BUFFER_NICE: Final = 10
 
 WATCH_S: Final = 1.0
 WATCH_REST_TIMES: Final = 20
-"""Seconds between two rounds of counting what buffers hold, at least, and how often as long as the round before: so
-that counting takes a twentieth of a processor at most."""
+"""Seconds between two counts of what a buffer holds, at least, and how often as long as the count before: so that
+counting takes a small part of a processor (`capacity_watch.rest_s`)."""
 
 WATCH_TIMEOUT_S: Final = 300.0
 """Seconds after which a count is given up, since the file system hangs: 10,000,000 files take a minute."""

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
+import mmap
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cluster.agent.capacity_watch import rest_s
+from cluster.agent.limits import WATCH_REST_TIMES, WATCH_S
+from cluster.agent.worker import Answered, Asked, buffer_usage
 from cluster.agent.worker.buffer_usage import (
     PREALLOCATED_BYTES,
     PREALLOCATED_TIMES,
+    SLICE,
     Look,
     Usage,
     inodes_of,
@@ -24,6 +34,7 @@ from replica.model.job_states import JobState
 from tests.cluster.agent.conftest import Site
 from tests.faults.attacks.jobs import ENDLESS, WRITES
 
+ROOT = Path(__file__).parents[3]
 MIB = 1024**2
 
 
@@ -32,7 +43,12 @@ def test_a_script_that_writes_more_than_its_buffer_may_hold_is_ended_and_told_wh
     writes, told = WRITES[kind]
 
     async def story() -> None:
-        async with site.serving() as controller:
+        async with contextlib.AsyncExitStack() as held:
+            if kind == "removed":
+                # Which processes are the job's is known by its cgroup, and only an agent's own process has cgroups.
+                controller, _ = await held.enter_async_context(site.running())
+            else:
+                controller = await held.enter_async_context(site.serving())
             await controller.order(site.order(7, 1, "stage_in", capacity_bytes=MIB))
             assert isinstance(await controller.result(7, 1), OperationDone)
             script = f'#!/bin/sh\ntrap "" TERM\ncd "$DW_JOB_STRIPED" || exit 9\n{writes}\n{ENDLESS}\n'
@@ -57,6 +73,86 @@ def test_a_script_whose_buffer_is_full_to_the_byte_goes_on(site: Site) -> None:
             assert isinstance(ended, ScriptEnded) and ended.result is JobState.COMPLETED, ended
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("held", ["open", "mapped"])
+def test_removed_files_that_a_process_of_the_cgroup_holds_are_counted_once(tmp_path: Path, held: str) -> None:
+    """Here the processes are listed by a stand-in of the cgroup; the cgroup itself is in the test above."""
+    path, other = tmp_path / "big", tmp_path.parent / f"{tmp_path.name}-other"
+    path.write_bytes(b"x" * MIB)
+    other.write_bytes(b"x" * MIB)
+    with (
+        path.open("r+b") as first,
+        path.open("r+b") as second,
+        other.open("rb") as elsewhere,
+        contextlib.ExitStack() as end,
+    ):
+        os.sync()
+        if held == "mapped":
+            end.enter_context(mmap.mmap(first.fileno(), 0))
+            first.close()
+            second.close()
+        path.unlink()
+        other.unlink()
+        found = [one for one in buffer_usage.removed([os.getpid(), 2**22], f"{tmp_path}/") if one is not None]
+        assert {one.st_size for one in found} == {MIB} and len({one.st_ino for one in found}) == 1
+        assert not elsewhere.closed
+    assert not [one for one in buffer_usage.removed([os.getpid()], f"{tmp_path}/") if one is not None]
+
+
+def test_a_buffer_with_many_files_keeps_no_other_waiting_to_be_counted(tmp_path: Path) -> None:
+    many, few = tmp_path / "many", tmp_path / "few"
+    many.mkdir()
+    few.mkdir()
+    for number in range(4 * SLICE):
+        (many / str(number)).touch()
+    (few / "x").touch()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cluster.agent.worker.usage_counter", str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    looks = [Look(path=str(path), most_bytes=2**60, most_inodes=2**60) for path in (many, tmp_path / "gone", few)]
+    lines = b"".join(msgspec.json.encode(Asked(number, one)) + b"\n" for number, one in enumerate(looks))
+    with process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(lines)
+        process.stdin.flush()
+        answers = [msgspec.json.decode(process.stdout.readline(), type=Answered) for _ in looks]
+        process.stdin.close()
+    assert process.returncode == 0
+    assert [(answer.number, answer.usage.inodes, answer.fault) for answer in answers] == [
+        (1, 0, ""),
+        (2, 1, ""),
+        (0, 4 * SLICE, ""),
+    ]
+
+
+def test_a_buffer_that_cannot_be_counted_costs_the_others_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    process = subprocess.run(
+        [sys.executable, "-m", "cluster.agent.worker.usage_counter", str(os.getpid())],
+        input=b"".join(
+            msgspec.json.encode(Asked(number, Look(path=str(path), most_bytes=1, most_inodes=1))) + b"\n"
+            for number, path in enumerate((tmp_path / "file", tmp_path))
+        ),
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        check=True,
+    )
+    first, second = (msgspec.json.decode(line, type=Answered) for line in process.stdout.splitlines())
+    assert (first.number, bool(first.fault)) == (0, True)
+    assert (second.number, second.fault, second.usage.inodes) == (1, "", 1)
+
+
+@given(took_s=st.lists(st.floats(0, 1e4), min_size=1, max_size=200))
+def test_counts_rest_for_no_longer_one_and_take_a_small_part_of_a_processor_together(took_s: list[float]) -> None:
+    rests_s = [rest_s(mine, took_s) for mine in took_s]
+    for mine, rest in zip(took_s, rests_s, strict=True):
+        assert rest <= max(WATCH_S, WATCH_REST_TIMES * mine * len(took_s)) + 1e-6
+    share = sum(mine / (mine + rest) for mine, rest in zip(took_s, rests_s, strict=True))
+    assert share <= (1 + math.log(len(took_s))) / WATCH_REST_TIMES + 1e-9
 
 
 def look(directory: Path, most_bytes: int = 2**60, most_inodes: int = 2**60) -> Usage:

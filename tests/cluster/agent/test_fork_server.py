@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from cluster.agent.processes import OPERATION_VARIABLE, ForkServer, Process, forking, job_processes
-from cluster.agent.worker import Look, Usage
+from cluster.agent.worker import Answered, Asked, Look, Usage
 from cluster.system import fields_of
 from replica.messages import ScriptEnded, ScriptStarted
 from replica.model import JobState
@@ -55,8 +55,8 @@ class Counter:
 
     def count(self, directory: Path) -> Usage:
         look = Look(path=str(directory), most_bytes=2**40, most_inodes=2**40)
-        os.write(self.asks, msgspec.json.encode(look) + b"\n")
-        return msgspec.json.decode(os.read(self.answers, 4096), type=Usage)
+        os.write(self.asks, msgspec.json.encode(Asked(1, look)) + b"\n")
+        return msgspec.json.decode(os.read(self.answers, 4096), type=Answered).usage
 
     def end(self) -> int:
         """Let it come to its own end and return how it ended."""

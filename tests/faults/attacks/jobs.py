@@ -60,6 +60,7 @@ ENDLESS: Final = "while :; do sleep 0.1; done"
 WRITES: Final = {
     "300MiB": ("dd if=/dev/zero of=big bs=1M count=300 2>/dev/null", "or more, and may hold 1 MiB"),
     "20000-files": ("i=0; while [ $i -lt 20000 ]; do : > $i; i=$((i+1)); done", "may hold 10"),
+    "removed": ("exec 3>gone; rm gone; dd if=/dev/zero bs=1M count=30 >&3 2>/dev/null", "or more, and may hold 1 MiB"),
     "reserved": (": > reserved; fallocate -n -l 300M reserved", "of blocks, though its files are smaller"),
     "deep": (
         f"i=0; while [ $i -le {BUFFER_DEPTH_MAX} ]; do mkdir d; cd -P d; i=$((i+1)); done",
