@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from ipaddress import ip_address, ip_network
 from typing import Any, ClassVar, cast
 
 import msgspec
@@ -33,7 +34,7 @@ CONNECTIONS_OF_NOBODY_MAX = 1024
 """Open connections of all of them together, count."""
 
 CONNECTIONS_OF_A_STRANGER_MAX = 128
-"""Those of one address, count: whoever comes with MUNGE is nobody until his first request is there."""
+"""Those of one address, count: a user with MUNGE is nobody until the first request is there."""
 
 STRANGER_S_MAX = 10.0
 """How long one may stay nobody, seconds."""
@@ -88,8 +89,7 @@ class Connection(HttpConnection):
         if self.certificate is not None:
             fits = manager.count(self, str(self.certificate.identity))
         else:
-            host = (transport.get_extra_info("peername") or ("",))[0]
-            fits = manager.count(self, f"{NOBODY} at {host}")
+            fits = manager.count(self, f"{NOBODY} at {network_of((transport.get_extra_info('peername') or ('',))[0])}")
         if not fits or len(manager.connections) > CONNECTIONS_MAX:
             transport.abort()
 
@@ -132,6 +132,15 @@ class Connection(HttpConnection):
         return super().overdue(now_s) or (not self.busy and is_stranger and now_s - self.made_s > STRANGER_S_MAX)
 
 
+def network_of(host: str) -> str:
+    """Return what counts as one address: an IPv4 address, or the 64 bits of an IPv6 address that a site is given."""
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    return host if address.version == 4 else str(ip_network((address, 64), strict=False))
+
+
 class GuardedServer(HttpServer):
     """HTTP server that counts connections by who is at the other end."""
 
@@ -151,8 +160,8 @@ class GuardedServer(HttpServer):
         """Open connections by who is at the other end."""
         self.users = 0
         """Those of users among them."""
-        self.strangers = 0
-        """Those of nobody known."""
+        self.strangers: dict[str, dict[Connection, None]] = {}
+        """Those of nobody known, by where they come from, oldest first."""
 
     def count(self, connection: Connection, holder: str | None) -> bool:
         """Count an open connection for whom it is, and no more for whom it was; return whether he may have it."""
@@ -160,15 +169,42 @@ class GuardedServer(HttpServer):
             if name is not None:
                 self.held[name] += change
                 self.users += change * name.startswith(USERS)
-                self.strangers += change * name.startswith(NOBODY)
                 if not self.held[name]:
                     del self.held[name]
+        self._forget_stranger(connection)
         connection.holder = holder
         if holder is None:
             return True
         if holder.startswith(NOBODY):
-            return self.held[holder] <= CONNECTIONS_OF_A_STRANGER_MAX and self.strangers <= CONNECTIONS_OF_NOBODY_MAX
+            self.strangers.setdefault(holder, {})[connection] = None
+            return self._make_room(holder)
         of_users = holder.startswith(USERS)
         return self.held[holder] <= CONNECTIONS_PER_IDENTITY_MAX and not (
             of_users and self.users > CONNECTIONS_OF_USERS_MAX
         )
+
+    def _forget_stranger(self, connection: Connection) -> None:
+        where = connection.holder or ""
+        self.strangers.get(where, {}).pop(connection, None)
+        if where in self.strangers and not self.strangers[where]:
+            del self.strangers[where]
+
+    def _make_room(self, holder: str) -> bool:
+        """Cut strangers for the newest one of `holder` where there are too many; return whether it may stay.
+
+        That one goes which has been silent for longest: so nobody keeps others of his address out by saying nothing.
+        """
+        crowded = holder if len(self.strangers[holder]) > CONNECTIONS_OF_A_STRANGER_MAX else ""
+        if not crowded and sum(map(len, self.strangers.values())) > CONNECTIONS_OF_NOBODY_MAX:
+            crowded = max(self.strangers, key=lambda one: len(self.strangers[one]))
+        if not crowded:
+            return True
+        silent = next((one for one in self.strangers[crowded] if not one.busy), None)
+        if silent is None:
+            return False
+        # The newest is silent too, and goes where all others are being answered.
+        if silent is next(reversed(self.strangers[holder])):
+            return False
+        self.count(silent, None)
+        silent.cut()
+        return True

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from cluster.api.web import AccessRules, Vouching
+from cluster.api.web.connections import network_of
 from cluster.client.client import Client
 from cluster.client.errors import ApiError
 from cluster.client.gateway.service import CONNECTIONS_PER_ACCOUNT_MAX, Gateway
@@ -460,10 +461,48 @@ async def test_who_shows_nothing_and_says_nothing_is_cut(config: Config) -> None
             assert guarded is not None
             [connection] = guarded.connections
             assert isinstance(connection, Connection)
-            assert (guarded.strangers, connection.holder) == (1, "nobody at 127.0.0.1")
+            assert (list(guarded.strangers), connection.holder) == (["nobody at 127.0.0.1"], "nobody at 127.0.0.1")
             connection.made_s -= STRANGER_S_MAX + 1
             guarded.sweep()
             await until(lambda: not guarded.strangers)
+
+
+@story
+async def test_connections_that_say_nothing_keep_no_other_of_their_address_out(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.api.web.connections.CONNECTIONS_OF_A_STRANGER_MAX", 6)
+    async with serving(config, munge=True) as harness:
+        context = authority_context(harness.config.tls.authority)
+        api = harness.config.replica("r1").api
+        guarded = harness.server._guarded  # type: ignore[union-attr]
+        assert guarded is not None
+        silent = []
+        for number in range(1, 20):
+            silent.append(await asyncio.open_connection(api.host, harness.server.port, ssl=context))  # type: ignore[union-attr]
+            await until(lambda number=number: sum(map(len, guarded.strangers.values())) == min(number, 6))
+        for _ in range(3):
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
+                async with session.get(f"{harness.url}/v1/jobs") as response:
+                    assert response.status == 401
+        # Those that were silent for longest have gone.
+        for reader, _ in silent[:12]:
+            assert await reader.read() == b""
+        for _, writer in silent:
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "network"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9%eth0", "2001:db8:1:2::/64"),
+        ("", ""),
+    ],
+)
+def test_strangers_are_counted_by_what_a_site_is_given(host: str, network: str) -> None:
+    assert network_of(host) == network
 
 
 def test_a_credential_that_is_too_old_is_refused_however_long_its_maker_lets_it_live(
