@@ -81,7 +81,8 @@ class _Open(msgspec.Struct):
 
     at: Word
     words: list[Word]
-    text: str
+    texts: list[str]
+    """What each of its lines adds to its text."""
     backslash: Word
 
 
@@ -91,6 +92,7 @@ def find_directives(text: str, source: str, kinds: Kinds, warnings: Warnings) ->
         check_length(text, source)
     found: list[Directive] = []
     pending: _Open | None = None
+    size_bytes = 0
     for number, line in enumerate(text.split("\n"), start=1):
         line = line.removesuffix("\r")
         head = kinds.of(line, line.split(maxsplit=1)[0]) if line[:1] == "#" else ""
@@ -106,6 +108,13 @@ def find_directives(text: str, source: str, kinds: Kinds, warnings: Warnings) ->
                 break
             _look_at_comment(Word(head, source, number, 1), kinds, warnings)
             continue
+        size_bytes += len(line.encode("utf-8", "surrogatepass"))
+        if size_bytes > DIRECTIVE_TEXT_BYTES_MAX:
+            raise Word(head, source, number, 1).refuse(
+                f"the directives have more than {DIRECTIVE_TEXT_BYTES_MAX} bytes",
+                "stage a directory instead of its files, and write comments into other lines",
+                code=RefusalCode.LIMIT_EXCEEDED,
+            )
         pending = _read_line(line, Word(head, source, number, 1), pending, found)
         if len(found) > DIRECTIVES_MAX:
             raise found[-1].at.refuse(
@@ -132,15 +141,20 @@ def _read_line(line: str, at: Word, pending: _Open | None, found: list[Directive
         backslash = Word("\\", at.source, at.line, len(body))
         body = body[:-1].rstrip(" \t")
     words = split_words(body, at.source, at.line, len(at.text))
-    if pending is not None:
-        at = pending.at
-        words = pending.words + words
-        body = " ".join(part for part in (pending.text, body[len(at.text) :].strip(" \t")) if part)
+    each = pending
+    if each is None:
+        each = _Open(at, words, [body], at)
+    else:
+        each.words += words
+        each.texts.append(body[len(at.text) :].strip(" \t"))
     if backslash is not None:
-        return _Open(at, words, body, backslash)
-    if words and ends_in_backslash(words[-1].text):
-        raise words[-1].refuse("the directive ends in a backslash, after which nothing comes", "remove the backslash")
-    found.append(Directive(at, tuple(words), body))
+        each.backslash = backslash
+        return each
+    if each.words and ends_in_backslash(each.words[-1].text):
+        raise each.words[-1].refuse(
+            "the directive ends in a backslash, after which nothing comes", "remove the backslash"
+        )
+    found.append(Directive(each.at, tuple(each.words), " ".join(text for text in each.texts if text)))
     return None
 
 

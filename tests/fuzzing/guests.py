@@ -142,8 +142,12 @@ def _overlap_of(request: BufferRequest) -> str:
     return ""
 
 
-def asked_of_lua(interpreter: str, cases: list[GuestCase], directory: Path) -> list[str]:
-    """Return what the script says of cases that have one directive, in their order."""
+CPU_S = 120
+"""Seconds of a processor that the script may take for any number of cases."""
+
+
+def asked_of_lua(interpreter: str, cases: list[GuestCase], directory: Path, cpu_s: int = CPU_S) -> list[str]:
+    """Return what the script says of cases that have one directive, in their order; it is killed after `cpu_s`."""
     if not cases:
         return []
     site = directory / "site.json"
@@ -155,7 +159,7 @@ def asked_of_lua(interpreter: str, cases: list[GuestCase], directory: Path) -> l
     parts.mkdir(exist_ok=True)
     for name, text in script_parts().items():
         (parts / name).write_text(text)
-    command = [interpreter, str(CHECK), str(directory), str(site)]
+    command = ["prlimit", f"--cpu={cpu_s}", interpreter, str(CHECK), str(directory), str(site)]
     done = subprocess.run(command, input=said, capture_output=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(done.stderr.decode("utf-8", "replace"))

@@ -67,8 +67,18 @@ local function characters(text)
   return #text - continued
 end
 
+-- A text without the bytes at its end that a set of bytes holds. A pattern that ends in $ is tried at each byte of a
+-- text, so one for this would take the square of its length.
+local function trimmed(text, bytes)
+  local last = #text
+  while last > 0 and bytes[text:byte(last)] do last = last - 1 end
+  return text:sub(1, last)
+end
+
+local BLANKS, BACKSLASHES = { [32] = true, [9] = true }, { [92] = true }
+
 -- Whether a text ends in an odd number of backslashes.
-local function ends_open(text) return #text:match("\\*$") % 2 == 1 end
+local function ends_open(text) return (#text - #trimmed(text, BACKSLASHES)) % 2 == 1 end
 
 -- A word: text, line, the whole line and where in it the word begins (bytes, from 1).
 local function refuse(word, sentence, remedy, bytes)
@@ -89,7 +99,7 @@ local function words_of(body, from, number, into)
 end
 
 local function find_directives(text, site)
-  local kind, found, open, number, at = "#" .. site.directive, {}, nil, 0, 1
+  local kind, found, open, number, at, size = "#" .. site.directive, {}, nil, 0, 1, 0
   while at <= #text + 1 do
     local stop = text:find("\n", at, true) or #text + 1
     local line = text:sub(at, stop - 1)
@@ -116,10 +126,15 @@ local function find_directives(text, site)
         refuse({ text = line, line = number, whole = line, at = bad }, "the directive holds a character that cannot be shown",
           "remove it, or retype the line")
       end
-      local body, backslash = line:match("^(.-)[ \t]*$"), nil
+      size = size + #line
+      if size > site.limits.directives_bytes then
+        refuse(here, "the directives have more than " .. integer(site.limits.directives_bytes) .. " bytes",
+          "stage a directory instead of its files, and write comments into other lines")
+      end
+      local body, backslash = trimmed(line, BLANKS), nil
       if ends_open(body) then
         backslash = { text = "\\", line = number, whole = body, at = #body }
-        body = body:sub(1, -2):match("^(.-)[ \t]*$")
+        body = trimmed(body:sub(1, -2), BLANKS)
       end
       local each = open or { at = here, words = {} }
       words_of(body, #kind + 1, number, each.words)

@@ -15,6 +15,7 @@ from tests.fuzzing.guests import (
     REFUSED,
     STRICTER,
     GuestCase,
+    asked_of_forebay,
     asked_of_lua,
     compare,
     interpreters,
@@ -42,6 +43,39 @@ def test_nothing_that_forebay_accepts_is_refused_by_lua(interpreter: str, tmp_pa
     assert count[ACCEPTED] > CASES // 5 and count[REFUSED] > CASES // 5
     # In the other direction it may be laxer, and `setup` says it then; it hardly ever is.
     assert count[LAXER] + count[ELSEWHERE] < CASES // 50, count
+
+
+SPACE = "#BB_LUA pool=fast capacity=1GiB "
+HOSTILE = {
+    "words": (SPACE + "# ", "a "),
+    "options": (SPACE, "a=b "),
+    "tabs": (SPACE, "pool=\t"),
+    "blanks": ("#BB_LUA ", " "),
+    "backslashes": ("#BB_LUA ", "\\"),
+    "continued": ("", "#BB_LUA a \\\n"),
+    "comments": ("", "#\n"),
+    "empty lines": ("", "\n"),
+    "slashes": (SPACE + "\n#BB_LUA stage_in type=file destination=$DW_JOB_STRIPED/x source=/", "a/"),
+    "directives": (SPACE + "\n", "#BB_LUA stage_out type=file source=$DW_JOB_STRIPED/a destination=/b\n"),
+}
+"""The beginning of a script, and what is repeated behind it: as many times as it takes to make work."""
+
+
+@lua
+@pytest.mark.parametrize("size_bytes", [60_000, 250_000])
+def test_no_script_keeps_slurmctld_busy(interpreter: str, size_bytes: int, tmp_path: Path) -> None:
+    """The limit is far more than all of them take; a check that takes the square of a line's length is over it."""
+    scripts = [
+        "#!/bin/sh\n" + begins + again * ((size_bytes - len(begins)) // len(again)) + end
+        for begins, again in HOSTILE.values()
+        for end in ("", "x")
+    ]
+    cases = [GuestCase(script, "BB_LUA") for script in scripts]
+    for case, said in zip(cases, asked_of_lua(interpreter, cases, tmp_path, cpu_s=4), strict=True):
+        forebay = asked_of_forebay(case)
+        assert bool(said) == bool(forebay), (case.script[:80], said, forebay)
+        if "directives have more than" in forebay:
+            assert said == forebay
 
 
 @lua
