@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from itertools import islice
 
 import msgspec
 
 from replica.values import (
     DIRECTIVE_TEXT_BYTES_MAX,
+    DIRECTIVE_WORDS_MAX,
     DIRECTIVES_MAX,
     PACKED_HEAD_BYTES_MAX,
     PACKED_SCRIPT_BYTES_MAX,
@@ -92,7 +94,7 @@ def find_directives(text: str, source: str, kinds: Kinds, warnings: Warnings) ->
         check_length(text, source)
     found: list[Directive] = []
     pending: _Open | None = None
-    size_bytes = 0
+    words = 0
     for number, line in enumerate(text.split("\n"), start=1):
         line = line.removesuffix("\r")
         head = kinds.of(line, line.split(maxsplit=1)[0]) if line[:1] == "#" else ""
@@ -108,10 +110,10 @@ def find_directives(text: str, source: str, kinds: Kinds, warnings: Warnings) ->
                 break
             _look_at_comment(Word(head, source, number, 1), kinds, warnings)
             continue
-        size_bytes += len(line.encode("utf-8", "surrogatepass"))
-        if size_bytes > DIRECTIVE_TEXT_BYTES_MAX:
+        words += 1 + sum(1 for _ in islice(_WORD.finditer(line, len(head)), DIRECTIVE_WORDS_MAX))
+        if words > DIRECTIVE_WORDS_MAX:
             raise Word(head, source, number, 1).refuse(
-                f"the directives have more than {DIRECTIVE_TEXT_BYTES_MAX} bytes",
+                f"the directives have more than {DIRECTIVE_WORDS_MAX} words",
                 "stage a directory instead of its files, and write comments into other lines",
                 code=RefusalCode.LIMIT_EXCEEDED,
             )

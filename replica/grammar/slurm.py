@@ -19,7 +19,7 @@ from replica.grammar.request import STAGES, Asked
 from replica.grammar.values import Options, read_options, without_comment
 from replica.model import CHOICE_KEYS, PERSISTENT_PREFIX, VARIABLE_DIRECTORIES, WHOLE_BUFFER, Access
 from replica.values import (
-    DIRECTIVE_TEXT_BYTES_MAX,
+    DIRECTIVE_WORDS_MAX,
     DIRECTIVES_MAX,
     NAME_CHARACTERS_MAX,
     NODE_SUFFIXES,
@@ -159,7 +159,7 @@ def guest_tables() -> dict[str, object]:
         "units": [[word, float(SIZE_MULTIPLIERS[word.upper()])] for word in ("PiB", "TiB", "GiB", "MiB", "KiB")],
         "limits": {
             "directives": DIRECTIVES_MAX,
-            "directives_bytes": DIRECTIVE_TEXT_BYTES_MAX,
+            "words": DIRECTIVE_WORDS_MAX,
             "transfers": TRANSFERS_PER_STAGE_MAX,
             "path": PATH_BYTES_MAX,
             "name": NAME_CHARACTERS_MAX,

@@ -25,6 +25,9 @@ DISCLOSURE_KEY_BYTES = 32
 DIRECTIVES_MAX = 1024
 """Directives in one job: one per transfer plus a few."""
 
+DIRECTIVE_WORDS_MAX = 16 * 1024
+"""Words of all directives of a text, count, with the word that begins each line: sixteen for each directive."""
+
 TRANSFERS_PER_STAGE_MAX = 512
 """Files or directories named by one job for one stage; more belong into a directory or a list file."""
 

@@ -104,11 +104,13 @@ class Connection(HttpConnection):
 
     def problem_response(self, malformed: Malformed) -> web.Response:
         """Return the answer to what is no request, in the same form as every other problem."""
+        sentence, remedy = malformed.sentence, malformed.remedy
         if malformed.status >= 500:
-            problem = Problem(malformed.status, "internal_error", malformed.sentence)
+            problem = Problem(500, "internal_error", sentence)
+        elif malformed.status == 431:
+            problem = Problem(431, "limit_exceeded", sentence, remedy, "head")
         else:
-            code = "limit_exceeded" if malformed.status == 431 else "malformed_request"
-            problem = Problem(malformed.status, code, malformed.sentence, malformed.remedy, "head")
+            problem = Problem(400, "malformed_request", sentence, remedy, "head")
         return web.Response(
             status=problem.status,
             body=msgspec.json.encode(problem.body),

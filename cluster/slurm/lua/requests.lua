@@ -99,7 +99,7 @@ local function words_of(body, from, number, into)
 end
 
 local function find_directives(text, site)
-  local kind, found, open, number, at, size = "#" .. site.directive, {}, nil, 0, 1, 0
+  local kind, found, open, number, at, count = "#" .. site.directive, {}, nil, 0, 1, 0
   while at <= #text + 1 do
     local stop = text:find("\n", at, true) or #text + 1
     local line = text:sub(at, stop - 1)
@@ -126,9 +126,10 @@ local function find_directives(text, site)
         refuse({ text = line, line = number, whole = line, at = bad }, "the directive holds a character that cannot be shown",
           "remove it, or retype the line")
       end
-      size = size + #line
-      if size > site.limits.directives_bytes then
-        refuse(here, "the directives have more than " .. integer(site.limits.directives_bytes) .. " bytes",
+      local _, more = line:sub(#kind + 1):gsub("[^ \t]+", "", site.limits.words)
+      count = count + 1 + more
+      if count > site.limits.words then
+        refuse(here, "the directives have more than " .. integer(site.limits.words) .. " words",
           "stage a directory instead of its files, and write comments into other lines")
       end
       local body, backslash = trimmed(line, BLANKS), nil
