@@ -6,7 +6,6 @@ Keys, scripts and environments of jobs are never read for it. Of jobs there is n
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import os
 import platform
@@ -31,7 +30,7 @@ from cluster.cli.text import json_text, note, show_json
 from cluster.client import ApiError
 from cluster.config import ConfigError
 from cluster.schemas import operations as ops
-from cluster.system import format_instant
+from cluster.system import format_instant, new_private_file
 from replica.values import MESSAGE_CHARACTERS_MAX, MICROSECONDS_PER_SECOND, plain
 
 if TYPE_CHECKING:
@@ -179,7 +178,7 @@ def debug(output: Path | None, jobs: tuple[str, ...], logs: tuple[Path, ...], as
     output = output or Path(f"forebay-debug-{config.cluster.name}-{stamp}.tar.gz")
     try:
         # Made before anything is asked.
-        with _new_file(output) as file:
+        with new_private_file(output) as file:
             bundle = Bundle()
             note("the cluster and its replicas are asked")
             try:
@@ -208,18 +207,6 @@ def debug(output: Path | None, jobs: tuple[str, ...], logs: tuple[Path, ...], as
     click.echo(
         f"Wrote {plain(str(output))}: {len(answer.parts) - len(gone)} parts. Look at it before you give it away."
     )
-
-
-@contextlib.contextmanager
-def _new_file(path: Path) -> Iterator[IO[bytes]]:
-    """Make a file that was not there, for its owner only; nothing of it is left where the block fails. OSError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
 
 
 async def _asked(bundle: Bundle, client: Client, config: Config, jobs: tuple[str, ...]) -> None:

@@ -28,7 +28,7 @@ from cluster.security import (
     is_name,
     issue,
 )
-from cluster.system import Address, AddressError, Clock, sync_directory
+from cluster.system import Address, AddressError, Clock, make_private_directory, new_private_file, sync_directory
 from replica.values import SizeError, format_size, parse_size
 
 CONFIG_NAME: Final = "forebay.toml"
@@ -199,8 +199,8 @@ def found(directory: Path, founding: Founding, *, clock: Clock) -> Config:
     data = directory if founding.named else founding.data or directory
     here = (HOSTS_NAME,) if founding.named else founding.replica_names
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        data.mkdir(parents=True, exist_ok=True)
+        make_private_directory(directory)
+        make_private_directory(data)
         for path in (directory / CONFIG_NAME, directory / TLS_NAME, *(data / name for name in here)):
             if os.path.lexists(path):
                 raise FoundingRefused(f"{path} is there already; choose another directory or remove it")
@@ -378,7 +378,7 @@ def hosts_of(founding: Founding) -> dict[str, tuple[str, ...]]:
 
 def _write_bundle(scratch: Path, bundle: Path, host: str, founding: Founding) -> None:
     """Write all that one host needs, and no key of another; what to type there stands in it, too."""
-    (bundle / TLS_NAME).mkdir(mode=0o700, parents=True)
+    make_private_directory(bundle / TLS_NAME)
     shutil.copy2(scratch / CONFIG_NAME, bundle / CONFIG_NAME)
     shutil.copy2(scratch / TLS_NAME / f"{AUTHORITY_NAME}.pem", bundle / TLS_NAME)
     for name in hosts_of(founding)[host]:
@@ -435,7 +435,7 @@ def _service_guide(host: str, names: tuple[str, ...], founding: Founding) -> Ite
 
 def _allow_first_start(directory: Path, name: str) -> None:
     (directory / name).mkdir(mode=0o700)
-    (directory / name / FIRST_START_NAME).touch()
+    _write_text(directory / name / FIRST_START_NAME, "")
 
 
 @contextlib.contextmanager
@@ -449,7 +449,7 @@ def _scratch(directory: Path, what: str) -> Iterator[Path]:
 
 
 def _write_text(path: Path, text: str) -> None:
-    with path.open("x", encoding="utf-8") as file:
-        file.write(text)
+    with new_private_file(path) as file:
+        file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())

@@ -25,7 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from cluster.security.files import TlsFiles, TlsRefused
 from cluster.security.identity import AUTHORITY_NAME, HELPER_HOST, NAME_RULE, Role, is_name
 from cluster.security.tls import check_key_file, parsed_certificates, read_pem
-from cluster.system import keep_ownership
+from cluster.system import keep_ownership, make_private_directory
 from replica.values import MICROSECONDS_PER_SECOND, Instant
 
 AUTHORITY_LIFETIME_DAYS: Final = 3650
@@ -273,7 +273,7 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 def _make_private_directory(directory: Path) -> None:
     try:
         if not directory.exists():
-            directory.mkdir(mode=DIRECTORY_MODE, parents=True)
+            make_private_directory(directory)
             directory.chmod(DIRECTORY_MODE)  # whatever the umask is
         mode = stat.S_IMODE(directory.stat().st_mode)
     except OSError as error:

@@ -17,6 +17,7 @@ import msgspec
 
 from cluster.schemas.guests import GuestView, PersistentView, SchedulerSiteAnswer
 from cluster.slurm import PARTS, script_parts
+from cluster.system import make_private_directory
 from replica.grammar import guest_tables
 from replica.model import VARIABLE_DIRECTORIES, WHOLE_BUFFER, persistent_variable
 
@@ -136,7 +137,7 @@ class Files:
         self._host = host
         self._away = away
         self._paths = directory / "paths"
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_directory(directory)
         status = directory.stat()
         # What lies in it becomes the environment of everybody's jobs.
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.repo.tree import modules, text_of
 
-KEEP_IT = {"cluster/cli/audit_commands.py", "cluster/security/pki.py", "cluster/system/descriptors.py"}
+KEEP_IT = {"cluster/security/pki.py", "cluster/system/private_files.py"}
 """Modules that give the new file the owner, group and mode of the one before (`keep_ownership`)."""
 
 BY_THE_SAME_ACCOUNT = {
