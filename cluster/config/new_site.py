@@ -55,6 +55,11 @@ AGENTS_MAX: Final = 256
 """Agents that `init` writes at once, count: more are added to the file by whatever generates it."""
 
 
+_SHOWN_MODE: Final = 0o644
+_PASSABLE_MODE: Final = 0o755
+"""Modes of a configuration that a service and every client of a machine read, and of what it lies in."""
+
+
 class FoundingRefused(Exception):
     """The cluster cannot be founded as asked; the message is a sentence with the remedy."""
 
@@ -199,6 +204,7 @@ def found(directory: Path, founding: Founding, *, clock: Clock) -> Config:
     data = directory if founding.named else founding.data or directory
     here = (HOSTS_NAME,) if founding.named else founding.replica_names
     try:
+        new = [path for path in (directory, data) if not path.exists()]
         make_private_directory(directory)
         make_private_directory(data)
         for path in (directory / CONFIG_NAME, directory / TLS_NAME, *(data / name for name in here)):
@@ -216,6 +222,10 @@ def found(directory: Path, founding: Founding, *, clock: Clock) -> Config:
                 _allow_first_start(beside_data, name)
             if founding.owner is not None:
                 _hand_over(scratch / TLS_NAME, beside_data, founding, founding.owner)
+                # The service and the clients of the machine's accounts read it.
+                (scratch / CONFIG_NAME).chmod(_SHOWN_MODE)
+                for path in new:
+                    path.chmod(_PASSABLE_MODE)
             for name in here:
                 os.rename(beside_data / name, data / name)
             for name in (TLS_NAME, CONFIG_NAME):
