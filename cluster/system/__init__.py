@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         start_command,
         tell_manager,
     )
+    from cluster.system.trusted_paths import Untrusted, open_trusted
 else:
     __getattr__ = shown(
         __name__,
@@ -88,5 +89,6 @@ else:
         processes: sync_file_system
         service_manager: EXIT_CONFIGURATION FORMAT_VARIABLE FORMATS LEVELS READY STOPPING SYSTEMD VARIABLES
         service_manager: enable_command start_command tell_manager
+        trusted_paths: Untrusted open_trusted
         """,
     )
