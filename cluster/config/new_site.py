@@ -28,7 +28,16 @@ from cluster.security import (
     is_name,
     issue,
 )
-from cluster.system import Address, AddressError, Clock, make_private_directory, new_private_file, sync_directory
+from cluster.system import (
+    Address,
+    AddressError,
+    Clock,
+    closing,
+    make_private_directory,
+    new_private_file,
+    open_directory,
+    sync_directory,
+)
 from replica.values import SizeError, format_size, parse_size
 
 CONFIG_NAME: Final = "forebay.toml"
@@ -225,7 +234,8 @@ def found(directory: Path, founding: Founding, *, clock: Clock) -> Config:
                 # The service and the clients of the machine's accounts read it.
                 (scratch / CONFIG_NAME).chmod(_SHOWN_MODE)
                 for path in new:
-                    path.chmod(_PASSABLE_MODE)
+                    with closing(open_directory(path)) as opened:
+                        os.fchmod(opened, _PASSABLE_MODE)
             for name in here:
                 os.rename(beside_data / name, data / name)
             for name in (TLS_NAME, CONFIG_NAME):

@@ -6,6 +6,7 @@ msgspec decodes, and the structs forbid unknown keys: a key that is ignored is o
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator
@@ -27,6 +28,9 @@ INTEGER_MAX: Final = 2**63 - 1
 
 SHOWN_CHARACTERS_MAX: Final = 60
 """Characters of a key or value that a message repeats."""
+
+NOBODYS: Final = -1
+"""User ID of no account: of a text that was not read from a file."""
 
 KeyPath = tuple[str | int, ...]
 """Keys, and positions in lists from 0, that lead to a value: `("replica", 1, "peer")` is `replica[2].peer`."""
@@ -116,9 +120,11 @@ class InvalidValue(ValueError):
 class Document:
     """One TOML file: its text, its values, and errors that name their place in it."""
 
-    def __init__(self, file: Path, text: str) -> None:
+    def __init__(self, file: Path, text: str, owner_uid: int = NOBODYS) -> None:
         """Parse the text; ConfigError where it is not TOML."""
         self._file = file
+        self.owner_uid: Final = owner_uid
+        """User ID of the owner of the file when it was read."""
         self._text = text
         try:
             self._values = tomllib.loads(text)
@@ -131,6 +137,7 @@ class Document:
         """Read and parse a file of at most `bytes_max` bytes; ConfigError."""
         try:
             with file.open("rb") as stream:
+                owner_uid = os.fstat(stream.fileno()).st_uid
                 data = stream.read(bytes_max + 1)
         except OSError as error:
             sentence = f"the configuration cannot be read ({error.strerror})"
@@ -139,7 +146,7 @@ class Document:
             remedy = "this is not a configuration of Forebay"
             raise ConfigError(file, "", f"the file has more than {bytes_max} bytes", remedy)
         try:
-            return cls(file, data.decode("utf-8"))
+            return cls(file, data.decode("utf-8"), owner_uid)
         except UnicodeDecodeError as error:
             before = data[: error.start].decode("utf-8")
             sentence = f"byte {error.start} is not UTF-8"

@@ -17,7 +17,7 @@ import msgspec
 
 from cluster.schemas.guests import GuestView, PersistentView, SchedulerSiteAnswer
 from cluster.slurm import PARTS, script_parts
-from cluster.system import make_private_directory
+from cluster.system import closing, make_private_directory, open_directory
 from replica.grammar import guest_tables
 from replica.model import VARIABLE_DIRECTORIES, WHOLE_BUFFER, persistent_variable
 
@@ -138,7 +138,8 @@ class Files:
         self._away = away
         self._paths = directory / "paths"
         make_private_directory(directory)
-        status = directory.stat()
+        with closing(open_directory(directory)) as opened:
+            status = os.fstat(opened)
         # What lies in it becomes the environment of everybody's jobs.
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise DirectoryRefused(
