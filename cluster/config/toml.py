@@ -445,6 +445,29 @@ def _keys(text: str) -> Iterator[tuple[KeyPath, int]]:
                 path, in_key = ((*path, 0), False) if word == "[" else (path, True)
 
 
+def redact(text: str, table: KeyPath, instead: str) -> str:
+    """Return a TOML text with `instead` for each text in the table at this path.
+
+    ValueError where a value of the table would still be there.
+    """
+    done, kept = 0, []
+    for path, offset in _keys(text):
+        if path[: len(table)] == table and len(path) > len(table):
+            tokens = (token for token in re.finditer(_TOKEN, text[offset:]) if token.lastgroup != "blank")
+            assigned = next((token for token in tokens if token.group() == "="), None)
+            value = next(tokens, None)
+            if assigned is not None and value is not None and value.lastgroup == "word" and offset >= done:
+                kept.append(text[done : offset + value.start()])
+                done = offset + value.end()
+    redacted = f'"{instead}"'.join((*kept, text[done:]))
+    found: Any = tomllib.loads(redacted)
+    for key in table:
+        found = found.get(key, {})
+    if any(value != instead for value in found.values()):
+        raise ValueError(f"the values of {key_text(table)} cannot be told from the rest")
+    return redacted
+
+
 def _header(names: list[str], rows: dict[KeyPath, int], *, is_row: bool) -> KeyPath:
     """Return the path of the table whose header has these names."""
     path: KeyPath = ()
