@@ -87,7 +87,7 @@ def der_of(path: Path) -> bytes:
 
 
 def why_refused(der: bytes) -> str:
-    """Return why the library that reads everything refuses a certificate as soon as it is read; empty if it does not."""
+    """Return why the library that reads everything refuses a certificate when it is read; empty if it does not."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -95,7 +95,7 @@ def why_refused(der: bytes) -> str:
             for name in (found.subject, found.issuer):
                 name.rfc4514_string()
             assert list(found.extensions) and found.public_key() and found.serial_number
-            assert found.signature_hash_algorithm and found.not_valid_before_utc < found.not_valid_after_utc
+            assert found.signature_hash_algorithm and found.not_valid_before_utc and found.not_valid_after_utc
     except Exception as error:  # whatever a reader of hostile bytes raises
         return repr(error)
     return ""
