@@ -37,12 +37,12 @@ buffer, gid, uid = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 os.setgroups([]); os.setgid(gid); os.setuid(uid)
 outside = os.open(sys.argv[4], os.O_RDONLY)
 print("ready", flush=True)
-while True:
-    for source, target in ((outside, buffer), (buffer, outside)):
-        try:
-            os.rename("moved", "moved", src_dir_fd=source, dst_dir_fd=target)
-        except OSError:
-            pass
+while os.listdir(buffer):
+    pass
+try:
+    os.rename("moved", "moved", src_dir_fd=outside, dst_dir_fd=buffer)
+except OSError:
+    pass
 """
 
 
@@ -218,7 +218,7 @@ def test_a_buffer_that_is_filled_all_the_time_is_left_and_tried_again(
 
 
 def racing(attack: Attack) -> subprocess.Popen[str]:
-    """Start a process of the user that moves the directory into the buffer and out again, as fast as it can."""
+    """Start a process of the user that moves the directory into the buffer as soon as it sees that it is empty."""
     with closing(open_directory(attack.buffer)) as buffer:
         arguments = (str(buffer), str(attack.user.gid), str(attack.user.uid), str(attack.outside))
         process = subprocess.Popen(
