@@ -34,6 +34,7 @@ from cluster.system import (
     Clock,
     closing,
     make_private_directory,
+    names_in,
     new_private_file,
     open_directory,
     sync_directory,
@@ -462,10 +463,18 @@ def _allow_first_start(directory: Path, name: str) -> None:
 def _scratch(directory: Path, what: str) -> Iterator[Path]:
     scratch = directory / f".init-{what}-{secrets.token_hex(8)}"
     scratch.mkdir(mode=0o700)
-    try:
-        yield scratch
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with closing(open_directory(scratch)) as opened:
+        try:
+            yield scratch
+        finally:
+            # What was made is removed, and not what may have its name by now: the directory above may be another's.
+            for name in names_in(opened):
+                try:
+                    os.unlink(name, dir_fd=opened)
+                except OSError:
+                    shutil.rmtree(name, ignore_errors=True, dir_fd=opened)
+            with contextlib.suppress(OSError):
+                scratch.rmdir()
 
 
 def _write_text(path: Path, text: str) -> None:
