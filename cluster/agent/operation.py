@@ -281,7 +281,9 @@ class Operation:
                     "job %s: what a transfer that was ended left cannot be removed: %s; %s",
                     job,
                     message,
-                    f"remove .forebay-*-{job} there by hand" if final else "it is tried again later",
+                    f"remove .forebay-*-{job} and .forebay-*-{job}-* there by hand"
+                    if final
+                    else "it is tried again later",
                     extra=about(job=job),
                 )
                 if final:

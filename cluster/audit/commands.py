@@ -64,6 +64,7 @@ from cluster.cli.group import SETTINGS, ForebayGroup
 from cluster.cli.text import (
     fields_table,
     format_elapsed,
+    json_line,
     moment,
     parse_past,
     show,
@@ -426,7 +427,7 @@ def dump(options: dict[str, Any]) -> None:
                 continue
             if most == 0:
                 break
-            click.echo(msgspec.json.encode(_view(entry, ledger)))
+            click.echo(json_line(_view(entry, ledger)))
             most -= 1
 
 

@@ -4,9 +4,7 @@
 process performs them. So the command line never imports `wal` or `snapshots`, which it does not need on other machines.
 """
 
-import contextlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +17,7 @@ from cluster.cli.exits import bad_input
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.text import PAST_FORMS, note, present
 from cluster.security import proofs
-from cluster.system import keep_ownership
+from cluster.system import replace_private
 from replica.values import plain
 
 Perform = Callable[[tuple[str, ...], dict[str, Any]], None]
@@ -393,15 +391,9 @@ def write_whole(output: Path, held: bytes, place: str = "-o") -> None:
 
     A file that is replaced keeps its owner and mode.
     """
-    beside = output.with_name(f".{output.name}.{os.getpid()}")
     try:
-        with beside.open("wb") as file:
-            file.write(held)
-            keep_ownership(file.fileno(), output)
-        beside.replace(output)
+        replace_private(output, held, durable=False)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
         raise bad_input(f"{output} cannot be written: {error.strerror}", "name another file", place=place) from error
 
 

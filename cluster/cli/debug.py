@@ -6,7 +6,6 @@ Keys, scripts and environments of jobs are never read for it. Of jobs there is n
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import os
 import platform
@@ -15,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -30,8 +29,9 @@ from cluster.cli.session import session
 from cluster.cli.text import json_text, note, show_json
 from cluster.client import ApiError
 from cluster.config import ConfigError
+from cluster.config.toml import redact
 from cluster.schemas import operations as ops
-from cluster.system import format_instant
+from cluster.system import format_instant, new_private_file
 from replica.values import MESSAGE_CHARACTERS_MAX, MICROSECONDS_PER_SECOND, plain
 
 if TYPE_CHECKING:
@@ -62,6 +62,12 @@ UNITS: Final = "forebay-*"
 
 KERNEL: Final = ("loadavg", "meminfo", "uptime", "pressure/cpu", "pressure/io", "pressure/memory", "self/limits")
 """Files of /proc that say how the machine is."""
+
+REDACTED: Final = "(redacted)"
+"""What stands for a value of [provider] environment."""
+
+SECRET_CHARACTERS_MIN: Final = 6
+"""Characters of such a value from which on it is looked for in every part: a shorter one is part of many words."""
 
 NEVER: Final = b"PRIVATE KEY-----"
 """What no part may have in it, whatever it was made of."""
@@ -114,7 +120,9 @@ class DebugAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class Bundle:
     """Parts as they are found, by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        """Parts have none of the `secrets` in them, but for short ones, which would be found anywhere."""
+        self._secrets = [value.encode() for value in secrets if len(value) >= SECRET_CHARACTERS_MIN]
         self.found: dict[str, bytes] = {}
         self.missing: dict[str, str] = {}
 
@@ -123,6 +131,8 @@ class Bundle:
         if NEVER in content:
             self.missing[name] = "a private key is in it"
         else:
+            for secret in self._secrets:
+                content = content.replace(secret, REDACTED.encode())
             self.found[name] = content[-PART_BYTES_MAX:]
 
     def take(self, name: str, read: Callable[[], bytes]) -> None:
@@ -163,7 +173,8 @@ def debug(output: Path | None, jobs: tuple[str, ...], logs: tuple[Path, ...], as
 
     What does not answer is named in it, so it is worth something of a cluster that is down, too. Run it on each machine
     that something is wrong with, as the account that Forebay runs as there. Keys, scripts and environments are never in
-    it; names of nodes, pools, files of --job and whoever is named in the configuration are.
+    it, nor values of [provider] environment; names of nodes, pools, files of --job and whoever is named in the
+    configuration are.
     """
     if len(logs) > LOGS_MAX:
         raise bad_input(f"{len(logs)} logs are more than {LOGS_MAX}", "name those that matter")
@@ -179,8 +190,8 @@ def debug(output: Path | None, jobs: tuple[str, ...], logs: tuple[Path, ...], as
     output = output or Path(f"forebay-debug-{config.cluster.name}-{stamp}.tar.gz")
     try:
         # Made before anything is asked.
-        with _new_file(output) as file:
-            bundle = Bundle()
+        with new_private_file(output) as file:
+            bundle = Bundle(value for _, value in config.provider.environment)
             note("the cluster and its replicas are asked")
             try:
                 current.ask(lambda client: _asked(bundle, client, config, jobs), on_a_loop=True)
@@ -208,18 +219,6 @@ def debug(output: Path | None, jobs: tuple[str, ...], logs: tuple[Path, ...], as
     click.echo(
         f"Wrote {plain(str(output))}: {len(answer.parts) - len(gone)} parts. Look at it before you give it away."
     )
-
-
-@contextlib.contextmanager
-def _new_file(path: Path) -> Iterator[IO[bytes]]:
-    """Make a file that was not there, for its owner only; nothing of it is left where the block fails. OSError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
 
 
 async def _asked(bundle: Bundle, client: Client, config: Config, jobs: tuple[str, ...]) -> None:
@@ -255,7 +254,7 @@ def _of_this_machine(bundle: Bundle, config: Config) -> None:
         "packages": _versions(),
     }
     bundle.add("machine/about.json", _json(about))
-    bundle.take("forebay.toml", config.file.read_bytes)
+    bundle.take("forebay.toml", partial(_redacted, config.file))
     for name in KERNEL:
         bundle.take(f"machine/{name.replace('/', '-')}.txt", Path("/proc", name).read_bytes)
     directories = {config.tls.certificates, config.storage.directory, *(one.directory for one in config.agents)}
@@ -272,6 +271,14 @@ def _of_this_machine(bundle: Bundle, config: Config) -> None:
         return done.stdout
 
     bundle.take("logs/journal.txt", journal)
+
+
+def _redacted(file: Path) -> bytes:
+    """Return a configuration without what the site's programs are told: that may be passwords. OSError."""
+    try:
+        return redact(file.read_text(encoding="utf-8"), ("provider", "environment"), REDACTED).encode()
+    except ValueError as error:
+        raise OSError(f"{error}: attach the file by hand, without its secrets") from error
 
 
 def _listed(directory: Path) -> Iterator[dict[str, Any]]:

@@ -185,7 +185,9 @@ def _show_as_json(failure: Failure) -> None:
         others=tuple(OtherError(sentence=one.sentence, remedy=one.remedy, place=one.place) for one in failure.others)
         or msgspec.UNSET,
     )
-    click.echo(msgspec.json.encode(ErrorAnswer(error=said)), err=True)
+    from cluster.cli.text import json_line
+
+    click.echo(json_line(ErrorAnswer(error=said)), err=True)
 
 
 def _config_failure(error: ConfigError) -> Failure:

@@ -114,7 +114,7 @@ def _owners(config: Access) -> frozenset[int]:
     """Return whose gateways are believed: root's, one's own, those of who may change the configuration, or is in it."""
     named = config.access.gateway_account
     found = uid_of(named) if named is not None else None
-    return frozenset({0, os.geteuid(), os.stat(config.file).st_uid} | ({found} if found is not None else set()))
+    return frozenset({0, os.geteuid(), config.owner_uid} | ({found} if found is not None else set()))
 
 
 def _why_nobody_listens(way: GatewayWay) -> str:

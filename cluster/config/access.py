@@ -13,7 +13,7 @@ from msgspec import Meta
 from msgspec.structs import force_setattr
 
 from cluster.config.accounts import NO_ACCESS, AccessTable
-from cluster.config.toml import ConfigError, Document, InvalidValue, Name, Text, Written
+from cluster.config.toml import NOBODYS, ConfigError, Document, InvalidValue, Name, Text, Written
 from cluster.security import AUTHORITY_NAME, NAME_RULE, TlsFiles, find_unsafe_keys, is_name, is_there
 from cluster.system import Address
 
@@ -85,6 +85,8 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     tls: TlsConfig
     access: AccessTable = NO_ACCESS
     """Who may come as the account that he is."""
+    owner_uid: int = NOBODYS
+    """User ID of the owner of the file when it was read."""
 
     @classmethod
     def glance(cls, path: Path) -> Self | None:
@@ -104,6 +106,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
             replicas=tables.replica,
             tls=absolute(tables.tls, base),
             access=absolute(tables.access, base),
+            owner_uid=document.owner_uid,
         )
         found = find_unsafe_keys(access.tls.certificates)
         if found is not None:

@@ -397,6 +397,7 @@ def _read(file: Path, document: Document) -> Config:
         places=places,
         tls=absolute(tables.tls, base),
         access=absolute(tables.access, base),
+        owner_uid=document.owner_uid,
         storage=absolute(tables.storage, base),
         timing=tables.timing,
         policy=policy_of(document, tables.policy, tables.staging, base),

@@ -28,7 +28,17 @@ from cluster.security import (
     is_name,
     issue,
 )
-from cluster.system import Address, AddressError, Clock, sync_directory
+from cluster.system import (
+    Address,
+    AddressError,
+    Clock,
+    closing,
+    make_private_directory,
+    names_in,
+    new_private_file,
+    open_directory,
+    sync_directory,
+)
 from replica.values import SizeError, format_size, parse_size
 
 CONFIG_NAME: Final = "forebay.toml"
@@ -53,6 +63,11 @@ API_PORT_OFFSET: Final = 10
 
 AGENTS_MAX: Final = 256
 """Agents that `init` writes at once, count: more are added to the file by whatever generates it."""
+
+
+_SHOWN_MODE: Final = 0o644
+_PASSABLE_MODE: Final = 0o755
+"""Modes of a configuration that a service and every client of a machine read, and of what it lies in."""
 
 
 class FoundingRefused(Exception):
@@ -199,8 +214,9 @@ def found(directory: Path, founding: Founding, *, clock: Clock) -> Config:
     data = directory if founding.named else founding.data or directory
     here = (HOSTS_NAME,) if founding.named else founding.replica_names
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        data.mkdir(parents=True, exist_ok=True)
+        new = [path for path in (directory, data) if not path.exists()]
+        make_private_directory(directory)
+        make_private_directory(data)
         for path in (directory / CONFIG_NAME, directory / TLS_NAME, *(data / name for name in here)):
             if os.path.lexists(path):
                 raise FoundingRefused(f"{path} is there already; choose another directory or remove it")
@@ -216,6 +232,11 @@ def found(directory: Path, founding: Founding, *, clock: Clock) -> Config:
                 _allow_first_start(beside_data, name)
             if founding.owner is not None:
                 _hand_over(scratch / TLS_NAME, beside_data, founding, founding.owner)
+                # The service and the clients of the machine's accounts read it.
+                (scratch / CONFIG_NAME).chmod(_SHOWN_MODE)
+                for path in new:
+                    with closing(open_directory(path)) as opened:
+                        os.fchmod(opened, _PASSABLE_MODE)
             for name in here:
                 os.rename(beside_data / name, data / name)
             for name in (TLS_NAME, CONFIG_NAME):
@@ -378,7 +399,7 @@ def hosts_of(founding: Founding) -> dict[str, tuple[str, ...]]:
 
 def _write_bundle(scratch: Path, bundle: Path, host: str, founding: Founding) -> None:
     """Write all that one host needs, and no key of another; what to type there stands in it, too."""
-    (bundle / TLS_NAME).mkdir(mode=0o700, parents=True)
+    make_private_directory(bundle / TLS_NAME)
     shutil.copy2(scratch / CONFIG_NAME, bundle / CONFIG_NAME)
     shutil.copy2(scratch / TLS_NAME / f"{AUTHORITY_NAME}.pem", bundle / TLS_NAME)
     for name in hosts_of(founding)[host]:
@@ -435,21 +456,29 @@ def _service_guide(host: str, names: tuple[str, ...], founding: Founding) -> Ite
 
 def _allow_first_start(directory: Path, name: str) -> None:
     (directory / name).mkdir(mode=0o700)
-    (directory / name / FIRST_START_NAME).touch()
+    _write_text(directory / name / FIRST_START_NAME, "")
 
 
 @contextlib.contextmanager
 def _scratch(directory: Path, what: str) -> Iterator[Path]:
     scratch = directory / f".init-{what}-{secrets.token_hex(8)}"
     scratch.mkdir(mode=0o700)
-    try:
-        yield scratch
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with closing(open_directory(scratch)) as opened:
+        try:
+            yield scratch
+        finally:
+            # What was made is removed, and not what may have its name by now: the directory above may be another's.
+            for name in names_in(opened):
+                try:
+                    os.unlink(name, dir_fd=opened)
+                except OSError:
+                    shutil.rmtree(name, ignore_errors=True, dir_fd=opened)
+            with contextlib.suppress(OSError):
+                scratch.rmdir()
 
 
 def _write_text(path: Path, text: str) -> None:
-    with path.open("x", encoding="utf-8") as file:
-        file.write(text)
+    with new_private_file(path) as file:
+        file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())

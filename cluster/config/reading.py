@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from cluster.config.access import Access
 from cluster.config.toml import ConfigError
+from cluster.system import Untrusted, open_trusted
 
 CONFIG_NAME: Final = "forebay.toml"
 """Name of the file wherever it is looked for."""
+
+_NAME_IT: Final = "name it with --config if you trust its owner"
 
 SYSTEM_DIRECTORY: Final = Path("/etc/forebay")
 """Where a machine has it for all of its users."""
@@ -27,21 +32,36 @@ def config_places(environment: Mapping[str, str], system: Path = SYSTEM_DIRECTOR
 
 
 def find_config(environment: Mapping[str, str], system: Path = SYSTEM_DIRECTORY) -> Path:
-    """Return the first of these that is there; ConfigError where none is, or somebody else put it there.
+    """Return the first of these that is there; ConfigError where none is, or another account could have put it there.
 
-    Who changes into a directory of somebody else's has not named what lies in it: a configuration says whom a command
-    trusts, and sends what it is given to.
+    Who changes into a directory of another account has not named what lies in it: a configuration says whom a command
+    trusts, and sends what it is given to. A link is no such file: its target would be trusted for the owner that it
+    has, whatever the author of the link wants read. Since only root and this account can change what leads to the
+    file, it is the same one when it is read.
     """
     places = list(config_places(environment, system))
     for place in places:
         try:
-            owner = place.stat().st_uid
+            os.lstat(place)
         except OSError:
             continue
-        if owner not in (0, os.geteuid()):
-            sentence = f"it belongs to the account {owner}, neither to root nor to you"
-            raise ConfigError(place.absolute(), "", sentence, "name it with --config if you trust its owner")
-        return place
+        directory = os.path.realpath(place.parent)
+
+        def refuse_shared(status: os.stat_result, shown: str, directory: str = directory) -> None:
+            # Anybody may put a hard link there to a file of root.
+            if shown == directory and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                raise Untrusted(f"others may write to {shown}", "take that from them with chmod go-w")
+
+        try:
+            os.close(open_trusted(os.path.join(directory, place.name), refuse_shared))
+        except Untrusted as error:
+            raise ConfigError(place.absolute(), "", str(error), f"{error.remedy}, or {_NAME_IT}") from error
+        except OSError as error:
+            sentence = f"it cannot be opened ({error.strerror})"
+            if error.errno == errno.ELOOP:
+                sentence = "it is a symbolic link, which may lead to any file"
+            raise ConfigError(place.absolute(), "", sentence, _NAME_IT) from error
+        return place if place.parent == Path() else Path(directory, place.name)
     looked = ", ".join(str(place) for place in places[1:])
     raise ConfigError(
         places[0].absolute(),

@@ -6,6 +6,7 @@ msgspec decodes, and the structs forbid unknown keys: a key that is ignored is o
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator
@@ -27,6 +28,9 @@ INTEGER_MAX: Final = 2**63 - 1
 
 SHOWN_CHARACTERS_MAX: Final = 60
 """Characters of a key or value that a message repeats."""
+
+NOBODYS: Final = -1
+"""User ID of no account: of a text that was not read from a file."""
 
 KeyPath = tuple[str | int, ...]
 """Keys, and positions in lists from 0, that lead to a value: `("replica", 1, "peer")` is `replica[2].peer`."""
@@ -116,9 +120,11 @@ class InvalidValue(ValueError):
 class Document:
     """One TOML file: its text, its values, and errors that name their place in it."""
 
-    def __init__(self, file: Path, text: str) -> None:
+    def __init__(self, file: Path, text: str, owner_uid: int = NOBODYS) -> None:
         """Parse the text; ConfigError where it is not TOML."""
         self._file = file
+        self.owner_uid: Final = owner_uid
+        """User ID of the owner of the file when it was read."""
         self._text = text
         try:
             self._values = tomllib.loads(text)
@@ -131,6 +137,7 @@ class Document:
         """Read and parse a file of at most `bytes_max` bytes; ConfigError."""
         try:
             with file.open("rb") as stream:
+                owner_uid = os.fstat(stream.fileno()).st_uid
                 data = stream.read(bytes_max + 1)
         except OSError as error:
             sentence = f"the configuration cannot be read ({error.strerror})"
@@ -139,7 +146,7 @@ class Document:
             remedy = "this is not a configuration of Forebay"
             raise ConfigError(file, "", f"the file has more than {bytes_max} bytes", remedy)
         try:
-            return cls(file, data.decode("utf-8"))
+            return cls(file, data.decode("utf-8"), owner_uid)
         except UnicodeDecodeError as error:
             before = data[: error.start].decode("utf-8")
             sentence = f"byte {error.start} is not UTF-8"
@@ -436,6 +443,29 @@ def _keys(text: str) -> Iterator[tuple[KeyPath, int]]:
             if word in "[{":
                 around.append(path)
                 path, in_key = ((*path, 0), False) if word == "[" else (path, True)
+
+
+def redact(text: str, table: KeyPath, instead: str) -> str:
+    """Return a TOML text with `instead` for each text in the table at this path.
+
+    ValueError where a value of the table would still be there.
+    """
+    done, kept = 0, []
+    for path, offset in _keys(text):
+        if path[: len(table)] == table and len(path) > len(table):
+            tokens = (token for token in re.finditer(_TOKEN, text[offset:]) if token.lastgroup != "blank")
+            assigned = next((token for token in tokens if token.group() == "="), None)
+            value = next(tokens, None)
+            if assigned is not None and value is not None and value.lastgroup == "word" and offset >= done:
+                kept.append(text[done : offset + value.start()])
+                done = offset + value.end()
+    redacted = f'"{instead}"'.join((*kept, text[done:]))
+    found: Any = tomllib.loads(redacted)
+    for key in table:
+        found = found.get(key, {})
+    if any(value != instead for value in found.values()):
+        raise ValueError(f"the values of {key_text(table)} cannot be told from the rest")
+    return redacted
 
 
 def _header(names: list[str], rows: dict[KeyPath, int], *, is_row: bool) -> KeyPath:

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from cluster.drill.faults import Machine, Undo, do, undone
-from cluster.system import closing, open_directory, write_all
+from cluster.system import closing, make_private_directory, open_directory, write_all
 
 RECORD: Final = "undo.json"
 _NEW: Final = "undo.json.new"
@@ -29,7 +29,7 @@ class Record:
 
     def __init__(self, directory: Path, *, wait: bool = False) -> None:
         """Take hold of it, waiting if it is held and `wait`; Busy, OSError."""
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_directory(directory)
         self._directory = open_directory(directory)
         try:
             fcntl.flock(self._directory, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

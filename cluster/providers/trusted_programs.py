@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Iterable
 
 from cluster.providers.interface import Local
 from cluster.providers.limits import SCRIPT_BYTES_MAX
+from cluster.system import Untrusted
+from cluster.system import open_trusted as open_path_trusted
 
 
 class ProgramRefused(Exception):
@@ -48,29 +49,23 @@ def _open(path: str, what: str, verb: str, local: Local, *, executable: bool = F
     if not path.startswith("/"):
         raise ProgramRefused(f"the path of {what} is not absolute; write it from / on")
     closed = _identities(local.closed)
-    refused = f"{what} is not {verb}"
-    steps = os.path.realpath(path).split("/")[1:]
-    directory = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def check_closed(status: os.stat_result, shown: str) -> None:
+        if (status.st_dev, status.st_ino) in closed:
+            raise Untrusted(f"it lies below {shown}, where this service keeps what others wrote", "put it elsewhere")
+
     try:
-        _check(directory, refused, "/", closed)
-        for number, step in enumerate(steps[:-1], start=2):
-            inner = os.open(step, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-            os.close(directory)
-            directory = inner
-            _check(directory, refused, "/" + "/".join(steps[: number - 1]), closed)
-        file = os.open(steps[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        file = open_path_trusted(os.path.realpath(path), check_closed)
+        if executable and not os.fstat(file).st_mode & 0o111:
+            os.close(file)
+            raise ProgramRefused(f"{what} may not be executed; chmod +x it")
+        return file
+    except Untrusted as error:
+        raise ProgramRefused(f"{what} is not {verb}: {error}; {error.remedy}") from error
     except OSError as error:
         raise ProgramRefused(
             f"{what} cannot be opened: {error.strerror}; put it there, or correct its path in the site's configuration"
         ) from error
-    finally:
-        os.close(directory)
-    try:
-        _check_file(file, what, refused, path, executable)
-    except BaseException:
-        os.close(file)
-        raise
-    return file
 
 
 def read_trusted(path: str, local: Local) -> bytes:
@@ -88,15 +83,6 @@ def check_command(path: str, local: Local) -> str:
     return os.path.realpath(path)
 
 
-def _check_file(file: int, what: str, refused: str, path: str, executable: bool) -> None:
-    status = os.fstat(file)
-    if not stat.S_ISREG(status.st_mode):
-        raise ProgramRefused(f"{what} is no regular file; name a file")
-    _check(file, refused, path)
-    if executable and not status.st_mode & 0o111:
-        raise ProgramRefused(f"{what} may not be executed; chmod +x it")
-
-
 def _identities(directories: Iterable[str]) -> frozenset[tuple[int, int]]:
     """Return what the kernel knows these directories by, whatever links lead to them; those that are not there, not."""
     found = set()
@@ -105,19 +91,3 @@ def _identities(directories: Iterable[str]) -> frozenset[tuple[int, int]]:
             status = os.stat(directory)
             found.add((status.st_dev, status.st_ino))
     return frozenset(found)
-
-
-def _check(descriptor: int, refused: str, shown: str, closed: frozenset[tuple[int, int]] = frozenset()) -> None:
-    status = os.fstat(descriptor)
-    if (status.st_dev, status.st_ino) in closed:
-        raise ProgramRefused(
-            f"{refused}: it lies below {shown}, where this service keeps what others wrote; put it elsewhere"
-        )
-    if status.st_uid not in (0, os.geteuid()):
-        raise ProgramRefused(
-            f"{refused}: {shown} belongs to user {status.st_uid}; "
-            "make root its owner, or the account that Forebay runs as"
-        )
-    shared = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
-    if status.st_mode & 0o022 and not shared:
-        raise ProgramRefused(f"{refused}: others may write to {shown}; take that from them with chmod go-w")

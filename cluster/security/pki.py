@@ -24,8 +24,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cluster.security.files import TlsFiles, TlsRefused
 from cluster.security.identity import AUTHORITY_NAME, HELPER_HOST, NAME_RULE, Role, is_name
-from cluster.security.tls import check_key_file, parsed_certificates, read_pem
-from cluster.system import keep_ownership
+from cluster.security.tls import parsed_certificates, read_key_file, read_pem
+from cluster.system import keep_ownership, make_private_directory
 from replica.values import MICROSECONDS_PER_SECOND, Instant
 
 AUTHORITY_LIFETIME_DAYS: Final = 3650
@@ -91,11 +91,8 @@ def load_authority(directory: Path) -> Authority:
     """Read ca.pem and ca.key from `directory`; PkiRefused names a file that is missing, malformed or not private."""
     certificate_path, key_path = directory / f"{AUTHORITY_NAME}.pem", directory / f"{AUTHORITY_NAME}.key"
     try:
-        check_key_file(key_path)
-        certificate_pem, key_pem = (
-            read_pem(certificate_path, "the authority"),
-            read_pem(key_path, "the authority's key"),
-        )
+        key_pem = read_key_file(key_path, "the authority's key")
+        certificate_pem = read_pem(certificate_path, "the authority")
     except TlsRefused as error:
         raise PkiRefused(str(error)) from error
     try:
@@ -273,8 +270,7 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 def _make_private_directory(directory: Path) -> None:
     try:
         if not directory.exists():
-            directory.mkdir(mode=DIRECTORY_MODE, parents=True)
-            directory.chmod(DIRECTORY_MODE)  # whatever the umask is
+            make_private_directory(directory)
         mode = stat.S_IMODE(directory.stat().st_mode)
     except OSError as error:
         raise PkiRefused(f"{directory}: the directory for certificates cannot be made ({error.strerror})") from error

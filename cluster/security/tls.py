@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cluster.security.files import FORBIDDEN_KEY_BITS, TlsFiles, TlsRefused
-from cluster.system import Clock, SystemClock
+from cluster.system import Clock, SystemClock, closing
 from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 if TYPE_CHECKING:
@@ -89,7 +89,6 @@ def open_server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    check_key_file(key)
     return _with_chain(context, certificate, key)
 
 
@@ -147,12 +146,30 @@ def valid_until(certificate: Mapping[str, Any]) -> Instant:
 
 def check_key_file(path: Path) -> None:
     """Refuse a private key that anybody but its owner may read or write; TlsRefused names the file and the chmod."""
+    os.close(open_key_file(path))
+
+
+def open_key_file(path: Path) -> int:
+    """Return a descriptor (O_PATH) of a private key that only its owner may read or write; TlsRefused as
+    `check_key_file`.
+
+    What is read through it (`/proc/self/fd/N`) is the file that was judged, whatever has its name by then.
+    """
     try:
-        status = path.stat()
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:
         raise TlsRefused(
             f"{path}: the private key cannot be read ({error.strerror}); run `forebay init` or issue one"
         ) from error
+    try:
+        _check_key(os.fstat(descriptor), path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_key(status: os.stat_result, path: Path) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise TlsRefused(f"{path}: the private key is not a regular file")
     if status.st_uid not in (os.geteuid(), 0):
@@ -190,13 +207,19 @@ def describe_certificate(path: Path) -> str:
     return f"the certificate of {role} {name!r} in {path} (issued by {issuer!r}, valid until {until})"
 
 
-def read_pem(path: Path, what: str) -> bytes:
-    """Return the bytes of a small PEM file, which `what` names in sentences.
+def read_key_file(path: Path, what: str) -> bytes:
+    """Return the bytes of a private key that only its owner may read or write; TlsRefused."""
+    with closing(open_key_file(path)) as descriptor:
+        return read_pem(path, what, opened=f"/proc/self/fd/{descriptor}")
+
+
+def read_pem(path: Path, what: str, *, opened: str | None = None) -> bytes:
+    """Return the bytes of a small PEM file, which `what` names in sentences; `opened` is another name of that file.
 
     TlsRefused if it is missing or larger than MAX_PEM_BYTES.
     """
     try:
-        with path.open("rb") as file:
+        with open(opened or path, "rb") as file:
             data = file.read(MAX_PEM_BYTES + 1)
     except OSError as error:
         raise TlsRefused(
@@ -230,7 +253,6 @@ def _unreadable(certificate: Path, key: Path) -> Path:
 def _prepared(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_flags |= ssl.VERIFY_X509_STRICT
-    check_key_file(files.key)
     authority = read_pem(files.authority, "the certificate authority")
     try:
         context.load_verify_locations(cadata=authority.decode("ascii"))
@@ -243,8 +265,9 @@ def _prepared(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
 
 def _with_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> ssl.SSLContext:
     try:
-        # Without a password callback OpenSSL would ask the terminal for one, and a daemon would hang.
-        context.load_cert_chain(certificate, key, password=_no_password)
+        with closing(open_key_file(key)) as descriptor:
+            # Without a password callback OpenSSL would ask the terminal for one, and a daemon would hang.
+            context.load_cert_chain(certificate, f"/proc/self/fd/{descriptor}", password=_no_password)
     except ssl.SSLError as error:
         raise TlsRefused(
             f"{key}: this is not the unencrypted private key of {certificate} ({error.reason or error}); "

@@ -13,7 +13,6 @@ his data is not taken for one who had none yet.
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +29,7 @@ from cluster.server.storage import (
     member_note,
     starting,
 )
-from cluster.system import Clock
+from cluster.system import Clock, make_private_directory, replace_private
 from wal import FIRST_INCARNATION
 from wal import directory as directories
 
@@ -166,18 +165,8 @@ def _remove(joining: Path) -> None:
 
 def _write(note: Path, identity: str) -> None:
     """Write an id into a file durably, whole or not at all."""
-    temporary = note.with_name(f".{note.name}.new")
     try:
-        note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with temporary.open("w", encoding="ascii") as file:
-            file.write(f"{identity}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, note)
-        directory = os.open(note.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        make_private_directory(note.parent)
+        replace_private(note, f"{identity}\n".encode("ascii"))
     except OSError as error:
         raise StorageRefused(f"{note} cannot be written ({error.strerror})") from error

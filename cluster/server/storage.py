@@ -19,7 +19,7 @@ import msgspec
 
 from cluster.config import FIRST_START_NAME, Config
 from cluster.server.applied_log import read_batch, read_configuration
-from cluster.system import start_command
+from cluster.system import make_private_directory, replace_private, start_command
 from replica.fold import HistoryFold
 from replica.messages import ReleaseNeeded
 from replica.state import EMPTY, RecordedDigests, State, StateDiffers
@@ -208,11 +208,7 @@ def note_superseded(config: Config, name: str, sentence: str) -> None:
 def _write_note(config: Config, name: str, file_name: str, sentence: str) -> None:
     note = config.storage.directory / name / file_name
     try:
-        with note.open("w", encoding="utf-8") as file:
-            file.write(f"{sentence}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        directories.sync(note.parent)
+        replace_private(note, f"{sentence}\n".encode())
     except OSError as error:  # it stops all the same, and is told again whenever it starts
         LOGGER.error("%s cannot be written: %s", note, error)
 
@@ -323,8 +319,8 @@ def allow_first_start(config: Config, name: str) -> None:
     """Let a replica that has no data start without, once. StorageRefused if the mark cannot be made."""
     mark = first_start_mark(config, name)
     try:
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.touch()
+        make_private_directory(mark.parent)
+        replace_private(mark, b"")
     except OSError as error:
         raise StorageRefused(f"{mark} cannot be made ({error.strerror})") from error
 

@@ -31,7 +31,7 @@ from cluster.slurm.files import RENEW_S, Files, is_listed, session_of, session_o
 from cluster.slurm.metrics import Metrics
 from cluster.slurm.reconciler import Reconciler
 from cluster.slurm.slurmctld import Looked, look, owner_of
-from cluster.system import READY, Clock, tell_manager
+from cluster.system import READY, Clock, closing, new_private_file, open_private_file, tell_manager
 from cluster.system.eventloop import Identities
 from replica.values import MICROSECONDS_PER_SECOND
 
@@ -79,7 +79,7 @@ def cluster_token(state: Path) -> str:
     path = state / "forebay.cluster"
     with contextlib.suppress(FileExistsError):
         beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        beside.write_text(secrets.token_hex(16) + "\n", encoding="ascii")
+        _write_token(beside, secrets.token_hex(16))
         try:
             os.link(beside, path)
         finally:
@@ -94,7 +94,7 @@ def keep_token(state: Path, token: str) -> None:
         return
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        beside.write_text(token + "\n", encoding="ascii")
+        _write_token(beside, token)
         with contextlib.suppress(FileExistsError):
             os.link(beside, path)
         LOGGER.warning("%s was gone, and is there again", path)
@@ -103,6 +103,11 @@ def keep_token(state: Path, token: str) -> None:
     finally:
         with contextlib.suppress(OSError):
             beside.unlink()
+
+
+def _write_token(beside: Path, token: str) -> None:
+    with new_private_file(beside) as file:
+        file.write(f"{token}\n".encode("ascii"))
 
 
 class Bridge:
@@ -167,7 +172,7 @@ class Bridge:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        with open(self._directory / "lock", "w", encoding="ascii") as file:
+        with closing(open_private_file(self._directory / "lock", os.O_RDWR)) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

@@ -89,11 +89,15 @@ class Fifos:
 
     def _remove(self, path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
-            is_fifo = stat.S_ISFIFO(path.lstat().st_mode)
-            descriptor = os.open(path, _OPEN) if is_fifo else -1
-            path.unlink()
-            if is_fifo:
-                os.close(descriptor)
+            descriptor = -1
+            with contextlib.suppress(OSError):
+                # Who waits at the other end of a pipe is woken when it is closed, after its name is gone.
+                descriptor = os.open(path, _OPEN)
+            try:
+                path.unlink()
+            finally:
+                if descriptor >= 0:
+                    os.close(descriptor)
 
     def _fill(self) -> None:
         for number in range(1, SLOTS + 1):

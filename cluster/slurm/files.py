@@ -17,6 +17,7 @@ import msgspec
 
 from cluster.schemas.guests import GuestView, PersistentView, SchedulerSiteAnswer
 from cluster.slurm import PARTS, script_parts
+from cluster.system import closing, make_private_directory, open_directory
 from replica.grammar import guest_tables
 from replica.model import VARIABLE_DIRECTORIES, WHOLE_BUFFER, persistent_variable
 
@@ -136,8 +137,9 @@ class Files:
         self._host = host
         self._away = away
         self._paths = directory / "paths"
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = directory.stat()
+        make_private_directory(directory)
+        with closing(open_directory(directory)) as opened:
+            status = os.fstat(opened)
         # What lies in it becomes the environment of everybody's jobs.
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise DirectoryRefused(

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
         closing,
         free_bytes,
         is_disk_full,
-        keep_ownership,
         names_in,
         open_directory,
-        replace_private,
         sync_directory,
         try_lock,
         write_all,
@@ -33,6 +31,14 @@ if TYPE_CHECKING:
     from cluster.system.garbage_collection import Collector, collect_for_a_reader
     from cluster.system.job_process import CAPABILITIES, LIMITS, UNLIMITED, JobProcess, forgo, limit, prepare, reset
     from cluster.system.logs import about, as_logged, begin_logging, is_logged, say_at_last
+    from cluster.system.private_files import (
+        keep_ownership,
+        make_private_directory,
+        name_beside,
+        new_private_file,
+        open_private_file,
+        replace_private,
+    )
     from cluster.system.processes import (
         all_pids,
         become_subreaper,
@@ -63,6 +69,7 @@ if TYPE_CHECKING:
         start_command,
         tell_manager,
     )
+    from cluster.system.trusted_paths import Untrusted, open_trusted
 else:
     __getattr__ = shown(
         __name__,
@@ -71,14 +78,17 @@ else:
         address: Address AddressError
         clock: Clock SystemClock format_instant parse_instant
         descriptors: SLOW_SYNC_S closing free_bytes is_disk_full names_in open_directory sync_directory try_lock
-        descriptors: keep_ownership replace_private write_all
+        descriptors: write_all
         garbage_collection: Collector collect_for_a_reader
         job_process: CAPABILITIES LIMITS UNLIMITED JobProcess forgo limit prepare reset
         logs: about as_logged begin_logging is_logged say_at_last
+        private_files: keep_ownership make_private_directory name_beside new_private_file open_private_file
+        private_files: replace_private
         processes: all_pids become_subreaper boot_id cgroup_of descendants die_with_parent environment_variables
         processes: fields_of hold_termination ignore_hangup leave_when_terminated python_of send start_time
         processes: sync_file_system
         service_manager: EXIT_CONFIGURATION FORMAT_VARIABLE FORMATS LEVELS READY STOPPING SYSTEMD VARIABLES
         service_manager: enable_command start_command tell_manager
+        trusted_paths: Untrusted open_trusted
         """,
     )

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -74,38 +73,3 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def keep_ownership(descriptor: int, name: str | os.PathLike[str], *, directory: int | None = None) -> None:
-    """Give an open file the owner, group and mode of the file `name`, if that exists and is a regular file.
-
-    Call it before the rename. A command that an administrator runs as root would otherwise leave a service with a file
-    it cannot read. `name` is relative to the open `directory` if one is given. A file in a directory that more accounts
-    than its owner may write to says nothing: an attacker may have put it there to be given a key. OSError.
-    """
-    try:
-        replaced = os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return
-    above = os.stat(os.path.dirname(name) or ".", dir_fd=directory)
-    if not stat.S_ISREG(replaced.st_mode) or above.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return
-    new = os.fstat(descriptor)
-    if (new.st_uid, new.st_gid) != (replaced.st_uid, replaced.st_gid):
-        # Only root may give a file away. Other accounts replace files as before.
-        with contextlib.suppress(PermissionError):
-            os.fchown(descriptor, replaced.st_uid, replaced.st_gid)
-    # After fchown, which clears the set-user-ID and set-group-ID bits.
-    os.fchmod(descriptor, stat.S_IMODE(replaced.st_mode))
-
-
-def replace_private(path: Path, data: bytes) -> None:
-    """Replace a file as a whole, durably; a new one is readable for its owner alone. OSError leaves the old file."""
-    part = path.with_name(f".{path.name}.tmp")
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        keep_ownership(file.fileno(), path)
-        os.fsync(file.fileno())
-    part.replace(path)
-    sync_directory(path.parent)

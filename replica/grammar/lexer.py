@@ -221,7 +221,9 @@ SHOWN_CHARACTERS = 48
 """Characters of what the user wrote that a message repeats: enough to find it, short enough for one line."""
 
 
-_CONTROL = re.compile("[\\x00-\\x08\\x0a-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ud800-\\udfff]")
+_CONTROL = re.compile(
+    "[\\x00-\\x08\\x0a-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
+)
 _WORD = re.compile(r"[^ \t]+")
 
 

@@ -14,7 +14,10 @@ from replica.values.limits import (
 )
 from replica.values.patterns import Pattern
 
-_CONTROL = Pattern(r"[\x00-\x1f\x7f]")
+_CONTROL = Pattern(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Control characters (C0, DEL, C1), the separators of lines and paragraphs, and Unicode's Bidi_Control: each of them
+lets a text look like another one, or begins a command to a terminal."""
+
 _SYMBOL = Pattern(r"%([0-9]*)(.?)", re.DOTALL)
 _NAME = Pattern(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _MAILBOX = Pattern(r"[A-Za-z0-9_][A-Za-z0-9_+=-]*(\.[A-Za-z0-9_+=-]+)*")
@@ -122,7 +125,7 @@ _NUMERIC_SYMBOLS = frozenset("AJabjnt")
 
 
 def has_control_character(text: str) -> bool:
-    """Whether a text has an ASCII control character: a line break, an escape, a zero byte."""
+    """Whether a text has a character that ends a line, gives orders to a terminal or turns the direction of text."""
     # Most texts are printable, which is asked in a fraction of the time.
     return not text.isprintable() and _CONTROL.search(text) is not None
 

@@ -49,7 +49,9 @@ def nonsense(case: Case, request: BufferRequest | None) -> str | None:
     ]
     if request is None:
         return "there is a directive, and no request" if lines or case.bb or case.bbf else None
-    if re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", request.text):
+    if re.search(
+        r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]", request.text
+    ):
         return "a control character is in what is shown"
     if not 0 <= request.capacity_bytes <= LARGEST or not 0 <= request.swap_bytes <= LARGEST:
         return "a size is out of range"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.repo.tree import modules, text_of
 
-KEEP_IT = {"cluster/cli/audit_commands.py", "cluster/security/pki.py", "cluster/system/descriptors.py"}
+KEEP_IT = {"cluster/security/pki.py", "cluster/system/private_files.py"}
 """Modules that give the new file the owner, group and mode of the one before (`keep_ownership`)."""
 
 BY_THE_SAME_ACCOUNT = {
@@ -23,10 +23,7 @@ BY_THE_SAME_ACCOUNT = {
     "cluster/config/new_site.py": "a site that did not exist before",
     "cluster/drill/record.py": "root's helper alone reads and writes it",
     "cluster/providers/files.py": "the directory of one call",
-    "cluster/server/joining.py": "the replica's own directory",
     "cluster/server/recovery/restore.py": "a directory that did not exist before",
-    "cluster/server/tlog/derive.py": "the replica's own directory, derived anew",
-    "cluster/server/tlog/publish.py": "the replica's own directory",
     "cluster/slurm/files.py": "the bridge's own directory",
     "cluster/slurm/install.py": "a file of another owner is rejected",
     "snapshots/finalize.py": "the replica's own directory",

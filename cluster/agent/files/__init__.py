@@ -45,4 +45,10 @@ from cluster.agent.files.paths import (
     variable_of,
 )
 from cluster.agent.files.places import PlaceRefused, buffer_path, identity_at, open_parent, sync_written
-from cluster.agent.files.removal import RemovalFailed, empty_directory, remove_removable, remove_tree
+from cluster.agent.files.removal import (
+    KEPT_NAMED_MAX,
+    RemovalFailed,
+    empty_directory,
+    remove_removable,
+    remove_tree,
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -10,7 +11,7 @@ from typing import Final, NamedTuple
 from cluster.agent.files import images, project_quota, subvolumes
 from cluster.agent.files.images import ImageRefused
 from cluster.agent.files.removal import RemovalFailed, remove_tree
-from cluster.system import closing, open_directory
+from cluster.system import closing, names_in, open_directory
 
 WATCH: Final = "watch"
 PROJECT_QUOTA: Final = "project_quota"
@@ -120,18 +121,45 @@ def remove(parent: int, name: str, *, shown: str) -> None:
 
     Nothing to do if it is not there.
     """
-    try:
-        if images.is_there(parent, name):
+    with _removing(parent, name, shown) as is_image:
+        if is_image:
             images.remove(parent, name)
-            return
+        else:
+            remove_tree(parent, name, shown=shown)
+
+
+def remove_empty(parent: int, name: str, *, shown: str) -> None:
+    """Remove a buffer in which nothing is, and what limited it. RemovalFailed, also if something is in it.
+
+    Nothing to do if it is not there.
+    """
+    with _removing(parent, name, shown) as is_image:
+        if is_image:
+            with closing(open_buffer(parent, name)) as directory:
+                if names_in(directory):
+                    raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+            images.remove(parent, name)
+        else:
+            os.rmdir(name, dir_fd=parent)
+            os.fsync(parent)
+
+
+@contextlib.contextmanager
+def _removing(parent: int, name: str, shown: str) -> Iterator[bool]:
+    """Give whether a buffer is an image; release what limited it when it has been removed. RemovalFailed."""
+    project = group = 0
+    try:
+        is_image = images.is_there(parent, name)
+        if not is_image:
+            with contextlib.suppress(OSError), closing(open_directory(name, dir_fd=parent)) as directory:
+                project = project_quota.project_of(directory)
+                if subvolumes.is_subvolume(directory):
+                    group = subvolumes.group_of(directory)
+        yield is_image
+    except FileNotFoundError:
+        return
     except OSError as error:
         raise RemovalFailed(f"{shown} cannot be removed: {error.strerror}") from error
-    project = group = 0
-    with contextlib.suppress(OSError), closing(open_directory(name, dir_fd=parent)) as directory:
-        project = project_quota.project_of(directory)
-        if subvolumes.is_subvolume(directory):
-            group = subvolumes.group_of(directory)
-    remove_tree(parent, name, shown=shown)
     with contextlib.suppress(OSError):
         project_quota.release(parent, project)
     if group:

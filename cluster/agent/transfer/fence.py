@@ -12,6 +12,10 @@ An attempt takes over the partial files of the same owner's last one, in order t
 hold small files that nobody goes on with: they are removed, and first of all lose the name by which they could get
 their place all at once.
 
+Where other accounts may write to the destination, as to /scratch of mode 1777, they could block a name that they can
+guess. There each attempt makes its directory in one of an unpredictable name, `.forebay-FAMILY-TOKEN`. Every look is at
+all directories of these names that are the user's own and nobody else's; others are passed over.
+
 All helpers of a transfer have one staging directory, and a directory takes one name at a time. So each group of small
 files is written in a batch directory of its own in there, which only its helper writes to. One that has all files of a
 directory that this transfer has made, and that is still empty, takes that directory's place by one rename, instead of
@@ -24,7 +28,9 @@ import contextlib
 import errno
 import os
 import re
+import secrets
 import stat
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from cluster.agent.files import RemovalFailed, empty_directory, remove_tree
@@ -47,7 +53,12 @@ older one was just being cleaned up."""
 
 _PLACE: Final = re.compile(r"([0-9]{1,19})\.([0-9a-z]{1,64})", re.ASCII)
 
-_HOME: Final = re.compile(rb"\.forebay-(?:[0-9a-f]{8}|alone)-[0-9]{1,19}")
+_HOME: Final = re.compile(rb"\.forebay-(?:[0-9a-f]{8}|alone)-[0-9]{1,19}(?:-[0-9a-f]{16})?")
+
+_TOKEN: Final = re.compile(r"-[0-9a-f]{16}", re.ASCII)
+_TOKEN_BYTES: Final = 8
+
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 _STAGING: Final = re.compile(r"[0-9]{1,19}\.[0-9a-f]{32}", re.ASCII)
 """As _PLACE, but with the ID of an agent's storage: users' directories may have names that only look alike."""
@@ -89,12 +100,28 @@ class Claimant(NamedTuple):
 
     @property
     def home(self) -> str:
-        """The name of the directory for all attempts, in the destination directory."""
+        """The name of the directory for all attempts, in a destination directory that is the user's alone."""
         return f".forebay-{self.family}"
+
+    def may_own(self, name: str) -> bool:
+        """Return whether a directory of this name in a destination may have attempts of the family in it."""
+        return name == self.home or (name.startswith(self.home) and _TOKEN.fullmatch(name, len(self.home)) is not None)
 
     @property
     def place(self) -> str:
         """The name of the directory of this attempt, in that one."""
+        return f"{self.attempt}.{self.owner}"
+
+
+class _Place(NamedTuple):
+    """The directory of an attempt, and the name of the one for all attempts that it is in."""
+
+    attempt: int
+    owner: str
+    home: str
+
+    @property
+    def name(self) -> str:
         return f"{self.attempt}.{self.owner}"
 
 
@@ -104,22 +131,38 @@ def claim(directory: int, shown: str, claimant: Claimant) -> int:
     Fenced if a newer one is there, or another agent's of the same attempt; FenceFailed or OSError if it cannot be made.
     """
     for _ in range(CLAIMS_MAX):
-        with closing(_open_home(directory, shown, claimant)) as home:
-            if _make(home, shown, claimant):
-                return _defend(home, shown, claimant)
+        name = _home_for(directory, shown, claimant)
+        with closing(_open_home(directory, name, shown)) as home:
+            if _make(directory, home, name, shown, claimant):
+                return _defend(directory, home, name, shown, claimant)
     raise FenceFailed(f"{shown}/{claimant.home} is removed as soon as it is made; end whoever does that")
 
 
-def _make(home: int, shown: str, claimant: Claimant) -> bool:
+def _home_for(directory: int, shown: str, claimant: Claimant) -> str:
+    """Return the name of the directory for all attempts that a staging directory is to be made in."""
+    if not _is_shared(directory):
+        return claimant.home
+    own = (claimant.attempt, claimant.owner)
+    same = [place.home for place in _present(directory, shown, claimant) if (place.attempt, place.owner) == own]
+    return same[0] if same else f"{claimant.home}-{secrets.token_hex(_TOKEN_BYTES)}"
+
+
+def _is_shared(directory: int) -> bool:
+    """Return whether others may make names in an open directory."""
+    return bool(os.fstat(directory).st_mode & _OTHERS_WRITE)
+
+
+def _make(directory: int, home: int, name: str, shown: str, claimant: Claimant) -> bool:
     """Make the staging directory, or take over that of an older attempt; False if `home` was removed just now."""
-    present = _present(home)
+    present = _present(directory, shown, claimant)
     _give_way(present, claimant, shown)
-    own = sorted(attempt for attempt, owner in present if owner == claimant.owner)
+    own = sorted(place for place in present if place.owner == claimant.owner)
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(claimant.place, _PRIVATE, dir_fd=home)
-        if own and own[-1] != claimant.attempt:
-            _take_over(home, f"{own[-1]}.{claimant.owner}", claimant.place)
+        if own and own[-1].attempt != claimant.attempt:
+            with closing(_open_private(directory, own[-1].home, shown)) as former:
+                _take_over(former, own[-1].name, home, claimant.place)
         os.fsync(home)
     except FileNotFoundError:
         if not is_removed(home):
@@ -128,28 +171,34 @@ def _make(home: int, shown: str, claimant: Claimant) -> bool:
     return True
 
 
-def _take_over(home: int, former: str, place: str) -> None:
+def _take_over(former: int, place: str, home: int, own: str) -> None:
     """Move what an earlier attempt left half done: the files and not their directory, which that one may have open."""
     with (
-        closing(open_directory(former, dir_fd=home)) as source,
-        closing(open_directory(place, dir_fd=home)) as destination,
+        closing(open_directory(place, dir_fd=former)) as source,
+        closing(open_directory(own, dir_fd=home)) as destination,
     ):
         for name in names_in(source):
             if not name.endswith((BATCH_SUFFIX, _GONE_SUFFIX)):
                 os.rename(name, name, src_dir_fd=source, dst_dir_fd=destination)
 
 
-def _defend(home: int, shown: str, claimant: Claimant) -> int:
+def _defend(directory: int, home: int, name: str, shown: str, claimant: Claimant) -> int:
     """See who came meanwhile: whoever is not seen sees this one. Then take away what older attempts have."""
-    present = _present(home)
+    present = _present(directory, shown, claimant)
     try:
         _give_way(present, claimant, shown)
     except Fenced:
         _remove(home, claimant.place, shown)
+        if name != claimant.home:
+            _remove_empty(directory, name)
         raise
-    for attempt, owner in present:
-        if attempt < claimant.attempt:
-            _remove(home, f"{attempt}.{owner}", shown)
+    for place in present:
+        if place.attempt < claimant.attempt:
+            with contextlib.suppress(FileNotFoundError):
+                with closing(_open_private(directory, place.home, shown)) as former:
+                    _remove(former, place.name, shown)
+                if place.home not in (name, claimant.home):
+                    _remove_empty(directory, place.home)
     try:
         return _open_private(home, claimant.place, shown)
     except FileNotFoundError:
@@ -172,26 +221,45 @@ def sweep(directory: int, shown: str, claimant: Claimant) -> int:
 
     FenceFailed or OSError if that is not possible. Other owners' are left: they may be newer than is known here.
     """
-    try:
-        home = _open_private(directory, claimant.home, shown)
-    except FileNotFoundError:
-        return 0
     removed = 0
-    with closing(home):
-        for attempt, owner in _present(home):
+    swept = False
+    for name, home in _homes(directory, shown, claimant):
+        for attempt, owner in _places(home):
             if owner == claimant.owner and attempt <= claimant.attempt:
                 removed += _remove(home, f"{attempt}.{owner}", shown, lasting=False)
         # Or a power cut brings it back when nobody looks for it any more.
-        if not _remove_empty(directory, claimant.home):
+        if not _remove_empty(directory, name):
             os.fsync(home)
-    os.fsync(directory)
+        swept = True
+    if swept:
+        os.fsync(directory)
     return removed
 
 
-def _open_home(directory: int, shown: str, claimant: Claimant) -> int:
+def _open_home(directory: int, name: str, shown: str) -> int:
     with contextlib.suppress(FileExistsError):
-        os.mkdir(claimant.home, _PRIVATE, dir_fd=directory)
-    return _open_private(directory, claimant.home, shown)
+        os.mkdir(name, _PRIVATE, dir_fd=directory)
+    return _open_private(directory, name, shown)
+
+
+def _homes(directory: int, shown: str, claimant: Claimant) -> Iterator[tuple[str, int]]:
+    """Yield each directory for all attempts of a family, with a descriptor that is closed afterwards.
+
+    What has such a name and could be changed by others is passed over where others may make names, and otherwise
+    FenceFailed. OSError.
+    """
+    is_shared = _is_shared(directory)
+    for name in sorted(filter(claimant.may_own, names_in(directory))):
+        try:
+            home = _open_private(directory, name, shown)
+        except FileNotFoundError:
+            continue
+        except (FenceFailed, PermissionError):
+            if not is_shared:
+                raise
+            continue
+        with closing(home):
+            yield name, home
 
 
 def _open_private(directory: int, name: str, shown: str) -> int:
@@ -211,18 +279,27 @@ def _open_private(directory: int, name: str, shown: str) -> int:
     return descriptor
 
 
-def _present(home: int) -> list[tuple[int, str]]:
+def _present(directory: int, shown: str, claimant: Claimant) -> list[_Place]:
+    """Return all attempts of a family that have a directory in an open destination."""
+    return sorted(
+        _Place(attempt, owner, name)
+        for name, home in _homes(directory, shown, claimant)
+        for attempt, owner in _places(home)
+    )
+
+
+def _places(home: int) -> list[tuple[int, str]]:
     found = (_PLACE.fullmatch(name) for name in names_in(home))
     return sorted((int(match.group(1)), match.group(2)) for match in found if match is not None)
 
 
-def _give_way(present: list[tuple[int, str]], claimant: Claimant, shown: str) -> None:
+def _give_way(present: list[_Place], claimant: Claimant, shown: str) -> None:
     """Raise Fenced if somebody else goes first: a newer attempt, or whoever else is there with the same.
 
     No order of names decides between two with the same attempt: one of them may have looked for the last time before
     the other made its directory, and writes.
     """
-    for attempt, owner in present:
+    for attempt, owner, _ in present:
         if attempt > claimant.attempt:
             raise Fenced(f"attempt {attempt} writes to {shown}; attempt {claimant.attempt} is not the newest any more")
         if attempt == claimant.attempt and owner != claimant.owner:
@@ -275,13 +352,10 @@ def _take_names(staging: int) -> int:
 
 
 def tidy(directory: int, claimant: Claimant) -> None:
-    """Remove the staging directory if nothing is in it that the next attempt goes on with. OSError."""
-    try:
-        with closing(open_directory(claimant.home, dir_fd=directory)) as home:
-            _remove_empty(home, claimant.place)
-    except FileNotFoundError:
-        return
-    _remove_empty(directory, claimant.home)
+    """Remove the staging directory if nothing is in it that the next attempt goes on with. FenceFailed, OSError."""
+    for name, home in _homes(directory, claimant.home, claimant):
+        _remove_empty(home, claimant.place)
+        _remove_empty(directory, name)
 
 
 def _remove_empty(directory: int, name: str) -> bool:

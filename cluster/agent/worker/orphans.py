@@ -104,8 +104,8 @@ def read(orphans: int, job: int) -> Orphans | None:
         return _ORPHANS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FileRefused(
-            f"leftovers/{job} is damaged ({error}): remove .forebay-{job}-* and .forebay-*-{job} in the destinations "
-            "of the job, and then this file"
+            f"leftovers/{job} is damaged ({error}): remove .forebay-{job}-*, .forebay-*-{job} and "
+            f".forebay-*-{job}-* in the destinations of the job, and then this file"
         ) from error
 
 

@@ -156,7 +156,7 @@ class Claims:
 
     def tidy(self) -> None:
         """Remove those that are empty; what is in the others the next attempt goes on with."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, fence.FenceFailed):
             for claimed in self._claimed.values():
                 fence.tidy(claimed.directory, self._claimant)
 
@@ -355,7 +355,7 @@ def _see_empty(buffer: int, claimant: Claimant) -> None:
     It is not emptied: who is late would take away what a later attempt has staged.
     """
     for name in names_in(buffer):
-        if name == claimant.home:
+        if claimant.may_own(name):
             continue
         if name in ACCESS_DIRECTORIES:
             with closing(open_directory(name, dir_fd=buffer)) as directory:

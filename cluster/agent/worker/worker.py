@@ -35,7 +35,6 @@ from cluster.agent.files import (
     identity_of,
     places,
     read_bounded,
-    remove_removable,
     sync_written,
     write_durably,
 )
@@ -47,7 +46,6 @@ from cluster.agent.processes import (
     AccountRefused,
     CgroupTree,
     account_for,
-    acting_as,
     become,
     cgroup_of_script,
     environment_of,
@@ -70,6 +68,7 @@ from cluster.agent.transfer import (
     workspace,
 )
 from cluster.agent.worker import external_provider
+from cluster.agent.worker.buffer_removal import remove_as_operator, remove_as_user
 from cluster.agent.worker.buffer_usage import blocks_of, inodes_of
 from cluster.agent.worker.orphans import ANY_ATTEMPT, SWEEP, sweep, tag
 from cluster.agent.worker.staging import (
@@ -145,19 +144,26 @@ def _destroy_placed(place: OrderPlace, name: str, work: Work) -> OperationFailed
     """Remove a persistent buffer from a place. Its directory is of this life of the name alone, so who is late with it
     finds nothing.
     """
-    options, shown = work.order.options, f"the persistent buffer {name}"
+    shown = f"the persistent buffer {name}"
     try:
         parent, directory = places.open_parent(place, switch=work.accounts == "switch", make=True)
         with closing(parent):
-            if options is None or not options.by_operator:
-                failed = _remove_as_user(work, parent, directory, shown)
-                if failed is not None:
-                    return replace(failed, operation="destroy_persistent")
-            capacity.remove(parent, directory, shown=shown)
+            path = os.path.join(place.path, place.directory)
+            failed = _remove_persistent(work, parent, directory, path, shown)
             os.fsync(parent)
+            return failed
     except (RemovalFailed, ImageRefused, PlaceRefused) as error:
         return OperationFailed(str(error), operation="destroy_persistent")
-    return None
+
+
+def _remove_persistent(work: Work, parent: int, name: str, path: str, shown: str) -> OperationFailed | None:
+    """Remove a persistent buffer: with its owner's rights, or with everything in it if an operator destroys it."""
+    options = work.order.options
+    if options is not None and options.by_operator:
+        remove_as_operator(work, parent, name, shown=shown)
+        return None
+    failed = _remove_as_user(work, parent, name, path, shown)
+    return None if failed is None else replace(failed, operation="destroy_persistent")
 
 
 def _create_placed(place: OrderPlace, wanted: CreatePersistent, work: Work) -> OperationFailed | None:
@@ -197,15 +203,12 @@ def _give(directory: int, account: Account) -> None:
 
 
 def _destroy(parent: int, made: int, name: str, work: Work) -> OperationFailed | None:
-    options = work.order.options
-    shown = f"the persistent buffer {name}"
     try:
         _check(name)
-        if options is None or not options.by_operator:
-            failed = _remove_as_user(work, parent, name, shown)
-            if failed is not None:
-                return replace(failed, operation="destroy_persistent")
-        capacity.remove(parent, name, shown=shown)
+        path = os.path.join(work.home, PERSISTENT, name)
+        failed = _remove_persistent(work, parent, name, path, f"the persistent buffer {name}")
+        if failed is not None:
+            return failed
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=made)
     except (RemovalFailed, ImageRefused, ValueError) as error:
@@ -257,60 +260,28 @@ def _take_away(work: Work, parent: int, name: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         capacity.move(parent, name, gone)
     for left in names_in(parent):
-        if left.startswith(CLEARED) and not _is_kept(work, parent, left):
-            kept = _remove_as_owner(work, parent, left, f"what an earlier persistent buffer held ({left})")
+        if left.startswith(CLEARED):
+            shown = f"what an earlier persistent buffer held ({left})"
+            kept = remove_as_user(work, parent, left, user=None, shown=shown)
             if kept:
-                print(f"{left} in {PERSISTENT} is kept: {', '.join(kept)}", file=sys.stderr)
-                with closing(open_directory(left, dir_fd=parent)) as directory:
-                    os.fchown(directory, os.geteuid(), os.getegid())
-            else:
-                capacity.remove(parent, left, shown=left)
+                path = os.path.join(work.home, PERSISTENT, left)
+                print(
+                    f"{path} holds what its owner may not remove, so it is kept: {', '.join(kept)}; "
+                    "give it to its owners, then remove the directory",
+                    file=sys.stderr,
+                )
 
 
-def _is_kept(work: Work, parent: int, left: str) -> bool:
-    """Whether an earlier look found that the owner may not remove what is left in a directory, which is the agent's
-    since then: with the agent's own rights it would go.
-    """
-    capacity.see_mounted(parent, left)
-    kept = work.accounts == "switch" and os.stat(left, dir_fd=parent, follow_symlinks=False).st_uid == os.geteuid()
-    if kept:
-        # An operator may have emptied it since.
-        with contextlib.suppress(OSError), closing(open_directory(left, dir_fd=parent)) as directory:
-            if not names_in(directory):
-                capacity.remove(parent, left, shown=left)
-    return kept
-
-
-def _remove_as_user(work: Work, parent: int, name: str, shown: str) -> OperationFailed | None:
-    """Empty a directory of the job's with no more rights than its user has; say what he may not remove."""
-    kept = _remove_as_owner(work, parent, name, shown)
+def _remove_as_user(work: Work, parent: int, name: str, path: str, shown: str) -> OperationFailed | None:
+    """Remove a buffer with no more rights than its user has; return what the user may not remove as a failure."""
+    kept = remove_as_user(work, parent, name, user=work.order.user, shown=shown)
     if not kept:
         return None
     return failure(
-        f"{shown} holds what user {work.order.user} may not remove, so it is kept: {', '.join(kept)}; "
+        f"{shown} holds what user {work.order.user} may not remove, so it is kept in {path}: {', '.join(kept)}; "
         "an operator takes it away on the node and releases the job",
         final=True,
     )
-
-
-def _remove_as_owner(work: Work, parent: int, name: str, shown: str) -> list[str]:
-    """Empty a directory with no more rights than its owner has; return what he may not remove. RemovalFailed."""
-    try:
-        capacity.see_mounted(parent, name)
-        owner = os.stat(name, dir_fd=parent, follow_symlinks=False)
-    except FileNotFoundError:
-        return []
-    try:
-        with closing(open_directory(name, dir_fd=parent)) as directory:
-            os.fchmod(directory, 0o700)
-            with acting_as(owner.st_uid, owner.st_gid):
-                die_with_parent(work.agent)
-                return remove_removable(directory, shown=shown)
-    except OSError as error:
-        raise RemovalFailed(f"{shown} cannot be removed: {error.strerror}") from error
-    finally:
-        # The kernel forgets it whenever the rights of a process change.
-        die_with_parent(work.agent)
 
 
 def _check(name: str) -> None:
@@ -515,10 +486,9 @@ def _teardown(work: Work) -> Outcome:
     if left:
         return failure(f"processes of job {work.order.job} cannot be killed: {', '.join(map(str, left[:20]))}")
     shown = f"the buffer of job {work.order.job}"
-    failed = _remove_as_user(work, buffers, name, shown)
+    failed = _remove_as_user(work, buffers, name, places.buffer_path(work.home, work.order), shown)
     if failed is not None:
         return failed
-    capacity.remove(buffers, name, shown=shown)
     home = open_directory(work.home)
     workspace.forget(home, work.order.job)
     workspace.prune_receipts(home)

@@ -66,6 +66,9 @@ STREAM_BUFFER_BYTES_MAX = 256 * 1024
 """What is held for the reader of a stream, bytes, besides the part that is being written."""
 
 
+_OWN_SITES = ("same-origin", "none")
+"""What `Sec-Fetch-Site` says of a page of this very listener, and of an address that a person has typed."""
+
 _FROM_BROWSERS = ("Origin", "Sec-Fetch-Site")
 """Headers that browsers send with whatever may change something, and that no page can leave out."""
 
@@ -143,11 +146,11 @@ class Server:
         try:
             try:
                 voucher = await self._voucher(request, connection)
+                _refuse_browsers(request, navigable=is_page(path))
                 if is_page(path):
                     name = "page"
                     response = await self._page(request, connection, voucher, path)
                 else:
-                    _refuse_browsers(request)
                     operation, params = self._operation(request)
                     name = operation.name
                     asked = await self._asked(request, connection, voucher, operation, params)
@@ -374,11 +377,17 @@ class Server:
         return response
 
 
-def _refuse_browsers(request: web.BaseRequest) -> None:
-    """Refuse a request that changes something and comes from a page in a browser; Problem 403.
+def _refuse_browsers(request: web.BaseRequest, *, navigable: bool) -> None:
+    """Refuse what a page of another site has a browser ask, and whatever changes something; Problem 403.
 
-    A browser shows its certificate for any page that is open in it, whoever wrote that: it may look, and no more.
+    A browser shows its certificate for any page that is open in it, whoever wrote that: a page of our own may look, and
+    no more. A link of another site may lead to what is `navigable`: its author does not see what the browser shows.
     """
+    site = request.headers.get("Sec-Fetch-Site", "none")
+    is_link = (request.headers.get("Sec-Fetch-Mode"), request.headers.get("Sec-Fetch-Dest")) == ("navigate", "document")
+    if site not in _OWN_SITES and not (navigable and is_link and request.method == "GET"):
+        words = "a page of another site may not ask for anything"
+        raise Problem(403, "from_a_browser", words, "open the page of this cluster itself, or use the command line")
     if request.method != "GET" and any(name in request.headers for name in _FROM_BROWSERS):
         words = "a page in a browser may change nothing"
         raise Problem(403, "from_a_browser", words, "use the command line, or a program that sends no Origin")

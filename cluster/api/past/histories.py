@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from cluster.api.past.follower import Follower
 from cluster.security.proofs import HistoryCounts
 from cluster.server.tlog import NoDisclosureKey, TooFar, disclosure_key_of, last_recorded, records_between
+from cluster.system import replace_private
 from replica.messages import HistoriesCounted
 from wal import LedgerBroken
 
@@ -153,7 +154,7 @@ class Histories:
         if mine != (event.jobs, event.root) and self._disputed is None:
             self._disputed = index
             # For the next start, which goes on behind it.
-            self._note.write_text(f"{index}\n", encoding="ascii")
+            replace_private(self._note, f"{index}\n".encode("ascii"))
             LOGGER.critical(
                 "entry %d records other counts of the jobs' histories than there are (root %s, and here %s): this "
                 "replica signs nothing that has it",

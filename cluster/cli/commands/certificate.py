@@ -29,7 +29,7 @@ from cluster.security import (
     renew_authority,
     retire_authorities,
 )
-from cluster.system import format_instant
+from cluster.system import format_instant, replace_private
 from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 
 EXPIRY_NOTICE_DAYS: Final = 60
@@ -173,8 +173,7 @@ def issue_certificate(
         )
         beside, believed = target / f"{AUTHORITY_NAME}.pem", config.tls.authority.read_bytes()
         if not beside.exists() or beside.read_bytes() != believed:
-            beside.write_bytes(believed)
-            beside.chmod(CERTIFICATE_MODE)
+            replace_private(beside, believed, mode=CERTIFICATE_MODE)
     except PermissionError as error:
         raise _unreadable(target, error) from error
     except PkiRefused as error:

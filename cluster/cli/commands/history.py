@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from cluster.cli.commands.options import WATCH_PERIOD_S, parse_moment
 from cluster.cli.exits import bad_input
 from cluster.cli.global_options import JSON_OPTION, CommandGroup
 from cluster.cli.session import session
-from cluster.cli.text import changes_text, is_terminal, note, present, story_line, terms_table
+from cluster.cli.text import changes_text, is_terminal, json_line, note, present, story_line, terms_table
 from cluster.schemas import operations as ops
 
 if TYPE_CHECKING:
@@ -138,7 +137,7 @@ class _Lines:
 
     def add(self, stretch: StoryAnswer) -> None:
         for row in stretch.rows:
-            click.echo(msgspec.json.encode(row) if self._as_json else story_line(row))
+            click.echo(json_line(row) if self._as_json else story_line(row))
 
     def end(self) -> None:
         """Nothing stands behind the last one."""
@@ -153,7 +152,7 @@ class _OneObject:
 
     def add(self, stretch: StoryAnswer) -> None:
         for row in stretch.rows:
-            click.echo(self._before + msgspec.json.encode(row).decode(), nl=False)
+            click.echo(self._before + json_line(row), nl=False)
             self._before = ",\n"
         self._last = stretch
 

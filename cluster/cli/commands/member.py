@@ -26,7 +26,15 @@ from cluster.client import ApiError, Client
 from cluster.config import ReplicaConfig
 from cluster.schemas import DigestsAnswer, MembersAnswer, MemberView, StatusView, StoredSnapshotView
 from cluster.schemas import operations as ops
-from cluster.system import Address, AddressError, start_command, sync_directory
+from cluster.system import (
+    Address,
+    AddressError,
+    make_private_directory,
+    name_beside,
+    new_private_file,
+    start_command,
+    sync_directory,
+)
 from replica.values import plain
 
 DIGEST_DIGITS_SHOWN = 16
@@ -398,11 +406,12 @@ def fetch_snapshot(name: str | None, directory: Path, keep: int | None, saves: b
     again. With --keep older ones are removed then. `forebay snapshot restore` makes a cluster of one.
     """
     current = session()
-    directory.mkdir(parents=True, exist_ok=True)
+    make_private_directory(directory)
     config = current.config()
     replicas = config.replicas if name is None else (config.replica(name),)
     replica, row = current.ask(lambda client: newest_snapshot(client, replicas, saves=saves))
-    target, part = directory / row.name, directory / f".{row.name}.part"
+    target = directory / row.name
+    part = name_beside(target)
     is_there = target.exists()
     if not is_there:
         try:
@@ -453,7 +462,7 @@ async def newest_snapshot(
 async def receive_snapshot(client: Client, replica: ReplicaConfig, row: StoredSnapshotView, part: Path) -> None:
     """Write a replica's snapshot into a file, on the disk when this returns. Failure, ApiError."""
     try:
-        with part.open("wb") as file:
+        with new_private_file(part) as file:
             while file.tell() < row.size_bytes:
                 data = await client.call(ops.FETCH_SNAPSHOT, name=row.name, offset=file.tell(), replica=replica.api)
                 if not data or file.tell() + len(data) > row.size_bytes:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         fields_table,
         in_full,
         is_terminal,
+        json_line,
         json_text,
         note,
         present,
@@ -63,8 +64,8 @@ else:
         history: changes_text story_line terms_table
         job: job_block timeline why_text
         moments: PAST_FORMS format_duration format_elapsed format_span parse_begin parse_duration parse_past
-        output: Cell Listing fields_table in_full is_terminal json_text note present readable_size show show_json
-        output: size stderr_console stdout_console table
+        output: Cell Listing fields_table in_full is_terminal json_line json_text note present readable_size show
+        output: show_json size stderr_console stdout_console table
         squeue: STANDARD STARTS Field details_of in_order line read_format
         tables: buffers_table guests_table job_number jobs_table members_table moment nodes_table pools_table
         tables: snapshot_fields unit_in

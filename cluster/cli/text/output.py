@@ -124,7 +124,32 @@ def json_text(value: Any) -> str:
     """Return a value as JSON, indented, the fields in the order of its view."""
     import msgspec
 
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    return printable_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def json_line(value: Any) -> str:
+    """Return a value as JSON on one line, the fields in the order of its view."""
+    import msgspec
+
+    return printable_json(msgspec.json.encode(value).decode())
+
+
+def printable_json(text: str) -> str:
+    """Return a JSON text with an escape for each character that a terminal may obey, such as `\\u202e`.
+
+    It says the same: such characters stand in strings only, but for the line breaks between values.
+    """
+    if text.isascii() and "\x7f" not in text:
+        return text  # msgspec has escaped what else there is
+    return "".join(
+        character if character.isprintable() or character == "\n" else _escape(character) for character in text
+    )
+
+
+def _escape(character: str) -> str:
+    """Return a character as JSON escapes it: its UTF-16 code units."""
+    units = character.encode("utf-16-be").hex()
+    return "".join(f"\\u{units[first : first + 4]}" for first in range(0, len(units), 4))
 
 
 def present(answer: Any, as_json: bool, text: Callable[[], RenderableType | Listing]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import stat
 from collections import Counter
@@ -276,8 +277,12 @@ def listen_at(path: Path) -> socket.socket:
     try:
         with short_path(path) as short:
             _clear(path, short)
-            listening.bind(short)
-            path.chmod(MODE)
+            # Not chmod afterwards: by then another account's link might have the name.
+            before = os.umask(0o777 & ~MODE)
+            try:
+                listening.bind(short)
+            finally:
+                os.umask(before)
         listening.listen(BACKLOG)
         listening.setblocking(False)
     except BaseException:

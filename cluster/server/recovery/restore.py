@@ -8,7 +8,6 @@ nothing that could be started, and the next restore begins anew.
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 import shutil
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from cluster.config import FIRST_START_NAME, Config
 from cluster.server.recovery.new_incarnation import MARK_BYTES, PLAN_DIGITS, RecoveryNotPossible, RecoveryPlan, begin
 from cluster.server.recovery.start_checks import ask_replicas
 from cluster.server.storage import MEMBER_NAME
-from cluster.system import Clock
+from cluster.system import Clock, make_private_directory, replace_private
 from replica.messages import RecoverCluster
 from replica.model import JobState, Recovery
 from replica.values import Instant
@@ -69,7 +68,7 @@ async def restore_snapshot(
         shutil.rmtree(home / left, ignore_errors=True)
     for name_of_file in (MEMBER_NAME, FIRST_START_NAME):
         (home / name_of_file).unlink(missing_ok=True)
-    (scratch / _SNAPSHOTS).mkdir(mode=0o700, parents=True)
+    make_private_directory(scratch / _SNAPSHOTS)
     write_snapshot(scratch / _SNAPSHOTS, image)
     with Environment.open(
         scratch / _DATA,
@@ -163,8 +162,4 @@ def _in_the_way(home: Path) -> list[Path]:
 
 
 def _write(path: Path, text: str) -> None:
-    with path.open("w", encoding="ascii") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    directories.sync(path.parent)
+    replace_private(path, text.encode("ascii"))

@@ -14,7 +14,6 @@ Where entries are not held, because a snapshot came in their place, the tree end
 from __future__ import annotations
 
 import logging
-import os
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -36,6 +35,7 @@ from cluster.security.proofs import (
     root_of,
 )
 from cluster.security.proofs.tiles import MAX_TILE_LEVEL, TILE_LEVELS, TILE_WIDTH
+from cluster.system import make_private_directory, replace_private
 from replica.messages import DisclosureKeyDrawn, ReleaseNeeded
 from wal import CodecError, Ledger, LedgerBroken, LedgerEntry, commands_of, decode_batch
 
@@ -374,14 +374,8 @@ class LedgerTree:
 
     def _write_file(self, tile: Tile, body: bytes) -> None:
         path = self._path(tile)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.tmp")
-        with part.open("wb") as file:
-            file.write(body + _sum(tile, body))
-            if tile.level is not None:
-                file.flush()
-                os.fdatasync(file.fileno())
-        part.replace(path)
+        make_private_directory(path.parent)
+        replace_private(path, body + _sum(tile, body), durable=tile.level is not None)
 
     def _keep(self, tile: Tile, body: bytes) -> None:
         self._kept[tile] = body

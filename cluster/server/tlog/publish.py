@@ -32,7 +32,7 @@ from cluster.security.proofs import write_note as written
 from cluster.server.divergence import Verdict, judge
 from cluster.server.tlog.cosigning import BEFORE_PUBLICATION_S, Cosigning, Submit
 from cluster.server.tlog.signing import LedgerAltered, Signer, SignRefused
-from cluster.system import Clock
+from cluster.system import Clock, make_private_directory, replace_private
 from cluster.system.eventloop import Background
 from replica.messages import RecordHistories
 
@@ -484,11 +484,9 @@ class Publisher(Background):
         elif self._unwitnessed_since_s is None:
             self._unwitnessed_since_s = now_s
         # Not synced, nor missed on a full disk: whoever loses it gets the next one, or collects this one again.
-        part = self._path.with_name(f"{CHECKPOINT_NAME}.tmp")
         try:
-            self._path.parent.mkdir(mode=0o700, exist_ok=True)
-            part.write_text(note, encoding="utf-8")
-            part.replace(self._path)
+            make_private_directory(self._path.parent)
+            replace_private(self._path, note.encode(), durable=False)
         except OSError as error:
             LOGGER.warning("the checkpoint of %d entries is not kept on the disk: %s", found.size, error)
 

@@ -51,12 +51,14 @@ end
 local function control_at(line)
   local at = 1
   while true do
-    at = line:find("[%z\1-\8\10-\31\127\194\226\237]", at)
+    at = line:find("[%z\1-\8\10-\31\127\194\216\226\237]", at)
     if not at then return nil end
     local a, b, c = line:byte(at, at + 2)
     if a < 128 then return at end
     if a == 0xC2 and b and b >= 0x80 and b <= 0x9F then return at end
-    if a == 0xE2 and b == 0x80 and (c == 0xA8 or c == 0xA9) then return at end
+    if a == 0xD8 and b == 0x9C then return at end
+    if a == 0xE2 and b == 0x80 and c and (c == 0x8E or c == 0x8F or (c >= 0xA8 and c <= 0xAE)) then return at end
+    if a == 0xE2 and b == 0x81 and c and c >= 0xA6 and c <= 0xA9 then return at end
     if a == 0xED and b and b >= 0xA0 and b <= 0xBF then return at end
     at = at + 1
   end

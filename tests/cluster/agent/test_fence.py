@@ -10,6 +10,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,15 +41,24 @@ class Attempt:
     def publish(self, name: str) -> None:
         os.rename(name, "result", src_dir_fd=self.staging, dst_dir_fd=self.directory)
 
+    @property
+    def home(self) -> Path:
+        """The directory for all attempts that this one's is in."""
+        return Path(os.readlink(f"/proc/self/fd/{self.staging}")).parent
+
     def close(self) -> None:
         os.close(self.staging)
         os.close(self.directory)
 
 
-@pytest.fixture
-def destination(tmp_path: Path) -> Iterator[Path]:
+PRIVATE, SHARED = 0o755, 0o1777
+
+
+@pytest.fixture(params=[PRIVATE, SHARED], ids=["private", "shared"])
+def destination(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     place = tmp_path / "out"
     place.mkdir()
+    place.chmod(request.param)
     yield place
 
 
@@ -58,7 +68,7 @@ def test_what_is_swept_does_not_come_back_in_a_power_cut(
 ) -> None:
     attempt = Attempt(destination, 3, A)
     attempt.write("half", "x")
-    home = destination / attempt.who.home
+    home = attempt.home
     if other:
         (home / f"2.{B}").mkdir()
     real, synced = os.fsync, list[tuple[int, bool, bool]]()
@@ -153,8 +163,8 @@ def test_an_agent_that_claims_between_anothers_looks_is_not_joined_by_it(
     look, count = fence._present, itertools.count(1)
     between: list[Attempt] = []
 
-    def looked(home: int) -> list[tuple[int, str]]:
-        found = look(home)
+    def looked(*directory: Any) -> list[Any]:
+        found = look(*directory)
         if next(count) == looks:
             with contextlib.suppress(Fenced):
                 between.append(Attempt(destination, 4, other))
@@ -218,9 +228,8 @@ def test_an_agent_that_goes_on_making_files_is_fenced_all_the_same(destination: 
     newest.close()
 
 
-@pytest.mark.parametrize("what", ["a link", "a file", "open to others", "somebody else's"])
-def test_a_directory_that_others_could_change_is_not_used(destination: Path, tmp_path: Path, what: str) -> None:
-    home = destination / ".forebay-0123abcd-7"
+def plant_unusable(what: str, home: Path, tmp_path: Path) -> None:
+    """Put something in the place of a directory for all attempts that is none of ours."""
     if what == "a link":
         (tmp_path / "elsewhere").mkdir()
         home.symlink_to(tmp_path / "elsewhere")
@@ -234,6 +243,12 @@ def test_a_directory_that_others_could_change_is_not_used(destination: Path, tmp
             shutil.chown(home, "nobody")
         else:
             pytest.skip("giving a directory away needs root")
+
+
+@pytest.mark.parametrize("destination", [PRIVATE], indirect=True)
+@pytest.mark.parametrize("what", ["a link", "a file", "open to others", "somebody else's"])
+def test_a_directory_that_others_could_change_is_not_used(destination: Path, tmp_path: Path, what: str) -> None:
+    plant_unusable(what, destination / ".forebay-0123abcd-7", tmp_path)
     with pytest.raises(FenceFailed, match="remove it, the name is Forebay's"):
         Attempt(destination, 3, A)
     assert not (tmp_path / "elsewhere").exists() or not os.listdir(tmp_path / "elsewhere")
@@ -260,9 +275,72 @@ def test_a_destination_is_fenced_between_machines_and_not_only_between_descripto
     """A process that shares nothing with this one but the file system."""
     late = Attempt(destination, 3, A)
     late.write("half", "old")
-    staging = next((destination / ".forebay-0123abcd-7").iterdir())
+    staging = next(late.home.iterdir())
     newest = Attempt(destination, 4, B)
     ended = subprocess.run(["mv", staging / "half", destination / "result"], capture_output=True)
     assert ended.returncode != 0 and not (destination / "result").exists()
     late.close()
     newest.close()
+
+
+@pytest.mark.parametrize("destination", [SHARED], indirect=True)
+@pytest.mark.parametrize("what", ["a link", "a file", "open to others", "somebody else's"])
+def test_nobody_blocks_a_shared_destination_by_a_name_that_can_be_guessed(
+    destination: Path, tmp_path: Path, what: str
+) -> None:
+    names = (".forebay-0123abcd-7", ".forebay-0123abcd-7-" + 16 * "0", ".forebay-0123abcd-7-" + 16 * "f")
+    for number, name in enumerate(names):
+        (tmp_path / str(number)).mkdir()
+        plant_unusable(what, destination / name, tmp_path / str(number))
+    late = Attempt(destination, 3, A)
+    late.write("half", "old")
+    newest = Attempt(destination, 4, B)
+    assert fence.is_removed(late.staging)
+    newest.write("half", "new")
+    newest.publish("half")
+    assert sweep(newest.directory, "out", newest.who) == 0
+    tidy(newest.directory, newest.who)
+    assert set(os.listdir(destination)) == {"result", *names}
+    late.close()
+    newest.close()
+
+
+@pytest.mark.parametrize("destination", [SHARED], indirect=True)
+def test_in_a_shared_destination_no_name_is_used_twice(destination: Path) -> None:
+    seen = set()
+    for attempt in range(1, 20):
+        made = Attempt(destination, attempt, A)
+        seen.add(made.home.name)
+        assert sweep(made.directory, "out", made.who) == 0
+        made.close()
+    assert len(seen) == 19 and os.listdir(destination) == []
+
+
+@pytest.mark.parametrize("modes", list(itertools.product((PRIVATE, SHARED), repeat=3)))
+def test_attempts_find_each_other_whatever_the_mode_of_the_destination_was_meanwhile(
+    tmp_path: Path, modes: tuple[int, ...]
+) -> None:
+    alive = []
+    for attempt, (mode, owner) in enumerate(zip(modes, (A, A, B), strict=True), start=1):
+        tmp_path.chmod(mode)
+        alive.append(Attempt(tmp_path, attempt, owner))
+        if attempt == 1:
+            alive[0].write("half", "most of it")
+    assert [fence.is_removed(one.staging) for one in alive] == [True, True, False]
+    for attempt, owner in ((1, A), (2, B), (3, A)):
+        with pytest.raises(Fenced):
+            Attempt(tmp_path, attempt, owner)
+    assert sweep(alive[2].directory, "out", alive[2].who) == 0
+    assert os.listdir(tmp_path) == []
+    for one in alive:
+        one.close()
+
+
+@pytest.mark.parametrize("destination", [SHARED], indirect=True)
+def test_what_a_killed_attempt_left_in_a_shared_destination_is_swept_by_its_owner(destination: Path) -> None:
+    left = Attempt(destination, 3, A)
+    left.write("half", "x")
+    # Killed between the two directories that it makes.
+    (destination / (left.who.home + "-" + 16 * "0")).mkdir(mode=0o700)
+    assert sweep(left.directory, "out", left.who) == 1 and os.listdir(destination) == []
+    left.close()

@@ -13,6 +13,7 @@ from typing import Any, Final
 import pytest
 
 from cluster.agent.files import capacity, images
+from cluster.agent.files.removal import RemovalFailed
 from cluster.agent.home.home import AgentFailed, Home
 from cluster.agent.worker.buffer_usage import blocks_of
 from cluster.system import closing, names_in, open_directory
@@ -226,6 +227,19 @@ def test_whoever_is_killed_at_any_step_leaves_nothing_that_the_next_one_does_not
     else:
         pytest.fail("it has no end")
     asyncio.run(asyncio.wait_for(nothing_attached(tmp_path), 60))
+
+
+def test_an_image_in_which_something_is_left_is_not_removed_as_an_empty_one(parent: int, tmp_path: Path) -> None:
+    capacity.make(parent, "7", capacity.IMAGE, MIB)
+    buffer = tmp_path / "buffers" / "7"
+    (buffer / "late").write_text("x")
+    with pytest.raises(RemovalFailed, match="the buffer cannot be removed: Directory not empty"):
+        capacity.remove_empty(parent, "7", shown="the buffer")
+    assert (buffer / "late").read_text() == "x"
+    (buffer / "late").unlink()
+    capacity.remove_empty(parent, "7", shown="the buffer")
+    capacity.remove_empty(parent, "7", shown="the buffer")
+    assert [name for name in names_in(parent) if name != images.IMAGES] == [] and not images.is_there(parent, "7")
 
 
 def test_an_image_that_is_mounted_elsewhere_is_mounted_from_the_same_device(parent: int, tmp_path: Path) -> None:

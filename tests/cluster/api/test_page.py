@@ -125,7 +125,27 @@ async def test_whatever_page_is_open_in_a_browser_can_have_nothing_changed_by_it
                 answer = await harness.ask("POST", "/v1/jobs", data=body, headers={**header, **kind}, who="alice")
                 assert (answer.status, answer.code) == (403, "from_a_browser")
         assert not harness.controller.state.jobs
-        assert (await harness.ask("GET", "/v1/jobs", headers={"Sec-Fetch-Site": "same-origin"})).status == 200
+        for site in ("same-origin", "none"):
+            assert (await harness.ask("GET", "/v1/jobs", headers={"Sec-Fetch-Site": site})).status == 200
+
+
+@story
+async def test_a_page_of_another_site_has_nothing_read_by_a_browsers_certificate(config: Config) -> None:
+    link = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    frame = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}
+    async with Harness(config) as harness:
+        for site, how in itertools.product(("cross-site", "same-site", "no-such"), (link, frame, {})):
+            headers = {"Sec-Fetch-Site": site, **how}
+            for path in ("/v1/jobs", "/v1/jobs?stale=ok", "/metrics", "/healthz", *PAGES):
+                answer = await harness.ask("GET", path, headers=headers, who="operator")
+                if path in PAGES and how is link:
+                    # There is no job yet, and whoever follows the link is told so.
+                    assert answer.status in (200, 404) and b"of another site" not in answer.body, (path, headers)
+                else:
+                    assert answer.status == 403, (path, headers)
+                    assert b"of another site" in answer.body if path in PAGES else answer.code == "from_a_browser"
+        # A reverse proxy, a program or an old browser sends none of them.
+        assert (await harness.ask("GET", "/v1/jobs")).status == 200
 
 
 @story

@@ -1,7 +1,9 @@
 """The commands against an HTTPS double of the API: what is sent, what is printed where, and the exit code."""
 
+import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -657,6 +659,15 @@ def test_a_snapshot_is_saved_by_the_replica_that_was_named(double: Double) -> No
     assert forebay(double.config, "snapshot", "save", "--name", "r2").exit_code == ExitCode.BAD_INPUT
 
 
+def every_text(value: Any) -> Iterator[str]:
+    """Yield the texts in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from every_text(inner)
+
+
 def test_what_other_users_wrote_cannot_take_over_the_terminal(double: Double) -> None:
     evil = "\x1b]0;x\x07[red]\r\n\x9b31m\u202e"
     found = job(name=evil, system_comment=evil, burst_buffer=f"#DW {evil}", reason=evil, workdir=evil)
@@ -670,6 +681,11 @@ def test_what_other_users_wrote_cannot_take_over_the_terminal(double: Double) ->
         assert result.exit_code == 0
         assert [character for character in result.stdout if not character.isprintable() and character != "\n"] == []
         assert "[red]" in result.stdout
+        # JSON says the same text, with escapes: it is read on terminals, too.
+        result = forebay(double.config, "job", *words, "--json")
+        assert result.exit_code == 0
+        assert [character for character in result.stdout if not character.isprintable() and character != "\n"] == []
+        assert any(evil in text for text in every_text(json.loads(result.stdout)))
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,18 @@ import gzip
 import json
 import stat
 import tarfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cluster.cli.debug import NEVER, PART_BYTES_MAX
 from cluster.cli.exits import ExitCode
+from cluster.config.new_site import quote
+from cluster.config.toml import redact
 from cluster.schemas import NodesAnswer
 from tests.cluster.cli.double import Double, forebay
 
@@ -145,3 +150,60 @@ def test_the_journal_is_in_it_or_why_not(
     monkeypatch.setattr("cluster.cli.debug.shutil.which", lambda name: str(program))
     contents, rows = written(double, tmp_path)
     assert contents.get("logs/journal.txt") == found and missing in rows["logs/journal.txt"]["missing"]
+
+
+SECRETS = """
+[provider.environment] # { = "x" }
+"API_TOKEN" = "s3cr\\u0065t-value"
+LITERAL = 'C:\\secret\\path'
+short = "ab"
+"""
+
+FORMS = {
+    "a table": SECRETS,
+    "dotted keys": """
+[provider]
+environment.API_TOKEN = "s3cret-value" # kept
+environment."LITERAL" = 'C:\\secret\\path'
+""",
+    "inline": "[provider]\nenvironment = { API_TOKEN = \"s3cret-value\", LITERAL = 'C:\\secret\\path' }\n",
+    "dotted from the top": 'provider.environment.API_TOKEN = "s3cret-value"\n',
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_the_sites_programs_are_told_is_in_no_part(double: Double, tmp_path: Path, form: str) -> None:
+    file, log = double.config.file, tmp_path / "some.log"
+    before = file.read_text()
+    text = FORMS[form] + before if form == "dotted from the top" else before + "\n" + FORMS[form]
+    log.write_text("called with TOKEN=s3cret-value\n")
+    file.write_text(text)
+    try:
+        found, _ = written(double, tmp_path, "--log", str(log))
+    finally:
+        file.write_text(before)
+    for name, content in found.items():
+        for secret in (b"s3cr", b"secret\\path"):
+            assert secret not in content, name
+    assert tomllib.loads(found["forebay.toml"].decode())["cluster"] == tomllib.loads(before)["cluster"]
+    assert b"API_TOKEN" in found["forebay.toml"] and b"(redacted)" in found["logs/1-some.log"]
+
+
+VALUES = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r"), max_size=12)
+
+
+@given(st.dictionaries(st.sampled_from("ABCDE"), VALUES), st.sampled_from(("table", "inline", "dotted")), st.booleans())
+def test_whatever_stands_in_a_table_is_taken_out_of_it_and_nothing_else(
+    values: dict[str, str], form: str, above: bool
+) -> None:
+    rows = [f"{name} = {quote(value)}" for name, value in values.items()]
+    text = {
+        "table": "\n".join(("[a.b]", *rows)),
+        "inline": f"[a]\nb = {{ {', '.join(rows)} }}",
+        "dotted": "\n".join(("[a]", *(f"b . {row}" for row in rows))),
+    }[form]
+    other = '[other]\nA = "kept"\nb = { A = "kept" }\n'
+    whole = f"{other}{text}\n" if above else f"{text}\n{other}"
+    found = tomllib.loads(redact(whole, ("a", "b"), "x"))
+    assert found["other"] == {"A": "kept", "b": {"A": "kept"}}
+    assert found["a"].get("b", {}) == dict.fromkeys(values, "x")

@@ -3,6 +3,7 @@
 import os
 import pwd
 import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,3 +143,33 @@ def test_a_mistake_in_access_is_refused_with_its_place(founded: Config, tmp_path
     with pytest.raises(ConfigError) as refused:
         Config.load(file)
     assert key in str(refused.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_who_gets_the_configuration_after_it_was_read_runs_no_gateway(founded: Config, config: Access) -> None:
+    assert 0 in ways._owners(config)
+    os.chown(founded.file, 12_345, -1)
+    try:
+        assert 12_345 not in ways._owners(config)
+        assert 12_345 in ways._owners(Config.load(founded.file))
+    finally:
+        os.chown(founded.file, 0, -1)
+
+
+def test_a_socket_that_everybody_may_use_is_never_made_so_by_its_name(
+    config: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between bind and chmod another account could give the name to a link, and root would open its target to all."""
+
+    def fail(*arguments: object, **more: object) -> None:
+        raise AssertionError("chmod by name")
+
+    for name in ("chmod", "lchmod"):
+        monkeypatch.setattr(Path, name, fail, raising=False)
+    before = os.umask(0o077)
+    try:
+        with listen_at(config.access.socket):
+            assert stat.S_IMODE(config.access.socket.lstat().st_mode) == 0o666
+        assert os.umask(0o077) == 0o077
+    finally:
+        os.umask(before)

@@ -247,6 +247,26 @@ def test_an_interrupted_init_leaves_nothing_behind(tmp_path: Path, monkeypatch: 
     found(tmp_path, Founding(), clock=CLOCK)
 
 
+def test_an_init_removes_what_it_made_and_not_what_has_got_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever owns the directory can rename what is in it while root founds a cluster there."""
+
+    def swapped(path: Path, text: str) -> None:
+        scratch = path.parent
+        path.write_text("half a cluster")
+        scratch.rename(tmp_path / "aside")
+        (scratch / "private").mkdir(parents=True)
+        (scratch / "private" / "thesis").write_text("the only copy")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(founding_module, "_write_text", swapped)
+    with pytest.raises(KeyboardInterrupt):
+        found(tmp_path, Founding(), clock=CLOCK)
+    (thesis,) = tmp_path.rglob("thesis")
+    assert thesis.read_text() == "the only copy" and list((tmp_path / "aside").iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [

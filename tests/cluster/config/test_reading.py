@@ -52,5 +52,74 @@ def test_what_somebody_else_left_here_is_refused_and_not_passed_over(
     for file in files:
         file.write_text("")
     os.chown(files[0], 12_345, 12_345)
-    with pytest.raises(ConfigError, match="belongs to the account 12345"):
+    with pytest.raises(ConfigError, match="belongs to user 12345"):
+        find_config(environment, tmp_path / "etc")
+
+
+def link_to_text_of_ours(file: Path) -> None:
+    """As `/proc/PID/cmdline` of a process that may not be dumped: root's, and its text is chosen by who started it."""
+    chosen = file.with_name("chosen")
+    file.rename(chosen)
+    file.symlink_to(chosen)
+
+
+def dangling_link(file: Path) -> None:
+    file.unlink()
+    file.symlink_to("gone")
+
+
+def pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def directory_of_another(file: Path) -> None:
+    os.chown(file.parent, 12_345, -1)
+
+
+def directory_above_of_another(file: Path) -> None:
+    os.chown(file.parent.parent, 12_345, -1)
+
+
+UNTRUSTED = {
+    "a link": (link_to_text_of_ours, "symbolic link"),
+    "a link to nothing": (dangling_link, "symbolic link"),
+    "a pipe": (pipe, "no regular file"),
+    "others may write the file": (lambda file: file.chmod(0o666), "others may write to .*forebay.toml"),
+    "others may write the directory": (lambda file: file.parent.chmod(0o777), "others may write to"),
+    "its group may write the directory": (lambda file: file.parent.chmod(0o775), "others may write to"),
+    "a directory as /tmp is": (lambda file: file.parent.chmod(0o1777), "others may write to"),
+    "the directory of another account": (directory_of_another, "belongs to user 12345"),
+    "a directory above of another account": (directory_above_of_another, "belongs to user 12345"),
+}
+
+
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("what", UNTRUSTED)
+def test_what_another_account_could_have_put_there_is_refused(
+    places: tuple[dict[str, str], list[Path]], tmp_path: Path, what: str, number: int
+) -> None:
+    environment, files = places
+    files[number].write_text("")
+    assert find_config(environment, tmp_path / "etc") == files[number]
+    change, sentence = UNTRUSTED[what]
+    if "another account" in what and os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    change(files[number].absolute())
+    with pytest.raises(ConfigError, match=f"(?s){sentence}.*--config"):
+        find_config(environment, tmp_path / "etc")
+
+
+def test_a_link_on_the_way_leads_to_a_directory_that_is_judged_itself(
+    places: tuple[dict[str, str], list[Path]], tmp_path: Path
+) -> None:
+    environment, files = places
+    (tmp_path / "dotfiles").mkdir()
+    files[1].parent.rmdir()
+    files[1].parent.symlink_to(tmp_path / "dotfiles")
+    (tmp_path / "dotfiles" / CONFIG_NAME).write_text("")
+    # What is returned has no link any more that may be changed before it is read.
+    assert find_config(environment, tmp_path / "etc") == tmp_path / "dotfiles" / CONFIG_NAME
+    (tmp_path / "dotfiles").chmod(0o777)
+    with pytest.raises(ConfigError, match="others may write"):
         find_config(environment, tmp_path / "etc")

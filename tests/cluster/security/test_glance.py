@@ -1,9 +1,13 @@
 """A certificate that is plainly sound is one that the library which reads everything finds sound, too."""
 
 import base64
+import itertools
+import ssl
+import warnings
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -76,6 +80,56 @@ def test_no_text_is_a_fault_and_what_is_plainly_sound_has_sound_dates(
         except TlsRefused as refused:
             # A byte of the signature or of a key was changed, or of what a glance does not read: replicas refuse it.
             assert "expired" not in str(refused) and "valid from" not in str(refused)
+
+
+def der_of(path: Path) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(path.read_text())
+
+
+def why_refused(der: bytes) -> str:
+    """Return why the library that reads everything refuses a certificate when it is read; empty if it does not."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = x509.load_der_x509_certificate(der)
+            for name in (found.subject, found.issuer):
+                name.rfc4514_string()
+            assert list(found.extensions) and found.public_key() and found.serial_number
+            assert found.signature_hash_algorithm and found.not_valid_before_utc and found.not_valid_after_utc
+    except Exception as error:  # whatever a reader of hostile bytes raises
+        return repr(error)
+    return ""
+
+
+def accepted(files: TlsFiles, directory: Path, der: bytes, *, authority: bool) -> bool:
+    """Return whether a certificate is plainly usable in place of one of the files."""
+    changed = directory / "changed.pem"
+    changed.write_text(ssl.DER_cert_to_PEM_cert(der))
+    mine = files.certificate if authority else changed
+    return glance._is_plainly_usable(TlsFiles(changed if authority else files.authority, mine, files.key), NOW)
+
+
+@pytest.mark.parametrize("authority", [False, True], ids=["certificate", "authority"])
+def test_no_bit_is_changed_that_the_library_which_reads_everything_refuses(
+    mine: TlsFiles, tmp_path: Path, authority: bool
+) -> None:
+    der = der_of(mine.authority if authority else mine.certificate)
+    assert accepted(mine, tmp_path, der, authority=authority)
+    for at, bit in itertools.product(range(len(der)), range(8)):
+        changed = der[:at] + bytes([der[at] ^ 1 << bit]) + der[at + 1 :]
+        if accepted(mine, tmp_path, changed, authority=authority):
+            assert why_refused(changed) == "", (at, bit)
+
+
+@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 520), st.integers(0, 12), st.binary(max_size=12), st.booleans())
+def test_no_bytes_are_replaced_that_the_library_which_reads_everything_refuses(
+    mine: TlsFiles, tmp_path: Path, at: int, length: int, instead: bytes, authority: bool
+) -> None:
+    der = der_of(mine.authority if authority else mine.certificate)
+    changed = der[:at] + instead + der[at + length :]
+    if accepted(mine, tmp_path, changed, authority=authority):
+        assert why_refused(changed) == ""
 
 
 def test_a_certificate_of_a_version_that_there_is_not_is_refused_wherever_one_is_read(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from cluster.security.tls import (
     check_key_file,
     check_validity,
     client_context,
+    open_key_file,
+    open_server_context,
     server_context,
     until_valid,
 )
@@ -363,3 +365,20 @@ def test_who_waits_for_a_certificate_goes_on_once_the_clock_is_set(
     clock = Slow()
     assert asyncio.run(until_valid(files.certificate, clock, asyncio.Event()))
     assert clock.looks == 10
+
+
+def test_the_key_that_is_loaded_is_the_one_that_was_judged(
+    files: TlsFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever gets the name of the key between the check and the use is not read."""
+    really, other = open_key_file, tmp_path / "other"
+    other.write_text("not the key")
+
+    def swapped(path: Path) -> int:
+        descriptor = really(path)
+        path.unlink()
+        path.symlink_to(other)
+        return descriptor
+
+    monkeypatch.setattr("cluster.security.tls.open_key_file", swapped)
+    open_server_context(files.certificate, files.key)

@@ -28,7 +28,7 @@ from cluster.schemas import MembersAnswer, StatusView
 from cluster.schemas import operations as ops
 from cluster.schemas.requests import AddMemberRequest
 from cluster.security import AUTHORITY_NAME, Role, create_authority, issue
-from cluster.system import Address, Clock, die_with_parent, python_of
+from cluster.system import Address, Clock, closing, die_with_parent, open_private_file, python_of, replace_private
 from replica.values import format_size, plain
 
 NAMES: Final = tuple(f"copy{number}" for number in range(1, COPIES + 1))
@@ -117,7 +117,7 @@ class Copy:
             f"[timing]\nelection_min_ms = {timing.election_min_ms}\nelection_max_ms = {timing.election_max_ms}\n"
             f"heartbeat_ms = {timing.heartbeat_ms}\nnode_down_s = {SILENT_S}"
         )
-        file.write_text("\n".join((*lines, "")), encoding="utf-8")
+        replace_private(file, "\n".join((*lines, "")).encode(), durable=False)
         return Config.load(file)
 
     # ---- its processes
@@ -142,7 +142,7 @@ class Copy:
     async def start(self, name: str, *words: str, release: Path | None = None) -> None:
         """Start a replica, of another release where one is given."""
         command = ("cluster.serve", "--config", str(self.config.file), "--name", name, *words)
-        with (self._directory / "logs" / name).open("ab") as log:
+        with closing(open_private_file(self._directory / "logs" / name, os.O_WRONLY | os.O_APPEND)) as log:
             self._running[name] = await self._spawned(command, release, stdout=log, stderr=log)
 
     async def _spawned(self, command: tuple[str, ...], release: Path | None, **more: Any) -> asyncio.subprocess.Process:

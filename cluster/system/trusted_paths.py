@@ -1,0 +1,71 @@
+"""Files that only root and this process's account can change: opened once, and judged by what was opened.
+
+The kernel is asked about each step of the way, by descriptor. Nothing of a file whose whole way is trusted can be
+replaced by other accounts afterwards, whatever is done by its name then.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class Untrusted(Exception):
+    """Another account could change a file, or it is none; the message says what is wrong, `remedy` what to do."""
+
+    def __init__(self, sentence: str, remedy: str) -> None:
+        """Keep both."""
+        super().__init__(sentence)
+        self.remedy = remedy
+
+
+def open_trusted(path: str, look: Callable[[os.stat_result, str], None] | None = None) -> int:
+    """Return a descriptor of the regular file at an absolute path without links, for reading.
+
+    It and every directory on its way must belong to root or to this process's account and be writable by nobody else; a
+    directory may be writable by all if it is sticky, as /tmp is: nobody
+    replaces there what is another's. `look` is called with the status and the path of each directory.
+
+    Raises:
+        Untrusted: it cannot be trusted.
+        OSError: it cannot be opened, also where the last step is a link (ELOOP).
+    """
+    *above, name = path.split("/")[1:]
+    directory = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for number in range(len(above) + 1):
+            shown = "/" + "/".join(above[:number])
+            status = os.fstat(directory)
+            if look is not None:
+                look(status, shown)
+            _check(status, shown)
+            if number < len(above):
+                flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                inner = os.open(above[number], flags, dir_fd=directory)
+                os.close(directory)
+                directory = inner
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    finally:
+        os.close(directory)
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise Untrusted(f"{path} is no regular file", "name a file")
+        _check(status, path)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _check(status: os.stat_result, shown: str) -> None:
+    if status.st_uid not in (0, os.geteuid()):
+        raise Untrusted(
+            f"{shown} belongs to user {status.st_uid}", "make root its owner, or the account that Forebay runs as"
+        )
+    is_shared = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+    if status.st_mode & _OTHERS_WRITE and not is_shared:
+        raise Untrusted(f"others may write to {shown}", "take that from them with chmod go-w")
