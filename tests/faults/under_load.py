@@ -1,6 +1,6 @@
 """Drills on `forebay up` while the machine is busy, each held against the history of the cluster.
 
-Busy loops are the load; they and the cluster have the lowest priority. A drill may fail or be aborted under it: what it says of that, and its
+Busy loops of the lowest priority are the load. A drill may fail or be aborted under it: what it says of that, and its
 figures, have to be what the history has. Run by scripts/drills --loopback --load LOOPS.
 """
 
@@ -10,7 +10,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from cluster.client import ApiError, Client
 from cluster.config.config import Config
 from cluster.schemas import operations as ops
 from cluster.schemas.drills import DrillAnswer
-from cluster.system import SystemClock, all_pids, fields_of
+from cluster.system import SystemClock
 from tests.faults.against_history import History, disagreements
 from tests.faults.local_cluster import USER, RunFailed
 from tests.faults.stops import READY_S, Stops, typed
@@ -35,12 +34,6 @@ SCENARIOS = ("switchover", "leader-kill", "leader-hang", "follower-stop", "agent
 LOOPS_MAX = 64
 """Busy loops, count: a load average above 50."""
 
-MEASURES = b"cluster.cli.drills.prober"
-"""In the command line of a process that measures, which load is to disturb no more than it must."""
-
-LOWERED_EVERY_S = 0.5
-"""Seconds between two looks for processes that were started meanwhile."""
-
 LOOP_S = 900
 """A busy loop ends by itself after so long, seconds, whatever becomes of this program."""
 
@@ -50,10 +43,19 @@ PATIENT = ("--goal-ms", "30000", "--abort-after-s", "30", "--abort-if-slower", "
 
 OPERATOR_S = 120.0
 
-NICENESS = 19
-"""Of loops, replicas, agents and drills alike: whatever else the machine does comes first."""
-
-BURN = "import time\nuntil = time.monotonic() + float({seconds})\nwhile time.monotonic() < until: pass"
+BURN = """
+import os, pathlib, time
+os.nice(19)
+try:
+    # The kernel shares the processors out among sessions first.
+    pathlib.Path("/proc/self/autogroup").write_text("19")
+except OSError:
+    pass
+until = time.monotonic() + {seconds}
+while time.monotonic() < until:
+    pass
+"""
+"""A busy loop of the lowest priority: whatever else the machine does comes first."""
 
 
 @contextlib.contextmanager
@@ -61,7 +63,6 @@ def load(loops: int) -> Iterator[None]:
     """Keep the processors busy during the block."""
     command = [sys.executable, "-I", "-c", BURN.format(seconds=LOOP_S)]
     running = [
-        # The kernel shares the processors out among sessions first.
         subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         for _ in range(min(loops, LOOPS_MAX))
     ]
@@ -72,43 +73,6 @@ def load(loops: int) -> Iterator[None]:
             process.kill()
         for process in running:
             process.wait()
-
-
-@contextlib.contextmanager
-def lowered() -> Iterator[None]:
-    """Keep all processes of this one, but for those that measure, as low as a busy loop during the block.
-
-    A loop then takes as much of a processor as a replica, and whatever else the machine does comes first.
-    """
-    is_over, known = threading.Event(), set[int]()
-
-    def lower() -> None:
-        while not is_over.wait(LOWERED_EVERY_S):
-            for pid in descendants(os.getpid()) - known:
-                with contextlib.suppress(OSError):
-                    if MEASURES not in Path(f"/proc/{pid}/cmdline").read_bytes():
-                        os.setpriority(os.PRIO_PROCESS, pid, NICENESS)
-                        # Without a group of its own it has none to lower, and the first is enough.
-                        Path(f"/proc/{pid}/autogroup").write_text(str(NICENESS))
-                known.add(pid)
-
-    lowering = threading.Thread(target=lower)
-    lowering.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        lowering.join()
-
-
-def descendants(pid: int) -> set[int]:
-    """Return the processes below one."""
-    parents = {one: int(fields[1]) for one in all_pids() if (fields := fields_of(one)) is not None}
-    found, last = set[int](), {pid}
-    while last:
-        last = {one for one, parent in parents.items() if parent in last}
-        found |= last
-    return found
 
 
 class UnderLoad(Stops):
@@ -127,7 +91,7 @@ class UnderLoad(Stops):
         async with self.cluster.client(USER, deadline_s=READY_S) as client:
             await client.call(ops.LIST_MEMBERS)
         async with self.cluster.client("operator", deadline_s=OPERATOR_S) as client:
-            with load(self.loops), lowered():
+            with load(self.loops):
                 for number in range(rounds):
                     for scenario in SCENARIOS:
                         options = PATIENT if (number + SCENARIOS.index(scenario)) % 2 else IMPATIENT
@@ -153,15 +117,15 @@ class UnderLoad(Stops):
         command, until_s = self.cluster.command, time.monotonic() + 3 * READY_S
         hold = () if scenario == "switchover" else ("--hold-s", "4")
         while True:
-            plan = typed(command("drill", "plan", scenario, *hold, "--json"))
-            forced = [word for name in self._overridden(plan) for word in ("--force", name)]
-            words = ("drill", "plan", scenario, "--target", plan["target"], *hold, *forced, "--json")
-            plan = typed(command(*words)) if plan["target"] else plan
-            confirmed = ("drill", "run", *words[2:-1], *options, "--confirm", plan["id"], "--json")
             try:
+                plan = typed(command("drill", "plan", scenario, *hold, "--json"))
+                forced = [word for name in self._overridden(plan) for word in ("--force", name)]
+                words = ("drill", "plan", scenario, "--target", plan["target"], *hold, *forced, "--json")
+                plan = typed(command(*words)) if plan["target"] else plan
+                confirmed = ("drill", "run", *words[2:-1], *options, "--confirm", plan["id"], "--json")
                 return plan, msgspec.convert(typed(command(*confirmed)), DrillAnswer)
             except RunFailed:
-                # Another plan by now, or a precondition that cannot be overridden.
+                # Nobody answers in time, another plan by now, or a precondition that cannot be overridden.
                 if time.monotonic() > until_s:
                     raise
                 time.sleep(0.5)

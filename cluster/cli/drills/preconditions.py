@@ -554,7 +554,7 @@ def _other_drills(drills: DrillsAnswer) -> Precondition:
         figure, remedy = f"{lock.by} wants none: {lock.reason}", f"ask {lock.by}; then: forebay drill unlock {lock.by}"
     elif under_way is not None:
         figure = f"drill {under_way.drill} is under way until {under_way.until}"
-        remedy = f"wait for its end, or end it: forebay drill abort {under_way.drill}"
+        remedy = f"wait for its end, or end it: forebay drill abort {under_way.drill} --reason TEXT"
     else:
         figure, remedy = "no other one", ""
     holds = not drills.locks and under_way is None
