@@ -330,7 +330,8 @@ class Condition(Enum):
         "the file superseded is there, whatever it says",
         "the cluster was recovered after a majority was lost, and goes on as a later incarnation without this replica",
         "Keep the directory for an examination: it may hold what the recovery lost (`forebay ledger dump --data "
-        "DIRECTORY`). Then move it away, run `forebay member add NAME` and start it again",
+        "DIRECTORY`). Then move it away, run `forebay member add` with its name and "
+        "addresses, and start it again",
     )
     SNAPSHOT_UNFINISHED = Row(
         Action.CUT,

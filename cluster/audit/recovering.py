@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import pwd
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ from cluster.cli.confirming import can_ask, confirm
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import Session
 from cluster.cli.text import fields_table, moment, note, show, show_json
+from cluster.config import Config
 from cluster.server import StorageRefused
 from cluster.server.recovery import (
     Recovered,
@@ -30,14 +32,12 @@ from cluster.server.recovery import (
 from cluster.system import SystemClock, format_instant, start_command
 from replica.messages import ReleaseNeeded
 from replica.model import Recovery
+from replica.values import plain
 from snapshots import SnapshotFailed, SnapshotRefused
 from wal import Condition, RecoveryRefused, StorageFailed
 
-_NEXT: Final = (
-    "Next: start it with `{start}`; then, for each other replica, move its directory away, and type "
-    "`forebay member add NAME --peer HOST:PORT --api HOST:PORT` and `{start_other}`. Auditors keep a new key: "
-    "`forebay ledger keys`. {jobs}"
-)
+_NEXT: Final = "Next: start it with `{start}`. {others}Auditors keep a new key: `forebay ledger keys`. {jobs}"
+_OTHERS: Final = "Then, for each other replica, move its directory away, and type {commands}. "
 _JOBS: Final = (
     "Agents may hold data of jobs {first} to {last}, which the cluster does not know: it stays in buffers/ of the "
     "nodes until you remove it: `forebay agent buffers` lists it on each node."
@@ -87,12 +87,13 @@ def recover_command(options: dict[str, Any]) -> None:
     with refusals():
         if confirmed is None:
             plan = asyncio.run(plan_recovery(config, name, clock=clock, leave_behind=behind))
-            if not (yes or _agreed(plan, options["as_json"], f"forebay recover --name {name}")):
+            again = f"forebay recover --name {name}{''.join(f' --leave-behind {one}' for one in behind)}{_by(options)}"
+            if not (yes or _agreed(plan, options["as_json"], config, again)):
                 return
             confirmed = plan.id
         by = options["by"] or account_name()
         done = asyncio.run(recover(config, name, confirmed, by=by, clock=clock, leave_behind=behind))
-    _show(view_of(done.plan, done), options["as_json"])
+    show_plan(view_of(done.plan, done), options["as_json"], config)
 
 
 def restore_command(options: dict[str, Any]) -> None:
@@ -105,21 +106,25 @@ def restore_command(options: dict[str, Any]) -> None:
     clock = SystemClock()
     with refusals():
         plan = asyncio.run(plan_restore(config, name, file, clock=clock))
-        again = f"forebay snapshot restore {file} --name {name}"
-        if confirmed is None and not yes and not _agreed(plan, options["as_json"], again):
+        again = f"forebay snapshot restore {plain(shlex.quote(str(file)))} --name {name}{_by(options)}"
+        if confirmed is None and not yes and not _agreed(plan, options["as_json"], config, again):
             return
         by = options["by"] or account_name()
         plan, recovery = asyncio.run(restore_snapshot(config, name, file, confirmed or plan.id, by=by, clock=clock))
-    _show(view_of(plan, Recovered(plan=plan, recovery=recovery)), options["as_json"])
+    show_plan(view_of(plan, Recovered(plan=plan, recovery=recovery)), options["as_json"], config)
 
 
-def _agreed(plan: RecoveryPlan, as_json: bool, command: str) -> bool:
+def _agreed(plan: RecoveryPlan, as_json: bool, config: Config, command: str) -> bool:
     """Show a plan, and return whether somebody at a terminal wants it carried out; Failure if not."""
-    _show(view_of(plan), as_json, command)
+    show_plan(view_of(plan), as_json, config, command)
     if as_json or not can_ask():
         return False
     confirm("Do it?", yes=False)
     return True
+
+
+def _by(options: dict[str, Any]) -> str:
+    return f" --by {plain(shlex.quote(options['by']))}" if options["by"] else ""
 
 
 def check_account(directory: Path) -> None:
@@ -203,7 +208,8 @@ def view_of(plan: RecoveryPlan, done: Recovered | None = None) -> PlanView:
     )
 
 
-def _show(view: PlanView, as_json: bool, command: str = "") -> None:
+def show_plan(view: PlanView, as_json: bool, config: Config, command: str = "") -> None:
+    """Print a plan, with `command` to carry it out, or what was done, with the next steps."""
     if as_json:
         show_json(view)
         return
@@ -218,7 +224,7 @@ def _show(view: PlanView, as_json: bool, command: str = "") -> None:
     rows: list[tuple[str, str | int | None]] = [
         ("Replica", f"{view.replica} ({view.member})"),
         ("Incarnation", view.begun or f"{view.incarnation}, and a new one after it"),
-        ("LeftBehind", ", ".join(others) or "nobody"),
+        ("LeftBehind", ", ".join(others) or "no member"),
         ("Kept", f"up to entry {view.kept_index}, revision {view.kept_revision}, {at}"),
         ("Uncertain", uncertain),
         ("Jobs", ", ".join(f"{count} {word}" for word, count in view.jobs.items()) or "none"),
@@ -236,10 +242,19 @@ def _show(view: PlanView, as_json: bool, command: str = "") -> None:
     show(fields_table(rows))
     if view.done:
         jobs = _JOBS.format(first=view.lost_jobs_first, last=(view.first_job or 0) - 1)
-        start, start_other = (start_command("replica", name) for name in (view.replica, "NAME"))
-        note(_NEXT.format(start=start, start_other=start_other, jobs=jobs))
+        joins = [
+            f"`{one.add_command}` and `{start_command('replica', one.name)}`"
+            for one in config.replicas
+            if one.name != view.replica
+        ]
+        note(
+            _NEXT.format(
+                start=start_command("replica", view.replica),
+                others=_OTHERS.format(commands=", or ".join(joins)) if joins else "",
+                jobs=jobs,
+            )
+        )
         return
-    note(
-        f"Nothing was changed. Be sure that {', '.join(others) or 'nobody else'} cannot come back with more: what they "
-        f"have beside this is lost then. To do it: {command} --confirm {view.plan}"
-    )
+    has = "they have" if others[1:] else "it has"
+    warning = f" First make sure that {' and '.join(others)} cannot start again: what {has} beyond this is lost."
+    note(f"Nothing was changed.{warning if others else ''} To do it: {command} --confirm {view.plan}")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from replica.faces import shown
 
 if TYPE_CHECKING:
-    from cluster.client.calls import NOBODY_S, finish
+    from cluster.client.calls import ATTEMPT_S, NOBODY_S, finish, tells
     from cluster.client.client import Client, run
     from cluster.client.errors import NO_ANSWER, UNTRUSTED, ApiError, error_of_view
     from cluster.client.stories import stretches
@@ -15,7 +15,7 @@ else:
     __getattr__ = shown(
         __name__,
         """
-        calls: NOBODY_S finish
+        calls: ATTEMPT_S NOBODY_S finish tells
         client: Client run
         errors: NO_ANSWER UNTRUSTED ApiError error_of_view
         stories: stretches

@@ -63,6 +63,11 @@ class ReplicaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     joins: bool = False
     """Whether it is not one of the founders, but was added to the cluster, or will be."""
 
+    @property
+    def add_command(self) -> str:
+        """The command that adds it to the cluster as a new member."""
+        return f"forebay member add {self.name} --peer {self.peer} --api {self.api}"
+
 
 class TlsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the authority's certificate and everybody's `<name>.pem` and `<name>.key` are."""

@@ -312,7 +312,12 @@ class Consensus:
         if not self._running:
             raise NotLeader(None, sentence="this replica stopped while it handed the leadership over")
         if self._engine.role is Role.LEADER:
-            raise ChangeRefused("not_taken", f"{name_of(chosen)} did not take over in time", "try again")
+            # Its campaign may have begun: a vote that is under way cannot be taken back.
+            raise ChangeRefused(
+                "not_taken",
+                f"{name_of(chosen)} has not taken over yet, and may still do so",
+                "see who leads before you try again: forebay member list",
+            )
         with suppress(TimeoutError):
             async with asyncio.timeout(self._timing.election_max_s):
                 while self._running and self._engine.leader is None:

@@ -75,7 +75,7 @@ class HistoryElsewhere(Exception):
             f"takes no part in it as it is. If {me} lost its data: while a majority runs, `forebay member "
             f"replace {me}` on another replica, and start this one again; without a majority, `forebay recover` "
             f'on a machine whose data is left (docs/operations.md, "A lost majority"). If it is new: `forebay member '
-            f"add {me}`"
+            "add` with its name and addresses"
         )
         self.peer = peer
 
@@ -87,8 +87,8 @@ class IncarnationOver(Exception):
         super().__init__(
             f"{me} is of incarnation {mine} of the cluster, which is over: {peer} is of incarnation {theirs}, begun by "
             f"`forebay recover` after a majority was lost. What {me} holds may be what was lost: keep its directory "
-            f"for an examination (`forebay ledger dump --data DIRECTORY`), move it away, run `forebay member add {me}` "
-            "and start it"
+            f"for an examination (`forebay ledger dump --data DIRECTORY`), move it away, run `forebay member add` "
+            "with its name and addresses, and start it"
         )
 
 

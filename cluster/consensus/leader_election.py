@@ -240,8 +240,10 @@ def _say_who_is_missing(raft: RaftState) -> None:
         raft.founding_said_s = now_s
         _log.warning(
             "the cluster is not founded yet and waits for %s: every founder has to say that it is new. Start what does "
-            "not run. A founder that never ran and cannot is left out by `forebay serve --found-without NAME`",
+            "not run. Founders that never ran and cannot are left out by `forebay serve --name %s%s`",
             ", ".join(missing),
+            name_of(raft.me),
+            "".join(f" --found-without {name}" for name in missing),
         )
 
 

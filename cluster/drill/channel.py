@@ -41,7 +41,8 @@ class Channel:
                     limit=LINE_BYTES_MAX,
                 )
         except ssl.SSLCertVerificationError as error:
-            remedy = f"at {address} is no helper; or issue its certificate again: forebay certificate issue {name}"
+            issue = f"forebay certificate issue {name} --role helper --replace"
+            remedy = f"at {address} is no helper; or issue its certificate again: {issue}"
             raise HelperRefused(f"helper {name} is not believed ({error.verify_message})", remedy) from error
         except (OSError, TimeoutError) as error:
             remedy = f"start it there: forebay drill helper --name {name}"

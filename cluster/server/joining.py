@@ -140,9 +140,7 @@ async def _ask(config: Config, name: str, clock: Clock, deadline_s: float) -> st
         raise _NobodyAnswered(f"no replica could say who {name} is: {error}") from error
     found = next((member for member in answer.members if member.name == name), None)
     if found is None:
-        raise JoiningRefused(
-            f"{name} is no member; run `forebay member add {name} --peer HOST:PORT --api HOST:PORT` first"
-        )
+        raise JoiningRefused(f"{name} is no member; run `{config.replica(name).add_command}` first")
     if found.votes:
         raise JoiningRefused(
             f"{name} is a member that votes, and what it promised must not be forgotten; if its data is lost, run "

@@ -255,9 +255,9 @@ def remaining(layout: Layout, slurm: SlurmSettings, setup_wait_s: int) -> list[s
     for path, content in contents(layout, slurm).items():
         digest = _digest(path)
         if digest is None:
-            found.append(f"{path}: is not there; run forebay slurm install without --check")
+            found.append(f"{path}: is not there; run `forebay slurm install`, without --check")
         elif digest != content.sha256:
-            found.append(f"{path}: is not what this release writes; run forebay slurm install without --check")
+            found.append(f"{path}: is not what this release writes; run `forebay slurm install`, without --check")
         elif stat.S_IMODE(path.stat().st_mode) != content.mode:
             found.append(f"{path}: has another mode; run: chmod {content.mode:04o} {path}")
     found += buffer_conf_faults(buffer_conf(layout.conf, layout.plugin), layout.named_programs, setup_wait_s)

@@ -203,7 +203,7 @@ _BY_NAME = {key.name.lower(): key for key in KEYS}
 
 _ELSEWHERE = {
     "altpool": "make further pools with `forebay pool add`",
-    "gres": "make pools with `forebay pool add NAME --unit count`",
+    "gres": "make pools with `forebay pool add NAME --unit count --quantity N`",
     "jobsizelimit": "limits by job are limits of users, accounts and QOS",
     "usersizelimit": "limits by user are limits of users, accounts and QOS",
     "prioboostalloc": "the priority takes the size of a request into account by its own settings",

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cluster.cli.drills.aftermath import disagreement
+from cluster.cli.drills.aftermath import NotChecked, disagreement
 from cluster.cli.drills.scenarios import SCENARIOS as KNOWN
 from cluster.client import ApiError, Client
 from cluster.config.config import Config
@@ -38,6 +38,7 @@ from tests.faults.hosts import CLIENTS, COPY_RATE, JOBS, NODE_DOWN_S, POOLS, Hos
 from tests.faults.local_cluster import AGENTS, FOREBAY, REPLICAS, USER, RunFailed
 from tests.faults.network import Network
 from tests.faults.stops import AGREES_MS, Stops, Stopwatch
+from tests.faults.under_load import UnderLoad
 from tests.faults.workload import EXAMPLES, Workload, space_of
 
 PLACES = {"r1": "r1", "r2": "r2", "r3": "r3", "n1": "r1", "n2": "r2", "h1": "r1", "h2": "r2", "h3": "r3"}
@@ -181,7 +182,10 @@ class Drills:
         assert self.hosts.config is not None
         replicas = {replica.name: replica.api for replica in self.hosts.config.replicas}
         async with self.hosts.client("operator", deadline_s=60) as operator:
-            differ = await disagreement(operator, replicas, SystemClock())
+            try:
+                differ = await disagreement(operator, replicas, SystemClock())
+            except NotChecked as error:
+                raise RunFailed(str(error)) from error
         if differ:
             raise RunFailed(differ)
 
@@ -341,12 +345,19 @@ def main() -> int:
     parser.add_argument(
         "--loopback", action="store_true", help="switchovers and leader-kills on `forebay up` instead; no root"
     )
+    parser.add_argument(
+        "--load",
+        type=int,
+        default=0,
+        metavar="LOOPS",
+        help="with --loopback: busy loops beside it, and each drill is held against the history",
+    )
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
     kernel.end_on_signals()
     if options.loopback:
         directory = Path(tempfile.mkdtemp(prefix="forebay-drills-")).resolve()
-        stops = Stops(directory)
+        stops = UnderLoad(directory, options.load) if options.load else Stops(directory)
         ended = perform("drills", stops.run(options.rounds), release=stops.release, directory=directory, seed=seed)
         return ended.report(rounds=options.rounds, **stops.figures())
     try:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,13 +126,13 @@ class Stops:
             for scenario in SCENARIOS:
                 self.round(scenario, number)
 
-    def _start(self) -> None:
+    def _start(self, targets: Iterable[str] = ("r1", "r2", "r3")) -> None:
         cluster = self.cluster
         cluster.found({"fast": "64MiB/1MiB,default"}, "1GiB")
         (port,) = free_ports(1)
         with cluster.file.open("a") as file:
-            targets = '["r1", "r2", "r3"]'
-            file.write(f'[[helper]]\nname = "h1"\naddress = "{Address("127.0.0.1", port)}"\ntargets = {targets}\n')
+            address = Address("127.0.0.1", port)
+            file.write(f'[[helper]]\nname = "h1"\naddress = "{address}"\ntargets = {json.dumps(list(targets))}\n')
             file.write('[drill]\nallow = ["process"]\n')
         cluster.forebay("certificate", "issue", "h1", "--role", "helper")
         with (cluster.directory / "up.log").open("wb") as log:

@@ -107,7 +107,11 @@ def find_replicas(members: tuple[MemberView, ...], needs: Needs, now: Instant) -
         if member.clock_off:
             needs.add("clock", name, "its wall clock is off from those of a majority", "set its clock; is NTP running?")
         for what, until, remedy in (
-            ("its certificate", member.certificate_until, f"forebay certificate issue {member.name} --replace"),
+            (
+                "its certificate",
+                member.certificate_until,
+                f"forebay certificate issue {member.name} --role replica --replace",
+            ),
             ("its certificate authority", member.authority_until, "forebay certificate renew-authority"),
         ):
             days = days_left(until, now)

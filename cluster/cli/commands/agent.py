@@ -189,7 +189,7 @@ def _agent(current: Session, name: str | None, command: str) -> AgentConfig:
     if len(here) != 1:
         raise bad_input(
             f"{len(here)} agents of the configuration have their directory on this node",
-            f"say which one: forebay agent --name NAME {command} …",
+            f"say which one with --name: {', '.join(one.name for one in here or config.agents)}",
         )
     return here[0]
 

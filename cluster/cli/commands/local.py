@@ -330,7 +330,7 @@ def _how_to_talk(config: Config, leader: str | None) -> list[str]:
         f"In a browser that has a certificate (docs/operations.md): {config.replicas[0].api.url}/page",
     ]
     if first_agent is None:
-        lines.append("There are no agents: jobs will wait. Start one with forebay agent --name NAME.")
+        lines.append(f"There are no agents: jobs wait. Add [[agent]] to {config.file}, and start `forebay up` again.")
     return lines
 
 

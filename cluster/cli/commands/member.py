@@ -324,10 +324,9 @@ def status(name: str | None, digest: bool, as_json: bool) -> None:
             "`forebay member replace`",
         )
     if not any(answer.reachable for answer in answers):
+        start = ", ".join(f"`{start_command('replica', answer.name)}`" for answer in answers)
         raise Failure(
-            ExitCode.UNREACHABLE,
-            "no replica answered",
-            f"start them with `{start_command('replica', 'NAME')}`, or check their api addresses",
+            ExitCode.UNREACHABLE, "no replica answered", f"start them with {start}, or check their api addresses"
         )
 
 

@@ -1,15 +1,19 @@
-"""What is held against each other once a drill is over: acknowledged writes, and the states of replicas."""
+"""Checks after a drill: acknowledged writes, the states of the replicas, and the history of events and leaders.
+
+A check that cannot be made raises NotChecked: silence under load is no evidence of a fault.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from cluster.cli.drills.figures import Probe
-from cluster.client import ApiError, Client, stretches
-from cluster.schemas import Command, StateDigestAnswer, StatusView, StoryRow
+from cluster.client import ApiError, Client, stretches, tells
+from cluster.schemas import Command, LeaderTermView, StateDigestAnswer, StatusView, StoryRow
 from cluster.schemas import operations as ops
 from cluster.system import Address, Clock
 
@@ -31,22 +35,45 @@ STRETCH_S: Final = 30.0
 _T = TypeVar("_T")
 
 
-async def answered_again(client: Client, drill: int, writes: Iterable[Probe]) -> dict[str, int]:
-    """Return the revision that each acknowledged write is answered with when it is sent again, by command id."""
-    found, room = dict[str, int](), asyncio.Semaphore(AGAIN_AT_ONCE)
+class NotChecked(Exception):
+    """A check that could not be made; the reason in a sentence."""
+
+
+class Again(msgspec.Struct, frozen=True):
+    """Answers to acknowledged writes that were sent again."""
+
+    revisions: dict[str, int]
+    """Revision of each answer, by command ID; a write that the cluster rejects is missing."""
+    unanswered: dict[str, str]
+    """Writes without an answer that tells, by command ID, with the reason: nothing is known of them."""
+
+    def require_all(self) -> None:
+        """Raise NotChecked if a write has no answer."""
+        if self.unanswered:
+            why = next(iter(self.unanswered.values()))
+            raise NotChecked(f"{len(self.unanswered)} of them had no answer when they were sent again: {why}")
+
+
+async def answered_again(client: Client, drill: int, writes: Iterable[Probe]) -> Again:
+    """Send each acknowledged write again, and return the answers."""
+    found, room = Again({}, {}), asyncio.Semaphore(AGAIN_AT_ONCE)
 
     async def again(command_id: str) -> None:
         async with room:
-            with contextlib.suppress(ApiError):
+            try:
                 answer = await client.call(ops.PROBE_DRILL, Command(command_id=command_id), drill=drill)
-                found[command_id] = answer.revision
+            except ApiError as error:
+                if not tells(error.status, error.code):
+                    found.unanswered[command_id] = str(error)
+            else:
+                found.revisions[command_id] = answer.revision
 
     await asyncio.gather(*(again(one.command_id) for one in writes if one.answered_s is not None))
     return found
 
 
 async def disagreement(client: Client, replicas: dict[str, Address], clock: Clock) -> str:
-    """Return why the replicas cannot be said to hold the same state, in words; empty where they do.
+    """Return a sentence if the replicas hold different states; empty: they hold the same. NotChecked.
 
     Where commands go on, no two of them are met at the same revision: then each says what it had at the one that was
     the last of any, as soon as it has come there.
@@ -65,7 +92,7 @@ async def disagreement(client: Client, replicas: dict[str, Address], clock: Cloc
             return "" if agree else "not all replicas hold the same state"
         if clock.monotonic_s() > until_s:
             silent = ", ".join(sorted(replicas.keys() - states.keys()))
-            return f"{silent} did not say within {AGREE_S:g} s which state is held there"
+            raise NotChecked(f"{silent or 'a replica'} did not say within {AGREE_S:g} s which state is held there")
         await asyncio.sleep(LOOK_S)
 
 
@@ -85,6 +112,19 @@ async def happened(client: Client, rows_max: int | None = None, **asked: Any) ->
                 return
             count += 1
             yield row
+
+
+async def terms_since(client: Client, clock: Clock, term: int) -> tuple[LeaderTermView, ...]:
+    """Return the leaders' terms after `term`, oldest first, once the history has caught up. NotChecked, ApiError."""
+    until_s = clock.monotonic_s() + AGREE_S
+    committed = (await client.call(ops.SHOW_STATUS)).commit_index
+    while True:
+        terms = (await client.call(ops.LIST_LEADERS)).terms
+        if terms and terms[-1].last_index >= committed:
+            return tuple(one for one in terms if one.term > term)
+        if clock.monotonic_s() > until_s:
+            raise NotChecked(f"no history reached entry {committed} within {AGREE_S:g} s")
+        await asyncio.sleep(LOOK_S)
 
 
 async def of_each(replicas: dict[str, Address], ask: Callable[[Address], Awaitable[_T]]) -> dict[str, _T]:

@@ -201,14 +201,16 @@ def _coordinator(client: Client) -> Coordinator:
     from cluster.cli.drills.coordinator import Coordinator
     from cluster.cli.drills.machines import Alarm, Machines
     from cluster.cli.drills.probes import prober
+    from cluster.client import Client
 
     current = session()
     config = current.config()
     replicas = {replica.name: replica.api for replica in config.replicas}
-    if current.identity is None:
+    identity = current.identity
+    if identity is None:
         remedy = "give --identity with the name of an operator's certificate, or of one with the role drill"
         raise bad_input("helpers of machines are spoken to with a certificate", remedy)
-    machines = Machines(config, current.identity, current.clock)
+    machines = Machines(config, identity, current.clock)
     alarm = None
     if config.drill.prometheus:
         alarm = Alarm(config.drill.prometheus, config.drill.stop_when).ask
@@ -217,10 +219,11 @@ def _coordinator(client: Client) -> Coordinator:
         current.clock,
         replicas,
         machines,
-        prober(config.file, current.identity, replicas),
+        prober(config.file, identity, replicas),
         note,
         require_second=config.drill.require_second,
         alarm=alarm,
+        user=lambda: Client.from_config(config, identity, clock=current.clock),
     )
 
 
@@ -391,7 +394,8 @@ def abort(number: int, reason: str, as_json: bool) -> None:
 def lock(reason: str, as_json: bool) -> None:
     """Have no drill begin, and one that is under way end, until it is unlocked."""
     answer = session().write(ops.LOCK_DRILLS, reason=reason)
-    present(answer, as_json, lambda: "No drill begins until this is taken back: forebay drill unlock NAME")
+    taken_back = ", ".join(f"forebay drill unlock {plain(shlex.quote(one.by))}" for one in answer.locks)
+    present(answer, as_json, lambda: f"No drill begins until this is taken back: {taken_back}")
 
 
 @drill_group.command("unlock")

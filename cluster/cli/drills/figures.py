@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -57,7 +57,14 @@ def latency_us(probes: Iterable[Probe], from_s: float, until_s: float, share: fl
     return round(taken[min(len(taken) - 1, int(share * len(taken)))] * MICROSECONDS_PER_SECOND) if taken else 0
 
 
-def lost(probes: Sequence[Probe], answered_again: dict[str, int]) -> list[str]:
-    """Return the command ids that were acknowledged, and have another answer, or none, when they are sent again."""
+def lost(probes: Sequence[Probe], answered_again: dict[str, int], unanswered: Container[str] = ()) -> list[str]:
+    """Return the IDs of acknowledged writes with another answer, or a rejection, when they are sent again.
+
+    Nothing is known of those in `unanswered`.
+    """
     acknowledged = {one.command_id: one.revision for one in probes if one.answered_s is not None and one.command_id}
-    return sorted(name for name, revision in acknowledged.items() if answered_again.get(name) != revision)
+    return sorted(
+        name
+        for name, revision in acknowledged.items()
+        if name not in unanswered and answered_again.get(name) != revision
+    )

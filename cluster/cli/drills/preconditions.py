@@ -13,6 +13,7 @@ import msgspec
 from cluster.cli.commands.member import by_point
 from cluster.cli.drills.copies.room import COPIES, Room, backup_fault, release_fault
 from cluster.cli.drills.scenarios import AWAY_S, HOLD_S, NODE_DOWN_MORE_S, SCENARIOS, Scenario
+from cluster.client import ATTEMPT_S
 from cluster.drill import DURATION_S_MAX, Answer
 from cluster.schemas import DigestsAnswer, MembersAnswer, NodeView, StatusView
 from cluster.schemas.drills import DrillsAnswer, DrillView
@@ -126,6 +127,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     preconditions: tuple[Precondition, ...]
     forced: tuple[str, ...]
     will_happen: str
+    stops_writes: bool = False
+    """Whether writes are expected to stop meanwhile."""
     hold_s: int = 0
     """For how long the fault is held, seconds; 0: it is none that lasts."""
     earlier_us: tuple[int, ...] = ()
@@ -166,6 +169,7 @@ def plan_of(found: Found, wanted: Wanted) -> Plan:
         preconditions=judged,
         forced=overridden,
         will_happen=_will_happen(found, scenario, target, hold_s, earlier),
+        stops_writes=scenario.stops_writes(leads=target == leader),
         hold_s=hold_s,
         earlier_us=earlier,
         **of_copy,
@@ -226,11 +230,15 @@ def _will_happen(found: Found, scenario: Scenario, target: str, hold_s: int, ear
     count = len(found.nodes) if scenario.is_of_agent else sum(one.votes for one in found.members.members)
     if not hold_s:
         return f"{who} {scenario.does} from {leader}; writes stop {_expected(earlier)}. N{scenario.means[1:]}."
-    stops = scenario.takes_over and target == found.members.leader
-    writes = f"writes stop {_expected(earlier, 'until another one leads')}" if stops else "writes go on"
+    if scenario.stops_writes(leads=target == found.members.leader):
+        writes = f"writes stop {_expected(earlier, 'until another one leads')}"
+    else:
+        writes = "writes go on"
+    if scenario.keeps_waiting:
+        writes += f", but a program that has sent {who} a request waits up to {ATTEMPT_S:g} s before it asks another"
     jobs = next((one.jobs for one in found.nodes if one.name == target), ())
     of_jobs = f"; {len(jobs)} jobs are on it" if scenario.is_of_agent else ""
-    return f"{who}, 1 of {count} {kind}, {scenario.does} after {hold_s} s{of_jobs}; {writes}; {scenario.means}."
+    return f"{who}, 1 of {count} {kind}, {scenario.fault_for(hold_s)}{of_jobs}; {writes}; {scenario.means}."
 
 
 def _of_a_copy(found: Found, scenario: Scenario, who: str, hold_s: int) -> str:
@@ -243,8 +251,12 @@ def _of_a_copy(found: Found, scenario: Scenario, who: str, hold_s: int) -> str:
 
 
 def earlier_stops_us(drills: Iterable[DrillView], scenario: str) -> tuple[int, ...]:
-    """Return how long writes stopped in the last of these drills that were of a kind, µs, in their order."""
-    stops = (one.figures.get("write_stop_us") for one in drills if one.scenario == scenario)
+    """Return how long writes stopped in the last of these drills of a kind that came to their end, µs, in their order.
+
+    An aborted drill ended while something was wrong: its figures are no measure of what to expect.
+    """
+    ended = (one for one in drills if one.scenario == scenario and one.verdict in ("passed", "failed"))
+    stops = (one.figures.get("write_stop_us") for one in ended)
     return tuple(stop_us for stop_us in stops if stop_us is not None)[:COMPARED]
 
 
@@ -264,7 +276,7 @@ def not_automatic(scenario: str, allowed: Collection[str], drills: Iterable[Dril
     return f"of the last {BY_HAND} drills {scenario} {passed} were passed", remedy
 
 
-def _expected(earlier: tuple[int, ...], unknown: str = "for some ten milliseconds") -> str:
+def _expected(earlier: tuple[int, ...], unknown: str = "for some tens of milliseconds") -> str:
     if not earlier:
         return unknown
     return f"for some {sorted(earlier)[len(earlier) // 2] / 1000:.0f} ms, as in the last {len(earlier)} of these drills"
@@ -428,8 +440,15 @@ def _certificates(found: Found) -> Precondition:
         name="certificates",
         holds=bool(known) and not soon,
         figure=figure,
-        remedy="issue them again first: forebay certificate issue NAME --role ROLE --replace",
+        remedy=_issue_again(found, soon),
     )
+
+
+def _issue_again(found: Found, names: Iterable[str]) -> str:
+    """Return the commands that issue the certificates again whose roles are known."""
+    replicas = {one.name for one in found.members.members}
+    again = [f"forebay certificate issue {name} --role replica --replace" for name in sorted(names) if name in replicas]
+    return "issue them again first" + (f": {'; '.join(again)}" if again else "")
 
 
 def _snapshots(found: Found) -> Precondition:
@@ -535,7 +554,7 @@ def _other_drills(drills: DrillsAnswer) -> Precondition:
         figure, remedy = f"{lock.by} wants none: {lock.reason}", f"ask {lock.by}; then: forebay drill unlock {lock.by}"
     elif under_way is not None:
         figure = f"drill {under_way.drill} is under way until {under_way.until}"
-        remedy = f"wait for its end, or end it: forebay drill abort {under_way.drill}"
+        remedy = f"wait for its end, or end it: forebay drill abort {under_way.drill} --reason TEXT"
     else:
         figure, remedy = "no other one", ""
     holds = not drills.locks and under_way is None

@@ -109,14 +109,25 @@ class Probes:
     """What is sent during one drill, and what came of it."""
 
     def __init__(
-        self, client: Client, clock: Clock, replicas: dict[str, Address], drill: int, writer: Writer | None = None
+        self,
+        client: Client,
+        clock: Clock,
+        replicas: dict[str, Address],
+        drill: int,
+        writer: Writer | None = None,
+        user: Callable[[], AbstractAsyncContextManager[Client]] | None = None,
     ) -> None:
-        """`replicas`: where each answers."""
+        """`replicas`: where each answers. `user` makes the client of the user's program; None: `client` is it.
+
+        A client asks first who answered last: one that the drill uses for its own questions, too, would have the user's
+        program wait for whoever did not answer those.
+        """
         self._client = client
         self._clock = clock
         self._replicas = replicas
         self._drill = drill
         self._writer = writer
+        self._user = user or (lambda: contextlib.nullcontext(client))
         self.writes: list[Probe] = []
         self.reads: list[Probe] = []
         self.stale_reads: list[Probe] = []
@@ -148,12 +159,12 @@ class Probes:
         """Send probes until the end of the block; those that wait for an answer then are given up. NotMeasured."""
         assert self._writer is not None
         turns = itertools.cycle(self._replicas)
-        async with self._writer(self._drill, self._take) as self.unmeasured:
+        async with self._user() as user, self._writer(self._drill, self._take) as self.unmeasured:
             self.answered_s = self._clock.monotonic_s()
             tasks = [
                 asyncio.create_task(self._send(self.reads, self._read)),
                 asyncio.create_task(self._send(self.stale_reads, self._stale_read, lambda: (next(turns),))),
-                asyncio.create_task(self._use()),
+                asyncio.create_task(self._use(user)),
             ]
             try:
                 yield
@@ -169,14 +180,14 @@ class Probes:
         if report.answered_s is not None:
             self.answered_s = max(self.answered_s, report.answered_s)
 
-    async def _use(self) -> None:
+    async def _use(self, client: Client) -> None:
         """Write as a user's program does, one after the other."""
         while True:
-            probe = Probe(self._clock.monotonic_s(), command_id=self._client.new_command_id())
+            probe = Probe(self._clock.monotonic_s(), command_id=client.new_command_id())
             self.user_writes.append(probe)
             request = Command(command_id=probe.command_id)
             with contextlib.suppress(ApiError):
-                answer = await self._client.call(ops.PROBE_DRILL, request, drill=self._drill, deadline_s=USER_S)
+                answer = await client.call(ops.PROBE_DRILL, request, drill=self._drill, deadline_s=USER_S)
                 probe.answered_s, probe.revision = self._clock.monotonic_s(), answer.revision
             await asyncio.sleep(PROBE_EVERY_S)
 

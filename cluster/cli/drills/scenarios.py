@@ -35,11 +35,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     of: str
     """What its target must be: leader, follower, member or agent."""
     does: str
-    """What is done, after the target's name."""
+    """What is done, after the target's name; `{hold_s}` is how long the fault is held, seconds."""
     means: str
     """What that is to everybody else."""
     takes_over: bool = False
     """Whether another replica has to lead meanwhile where the target led."""
+    keeps_waiting: bool = False
+    """Whether a request to the target gets no answer meanwhile, rather than a refused connection."""
     on_copy: bool = False
     """Whether it is done to a copy of the cluster's state, on this machine."""
     goal_ms: int = GOAL_MS
@@ -48,6 +50,16 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     def needs(self) -> str:
         """What the target's machine must allow; empty: no helper is needed."""
         return NEEDS.get(self.name, "")
+
+    def fault_for(self, hold_s: int) -> str:
+        """Return what is done and for how long, after the target's name."""
+        return self.does.format(hold_s=hold_s)
+
+    def stops_writes(self, *, leads: bool) -> bool:
+        """Return whether writes are expected to stop; `leads`: the target leads when the fault begins."""
+        if self.name == "switchover":
+            return True
+        return self.on_copy or (leads and not self.is_of_agent)
 
     @property
     def is_of_agent(self) -> bool:
@@ -75,61 +87,72 @@ SCENARIOS: Final = {
         Scenario(
             name="leader-kill",
             of="leader",
-            does="is killed (SIGKILL), and started again",
+            does="is killed (SIGKILL), and runs again after {hold_s} s at the latest",
             means=_ELECTED,
             takes_over=True,
         ),
         Scenario(
             name="leader-hang",
             of="leader",
-            does="stands still (SIGSTOP), and goes on",
+            does="stands still (SIGSTOP) for {hold_s} s, and goes on",
             means=_ELECTED,
             takes_over=True,
+            keeps_waiting=True,
         ),
-        Scenario(name="follower-stop", of="follower", does="stands still (SIGSTOP), and goes on", means=_NO_VOTE),
+        Scenario(
+            name="follower-stop",
+            of="follower",
+            does="stands still (SIGSTOP) for {hold_s} s, and goes on",
+            means=_NO_VOTE,
+            keeps_waiting=True,
+        ),
         Scenario(
             name="agent-kill",
             of="agent",
-            does="is killed (SIGKILL), and started again",
+            does="is killed (SIGKILL), and runs again after {hold_s} s at the latest",
             means="scripts go on and are found again; what it was moving begins again as a new attempt",
         ),
         Scenario(
             name="node-down",
             of="agent",
-            does="stands still (SIGSTOP) until its node is DOWN, and goes on",
+            does="stands still (SIGSTOP) for {hold_s} s, until its node is DOWN, and goes on",
             means="scripts go on; the node gets nothing new while it is DOWN, and is UP again afterwards",
         ),
         Scenario(
             name="partition",
             of="member",
-            does="is reached by nobody and reaches nobody",
+            does="reaches no replica and no client for {hold_s} s, and none of them reaches it",
             means="the others go on, with another leader where it led; agents that poll it poll another",
             takes_over=True,
+            keeps_waiting=True,
         ),
         Scenario(
             name="partition-in",
             of="member",
-            does="hears nothing of the others",
+            does="receives nothing from the other replicas for {hold_s} s",
             means="the others go on, with another leader where it led",
             takes_over=True,
+            keeps_waiting=True,
         ),
         Scenario(
             name="partition-out",
             of="member",
-            does="is not heard by the others",
+            does="reaches none of the other replicas for {hold_s} s",
             means="the others go on, with another leader where it led",
             takes_over=True,
+            keeps_waiting=True,
         ),
         Scenario(
             name="disk-full",
             of="member",
-            does="has no room left on its own file system, and gets it back",
-            means="it stops at the first write that fails, and is started again; the others go on",
+            does="has no space left on its own file system for {hold_s} s",
+            means="it stops at the first write that fails, and is started again; the others go on, with another "
+            "leader where it led",
         ),
         Scenario(
             name="slow-disk",
             of="follower",
-            does="has a disk that does ten writes a second",
+            does="has a disk that does ten writes a second, for {hold_s} s",
             means="the others commit without it; it follows behind, and catches up",
         ),
         Scenario(

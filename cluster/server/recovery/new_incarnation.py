@@ -254,7 +254,7 @@ def _refuse(
         if answer.incarnation != str(mine):
             raise RecoveryNotPossible(
                 f"{other} is of incarnation {answer.incarnation}, and {name} of {mine}: the cluster was recovered "
-                f"already. Move the directory of {name} away, and let it join: `forebay member add {name}`"
+                f"already. Move the directory of {name} away, and let it join: `{config.replica(name).add_command}`"
             )
         if answer.leader is not None:
             raise RecoveryNotPossible(

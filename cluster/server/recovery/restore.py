@@ -113,7 +113,8 @@ async def _looked_at(config: Config, name: str, file: Path, clock: Clock) -> tup
         if answer.last_index:
             raise RecoveryNotPossible(
                 f"{other} has a history of {answer.last_index} entries, incarnation {answer.incarnation}: let {name} "
-                f"join it (`forebay member add {name}`), or recover what it has (`forebay recover --name {other}`)"
+                f"join it (`{config.replica(name).add_command}`), or recover what it has (`forebay recover --name "
+                f"{other}`)"
             )
     image = load_snapshot(file)
     if image.state.cluster_id != config.cluster.id:

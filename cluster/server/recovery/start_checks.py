@@ -62,8 +62,8 @@ async def refuse_incarnation_over(config: Config, name: str, mine: Incarnation, 
         note_superseded(config, name, sentence)
         raise StorageRefused(
             f"{sentence}. What {name} holds may be what was lost: keep its directory for an examination (`forebay "
-            f"ledger dump --data {config.storage.directory / name}`), move it away, run `forebay member add {name}` "
-            f"and start it with `{start_command('replica', name)}`"
+            f"ledger dump --data {config.storage.directory / name}`), move it away, run "
+            f"`{config.replica(name).add_command}` and start it with `{start_command('replica', name)}`"
         )
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import signal
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,7 @@ import msgspec
 
 import cluster
 from cluster.cli.commands.member import newest_snapshot, receive_snapshot
-from cluster.cli.drills.aftermath import answered_again, disagreement, of_each
+from cluster.cli.drills.aftermath import Again, NotChecked, answered_again, disagreement, of_each
 from cluster.cli.drills.copies.directory import private_directory, remove_left_over
 from cluster.cli.drills.copies.replicas import LOOK_S, NAMES, STATUS_S, Copy, CopyFailed, copied
 from cluster.cli.drills.copies.room import FLOOR_BYTES
@@ -67,6 +68,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     faults: list[str]
     figures: dict[str, int]
     sentence: str
+    unchecked: dict[str, str] = {}
+    """Checks that could not be made, each with the reason."""
 
 
 class Exercise:
@@ -90,6 +93,7 @@ class Exercise:
         self._clock = clock
         self._tell = tell
         self.figures: dict[str, int] = {}
+        self._unchecked: dict[str, str] = {}
         self._began_s = began_s
         self._drill = 0
         """Its number in the copy."""
@@ -116,6 +120,7 @@ class Exercise:
                 done = {"restore": self._restore, "majority-lost": self._lose_majority, "upgrade": self._upgrade}
                 outcome = await done[self._given.scenario](copy, file)
                 outcome.faults[:0] = compared
+                outcome.unchecked = self._unchecked
                 return outcome
 
     # ---- what it begins with
@@ -164,7 +169,9 @@ class Exercise:
         if other:
             return [f"{', '.join(other)} had another state at revision {revision}"]
         # Of an old backup no replica may hold the history any more.
-        return [] if same or self._given.backup is not None else [f"no replica says what it had at {revision}"]
+        if not same and self._given.backup is None:
+            self._unchecked["the snapshot's state"] = f"no replica says which state it had at revision {revision}"
+        return []
 
     # ---- the exercises
 
@@ -229,7 +236,8 @@ class Exercise:
         self._stopped(probes, lost_s, over_s)
         self._measured(probes, began_s, over_s, lost_s)
         again = await self._asked_again(copy, probes)
-        lost = lost_writes((*probes.writes, *probes.user_writes), again, killed_s, plan["lost_after_revision"])
+        known = (*probes.writes, *probes.user_writes)
+        lost = lost_writes(known, again, killed_s, plan["lost_after_revision"])
         self.figures |= {
             "said_kept_revision": plan["kept_revision"],
             "said_lost_after_revision": plan["lost_after_revision"],
@@ -362,7 +370,8 @@ class Exercise:
     @contextlib.asynccontextmanager
     async def _probed(self, copy: Copy) -> AsyncIterator[Probes]:
         writer = prober(copy.config.file, self._identity, copy.replicas)
-        probes = Probes(copy.client, self._clock, copy.replicas, self._drill, writer)
+        user = functools.partial(Client.from_config, copy.config, self._identity, clock=self._clock)
+        probes = Probes(copy.client, self._clock, copy.replicas, self._drill, writer, user)
         async with probes.running():
             yield probes
             if probes.unmeasured():
@@ -413,21 +422,32 @@ class Exercise:
             "writes_acknowledged": sum(one.answered_s is not None for one in (*writes, *probes.user_writes)),
         }
 
-    async def _asked_again(self, copy: Copy, probes: Probes) -> dict[str, int]:
+    async def _asked_again(self, copy: Copy, probes: Probes) -> Again:
         self._tell("every acknowledged write is asked for again, and all states are compared")
         return await answered_again(copy.client, self._drill, (*probes.writes, *probes.user_writes))
 
-    async def _kept(
-        self, copy: Copy, probes: Probes, again: dict[str, int], expected: LostWrites | None = None
-    ) -> list[str]:
+    async def _kept(self, copy: Copy, probes: Probes, again: Again, expected: LostWrites | None = None) -> list[str]:
         """Return what is not as it must be: writes that are gone and were not said to be, states that differ."""
         found = expected or lost_writes((*probes.writes, *probes.user_writes), again)
-        differ = await disagreement(copy.client, copy.replicas, self._clock)
-        self.figures |= {"writes_lost": len(found.unsaid), "states_agree": int(not differ)}
+        self.figures["writes_lost"] = len(found.unsaid)
+        differ = ""
+        with self._noted("acknowledged writes"):
+            again.require_all()
+        with self._noted("the states of the replicas"):
+            differ = await disagreement(copy.client, copy.replicas, self._clock)
+            self.figures["states_agree"] = int(not differ)
         return [
             *([f"{len(found.unsaid)} acknowledged writes are gone and were not said to be"] if found.unsaid else ()),
             *([f"of the copy: {differ}"] if differ else ()),
         ]
+
+    @contextlib.contextmanager
+    def _noted(self, check: str) -> Iterator[None]:
+        """Note why a check in the block could not be made."""
+        try:
+            yield
+        except (ApiError, NotChecked) as error:
+            self._unchecked[check] = str(error)
 
     async def _folded(self, copy: Copy, name: str, file: Path, release: Path | None = None) -> list[str]:
         """Fold the copy's ledger from the snapshot on, with another release beside this one where it is given; return
@@ -441,16 +461,20 @@ class Exercise:
         except CopyFailed as error:
             self.figures["folds_agree"] = 0
             return [str(error)]
-        held = await copy.client.call(
-            ops.SHOW_STATE_DIGEST,
-            at=str(replayed["revision"]),
-            replica=copy.replicas[name],
-            stale=True,
-            deadline_s=COMPARE_S,
-        )
-        agree = held.state_digest == replayed["state_digest"]
-        self.figures |= {"folds_agree": int(agree), "folded_us": self._since_us(began_s)}
-        return [] if agree else [f"the ledger of {name} folds to another state at revision {replayed['revision']}"]
+        self.figures["folded_us"] = self._since_us(began_s)
+        with self._noted(f"the fold of the ledger of {name}"):
+            held = await copy.client.call(
+                ops.SHOW_STATE_DIGEST,
+                at=str(replayed["revision"]),
+                replica=copy.replicas[name],
+                stale=True,
+                deadline_s=COMPARE_S,
+            )
+            agree = held.state_digest == replayed["state_digest"]
+            self.figures["folds_agree"] = int(agree)
+            if not agree:
+                return [f"the ledger of {name} folds to another state at revision {replayed['revision']}"]
+        return []
 
     def _since_us(self, moment_s: float) -> int:
         return self._us(self._clock.monotonic_s() - moment_s)
@@ -470,14 +494,14 @@ class LostWrites(msgspec.Struct, frozen=True):
 
 
 def lost_writes(
-    probes: Iterable[Probe], again: dict[str, int], fault_s: float = 0.0, lost_after: int | None = None
+    probes: Iterable[Probe], again: Again, fault_s: float = 0.0, lost_after: int | None = None
 ) -> LostWrites:
     """Return which acknowledged writes are gone: those that have another answer, or none, when they are sent again.
 
     Of what was sent before the fault it was said that it may be lost behind the revision `lost_after`; None: nothing.
     """
     known = tuple(probes)
-    names_gone = set(lost(known, again))
+    names_gone = set(lost(known, again.revisions, again.unanswered))
     gone = [one for one in known if one.command_id in names_gone]
     said = [one for one in gone if lost_after is not None and one.sent_s <= fault_s and one.revision > lost_after]
     names = {one.command_id for one in said}

@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cluster.cli.drills import aftermath, stop_conditions
 from cluster.cli.drills import coordinator as module
 from cluster.cli.drills import prober as probing
-from cluster.cli.drills.coordinator import Coordinator
+from cluster.cli.drills.coordinator import CHECKS, EVENTS, LEADERS, STATES, WRITES, Coordinator
 from cluster.cli.drills.copies.exercises import Given, Outcome
 from cluster.cli.drills.copies.replicas import CopyFailed
 from cluster.cli.drills.figures import Probe
@@ -21,6 +23,7 @@ from cluster.cli.drills.machines import Machines
 from cluster.cli.drills.preconditions import DURATION_MORE_S, Found, Plan, Site, Wanted
 from cluster.cli.drills.prober import CONNECTIONS, Report, asking, send_writes
 from cluster.cli.drills.probes import NotMeasured, Probes, Writer
+from cluster.cli.drills.report import page_of
 from cluster.cli.drills.stop_conditions import OF_COPIES, OF_MEMBERS, OF_WRITES, Goals, Seen, Stops
 from cluster.cli.exits import ExitCode, Failure
 from cluster.client import ApiError, Client
@@ -28,7 +31,7 @@ from cluster.drill import Answer, Begin, End, HelperRefused, Renew
 from cluster.schemas import NodesAnswer, TransferAnswer, TransfersAnswer
 from cluster.schemas import operations as ops
 from cluster.schemas.drills import DrillAnswer, DrillLockView, DrillProbeAnswer, DrillsAnswer, EndDrillRequest
-from cluster.schemas.ledger import StoryAnswer, StoryRow
+from cluster.schemas.ledger import LeadersAnswer, LeaderTermView, StoryAnswer, StoryRow
 from cluster.system import Address, SystemClock
 from replica.values import DRILL_S_MAX, MESSAGE_CHARACTERS_MAX
 from tests.cluster.cli.drills.test_preconditions import STATUS, WELL
@@ -38,12 +41,33 @@ GOALS = Goals(write_stop_us=60_000_000, abort_after_us=60_000_000, slower_max=0)
 """A machine that is busy is no reason to end these."""
 IMPATIENT = Goals(write_stop_us=500_000, abort_after_us=400_000)
 PLAN = Plan(
-    id="1", scenario="switchover", target="r2", leader="r1", term=7, preconditions=(), forced=(), will_happen="so"
+    id="1",
+    scenario="switchover",
+    target="r2",
+    leader="r1",
+    term=7,
+    preconditions=(),
+    forced=(),
+    will_happen="so",
+    stops_writes=True,
 )
 DRILL = DrillAnswer(
-    revision=9, drill=3, scenario="switchover", target="r2", by="root", verdict="under way", began=None, until=None
+    revision=9,
+    drill=3,
+    scenario="switchover",
+    target="r2",
+    by="root",
+    verdict="under way",
+    until=None,
+    began="2026-01-31T12:00:00Z",
 )
 
+
+TERM = LeaderTermView(
+    term=PLAN.term, leader="r1", first_index=1, last_index=STATUS.commit_index, from_at="2026-01-31T11:00:00Z",
+    to_at=None, silent_s=None,
+)  # fmt: skip
+"""The term in which the plan is made."""
 
 REPLICAS = {f"r{port}": Address("127.0.0.1", port) for port in (1, 2, 3)}
 
@@ -62,6 +86,13 @@ class ClusterDouble:
         self.refusal: ApiError | None = None
         self.abort = self.second = self.unmeasured = self.alarm = ""
         self.takes_s = 0.0
+        self.terms = (TERM,)
+        self.refuses: ApiError | None = None
+        """The answer to the request of a switchover."""
+        self.fails: dict[str, ApiError] = {}
+        """Names of operations that fail once everything is measured, each with its error."""
+        self.is_done = False
+        self.told: list[str] = []
         self.odd, self.not_ready = False, ""
         self.nodes = {row.name: row.state for row in WELL.nodes}
         self.locks: tuple[DrillLockView, ...] = ()
@@ -70,12 +101,21 @@ class ClusterDouble:
         """Revisions that are looked at for one answer about what happened."""
         self.on_transfer: Callable[[], None] = lambda: None
 
+    def led(self, name: str, from_at: str = DRILL.began or "") -> None:
+        """Have a replica lead a term after that of the plan, as the history knows it."""
+        last = self.terms[-1]
+        self.terms = (*self.terms, replace(last, term=last.term + 1, leader=name, from_at=from_at))
+
     def new_command_id(self) -> str:
         self.ids += 1
         return f"id{self.ids}"
 
     async def call(self, operation: Any, request: Any = None, *, replica: Address | None = None, **more: Any) -> Any:
         await asyncio.sleep(0)
+        if self.is_done and operation.name in self.fails:
+            raise self.fails[operation.name]
+        if operation is ops.LIST_LEADERS:
+            return LeadersAnswer(revision=9, terms=self.terms)
         if operation is ops.START_DRILL:
             return DRILL
         if operation is ops.END_DRILL:
@@ -95,6 +135,8 @@ class ClusterDouble:
             return replace(WELL.digests["r1"], verdict="odd" if self.odd else "agrees")
         if operation is ops.LIST_DRILLS:
             return DrillsAnswer(revision=9, drills=(), locks=self.locks)
+        if operation is ops.SHOW_STATUS and replica is None:
+            return STATUS
         if operation is ops.SHOW_STATUS:
             assert replica is not None
             name = f"r{replica.port}"
@@ -113,7 +155,11 @@ class ClusterDouble:
             stretch = tuple(row for row in rows if first <= row.revision <= read)
             return StoryAnswer(revision=last, rows=stretch, read=read, read_at=None, last=last)
         assert operation is ops.TRANSFER_LEADERSHIP
+        if self.refuses is not None:
+            self.on_transfer()
+            raise self.refuses
         self.leader = request.name
+        self.led(request.name)
         self.on_transfer()
         if self.hangs:
             await asyncio.sleep(30)
@@ -178,7 +224,7 @@ class MachinesDouble:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> ClusterDouble:
     short = {
-        "CONTROL_S": 0.1, "SETTLE_S": 0.6, "LOOK_S": 0.02, "MEMBERS_EVERY_S": 0.04, "BACK_S": 0.2,
+        "CONTROL_S": 0.1, "LATE_S": 0.2, "SETTLE_S": 0.6, "LOOK_S": 0.02, "MEMBERS_EVERY_S": 0.04, "BACK_S": 0.2,
         "RENEW_EVERY_S": 0.1, "SLOW_US_LEAST": 60_000_000,
     }  # fmt: skip
     for name, value in short.items():
@@ -218,9 +264,12 @@ def writes_of(cluster: ClusterDouble) -> Writer:
 
 def carried_out_by(cluster: ClusterDouble, machines: MachinesDouble | None = None, **more: Any) -> Coordinator:
     machines, writer = machines or MachinesDouble(cluster), more.pop("writer", None) or writes_of(cluster)
-    return Coordinator(
-        cast(Client, cluster), SystemClock(), REPLICAS, cast(Machines, machines), writer, lambda sentence: None, **more
-    )
+
+    def tell(sentence: str) -> None:
+        cluster.told.append(sentence)
+        cluster.is_done |= sentence.startswith("every acknowledged write is asked for again")
+
+    return Coordinator(cast(Client, cluster), SystemClock(), REPLICAS, cast(Machines, machines), writer, tell, **more)
 
 
 async def ended(cluster: ClusterDouble, goals: Goals = GOALS) -> EndDrillRequest:
@@ -275,7 +324,8 @@ async def test_states_that_differ_and_another_leader_fail_it(cluster: ClusterDou
     cluster.disagree = True
 
     def other() -> None:
-        cluster.leader = "r3"
+        cluster.leader, cluster.terms = "r3", (TERM,)
+        cluster.led("r3")
 
     cluster.on_transfer = other
     found = await ended(cluster)
@@ -369,7 +419,7 @@ async def test_nobody_waits_for_a_hand_over_that_hangs_once_the_drill_is_to_end(
     cluster.on_transfer = lambda: setattr(cluster, "abort", "eve: enough")
     async with asyncio.timeout(60):
         found = await ended(cluster)
-    assert (found.verdict, found.sentence) == ("aborted", "eve: enough")
+    assert (found.verdict, found.sentence) == ("aborted", f"eve: enough{NOTHING_CHECKED}")
 
 
 @story
@@ -388,7 +438,7 @@ async def test_one_that_is_ended_from_the_keyboard_says_so_in_the_ledger(cluster
     with pytest.raises(asyncio.CancelledError):
         await running
     assert cluster.ended is not None
-    assert (cluster.ended.verdict, cluster.ended.sentence) == ("aborted", "ended from the keyboard")
+    assert (cluster.ended.verdict, cluster.ended.sentence) == ("aborted", "interrupted by Ctrl-C or SIGTERM")
     left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     assert left == [], "no probe goes on"
 
@@ -417,6 +467,7 @@ async def test_who_looks_for_a_plan_asks_each_replica_itself(cluster: ClusterDou
 # ---- with a helper
 
 
+NOTHING_CHECKED = f"; not checked: {', '.join(CHECKS)}"
 HANG = replace(PLAN, scenario="leader-hang", target="r1", hold_s=1)
 
 
@@ -526,7 +577,7 @@ async def test_a_helper_that_refuses_ends_the_drill_and_says_why(cluster: Cluste
     machines = MachinesDouble(cluster)
     machines.refuses = Begin
     found = await held(cluster, machines)
-    assert (found.verdict, found.sentence) == ("aborted", "its helper: it does not; so")
+    assert (found.verdict, found.sentence) == ("aborted", f"its helper: it does not; so{NOTHING_CHECKED}")
 
 
 @story
@@ -541,6 +592,130 @@ async def test_the_target_of_a_fault_may_be_silent_and_no_other(cluster: Cluster
     machines.on_end = lambda: cluster.dead.discard("r1")
     found = await held(cluster, machines)
     assert found.verdict == "passed", found.sentence
+
+
+# ---- checks that cannot be made, and what the history knows better
+
+
+MEASURED = {"write_stop_us", "write_stop_at_us", "user_write_stop_us", "read_stop_us", "control_write_gap_us",
+            "client_late_us", "writes_acknowledged", "fault_at_us", "watched_us", "goal_us"}  # fmt: skip
+"""Figures of each drill whose fault was begun, whatever comes of it."""
+AWAY = ApiError(503, "no_leader", "no replica leads", outcome="unknown")
+CHECKED_BY = {"probe_drill": WRITES, "show_status": STATES, "show_history": EVENTS, "list_leaders": LEADERS}
+"""Operation -> the check that needs it, and nothing else of this test does."""
+
+
+@given(st.sets(st.sampled_from(sorted(CHECKED_BY))))
+@settings(max_examples=2 ** len(CHECKED_BY), suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_check_that_cannot_be_made_is_named_and_takes_no_figure_along(
+    cluster: ClusterDouble, failing: set[str]
+) -> None:
+    cluster.__init__()  # type: ignore[misc]  # one for each example
+    cluster.fails = dict.fromkeys(failing, AWAY)
+    # The answer of the history is only needed where the client saw nothing of it.
+    cluster.refuses = ApiError(409, "not_taken", "r2 has not taken over yet")
+    cluster.led("r2")
+    if "show_status" in failing:
+        cluster.fails["list_leaders"] = AWAY
+    found = asyncio.run(ended(cluster))
+    missing = [CHECKED_BY[name] for name in CHECKED_BY if name in cluster.fails]
+    assert found.verdict == ("failed" if missing else "passed"), found.sentence
+    assert found.figures.keys() >= MEASURED
+    _, _, named = found.sentence.partition("; not checked: ")
+    assert [name for name in CHECKS if name in named] == [name for name in CHECKS if name in missing]
+    assert "gone" not in found.sentence or not missing, "silence is no loss"
+    assert ("states_agree" in found.figures) == (STATES not in missing)
+    assert drawn(found)
+
+
+def drawn(found: EndDrillRequest) -> str:
+    """Return the page of a drill that ended so."""
+    shown = {name: getattr(found, name) for name in ("verdict", "sentence", "figures")}
+    return page_of(replace(DRILL, ended="2026-01-31T12:00:30Z", **shown), (), (TERM,), (), "made")
+
+
+@story
+async def test_a_drill_that_is_aborted_keeps_what_was_measured_and_names_what_was_not_checked(
+    cluster: ClusterDouble,
+) -> None:
+    machines = MachinesDouble(cluster)
+    machines.on_begin = lambda: setattr(cluster, "abort", "eve: enough")
+    found = await held(cluster, machines)
+    assert (found.verdict, found.sentence) == ("aborted", f"eve: enough{NOTHING_CHECKED}")
+    assert found.figures.keys() >= MEASURED | {"begun_us", "held_us"} and drawn(found)
+
+
+@story
+async def test_a_drill_that_is_aborted_before_its_fault_has_figures_of_normal_and_no_stop(
+    cluster: ClusterDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CONTROL_S", 20.0)
+    cluster.abort = "eve: enough"
+    found = await ended(cluster)
+    assert (found.verdict, found.sentence) == ("aborted", "eve: enough")
+    assert "control_write_gap_us" in found.figures and "write_stop_us" not in found.figures and drawn(found)
+
+
+@story
+async def test_an_end_that_cannot_be_recorded_is_told_with_its_figures(cluster: ClusterDouble) -> None:
+    cluster.fails = {"end_drill": AWAY}
+    with pytest.raises(ApiError):
+        await carried_out_by(cluster).run(PLAN, GOALS)
+    assert "could not be recorded: passed: " in cluster.told[-1] and "write_stop_us" in cluster.told[-1]
+
+
+@story
+async def test_a_target_that_took_over_after_the_request_had_failed_took_over(cluster: ClusterDouble) -> None:
+    cluster.refuses = ApiError(409, "not_taken", "r2 has not taken over yet")
+    cluster.on_transfer = lambda: setattr(cluster, "leader", "r2")
+    found = await ended(cluster)
+    assert found.verdict == "passed" and found.sentence.startswith("r2 took over; "), found.sentence
+
+
+@story
+async def test_a_target_that_never_took_over_fails_it_with_the_reason_and_the_leader(cluster: ClusterDouble) -> None:
+    cluster.refuses = ApiError(409, "lagging", "r2 is 600 entries behind")
+    found = await ended(cluster)
+    assert (found.verdict, found.sentence) == ("failed", "r1 leads, not r2: r2 is 600 entries behind")
+    assert found.figures.keys() >= MEASURED and "handover_us" not in found.figures
+
+
+@pytest.mark.parametrize(
+    ("from_at", "verdict"), [("2026-01-31T12:00:00.2Z", "passed"), ("2026-01-31T12:00:59Z", "failed")]
+)
+def test_who_led_meanwhile_is_said_by_the_history_where_the_client_saw_nobody(
+    cluster: ClusterDouble, from_at: str, verdict: str
+) -> None:
+    machines = MachinesDouble(cluster)
+    machines.on_begin = lambda: cluster.led("r3", from_at)
+    found = asyncio.run(held(cluster, machines))
+    assert found.verdict == verdict, found.sentence
+    if verdict == "failed":
+        assert found.sentence == "nobody else led while r1 could not; r3 led afterwards"
+
+
+@story
+async def test_a_node_that_only_the_history_saw_as_down_was_down(cluster: ClusterDouble) -> None:
+    cluster.events = ("node_went_down",)
+    found = await held(cluster, MachinesDouble(cluster), replace(HANG, scenario="node-down", target="n1"))
+    assert found.verdict == "passed" and found.figures["nodes_lost"] == 0, found.sentence
+
+
+@story
+async def test_a_stop_of_writes_that_the_plan_did_not_expect_is_said_to_be_one(cluster: ClusterDouble) -> None:
+    plan = replace(HANG, scenario="follower-stop", target="r2", stops_writes=False)
+    found = await held(cluster, MachinesDouble(cluster), plan, Goals(write_stop_us=1, abort_after_us=30_000_000))
+    assert found.verdict == "failed" and "1 is the goal" not in found.sentence
+    assert found.sentence.endswith("0.001 ms is the goal, though the plan expects no stop")
+
+
+@story
+async def test_the_users_program_has_a_client_of_its_own(cluster: ClusterDouble) -> None:
+    """A client that the drill uses for other questions asks last who did not answer those."""
+    its_own = ClusterDouble()
+    coordinator = carried_out_by(cluster, user=lambda: contextlib.nullcontext(cast(Client, its_own)))
+    await coordinator.run(PLAN, GOALS)
+    assert its_own.given, "the user's program wrote with it"
 
 
 async def unwell(stops: Stops) -> str:
@@ -594,7 +769,7 @@ async def test_a_target_that_does_not_come_back_fails_it(
     machines.on_begin = lambda: setattr(cluster, "leader", "r3")
     machines.on_end = lambda: setattr(cluster, "not_ready", "r1")
     found = await held(cluster, machines)
-    assert found.verdict == "failed" and "r1 was not back within 0.2 s" in found.sentence
+    assert found.verdict == "failed" and "r1 was not seen to be back within 0.2 s" in found.sentence
 
 
 @story
@@ -691,7 +866,7 @@ def test_writes_that_take_ten_times_as_long_once_they_go_on_again_end_it() -> No
 
 
 COPY = replace(PLAN, scenario="restore", scratch="/scratch", backup="/b.fbs", hold_s=2)
-OUTCOME = Outcome(faults=[], figures={"write_stop_us": 2_000_000}, sentence="everything was there")
+OUTCOME = Outcome(faults=[], figures={"held_revision": 7, "write_stop_us": 2_000_000}, sentence="everything was there")
 
 
 class ExerciseDouble:
@@ -774,7 +949,7 @@ def test_what_comes_of_a_copy_is_the_verdict_and_its_figures_are_kept(cluster: C
     found = asyncio.run(run())
     assert (found.verdict, found.sentence) == (verdict, sentence)
     assert found.figures.get("write_stop_us", 0) == stop_us
-    assert found.figures.get("held_revision", 0) == (7 if isinstance(outcome, CopyFailed) else 0)
+    assert found.figures["held_revision"] == 7
 
 
 COPY_STOPS = {name: STOPS[name] for name in OF_MEMBERS | OF_COPIES if name in STOPS} | {
@@ -824,4 +999,4 @@ async def test_a_copy_that_is_ended_from_the_keyboard_is_gone_when_the_ledger_sa
     with pytest.raises(asyncio.CancelledError):
         await running
     assert cluster.ended is not None and not exercise.left
-    assert (cluster.ended.verdict, cluster.ended.sentence) == ("aborted", "ended from the keyboard")
+    assert (cluster.ended.verdict, cluster.ended.sentence) == ("aborted", "interrupted by Ctrl-C or SIGTERM")

@@ -49,3 +49,4 @@ def test_a_write_is_lost_that_was_acknowledged_and_has_another_answer_or_none() 
     probes = [Probe(0, 1.0, "a", 7), Probe(0, 1.0, "b", 8), Probe(0, 1.0, "c", 9), Probe(0, None, "d"), Probe(0, 1.0)]
     assert lost(probes, {"a": 7, "b": 8, "c": 9}) == []
     assert lost(probes, {"a": 7, "b": 80}) == ["b", "c"]
+    assert lost(probes, {"a": 7, "b": 80}, {"c": "it does not answer"}) == ["b"], "silence is no loss"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -309,6 +310,49 @@ def test_every_scenario_that_the_cluster_knows_can_be_planned_and_says_what_it_d
         targets[name] = made.target
     assert targets["leader-hang"] == "r1" and targets["follower-stop"] == "r2" and targets["disk-full"] == "r2"
     assert targets["agent-kill"] == targets["node-down"] == "n2", "who has the most jobs shows most"
+
+
+@pytest.mark.parametrize("scenario", NEEDS)
+@pytest.mark.parametrize("target", ["r1", "r2", "n1"])
+def test_a_plan_says_that_writes_go_on_exactly_where_the_drill_expects_no_stop(scenario: str, target: str) -> None:
+    made = plan(WELL, target, scenario=scenario)
+    if not next(one for one in made.preconditions if one.name == "target").holds:
+        return
+    assert ("writes go on" in made.will_happen) != made.stops_writes
+    assert ("writes stop " in made.will_happen) == made.stops_writes
+    assert made.stops_writes == (target == made.leader), "a follower and an agent are not needed for a write"
+    # A fault that leaves requests without an answer is what a user's program notices where writes go on.
+    waits = any(word in scenario for word in ("hang", "stop", "partition"))
+    assert (f"a program that has sent {target} a request waits up to 5 s" in made.will_happen) == waits
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_plan_says_how_long_a_fault_is_held_and_has_no_placeholder(scenario: str) -> None:
+    made = plan(WELL, None, scenario=scenario, hold_s=7)
+    assert not re.search(r"[{}]|\b[A-Z]*NAME\b|after 7 s[^a]*$", made.will_happen)
+    if not NEEDS.get(scenario):
+        return
+    held = f"{made.hold_s} s"
+    ends = {"leader-kill", "agent-kill"}
+    said = f"runs again after {held} at the latest" if scenario in ends else f"for {held}"
+    assert said in made.will_happen and made.will_happen.count(held) == 1
+
+
+def test_the_remedy_for_certificates_names_those_that_end_and_no_placeholder() -> None:
+    soon = replace(WELL, certificates_s={"r1": 86_400.0, "r3": 1.0, "ann": 1.0, "r2": 9e6})
+    (refused,) = plan(soon, "r2").refused
+    assert refused.remedy == (
+        "issue them again first: forebay certificate issue r1 --role replica --replace; "
+        "forebay certificate issue r3 --role replica --replace"
+    )
+
+
+def test_a_drill_that_was_aborted_is_no_measure_of_what_to_expect() -> None:
+    took = tuple(
+        drill(number, verdict=verdict, figures={"write_stop_us": 1000 * number})
+        for number, verdict in ((9, "aborted"), (8, "failed"), (7, "lost"), (6, "passed"))
+    )
+    assert plan(replace(WELL, drills=replace(WELL.drills, drills=took)), "r2").earlier_us == (8000, 6000)
 
 
 def test_a_node_is_silent_for_longer_than_it_takes_to_be_down() -> None:

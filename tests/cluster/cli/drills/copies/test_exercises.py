@@ -7,6 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.cli.drills.aftermath import Again
 from cluster.cli.drills.copies.exercises import lost_writes
 from cluster.cli.drills.copies.room import COPIES, look_at_room
 from cluster.cli.drills.figures import Probe
@@ -24,7 +25,7 @@ def test_writes_that_are_gone_are_told_from_those_of_which_that_was_said() -> No
         Probe(11.0, 11.1, "gone after it", 70),
         Probe(3.0, None, "never acknowledged"),
     )
-    again = {"kept": 40, "gone early": 90, "gone late": 91, "gone after it": 92}
+    again = Again({"kept": 40, "gone early": 90, "gone late": 91, "gone after it": 92}, {})
     found = lost_writes(probes, again, FAULT_S, SAID_AFTER)
     assert found.said == ("gone late", "gone, not answered")
     assert found.unsaid == ("gone after it", "gone early")
@@ -55,7 +56,7 @@ def test_every_acknowledged_write_is_there_or_lost_and_only_late_ones_of_before_
         for one in probes
         if data.draw(st.booleans())
     }
-    found = lost_writes(probes, again, FAULT_S, SAID_AFTER)
+    found = lost_writes(probes, Again(again, {}), FAULT_S, SAID_AFTER)
     acknowledged = {one.command_id: one for one in probes if one.answered_s is not None}
     there = {name for name, one in acknowledged.items() if again.get(name) == one.revision}
     assert {*found.said, *found.unsaid} == acknowledged.keys() - there and not {*found.said} & {*found.unsaid}

@@ -1,0 +1,139 @@
+"""Commands that messages name: they exist, and are whole where more than their name is given.
+
+A remedy is typed as it is read. One whose options do not exist, or that lacks a required one, says the opposite of what
+happens.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import pytest
+
+from cluster.cli.app import cli
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("cluster", "replica", "wal", "snapshots")
+
+VALUE = "\x00"
+"""What a placeholder of an f-string stands for."""
+
+NAMED = re.compile(r"\bforebay ([a-z][a-z-]*(?: [^;`'\"(),:]*)?)")
+PLACEHOLDER = re.compile(r"[A-Z][A-Z:]+")
+
+UNKNOWN_YET = {
+    f"drill abort {VALUE} --reason TEXT": "the reason is the reader's",
+    f"certificate issue {VALUE} --role ROLE": "a name alone does not say what its holder may do",
+    f"certificate issue NAME --role {VALUE}": "it is to be a name that nobody has",
+    "certificate issue NAME --role gateway": "a gateway's certificate has any name",
+    "certificate issue NAME --role replica --host HOST --replace": "the replica at the other end did not prove a name",
+    "certificate issue NAME --role user --into DIR": "the operator chooses both",
+    f"ledger dump --job {VALUE} --archive DIR": "the archive is not at the cluster",
+    "ledger dump --data DIRECTORY": "the packages below do not know the directory",
+    "license set gpu --total N": "the operator knows how many there are",
+    "member replace NAME": "a table of conditions, for any replica",
+    "pool add NAME --unit count --quantity N": "the pool does not exist yet",
+    "serve --name NAME --first-start": "a table of conditions, for any replica",
+    "submit SCRIPT && forebay job list": "an example",
+    "agent --name NODE runs its agent": "how the command is used",
+    "transfer receipt JOB shows it": "how the command is used",
+    "witness --key FILE --listen 127.0.0.1": "how the command is used",
+}
+"""Commands whose placeholder only the reader can fill in -> why."""
+
+
+class Said(NamedTuple):
+    place: str
+    text: str
+
+
+def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the line and text of every string that is no docstring; `VALUE` for what is formatted into it."""
+    skipped = set[int]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            skipped.add(id(node.value))
+        if isinstance(node, ast.JoinedStr):
+            skipped.update(map(id, node.values))
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else VALUE for part in node.values)
+            yield node.lineno, "".join(map(str, parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, re.sub(r"\{[a-z_]+\}|%s|\\1", VALUE, node.value)
+
+
+def said() -> Iterator[Said]:
+    """Yield each command that a string of the product names, from its first word on."""
+    for package in PACKAGES:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            for line, text in texts(ast.parse(file.read_text())):
+                for found in NAMED.finditer(text):
+                    yield Said(f"{file.relative_to(ROOT)}:{line}", found[1].strip())
+
+
+def fault_of(text: str) -> str:
+    """Return why a command cannot be typed as it is named; empty: it can, or it is prose."""
+    words = [word.rstrip(".") for word in text.split()]
+    found: click.Command = cli
+    while words and isinstance(found, click.Group) and words[0] in found.commands:
+        found = found.commands[words.pop(0)]
+    if found is cli:
+        return ""  # `forebay` is the subject of a sentence
+    if isinstance(found, click.Group) and words and not found.invoke_without_command:
+        return f"there is no command {words[0]!r} in {found.name}"
+    options = {
+        name: one for one in found.params if isinstance(one, click.Option) for name in (*one.opts, *one.secondary_opts)
+    }
+    given = [word.partition("=")[0] for word in words if word.startswith("--")]
+    unknown = [name for name in given if name not in options and name not in COMMON]
+    if unknown:
+        return f"it has no option {unknown[0]}"
+    is_whole = bool(given) or VALUE in text
+    if not is_whole:
+        return ""
+    missing = [one.opts[0] for one in options.values() if one.required and not set(one.opts) & set(given)]
+    return f"it needs {missing[0]}" if missing else ""
+
+
+COMMON = frozenset({"--json", "--help"})
+FOUND = sorted(set(said()))
+
+
+def test_there_are_many_commands_that_messages_name() -> None:
+    assert len(FOUND) > 200 and sum(VALUE in one.text for one in FOUND) > 50
+
+
+@pytest.mark.parametrize("one", FOUND, ids=lambda one: f"{one.place} {one.text.replace(VALUE, '…')[:40]}")
+def test_a_command_that_a_message_names_can_be_typed_so(one: Said) -> None:
+    assert fault_of(one.text) == "", one
+
+
+def test_a_placeholder_is_printed_only_where_the_reader_alone_can_fill_it_in() -> None:
+    found = [one for one in FOUND if any(PLACEHOLDER.fullmatch(word) for word in one.text.split())]
+    unknown = {one.text for one in found}
+    assert [one for one in found if one.text not in UNKNOWN_YET] == []
+    assert UNKNOWN_YET.keys() <= unknown, "no row is left over"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("member add r1", ""),
+        ("member add \x00", "it needs --peer"),
+        ("member add \x00 --peer \x00 --api \x00", ""),
+        ("member list", ""),
+        ("member forget \x00", "there is no command 'forget' in member"),
+        ("drill plan \x00 --holds 3", "it has no option --holds"),
+        ("stops the job", ""),
+    ],
+)
+def test_the_law_finds_what_cannot_be_typed(text: str, fault: str) -> None:
+    assert fault_of(text) == fault
