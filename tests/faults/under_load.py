@@ -42,6 +42,8 @@ IMPATIENT = ("--goal-ms", "500", "--abort-after-s", "5")
 PATIENT = ("--goal-ms", "30000", "--abort-after-s", "30", "--abort-if-slower", "0")
 
 OPERATOR_S = 120.0
+WAITS = ("--deadline", "60")
+"""How long an operator's command waits for an answer: a handshake takes seconds there."""
 
 BURN = """
 import os, pathlib, time
@@ -118,11 +120,20 @@ class UnderLoad(Stops):
         hold = () if scenario == "switchover" else ("--hold-s", "4")
         while True:
             try:
-                plan = typed(command("drill", "plan", scenario, *hold, "--json"))
+                plan = typed(command(*WAITS, "drill", "plan", scenario, *hold, "--json"))
                 forced = [word for name in self._overridden(plan) for word in ("--force", name)]
-                words = ("drill", "plan", scenario, "--target", plan["target"], *hold, *forced, "--json")
+                words = (*WAITS, "drill", "plan", scenario, "--target", plan["target"], *hold, *forced, "--json")
                 plan = typed(command(*words)) if plan["target"] else plan
-                confirmed = ("drill", "run", *words[2:-1], *options, "--confirm", plan["id"], "--json")
+                confirmed = (
+                    *WAITS,
+                    "drill",
+                    "run",
+                    *words[len(WAITS) + 2 : -1],
+                    *options,
+                    "--confirm",
+                    plan["id"],
+                    "--json",
+                )
                 return plan, msgspec.convert(typed(command(*confirmed)), DrillAnswer)
             except RunFailed:
                 # Nobody answers in time, another plan by now, or a precondition that cannot be overridden.

@@ -35,7 +35,6 @@ UNKNOWN_YET = {
     "certificate issue NAME --role user --into DIR": "the operator chooses both",
     f"ledger dump --job {VALUE} --archive DIR": "the archive is not at the cluster",
     "ledger dump --data DIRECTORY": "the packages below do not know the directory",
-    "license set gpu --total N": "the operator knows how many there are",
     "member replace NAME": "a table of conditions, for any replica",
     "pool add NAME --unit count --quantity N": "the pool does not exist yet",
     "serve --name NAME --first-start": "a table of conditions, for any replica",
