@@ -213,7 +213,7 @@ class Exercise:
             if self._given.away_s:
                 self._tell(f"{left} is away for {self._given.away_s} s, and the others go on")
                 copy.signal(left, signal.SIGSTOP)
-                await asyncio.sleep(self._given.away_s)
+                await self._written_without(copy, probes, self._given.away_s)
             lost_s = self._clock.monotonic_s()
             await copy.kill(*NAMES)
             killed_s = self._clock.monotonic_s()
@@ -387,6 +387,16 @@ class Exercise:
             if self._clock.monotonic_s() > until_s:
                 raise CopyFailed(f"no write was acknowledged within {LAST_S:g} s")
             await asyncio.sleep(LOOK_S)
+
+    async def _written_without(self, copy: Copy, probes: Probes, away_s: float) -> None:
+        """Wait for `away_s`, and until a write that was sent since then is acknowledged. CopyFailed."""
+        since_s = self._clock.monotonic_s()
+        await asyncio.sleep(away_s)
+
+        async def ask() -> bool | None:
+            return any(one.answered_s is not None and one.sent_s > since_s for one in probes.writes) or None
+
+        await copy.until(ask, "an acknowledged write without the replica that is away")
 
     async def _beyond(self, copy: Copy, revision: int) -> None:
         """Wait until the copy is beyond a revision: what was lost and is sent again gets a later one. CopyFailed."""
