@@ -21,7 +21,7 @@ from wal import records
 from wal.codec import CodecError, WrittenLater
 from wal.environment import Environment, log_mark
 from wal.failures import BrokenInvariant, Condition, RecoveryRefused
-from wal.records import ChainRow, Damaged, Entry, Gap, Marks, Pruned, PrunedSegment, chained
+from wal.records import ChainRow, Damaged, Entry, Gap, Incarnation, Marks, Pruned, PrunedSegment, chained
 from wal.replay import Contradiction, replay
 from wal.rows import read_chain_row
 from wal.sync_log import SyncLog
@@ -236,6 +236,11 @@ class Ledger:
     def cluster_id(self) -> str:
         """The cluster whose history it is."""
         return self._env.identity.cluster_id
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """The incarnation of the cluster that the storage is of."""
+        return self._env.incarnation
 
     @property
     def first_index(self) -> int:

@@ -22,4 +22,12 @@ from cluster.server.tlog.publish import (
     Publisher,
     Signed,
 )
-from cluster.server.tlog.signing import SIGNED_NAME, SIGNING_DIRECTORY, LedgerAltered, Signer, SignRefused, origin_of
+from cluster.server.tlog.signing import (
+    SIGNED_NAME,
+    SIGNING_DIRECTORY,
+    LedgerAltered,
+    Signer,
+    SignRefused,
+    origin_of,
+    parse_origin,
+)

@@ -58,6 +58,11 @@ def origin_of(cluster_id: str, incarnation: Incarnation = FIRST_INCARNATION) -> 
     return f"{_ORIGIN}{lineage_of(cluster_id, incarnation)}"
 
 
+def parse_origin(origin: str) -> tuple[str, Incarnation] | None:
+    """Return the cluster's ID and the incarnation in what `origin_of` returned; None for anything else."""
+    return parse_lineage(origin.removeprefix(_ORIGIN)) if origin.startswith(_ORIGIN) else None
+
+
 class Signer:
     """The key of one replica, and what it signed."""
 
@@ -126,8 +131,8 @@ class Signer:
 
     def _is_earlier(self, origin: str) -> bool:
         """Whether an origin is that of an earlier incarnation: the ledger goes on from what was signed in it."""
-        mine, theirs = (parse_lineage(one.removeprefix(_ORIGIN)) for one in (self.origin, origin))
-        if mine is None or theirs is None or not origin.startswith(_ORIGIN):
+        mine, theirs = parse_origin(self.origin), parse_origin(origin)
+        if mine is None or theirs is None:
             return False
         return mine[0] == theirs[0] and theirs[1].number < mine[1].number
 
