@@ -144,6 +144,8 @@ class LedgerEntry(NamedTuple):
     digest: bytes
     base: int
     revision: int
+    seal: bytes = b""
+    """As `Entry.seal`; empty where only the history was kept."""
 
 
 class Verified(NamedTuple):
@@ -665,10 +667,10 @@ class Ledger:
                 if entry is None:
                     entry = self._entry(following, cursor.item() if more else None)
                 row = self._chain_row(view, transaction, following)
-                _, term, data = entry
+                _, term, data, seal = entry
                 if records.chained(before.digest, entry) != row.digest:
                     raise LedgerBroken(following, "it is not the entry that its digest speaks of")
-                found.append(LedgerEntry(following, term, data, row.digest, before.revision, row.revision))
+                found.append(LedgerEntry(following, term, data, row.digest, before.revision, row.revision, seal))
                 before = row
                 size_bytes += len(data)
                 following += 1
@@ -781,7 +783,7 @@ def hand_over(
         size_bytes += len(one.data)
         if found and size_bytes > bytes_max:
             break
-        found.append(Handed(Entry(one.index, one.term, one.data), row.digest, row.revision))
+        found.append(Handed(Entry(one.index, one.term, one.data, one.seal), row.digest, row.revision))
     return found
 
 

@@ -19,12 +19,13 @@ from typing import Final
 import msgspec
 
 from cluster.config import Config
-from cluster.consensus import recovered
+from cluster.consensus import SealChecks, Seals, check_tail, recovered
 from cluster.schemas import StatusView
 from cluster.server.applied_log import read_batch, read_configuration
 from cluster.server.pending import entry_of
 from cluster.server.recovery.start_checks import ask_replicas
 from cluster.server.storage import Storage, open_storage
+from cluster.server.tlog import SIGNING_DIRECTORY, private_key
 from cluster.system import Clock
 from replica.decide import decide
 from replica.fold import apply_batch
@@ -35,6 +36,7 @@ from replica.values import Instant, LedgerViolation, Refusal
 from wal import (
     CodecError,
     Configuration,
+    Entry,
     Incarnation,
     Journal,
     Member,
@@ -163,10 +165,17 @@ async def recover(
             RecoverCluster(draw(MARK_BYTES).hex(), storage.identity, plan.members, plan.kept_index, plan.known_index),
             by=by,
             at=Instant(max(clock.now(), kept.state.at)),
+            seals=seals_of(config, name, survivor),
         )
         return Recovered(plan=plan, recovery=recovery)
     finally:
         storage.close()
+
+
+def seals_of(config: Config, name: str, member: Member) -> Seals:
+    """Return what replica `name` signs entries with, as this member. StorageRefused."""
+    private = private_key(config.storage.directory / name / SIGNING_DIRECTORY, member)
+    return Seals(config.cluster.id, member.id, private)
 
 
 def begin(
@@ -178,10 +187,12 @@ def begin(
     *,
     by: str,
     at: Instant,
+    seals: Seals,
 ) -> Recovery:
     """Write a new incarnation behind what is kept, in one transaction; return what the ledger says of it.
 
-    `state` and `current` are those at the end of the journal, `survivor` is the one member from then on.
+    `state` and `current` are those at the end of the journal, `survivor` is the one member from then on, whose key
+    `seals` has.
     """
     request = Request(b"", Actor(ActorRole.OPERATOR, by), command)
     decision = decide(state, request, at)
@@ -190,12 +201,12 @@ def begin(
     (event,) = decision.events
     assert isinstance(event, ClusterRecovered)
     batch = Batch(state.revision, at, (entry_of(request, decision.events),))
+    survivor = msgspec.structs.replace(survivor, key=seals.key)
     alone = recovered(current, survivor, actor=f"operator {by}", at=at)
-    journal.begin_incarnation(
-        Incarnation(event.recovery.incarnation, event.recovery.mark),
-        journal.term + 1,
-        [encode_configuration(alone), encode_batch(batch)],
-    )
+    index, term = journal.last_index + 1, journal.term + 1
+    first = seals.sealed(Entry(index, term, encode_configuration(alone)), journal.last_term, {})
+    second = seals.sealed(Entry(index + 1, term, encode_batch(batch)), term, {})
+    journal.begin_incarnation(Incarnation(event.recovery.incarnation, event.recovery.mark), term, [first, second])
     return event.recovery
 
 
@@ -204,8 +215,14 @@ def _kept(storage: Storage) -> _Kept:
     journal, state, placed = storage.journal, storage.state, storage.configuration
     digest = hashlib.sha256(journal.applied_digest)
     index, void, known = storage.index, 0, state
+    seals = SealChecks(storage.environment.identity.cluster_id, storage.identity)
+    if journal.base_index < index:
+        seals.note(journal.entry(index))
     while index < journal.last_index:
         for entry in journal.entries(index + 1, max_bytes=READ_BYTES, max_entries=READ_ENTRIES):
+            if placed is not None:
+                term_before = journal.term_of(index) or 0
+                check_tail(seals, [entry], term_before, placed.configuration, known_index=journal.commit_index)
             digest.update(b"%d %d %d " % (entry.index, entry.term, len(entry.data)) + entry.data)
             index = entry.index
             try:

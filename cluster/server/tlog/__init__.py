@@ -30,4 +30,5 @@ from cluster.server.tlog.signing import (
     SignRefused,
     origin_of,
     parse_origin,
+    private_key,
 )
