@@ -78,7 +78,9 @@ class AppendRequest(Message, frozen=True, array_like=True, forbid_unknown_fields
     prev_term: Number
     commit_index: Number
     ready: bool
-    entries: Annotated[list[tuple[Number, EntryData, EntrySeal]], Meta(max_length=APPEND_ENTRIES)]
+    entries: Annotated[list[tuple[Number, EntryData]], Meta(max_length=APPEND_ENTRIES)]
+    seals: Annotated[list[EntrySeal], Meta(max_length=APPEND_ENTRIES)] = []
+    """One for each entry, or none at all."""
 
 
 class Heartbeat(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2):

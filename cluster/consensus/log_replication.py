@@ -1,6 +1,7 @@
 """Log replication: AppendEntries at leader and follower (5.3), commitment (5.4.2), the leader's quorum (thesis 6.2)."""
 
 import logging
+from itertools import chain, repeat
 
 from cluster.consensus import log_compaction
 from cluster.consensus.frames import (
@@ -117,8 +118,9 @@ def _send_entries(raft: RaftState, peer: str, known: Progress) -> bool:
         if journal.base_index <= prev < journal.last_index:
             entries = journal.entries(prev + 1, max_bytes=APPEND_BYTES, max_entries=APPEND_ENTRIES)
         seq = raft.next_seq()
-        sent_entries = [(entry.term, entry.data, entry.seal) for entry in entries]
-        request = AppendRequest(raft.term, seq, prev, prev_term, raft.commit_index, raft.has_begun, sent_entries)
+        pairs = [(entry.term, entry.data) for entry in entries]
+        seals = [entry.seal for entry in entries] if raft.seals is not None else []
+        request = AppendRequest(raft.term, seq, prev, prev_term, raft.commit_index, raft.has_begun, pairs, seals)
         raft.outbox.send(peer, request)
         known.sent(seq, prev + len(entries), sum(len(entry.data) for entry in entries))
         known.commit_sent = raft.commit_index
@@ -259,7 +261,11 @@ def _on_append(raft: RaftState, peer: str, request: AppendRequest) -> None:
     if not _agrees_before(raft, peer, request):
         return
     prev = request.prev_index
-    entries = [Entry(prev + 1 + at, term, data, seal) for at, (term, data, seal) in enumerate(request.entries)]
+    seals = chain(request.seals, repeat(b""))
+    entries = [
+        Entry(prev + 1 + at, term, data, seal)
+        for (at, (term, data)), seal in zip(enumerate(request.entries), seals, strict=False)
+    ]
     try:
         append_what_is_missing(raft, peer, entries)
     except SealBroken as error:
