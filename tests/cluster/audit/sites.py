@@ -13,6 +13,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cluster.api.past.follower import Follower
+from cluster.consensus import Seals
 from cluster.security.proofs import Checkpoint, sign, verifier_of, write_note
 from cluster.server.recovery.new_incarnation import begin
 from cluster.server.tlog import LOG_DIRECTORY, LedgerTree, origin_of
@@ -122,6 +123,7 @@ class Site:
                 RecoverCluster(mark, REPLICA, (REPLICA,), journal.last_index, journal.last_index),
                 by="ops",
                 at=state.at,
+                seals=Seals(CLUSTER, REPLICA, PRIVATE[0]),
             )
             first = journal.last_index + 1
             journal.append([Entry(first + number, journal.term, no_op_of(REPLICA)) for number in range(more)])
