@@ -594,7 +594,20 @@ class Ledger:
             )
 
     def _check_gaps(self, scan: _Scan) -> None:
-        """Check that each gap lies between what is held, and holds nothing itself."""
+        """Check that each gap lies between what is held, before the end, and holds nothing itself."""
+        with self._env.read() as transaction:
+            stored = transaction.get(records.MARKS_KEY, db=self._env.table(records.STATE)) or b""
+            try:
+                # Of the same transaction: a snapshot that is installed moves the end with the gap that it leaves.
+                end = records.unpack_marks(stored).applied_index
+            except Damaged as error:
+                raise LedgerBroken(0, f"the marks: {error}") from error
+            beyond = next((gap for gap in self._gaps(transaction) if gap.last_index > end), None)
+        if beyond is not None:
+            raise LedgerBroken(
+                beyond.first_index,
+                f"a gap is recorded from there to {beyond.last_index}, and the ledger ends with entry {end}",
+            )
         behind = 0
         for gap in scan.gaps:
             if not behind < gap.first_index <= gap.last_index:

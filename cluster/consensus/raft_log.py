@@ -11,7 +11,7 @@ from typing import Final
 from cluster.consensus.frames import APPEND_ENTRIES
 from cluster.consensus.interface import RemovedFromCluster
 from cluster.consensus.progress import Phase, Progress
-from cluster.consensus.seals import check_tail
+from cluster.consensus.seals import SealBroken, check_tail, remedy_for
 from cluster.consensus.state import NEVER, RaftState
 from wal import BrokenInvariant, Entry, decode_configuration, incarnation_of, is_configuration, name_of
 
@@ -75,7 +75,7 @@ def check_received(raft: RaftState, entries: Sequence[Entry]) -> None:
 
 
 def check_held(raft: RaftState) -> None:
-    """Check entries of this replica's own log that are not applied yet. SealBroken.
+    """Check entries of this replica's own log that are not applied yet. SealBroken, with the remedy.
 
     Who led the term of the last applied one is known by that one.
     """
@@ -88,7 +88,10 @@ def check_held(raft: RaftState) -> None:
     while index < journal.last_index:
         entries = journal.entries(index + 1, max_bytes=SCAN_BYTES, max_entries=SCAN_ENTRIES)
         before = raft.configurations.at(index)
-        check_tail(seals, entries, journal.term_of(index) or 0, before, known_index=journal.commit_index)
+        try:
+            check_tail(seals, entries, journal.term_of(index) or 0, before, known_index=journal.commit_index)
+        except SealBroken as error:
+            raise SealBroken(f"{error}; {remedy_for(raft.me)}") from error
         index = entries[-1].index
 
 

@@ -192,7 +192,7 @@ class Seals(SealChecks):
 def check_tail(
     seals: SealChecks, entries: Iterable[Entry], term_before: int, configuration: Configuration, *, known_index: int
 ) -> None:
-    """Check entries of this replica's own log, the first one behind one of `term_before`. SealBroken with the remedy.
+    """Check entries of a replica's own log, the first one behind one of `term_before`. SealBroken.
 
     `known_index`: the last entry that is known to be committed. Up to there a recovery may have begun an incarnation.
     """
@@ -202,10 +202,7 @@ def check_tail(
         if is_recovery and entry.index <= known_index:
             seals.note(entry)
         else:
-            try:
-                seals.check(entry, term_before, configuration)
-            except SealBroken as error:
-                raise SealBroken(f"{error}; {remedy_for(seals.me)}") from error
+            seals.check(entry, term_before, configuration)
         configuration, term_before = begun or configuration, entry.term
 
 

@@ -126,6 +126,24 @@ def verdict(held: bytes, keys: Path, least: int = 1, *, whole: bool = False) -> 
     return printed.getvalue()
 
 
+def test_a_majority_is_one_of_the_keys_of_the_checkpoints_origin(site: Site, tmp_path: Path) -> None:
+    held = site.proofs[site.job]
+    origin = json.loads(held)["checkpoint"].split("\n")[0]
+    keys = tmp_path / "keys"
+    others = [verifier_of(f"{origin}/2-{'ab' * 8}", Ed25519PrivateKey.generate()) for _ in range(3)]
+    keys.write_text(site.keys.read_text() + "".join(f"{one}\n" for one in others))
+    # Those of another incarnation neither count nor are counted.
+    proof = tmp_path / "proof"
+    proof.write_bytes(held)
+    assert ran(proof, keys).returncode == 0
+    more = [verifier_of(origin, Ed25519PrivateKey.generate()) for _ in range(2)]
+    keys.write_text(keys.read_text() + "".join(f"{one}\n" for one in more))
+    refused = ran(proof, keys)
+    assert refused.returncode == 1 and f"1 replicas of {origin} have signed it, and 2 are wanted" in refused.stderr
+    keys.write_text("".join(f"{one}\n" for one in others))
+    assert ran(proof, keys).returncode == 1
+
+
 def ran(proof: Path, keys: Path) -> subprocess.CompletedProcess[str]:
     """The verifier as an auditor runs it, in a directory and with a path where there is no Forebay."""
     copy = proof.parent / "verify_proof.py"
