@@ -599,7 +599,7 @@ class Ledger:
             stored = transaction.get(records.MARKS_KEY, db=self._env.table(records.STATE)) or b""
             try:
                 # Of the same transaction: a snapshot that is installed moves the end with the gap that it leaves.
-                end = records.unpack_marks(stored).applied_index
+                end = max(records.unpack_marks(stored).applied_index, scan.view.marks.applied_index)
             except Damaged as error:
                 raise LedgerBroken(0, f"the marks: {error}") from error
             beyond = next((gap for gap in self._gaps(transaction) if gap.last_index > end), None)

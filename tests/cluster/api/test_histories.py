@@ -118,7 +118,7 @@ async def test_jobs_that_there_are_not_cannot_be_counted(config: Config) -> None
 class Noted:
     """A follower whose rows are given: each job has as many as its number says."""
 
-    begun, holes, index, noted_index, ledger = 1, (), 9, 9, None
+    begun, holes, index, noted_index, ledger, is_confirmed = 1, (), 9, 9, None, True
     jobs_known = 600
 
     def __init__(self) -> None:
