@@ -524,6 +524,14 @@ def mallory_submits(state: State) -> State:
 # ---- notes
 
 
+def cut_free_pages(case: Case) -> None:
+    """Cut pages off the data file that a transaction gave back, at its end."""
+    for value in (bytes(32 * PAGE_BYTES), None):
+        with forge.rows_of(case.home) as opened:
+            opened.put(records.STATE, b"filler", value)
+    forge.cut(case.home / "wal" / "data.mdb", 2 * PAGE_BYTES)
+
+
 def as_new(case: Case) -> None:
     """Empty the directory, and say that the replica has never run."""
     shutil.rmtree(case.home)
@@ -581,8 +589,7 @@ ROWS: tuple[Manipulation, ...] = (
     Manipulation("A18", "a tile", file("tlog/tile/0/000", lambda path: forge.flip(path, 100))),
     Manipulation("A19", "the index by job", lambda case: forge.flip_index(case.home)),
     Manipulation("A20", "the signing key", file("signing/key", lambda path: forge.flip(path, 5))),
-    Manipulation("B1", "`data.mdb` cut by a page",
-                 file("wal/data.mdb", lambda path: forge.cut(path, PAGE_BYTES))),
+    Manipulation("B1", "`data.mdb` cut by two pages that are free", cut_free_pages),
     Manipulation("B2", "`data.mdb` cut by a quarter",
                  file("wal/data.mdb", lambda path: forge.cut(path, 16 * PAGE_BYTES))),
     Manipulation("B3", "`data.mdb` emptied", file("wal/data.mdb", lambda path: os.truncate(path, 0))),
