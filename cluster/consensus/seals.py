@@ -15,6 +15,7 @@ snapshot. A member whose key the configuration does not have yet is believed wit
 
 import struct
 from collections.abc import Iterable, Mapping
+from hashlib import sha256
 from typing import Annotated, Final
 
 import msgspec
@@ -78,9 +79,9 @@ _decoder: Final = msgspec.msgpack.Decoder(Seal)
 
 
 def entry_text(cluster_id: str, entry: Entry, term_before: int) -> bytes:
-    """Return the bytes that a leader signs for an entry."""
+    """Return the bytes that a leader signs for an entry; they have a digest of its data, since Ed25519 reads them twice."""
     place = _PLACE.pack(entry.index, term_before, entry.term)
-    return b"".join([_ENTRY_HEAD, cluster_id.encode(), b"\n", place, entry.data])
+    return b"".join([_ENTRY_HEAD, cluster_id.encode(), b"\n", place, sha256(entry.data).digest()])
 
 
 def vote_text(cluster_id: str, term: int, candidate: str) -> bytes:
