@@ -32,14 +32,13 @@ from cluster.consensus.frames import (
     VoteRequest,
 )
 from cluster.consensus.interface import JournalLike, Links, Machine, PeerStatus, Role, Timing, Uniform
-from cluster.consensus.log_rate_limiter import LogRateLimiter
 from cluster.consensus.progress import Phase, Progress
 from cluster.consensus.read_index import ReadWaiter
 from cluster.consensus.seals import Seals
 from cluster.consensus.snapshots import SnapshotReceiver
 from cluster.consensus.state import NEVER, Outbox, RaftState
 from cluster.consensus.stock import StockNode
-from cluster.system import Clock
+from cluster.system import Clock, LogRateLimiter
 from wal import BrokenInvariant, Configuration, Member, Placed, initial
 
 _ROUTINE: Final = (Heartbeat, AppendReply)

@@ -79,7 +79,7 @@ _decoder: Final = msgspec.msgpack.Decoder(Seal)
 
 
 def entry_text(cluster_id: str, entry: Entry, term_before: int) -> bytes:
-    """Return the bytes that a leader signs for an entry; they have a digest of its data, since Ed25519 reads them twice."""
+    """Return the bytes that a leader signs for an entry, with a digest of its data: Ed25519 reads them twice."""
     place = _PLACE.pack(entry.index, term_before, entry.term)
     return b"".join([_ENTRY_HEAD, cluster_id.encode(), b"\n", place, sha256(entry.data).digest()])
 

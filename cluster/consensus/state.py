@@ -12,12 +12,11 @@ from typing import Final, Protocol, TypeVar
 from cluster.consensus.configurations import Configurations
 from cluster.consensus.frames import PROMISES, AnyMessage
 from cluster.consensus.interface import JournalLike, Links, Machine, NotLeader, Role, Timing, Uniform
-from cluster.consensus.log_rate_limiter import LogRateLimiter
 from cluster.consensus.progress import Progress
 from cluster.consensus.read_index import ReadRounds, ReadWaiter
 from cluster.consensus.seals import Seals
 from cluster.consensus.snapshots import SnapshotReceiver, SnapshotSender
-from cluster.system import Clock
+from cluster.system import Clock, LogRateLimiter
 from wal import Configuration, incarnation_of, name_of
 
 _Reached = TypeVar("_Reached", int, float)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from cluster.system.garbage_collection import Collector, collect_for_a_reader
     from cluster.system.job_process import CAPABILITIES, LIMITS, UNLIMITED, JobProcess, forgo, limit, prepare, reset
+    from cluster.system.log_rate_limiter import LogRateLimiter
     from cluster.system.logs import about, as_logged, begin_logging, is_logged, say_at_last
     from cluster.system.processes import (
         all_pids,
@@ -74,6 +75,7 @@ else:
         descriptors: keep_ownership replace_private write_all
         garbage_collection: Collector collect_for_a_reader
         job_process: CAPABILITIES LIMITS UNLIMITED JobProcess forgo limit prepare reset
+        log_rate_limiter: LogRateLimiter
         logs: about as_logged begin_logging is_logged say_at_last
         processes: all_pids become_subreaper boot_id cgroup_of descendants die_with_parent environment_variables
         processes: fields_of hold_termination ignore_hangup leave_when_terminated python_of send start_time
