@@ -13,6 +13,8 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from heapq import merge
+from itertools import groupby
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -165,10 +167,11 @@ class Follower:
         """The last entry whose rows are noted, also where that is still read over."""
         return self._position.index
 
-    @property
-    def jobs_known(self) -> int:
-        """The highest number of a job, as far as the ledger was followed."""
-        return self._reached.state.next_job - 1
+    def noted_jobs(self, after: int) -> Iterator[int]:
+        """Yield the jobs behind one, ascending, that something is noted of. JobIndexBroken."""
+        unwritten = sorted(job for job, rows in self._rows.items() if job > max(after, CLUSTER) and rows)
+        for job, _ in groupby(merge(self.jobs.jobs(max(after, CLUSTER)), unwritten)):
+            yield job
 
     @property
     def points(self) -> list[Point]:

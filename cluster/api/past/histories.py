@@ -7,12 +7,13 @@ and where it is something else this replica's tree ends before it, so that it si
 from __future__ import annotations
 
 import logging
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from cluster.api.past.follower import Follower
 from cluster.security.proofs import HistoryCounts
-from cluster.server.tlog import NoDisclosureKey, TooFar, disclosure_key_of, last_recorded, records_between
+from cluster.server.tlog import CountLeaf, NoDisclosureKey, TooFar, disclosure_key_of, last_recorded, records_between
 from replica.messages import HistoriesCounted
 from wal import JobIndexBroken, LedgerBroken
 
@@ -74,16 +75,14 @@ class Histories:
             self._begin()
         if self._counts is None:
             return self._open()
-        last = self._follower.jobs_known
         if not self._is_read and self._follower.index < self._follower.noted_index:
             return False  # the index knows of more jobs than the state that is read over: that goes on first
         if not self._is_read:
-            for job in range(self._read_through + 1, min(self._read_through + JOBS_PER_STEP, last) + 1):
-                records = len(self._follower.rows(job))
-                if records:
-                    self._counts.add(job, records)
+            found = [*islice(self._follower.noted_jobs(self._read_through), JOBS_PER_STEP)]
+            for job in found:
+                self._counts.add(job, len(self._follower.rows(job)))
                 self._read_through = job
-            self._is_read = self._read_through >= last
+            self._is_read = len(found) < JOBS_PER_STEP
             return True
         if not self._is_prepared:
             self._is_prepared = not self._counts.prepare(TILES_PER_STEP)
@@ -126,12 +125,15 @@ class Histories:
         counts, less = self._at(size)
         return Counted(counts.jobs(less), counts.root(less))
 
-    def leaf(self, job: int, size: int) -> tuple[int, list[bytes]]:
-        """Return the count of a job in the first `size` entries, and the path of its leaf; NotCounted, LedgerBroken."""
+    def leaf(self, job: int, size: int) -> CountLeaf | None:
+        """Return the leaf of a job in the tree of the counts of the first `size` entries; None where it has none.
+
+        Raises:
+            NotCounted, LedgerBroken.
+        """
         counts, less = self._at(size)
-        if job > counts.jobs(less):
-            raise NotCounted(f"there is nothing of job {job} in the first {size} entries")
-        return counts.count(job, less), counts.path(job, less)
+        position, count = counts.position(job), counts.count(job, less)
+        return None if position is None or not count else CountLeaf(position, count, counts.path(job, less))
 
     def recorded(self, size: int) -> bytes:
         """Return the root that the ledger recorded last in its first `size` entries, or nothing. LedgerBroken."""

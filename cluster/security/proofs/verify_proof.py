@@ -239,7 +239,7 @@ def check_record(record: Any, job: int, size: int, root: bytes) -> tuple[int, in
 
 def check_history(history: Any, job: int, size: int, root: bytes, entries: list[int]) -> str:
     """Check that no record is missing up to where records were counted; return what that shows."""
-    check([*history] == ["record", "count", "salt", "path"], "the count is not what it must be")
+    check([*history] == ["record", "position", "count", "salt", "path"], "the count is not what it must be")
     index, _revision, at, (_id, actor, _name, events, _refusal, *_) = command_of(history["record"], size, root)
     check(actor[0] == 1, f"entry {index}: what it says of histories does not come from the cluster itself")
     counted = [event for event in events if event[0] == COUNTED]
@@ -248,7 +248,9 @@ def check_history(history: Any, job: int, size: int, root: bytes, entries: list[
     check(type(count) is int and 0 < count < 2**64 and len(salt) == 16, "the count is no number, or its salt too short")
     check(through < index, f"entry {index} counts records behind itself")
     leaf = hashed(b"\x00", HISTORY_HEAD, salt, struct.pack(">QQ", job, count))
-    check_inclusion(job - 1, jobs, leaf, [*map(decoded, history["path"])], counts_root, "the count of the job")
+    position = history["position"]
+    check(type(position) is int, "the place of the count is no number")
+    check_inclusion(position, jobs, leaf, [*map(decoded, history["path"])], counts_root, "the count of the job")
     shown = sum(entry <= through for entry in entries)
     check(shown == count, f"{count} records of job {job} are in the first {through} entries, and {shown} are shown")
     when = datetime.fromtimestamp(at // 1_000_000, UTC)

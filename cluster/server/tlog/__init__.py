@@ -11,7 +11,7 @@ from cluster.server.tlog.derive import (
     disclosure_key_of,
     leaf_of_entry,
 )
-from cluster.server.tlog.prove import history_proven, proof_file, records_proven
+from cluster.server.tlog.prove import CountLeaf, history_proven, proof_file, records_proven
 from cluster.server.tlog.publish import (
     CHECKPOINT_NAME,
     NOBODY,

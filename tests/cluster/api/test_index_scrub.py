@@ -91,7 +91,7 @@ def a_job_added(rows: dict[int, list[JobRow]]) -> None:
 
 
 ALTERED = [one_removed, the_last_removed, one_of_another_revision, one_added, another_note, a_job_removed, a_job_added]
-FOUND_AT_ONCE = {one_removed, the_last_removed, one_added, a_job_removed}
+FOUND_AT_ONCE = {one_removed, the_last_removed, one_added, a_job_removed, a_job_added}
 """What the counts of the ledger say: how many rows each job has."""
 
 

@@ -93,6 +93,9 @@ async def test_what_one_replica_has_left_becomes_a_cluster_and_nothing_of_the_on
             assert [job.job_id for job in (await alice.call(ops.LIST_JOBS)).jobs] == jobs == [1, 2, 3, 4, 5, 6]
             jobs.append((await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))).job_id)
             assert jobs[-1] == done["first_job"] > 6
+            for job in (1, jobs[-1]):
+                told = await alice.call(ops.SHOW_JOB_HISTORY, id=str(job))
+                assert told.rows[0].event == "job_submitted", told
             status = await operator.call(ops.SHOW_STATUS)
             assert (status.incarnation, status.leader) == (done["begun"], "r1")
             entries = (await operator.call(ops.READ_LEDGER, **{"from": plan["kept_index"] + 1}, limit=2)).entries
