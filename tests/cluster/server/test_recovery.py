@@ -72,6 +72,10 @@ async def test_what_one_replica_has_left_becomes_a_cluster_and_nothing_of_the_on
             assert done["done"] and done["begun"].startswith("2-")
             assert (done["kept_index"], done["kept_revision"]) == (plan["kept_index"], plan["kept_revision"])
 
+            # Once more, before it has run: that would only skip job IDs.
+            again = forebay(site, "recover", "--name", "r1", "--yes", code=1)
+            assert f"was recovered already, as incarnation {done['begun']}, and has not run since" in again
+
             # One that comes back while the new one does not run is met at the first frame.
             await site.start("r2")
             await said(site, "r2", "replica r2 of cluster")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import tempfile
@@ -13,10 +14,12 @@ from typing import Final
 import pytest
 import uvloop
 
+from cluster.server.recovery.new_incarnation import RecoveryNotPossible, plan_recovery
+from cluster.system.clock import SystemClock
 from tests.faults.manipulations.detectors import Finder, Then, look
 from tests.faults.manipulations.expected import EXPECTED, FINDERS
 from tests.faults.manipulations.live import live, live_under_a_leader, short_periods
-from tests.faults.manipulations.site import Case, Site, found_site
+from tests.faults.manipulations.site import VICTIM, Case, Site, found_site
 from tests.faults.manipulations.table import KINDS, ROWS, Manipulation
 
 COUNTS: Final = {"A": 16, "B": 11, "C": 20, "D": 7, "E": 8, "F": 3, "G": 17, "H": 5, "I": 4, "J": 3, "K": 4}
@@ -75,6 +78,13 @@ def test_replicas_that_run_find_it(row: Manipulation, case: Case) -> None:
             seen = uvloop.run(live(case))
     assert seen is not None and seen.finder in EXPECTED[row.id].finders, seen
     assert seen.then is (Then.REFUSED if seen.finder is Finder.START else EXPECTED[row.id].then), seen
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.id in ("K1", "K2", "K3")], ids=named)
+def test_nothing_is_recovered_from_a_replica_to_which_an_entry_was_appended(row: Manipulation, case: Case) -> None:
+    row.do(case)
+    with pytest.raises(RecoveryNotPossible, match="it was put there while the replica was stopped"):
+        asyncio.run(plan_recovery(case.config, VICTIM, clock=SystemClock()))
 
 
 def test_nothing_is_found_where_nothing_was_altered(site: Site) -> None:
