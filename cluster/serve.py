@@ -34,6 +34,7 @@ from cluster.consensus import (
     LostDurableState,
     Machine,
     RemovedFromCluster,
+    Seals,
     Timing,
 )
 from cluster.providers.calls import PoolWatch
@@ -49,6 +50,7 @@ from cluster.server import (
     JoiningRefused,
     Pruner,
     Scrub,
+    Storage,
     StorageRefused,
     has_joined,
     is_joining,
@@ -60,7 +62,7 @@ from cluster.server import (
 )
 from cluster.server.mail import DrillReminder, Mailer, post_of, sender_of
 from cluster.server.recovery import refuse_beside_history, refuse_incarnation_over
-from cluster.server.tlog import Counted, LogPeers, NoAnswer, Signed
+from cluster.server.tlog import SIGNING_DIRECTORY, Counted, LogPeers, NoAnswer, Signed, private_key
 from cluster.system import (
     EXIT_CONFIGURATION,
     LEVELS,
@@ -194,6 +196,12 @@ def founding_of(config: Config, identity: str) -> Configuration:
     return initial(tuple(Member(one.name, str(one.peer), str(one.api)) for one in config.founders))
 
 
+def _member_of(storage: Storage) -> Member | None:
+    """Return this replica as the last configuration that it has applied knows it; None before there is one."""
+    placed = storage.configuration
+    return None if placed is None else placed.configuration.by_id(storage.identity)
+
+
 class CommitWatch:
     """Whether a replica gets on: what there was to commit and to apply at the last look is so now, or some of it is.
 
@@ -288,6 +296,13 @@ class Replica:
             extra=about(revision=storage.state.revision),
         )
 
+        try:
+            private = private_key(config.storage.directory / name / SIGNING_DIRECTORY, _member_of(storage))
+        except StorageRefused as error:
+            storage.close()
+            raise Refused(str(error), EXIT_STORAGE_REFUSED) from error
+        seals = Seals(config.cluster.id, storage.identity, private)
+
         def make_engine(
             machine: Machine, on_change: Callable[[], None], stop: Callable[[BaseException], NoReturn]
         ) -> Engine:
@@ -300,6 +315,7 @@ class Replica:
 
             return Consensus(
                 me=storage.identity,
+                seals=seals,
                 members=config.members,
                 bootstrap=founding_of(config, storage.identity),
                 configuration=storage.configuration,

@@ -59,6 +59,7 @@ from wal.records import (
     ENTRY_MAX_BYTES,
     FIRST_INCARNATION,
     KEPT_ENTRIES,
+    SEAL_MAX_BYTES,
     ChainRow,
     Entry,
     Gap,

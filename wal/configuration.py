@@ -27,6 +27,9 @@ LEARNERS_MAX: Final = 4
 ADDRESS_CHARACTERS_MAX: Final = 300
 """`host:port`: a host name has at most 253 characters."""
 
+KEY_BYTES: Final = 32
+"""An Ed25519 public key."""
+
 CONFIGURATION_FORMAT: Final = 1
 """Version of the encoding after the two leading bytes."""
 
@@ -66,6 +69,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     id: MemberId
     peer: _Address = ""
     api: _Address = ""
+    key: Annotated[bytes, Meta(max_length=KEY_BYTES)] = b""
+    """The public key that it signs with; empty until the cluster has learned it."""
 
     @property
     def name(self) -> str:
@@ -117,6 +122,10 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     def member(self, name: str) -> Member | None:
         """The member with this name or id."""
         return next((member for member in self.members() if name in (member.id, member.name)), None)
+
+    def by_id(self, identity: str) -> Member | None:
+        """The member with this id."""
+        return next((member for member in self.members() if member.id == identity), None)
 
     def votes(self, identity: str) -> bool:
         """Whether the member with this id votes."""
@@ -173,6 +182,8 @@ def check(configuration: Configuration) -> str | None:
     for member in configuration.members():
         if _ID.fullmatch(member.id) is None:
             return f"{member.id!r} is no member's id"
+        if len(member.key) not in (0, KEY_BYTES):
+            return f"the key of {member.id!r} has {len(member.key)} bytes instead of {KEY_BYTES}"
         if member.incarnation > configuration.version:
             return f"{member.id!r} was added by a later version than {configuration.version}"
     if not configuration.voters:

@@ -118,9 +118,9 @@ class JobIndex:
         if environment is not None:
             environment.close()
 
-    def jobs(self) -> Iterator[int]:
-        """Yield the jobs that there are rows of, ascending. JobIndexBroken."""
-        last = -1
+    def jobs(self, after: int = -1) -> Iterator[int]:
+        """Yield the jobs behind one that there are rows of, ascending. JobIndexBroken."""
+        last = after
         while True:
             try:
                 with self._environment.begin(self._rows) as transaction:

@@ -14,7 +14,7 @@ from typing import Final
 from wal import records, recovery, replay, rows
 from wal.environment import Environment
 from wal.failures import BrokenInvariant
-from wal.records import ENTRY_MAX_BYTES, ChainRow, Entry, Gap, HardState, Incarnation, Marks
+from wal.records import ENTRY_MAX_BYTES, SEAL_MAX_BYTES, ChainRow, Entry, Gap, HardState, Incarnation, Marks
 from wal.replay import Replayed, Sync
 from wal.rows import Applied, Changes
 from wal.sync_log import RECORD_MAX_BYTES
@@ -331,6 +331,10 @@ class Journal:
                 raise BrokenInvariant(
                     f"entry {entry.index} has {len(entry.data)} bytes; the bound is {ENTRY_MAX_BYTES}"
                 )
+            if len(entry.seal) > SEAL_MAX_BYTES:
+                raise BrokenInvariant(
+                    f"the seal of entry {entry.index} has {len(entry.seal)} bytes; the bound is {SEAL_MAX_BYTES}"
+                )
             index, term = entry.index, entry.term
         for entry in entries:
             self._runs.append(entry.index, entry.term)
@@ -416,8 +420,8 @@ class Journal:
         self._reset = True
         self._note_applied(Applied(index, ChainRow(digest, revision), False))
 
-    def begin_incarnation(self, incarnation: Incarnation, term: int, entries: Sequence[bytes]) -> None:
-        """Go on as another incarnation of the cluster: all that is held is committed, and `entries` of `term` follow.
+    def begin_incarnation(self, incarnation: Incarnation, term: int, entries: Sequence[Entry]) -> None:
+        """Go on as another incarnation of the cluster: all that is held is committed, and `entries`, of `term`, follow.
 
         What was synced before stays; the rest is one transaction: after a crash it is the one incarnation or the
         other, as a whole. BrokenInvariant if it is none that follows, or the term is not above the present one.
@@ -428,7 +432,7 @@ class Journal:
             )
         self.flush_hints()
         self.set_term(term, None)
-        self.append([Entry(self.last_index + 1 + at, term, data) for at, data in enumerate(entries)])
+        self.append(entries)
         self.set_commit(self.last_index)
         self._checkpoint(incarnation)
         self._env.incarnation = incarnation
@@ -442,7 +446,7 @@ class Journal:
         self._env.check()
         if entry.index <= self._applied_index:
             return self._compare_applied(entry, revision)
-        if entry.index != self._applied_index + 1 or self.entry(entry.index) != entry:
+        if entry.index != self._applied_index + 1 or self.entry(entry.index)[:3] != entry[:3]:
             raise BrokenInvariant(
                 f"entry {entry.index} of term {entry.term} applied after {self._applied_index}, "
                 "but it is not the journal's next one"

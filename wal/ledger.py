@@ -21,7 +21,7 @@ from wal import records
 from wal.codec import CodecError, WrittenLater
 from wal.environment import Environment, log_mark
 from wal.failures import BrokenInvariant, Condition, RecoveryRefused
-from wal.records import ChainRow, Damaged, Entry, Gap, Marks, Pruned, PrunedSegment, chained
+from wal.records import ChainRow, Damaged, Entry, Gap, Incarnation, Marks, Pruned, PrunedSegment, chained
 from wal.replay import Contradiction, replay
 from wal.rows import read_chain_row
 from wal.sync_log import SyncLog
@@ -144,6 +144,8 @@ class LedgerEntry(NamedTuple):
     digest: bytes
     base: int
     revision: int
+    seal: bytes = b""
+    """As `Entry.seal`; empty where only the history was kept."""
 
 
 class Verified(NamedTuple):
@@ -236,6 +238,11 @@ class Ledger:
     def cluster_id(self) -> str:
         """The cluster whose history it is."""
         return self._env.identity.cluster_id
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """The incarnation of the cluster that the storage is of."""
+        return self._env.incarnation
 
     @property
     def first_index(self) -> int:
@@ -587,7 +594,20 @@ class Ledger:
             )
 
     def _check_gaps(self, scan: _Scan) -> None:
-        """Check that each gap lies between what is held, and holds nothing itself."""
+        """Check that each gap lies between what is held, before the end, and holds nothing itself."""
+        with self._env.read() as transaction:
+            stored = transaction.get(records.MARKS_KEY, db=self._env.table(records.STATE)) or b""
+            try:
+                # Of the same transaction: a snapshot that is installed moves the end with the gap that it leaves.
+                end = max(records.unpack_marks(stored).applied_index, scan.view.marks.applied_index)
+            except Damaged as error:
+                raise LedgerBroken(0, f"the marks: {error}") from error
+            beyond = next((gap for gap in self._gaps(transaction) if gap.last_index > end), None)
+        if beyond is not None:
+            raise LedgerBroken(
+                beyond.first_index,
+                f"a gap is recorded from there to {beyond.last_index}, and the ledger ends with entry {end}",
+            )
         behind = 0
         for gap in scan.gaps:
             if not behind < gap.first_index <= gap.last_index:
@@ -660,10 +680,10 @@ class Ledger:
                 if entry is None:
                     entry = self._entry(following, cursor.item() if more else None)
                 row = self._chain_row(view, transaction, following)
-                _, term, data = entry
+                _, term, data, seal = entry
                 if records.chained(before.digest, entry) != row.digest:
                     raise LedgerBroken(following, "it is not the entry that its digest speaks of")
-                found.append(LedgerEntry(following, term, data, row.digest, before.revision, row.revision))
+                found.append(LedgerEntry(following, term, data, row.digest, before.revision, row.revision, seal))
                 before = row
                 size_bytes += len(data)
                 following += 1
@@ -776,7 +796,7 @@ def hand_over(
         size_bytes += len(one.data)
         if found and size_bytes > bytes_max:
             break
-        found.append(Handed(Entry(one.index, one.term, one.data), row.digest, row.revision))
+        found.append(Handed(Entry(one.index, one.term, one.data, one.seal), row.digest, row.revision))
     return found
 
 

@@ -47,6 +47,9 @@ NAME_MAX_BYTES: Final = 255
 ENTRY_MAX_BYTES: Final = BATCH_BYTES_MAX
 """Bound of one entry's data: larger ones would hold up heartbeats behind them (HAZARDS.md, H26)."""
 
+SEAL_MAX_BYTES: Final = 2048
+"""Bound of an entry's seal: a signature, and one for each vote that its leader got."""
+
 _U64 = struct.Struct(">Q")
 _U32 = struct.Struct(">I")
 _PREFIX = struct.Struct(">QQ")
@@ -57,7 +60,8 @@ _GAP = struct.Struct(">QQQ")
 _LOG = struct.Struct(">QQ")
 _PRUNED_SEGMENT = struct.Struct(">QQQQ")
 _LENGTH = struct.Struct(">B")
-_ENTRY_HEAD = struct.Struct(">IQ")
+_ENTRY_HEAD = struct.Struct(">IQH")
+_SEALED = struct.Struct(">QH")
 _NO_MATCH: Final = "the checksum does not hold"
 
 
@@ -71,6 +75,8 @@ class Entry(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     term: int
     data: bytes
+    seal: bytes = b""
+    """Signature of the leader that accepted it (cluster.consensus.seals). The ledger's digest does not cover it."""
 
 
 class Identity(NamedTuple):
@@ -223,7 +229,7 @@ def unpack_checked(key: bytes, value: bytes) -> bytes:
 
 def pack_entry(key: bytes, entry: Entry) -> bytes:
     """The stored value of an entry, whose key is its index."""
-    return pack_checked(key, _U64.pack(entry.term) + entry.data)
+    return pack_checked(key, _SEALED.pack(entry.term, len(entry.seal)) + entry.seal + entry.data)
 
 
 def unpack_entry(key: bytes, value: bytes) -> Entry:
@@ -231,10 +237,13 @@ def unpack_entry(key: bytes, value: bytes) -> Entry:
     index = key_index(key)
     if len(value) < _ENTRY_HEAD.size:
         raise Damaged(f"value has {len(value)} bytes, which is too short for an entry")
-    checksum, term = _ENTRY_HEAD.unpack_from(value)
+    checksum, term, seal_bytes = _ENTRY_HEAD.unpack_from(value)
     if crc32(memoryview(value)[_U32.size :], crc32(key)) != checksum:
         raise Damaged(_NO_MATCH)
-    return Entry(index, term, value[_ENTRY_HEAD.size :])
+    data_at = _ENTRY_HEAD.size + seal_bytes
+    if data_at > len(value):
+        raise Damaged(f"value has {len(value)} bytes, which is too short for a seal of {seal_bytes}")
+    return Entry(index, term, value[data_at:], value[_ENTRY_HEAD.size : data_at])
 
 
 def pack_chain(key: bytes, row: ChainRow) -> bytes:

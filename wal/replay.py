@@ -15,7 +15,7 @@ from wal.records import DIGEST_BYTES, ENTRY_MAX_BYTES, ChainRow, Damaged, Entry,
 from wal.rows import Applied
 
 _FIXED = struct.Struct(f">QQQQ{DIGEST_BYTES}sHII")
-_ENTRY = struct.Struct(">QI")
+_ENTRY = struct.Struct(">QIH")
 _U64_BYTES: Final = 8
 
 
@@ -64,8 +64,8 @@ def pack(sync: Sync) -> bytes:
         len(entries),
         len(revisions),
     )
-    heads = [_ENTRY.pack(entry.term, len(entry.data)) for entry in entries]
-    data = [entry.data for entry in entries]
+    heads = [_ENTRY.pack(entry.term, len(entry.data), len(entry.seal)) for entry in entries]
+    data = [entry.seal + entry.data for entry in entries]
     return b"".join([fixed, hard, *heads, *data, struct.pack(f">{len(revisions)}Q", *revisions)])
 
 
@@ -81,10 +81,12 @@ def unpack(body: bytes) -> Sync:
         raise Damaged(f"the record has {len(body)} bytes, but speaks of {entry_count} entries")
     hard = records.unpack_hard(body[_FIXED.size : at]) if hard_bytes else None
     entries = []
-    for index, (term, size_bytes) in enumerate(_ENTRY.iter_unpack(body[at:data_at]), start=first):
+    for index, (term, size_bytes, seal_bytes) in enumerate(_ENTRY.iter_unpack(body[at:data_at]), start=first):
         if size_bytes > ENTRY_MAX_BYTES:
             raise Damaged(f"an entry of the record has {size_bytes} bytes; the bound is {ENTRY_MAX_BYTES}")
-        entries.append(Entry(index, term, body[data_at : data_at + size_bytes]))
+        seal = body[data_at : data_at + seal_bytes]
+        data_at += seal_bytes
+        entries.append(Entry(index, term, body[data_at : data_at + size_bytes], seal))
         data_at += size_bytes
     if data_at != revisions_at:
         raise Damaged(f"the entries of the record end at byte {data_at} instead of {revisions_at}")

@@ -144,6 +144,7 @@ def handed_view(one: Handed) -> HandedView:
         index=one.entry.index,
         term=one.entry.term,
         data=one.entry.data,
+        seal=one.entry.seal,
         digest_before=one.digest_before.hex(),
         revision_before=one.revision_before,
     )

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from cluster.api.past import Follower
-from cluster.audit.replay import Progress, Replayed, ReplayFailed, finished, fold, from_image, from_nothing
+from cluster.audit.replay import Progress, Replayed, ReplayFailed, failing_at, finished, fold, from_image, from_nothing
 from cluster.security.proofs import Checkpoint, NoteRefused, parse_checkpoint, parse_note
 from cluster.server.tlog import (
     CHECKPOINT_NAME,
@@ -111,9 +111,10 @@ def verify_index(ledger: Ledger, directory: Path, snapshots: Path) -> Position |
         with TemporaryDirectory(prefix="forebay-index-") as place:
             made = JobIndex(Path(place) / "index")
             following = Follower(ledger, snapshots=snapshots, index=made, monotonic_s=SystemClock().monotonic_s)
-            while following.index < position.index and following.step():
-                pass
-            following.write()
+            with failing_at(position.index):
+                while following.index < position.index and following.step():
+                    pass
+                following.write()
             if position.index > following.index or following.ledger.row_at(position.index).digest != position.digest:
                 raise ReplayFailed(position.index, f"{directory} is of another ledger; {MADE_ANEW}")
             # What was pruned is in the index that was made before that, and in no other.
@@ -155,7 +156,7 @@ def verify_tree(running: Ledger, home: Path, progress: Progress | None = None) -
         tree = LedgerTree(lambda: ledger, home / LOG_DIRECTORY, readonly=True)
     except NoDisclosureKey:
         return None
-    while tree.step() or tree.check():
+    while _derived(tree):
         if progress is not None:
             progress(tree.verified, ledger.applied_index)
     if tree.altered:
@@ -173,6 +174,11 @@ def verify_tree(running: Ledger, home: Path, progress: Progress | None = None) -
                 raise LedgerBroken(found.size, f"the entries up to here are not those of {path}")
             compared = max(found.size, compared or 0)
     return compared
+
+
+def _derived(tree: LedgerTree) -> bool:
+    with failing_at(tree.size + 1):
+        return tree.step() or tree.check()
 
 
 def _signed_in(home: Path) -> list[tuple[Path, Checkpoint]]:

@@ -9,6 +9,7 @@ from cluster.security.proofs import HistoryCounts, NoteRefused, ProofRefused, pa
 from cluster.server.tlog import (
     CHECKPOINT_NAME,
     LOG_DIRECTORY,
+    CountLeaf,
     LedgerTree,
     NoDisclosureKey,
     history_proven,
@@ -60,11 +61,12 @@ def proof_of(ledger: Ledger, home: Path, job: int, *, progress: Callable[[int, i
             f"nothing of a job {job} is in the first {checkpoint.size} entries", "see `forebay report jobs`"
         )
 
-    def leaf(job: int, through: int) -> tuple[int, list[bytes]]:
+    def leaf(job: int, through: int) -> CountLeaf | None:
         counts = HistoryCounts(tree.disclosure_key)
         for one, count in records_between(seen, 0, through, bounded=False).items():
             counts.add(one, count)
-        return counts.count(job), counts.path(job)
+        position = counts.position(job)
+        return None if position is None else CountLeaf(position, counts.count(job), counts.path(job))
 
     try:
         history = history_proven(seen, tree, job, size, leaf)

@@ -1,7 +1,8 @@
 """Folding the ledger again, from nothing: the same state digest, or something is wrong."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from replica.fold import HistoryFold, apply_entry
@@ -28,6 +29,23 @@ class ReplayFailed(Exception):
         super().__init__(f"the replay fails at entry {index}: {sentence}")
         self.index = index
         self.sentence = sentence
+
+
+@contextmanager
+def failing_at(index: int) -> Iterator[None]:
+    """Turn what folding raises for a ledger that nobody agreed on into ReplayFailed at an entry.
+
+    A fold is total for events that were decided, and only for those: forged ones can lead anywhere, for example to a
+    node that no map has, or to a negative size.
+    """
+    try:
+        yield
+    except ReleaseNeeded:
+        raise
+    except (CodecError, LedgerViolation) as error:
+        raise ReplayFailed(index, str(error)) from error
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ReplayFailed(index, f"its events cannot have been decided: {type(error).__name__}: {error}") from error
 
 
 class Counts(NamedTuple):
@@ -110,7 +128,7 @@ class Replayed:
                 f"this replica does not hold the entries {self.last_index + 1} to {entry.index - 1}; replay the ledger "
                 f"of a replica that does, or start from a snapshot with --from-snapshot"
             )
-        try:
+        with failing_at(entry.index):
             match kind_of(entry.data):
                 case Kind.NO_OP:
                     self._settle_nothing(entry.index)
@@ -119,10 +137,6 @@ class Replayed:
                     self._settle_nothing(entry.index)
                 case Kind.BATCH:
                     self._settle(entry.index, decode_batch(entry.data))
-        except ReleaseNeeded:
-            raise
-        except (CodecError, LedgerViolation) as error:
-            raise ReplayFailed(entry.index, str(error)) from error
         self.last_index, self.ledger_digest = entry.index, entry.digest
 
     def _settle_nothing(self, index: int) -> None:
@@ -215,13 +229,16 @@ def fold(ledger: Ledger, replaying: Replayed, last_index: int, progress: Progres
 
 def finished(ledger: Ledger, replaying: Replayed) -> Replayed:
     """Return a replay that has come to its end, once what it came to is checked; the errors of `replay`."""
-    state = replaying.state
-    replaying.digests.finish()
+    with failing_at(replaying.last_index):
+        state = replaying.state
+        replaying.digests.finish()
     if replaying.at_revision is not None and state.revision != replaying.at_revision:
         raise ReplayRefused(f"revision {replaying.at_revision} is not settled; the last one is {state.revision}")
     if replaying.at_revision is None:
         _compare(ledger, replaying)
-    faults = check(state)
+    with failing_at(replaying.last_index):
+        faults = check(state)
+        state_digest(state)
     if faults:
         raise ReplayFailed(replaying.last_index, "; ".join(faults))
     return replaying

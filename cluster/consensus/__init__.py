@@ -18,5 +18,6 @@ from cluster.consensus.interface import (
 )
 from cluster.consensus.log_compaction import HELD_BACK_ENTRIES
 from cluster.consensus.peer_clocks import OFF_S, OFF_US, ClockBounds
+from cluster.consensus.seals import KeyReplaced, SealBroken, SealChecks, Seals, check_tail
 from cluster.consensus.service import Engine, Peer
 from cluster.security import TlsFiles as PeerTls

@@ -46,6 +46,11 @@ class Configurations:
         """Index of the entry that brought the one in force; 0 if no entry did."""
         return self._placed[-1].index
 
+    def at(self, index: int) -> Configuration:
+        """The one that is in force behind the entry at `index`, at or after the newest one that is committed."""
+        behind = (known.configuration for known in reversed(self._placed) if known.index <= index)
+        return next(behind, self._placed[0].configuration)
+
     def committed(self, commit_index: int) -> Configuration:
         """The newest that is known to be committed."""
         return next(known.configuration for known in reversed(self._placed) if self._is_committed(known, commit_index))
@@ -70,6 +75,7 @@ class Configurations:
                     _check_bootstrap(one.configuration, two.configuration)
             else:
                 _check_step(one.configuration, two)
+                _check_keys(one.configuration, two)
         return len(self._placed) != before
 
     def truncated_from(self, index: int) -> bool:
@@ -125,6 +131,14 @@ def _check_step(one: Configuration, two: Placed) -> None:
         )
 
 
+def _check_keys(one: Configuration, two: Placed) -> None:
+    """Refuse another key for a member that has one: what it signed could not be verified any more."""
+    keys = {member.id: member.key for member in one.members() if member.key}
+    for member in two.configuration.members():
+        if keys.get(member.id, member.key) != member.key:
+            raise BrokenInvariant(f"entry {two.index} has another key for {member.id} than the configuration before it")
+
+
 def recovered(current: Configuration, survivor: Member, *, actor: str, at: int) -> Configuration:
     """Return the configuration that a new incarnation begins with: one member, and nobody of the incarnation before."""
     change = Change(Action.RECOVER, survivor.id, actor, at)
@@ -143,6 +157,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     api: str = ""
     actor: str = "leader"
     id: bytes = b""
+    key: bytes = b""
+    """For an update: the member's public key, where the configuration has none."""
 
 
 def next_configuration(current: Configuration, wanted: Wanted, *, at: int) -> Configuration:
@@ -191,7 +207,8 @@ def _update(current: Configuration, wanted: Wanted, at: int) -> Configuration:
     """Other addresses, the same id: what it promised stands, and it counts as before, whether it answers or not."""
     member = _member(current, wanted.name)
     _refuse_taken((other for other in current.members() if other is not member), wanted)
-    moved = Member(member.id, wanted.peer or member.peer, wanted.api or member.api)
+    key = member.key or wanted.key
+    moved = Member(member.id, wanted.peer or member.peer, wanted.api or member.api, key)
     if moved == member:
         raise ChangeRefused("same_addresses", f"{member.name} has these addresses already", "nothing needs to be done")
     voters = tuple(moved if one is member else one for one in current.voters)

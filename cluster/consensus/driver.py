@@ -23,6 +23,7 @@ from cluster.consensus.interface import (
     Uniform,
 )
 from cluster.consensus.peer_clocks import ASK_S, ClockBounds, PeerClocks
+from cluster.consensus.seals import Seals
 from cluster.consensus.state import NEVER
 from cluster.consensus.transport import TlsLinks
 from cluster.security import Credentials, Peers
@@ -64,21 +65,22 @@ class Consensus:
         bootstrap: Configuration | None = None,
         configuration: Placed | None = None,
         found_without: frozenset[str] = frozenset(),
+        seals: Seals | None = None,
         incarnation: Incarnation = FIRST_INCARNATION,
     ) -> None:
         """Take over the journal from its applied index on.
 
         `me` is this replica's id; `members` are names and peer addresses, this replica's own included: where it
         listens, and where others are looked for before the address that a configuration has. `bootstrap`,
-        `configuration` and `found_without` as `cluster.consensus.engine.Engine` takes them; without the first two,
-        `members` are the members, for ever.
+        `configuration`, `found_without` and `seals` as `cluster.consensus.engine.Engine` takes them; without the first
+        two, `members` are the members, for ever.
 
         `incarnation` is that of the cluster which the journal is of: no other one is heard.
 
         `tls` is of this replica; `peers` watches the links beside its other connections.
 
         Raises ValueError if this replica is not in `members`, BrokenInvariant if the journal's marks are out of order,
-        TlsRefused, RemovedFromCluster.
+        TlsRefused, RemovedFromCluster, SealBroken, KeyReplaced.
         """
         if name_of(me) not in members:
             raise ValueError(f"replica {me!r} is not among the members {', '.join(sorted(members))}")
@@ -108,6 +110,7 @@ class Consensus:
             bootstrap=bootstrap,
             configuration=configuration,
             found_without=found_without,
+            seals=seals,
             journal=journal,
             machine=machine,
             timing=timing,
@@ -295,6 +298,10 @@ class Consensus:
     def promotable(self) -> str | None:
         """Return a learner that may be promoted now, by its id."""
         return self._engine.promotable() if self._running else None
+
+    def unrecorded(self) -> tuple[str, bytes] | None:
+        """Return a voter, by its id, whose key a change is to record, and the key."""
+        return self._engine.unrecorded() if self._running else None
 
     async def transfer(self, target: str | None = None) -> str | None:
         """Hand leadership over to `target`, or to whoever is best; return the new leader's name, if it is known yet.

@@ -32,13 +32,13 @@ from cluster.consensus.frames import (
     VoteRequest,
 )
 from cluster.consensus.interface import JournalLike, Links, Machine, PeerStatus, Role, Timing, Uniform
-from cluster.consensus.log_rate_limiter import LogRateLimiter
 from cluster.consensus.progress import Phase, Progress
 from cluster.consensus.read_index import ReadWaiter
+from cluster.consensus.seals import Seals
 from cluster.consensus.snapshots import SnapshotReceiver
 from cluster.consensus.state import NEVER, Outbox, RaftState
 from cluster.consensus.stock import StockNode
-from cluster.system import Clock
+from cluster.system import Clock, LogRateLimiter
 from wal import BrokenInvariant, Configuration, Member, Placed, initial
 
 _ROUTINE: Final = (Heartbeat, AppendReply)
@@ -68,6 +68,7 @@ class Engine:
         bootstrap: Configuration | None = None,
         configuration: Placed | None = None,
         found_without: frozenset[str] = frozenset(),
+        seals: Seals | None = None,
         on_change: Callable[[], None] = lambda: None,
         on_members: Callable[[], None] = lambda: None,
         on_due: Callable[[], None] = lambda: None,
@@ -79,10 +80,12 @@ class Engine:
         read here. None if nothing does: then the whole journal is read, and before its first configuration
         `bootstrap` is in force. Without that either, `peers` and `me` are: no entry says so, for tests. `clock_off`:
         whether the wall clock of a member, by its id, is off from a majority's. `found_without`: founders whom an
-        operator leaves out while the cluster is not founded, which takes the word of all others.
+        operator leaves out while the cluster is not founded, which takes the word of all others. `seals`: signs and
+        verifies entries and votes; nothing is verified without.
 
         Raises RemovedFromCluster for a replica that knows already that it is no member any more; BrokenInvariant where
-        the journal's marks are out of order.
+        the journal's marks are out of order; SealBroken where its own log has an entry that no leader accepted;
+        KeyReplaced where the configuration has another key for it.
         """
         if not journal.base_index <= journal.applied_index <= journal.commit_index <= journal.last_index:
             raise BrokenInvariant(
@@ -102,11 +105,13 @@ class Engine:
             bootstrap=bootstrap,
             receiver=SnapshotReceiver(machine),
             limiter=LogRateLimiter(clock.monotonic_s),
+            seals=seals,
             found_without=found_without,
             clock_off=clock_off,
         )
         raft = self.raft
         raft_log.read_configurations(raft, journal.base_index if configuration is None else journal.applied_index)
+        raft_log.check_held(raft)
         raft_log.follow_configuration(raft)
         self.stock: Final = StockNode(raft, peers=raft.progress, on_tick=self._tick, on_message=self._dispatch)
         raft.transitions = self.stock
@@ -200,6 +205,10 @@ class Engine:
     def promotable(self) -> str | None:
         """Return a learner that `change` would promote now; None if there is none."""
         return membership_change.promotable(self.raft)
+
+    def unrecorded(self) -> tuple[str, bytes] | None:
+        """Return a voter, and its key, that a change is to record; None if there is none."""
+        return membership_change.unrecorded(self.raft)
 
     def compactable_to(self, index: int) -> int:
         """Return up to where the journal may be compacted, where a snapshot would allow it up to `index`."""

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from wal import ENTRY_MAX_BYTES, Incarnation, parse_lineage
+from wal import ENTRY_MAX_BYTES, SEAL_MAX_BYTES, Incarnation, parse_lineage
 
 FRAME_VERSION: Final = 1
 
@@ -30,8 +30,8 @@ CHUNK_BYTES: Final = 256 << 10
 NEWS_MAX_BYTES: Final = 128 << 10
 """Bytes of what a follower's machine says in one frame: reading it takes a leader a few milliseconds."""
 
-FRAME_OVERHEAD_BYTES: Final = 64 << 10
-"""Room in a frame for everything but entry data: APPEND_ENTRIES headers of at most 16 bytes, names, numbers."""
+FRAME_OVERHEAD_BYTES: Final = (64 << 10) + APPEND_ENTRIES * SEAL_MAX_BYTES
+"""Space in a frame for all but entry data: seals, APPEND_ENTRIES headers of at most 16 bytes, names, numbers."""
 
 MAX_FRAME_BYTES: Final = APPEND_BYTES + MAX_ENTRY_BYTES + FRAME_OVERHEAD_BYTES
 """Bytes of one frame; a longer one is refused before a byte of it is kept."""
@@ -46,6 +46,8 @@ Number = Annotated[int, Meta(ge=0, le=1 << 62)]
 Name = Annotated[str, Meta(min_length=1, max_length=96)]
 """A cluster's id, or a member's: a name of at most 64 characters, '#' and a number."""
 EntryData = Annotated[bytes, Meta(min_length=1, max_length=MAX_ENTRY_BYTES)]
+EntrySeal = Annotated[bytes, Meta(max_length=SEAL_MAX_BYTES)]
+PublicKey = Annotated[bytes, Meta(max_length=32)]
 
 
 class FrameRefused(Exception):
@@ -77,6 +79,8 @@ class AppendRequest(Message, frozen=True, array_like=True, forbid_unknown_fields
     commit_index: Number
     ready: bool
     entries: Annotated[list[tuple[Number, EntryData]], Meta(max_length=APPEND_ENTRIES)]
+    seals: Annotated[list[EntrySeal], Meta(max_length=APPEND_ENTRIES)] = []
+    """One for each entry, or none at all."""
 
 
 class Heartbeat(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2):
@@ -97,6 +101,8 @@ class AppendReply(Message, frozen=True, array_like=True, forbid_unknown_fields=T
     rejected: bool = False
     hint_index: Number = 0
     hint_term: Number = 0
+    key: PublicKey = b""
+    """The sender's public key, while the configuration does not have it."""
 
 
 class VoteRequest(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4):
@@ -118,6 +124,10 @@ class VoteReply(Message, frozen=True, array_like=True, forbid_unknown_fields=Tru
 
     granted: bool
     pre: bool
+    key: PublicKey = b""
+    """The sender's public key: who founds the cluster puts it into the first configuration."""
+    signature: Annotated[bytes, Meta(max_length=64)] = b""
+    """Of a vote that is granted: the leader's entries show it (`seals`)."""
 
 
 class SnapshotChunk(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=6):

@@ -11,10 +11,11 @@ import msgspec
 
 from cluster.consensus.frames import AnyMessage, AppendRequest, Heartbeat, SnapshotChunk, VoteReply, VoteRequest
 from cluster.consensus.interface import HistoryElsewhere, Role
-from cluster.consensus.raft_log import append
+from cluster.consensus.raft_log import append_own
+from cluster.consensus.seals import SealBroken, remedy_for
 from cluster.consensus.state import NEVER, RaftState
 from cluster.system import SLOW_SYNC_S, about
-from wal import Action, Change, Entry, encode_configuration, name_of, no_op_of
+from wal import Action, Change, Configuration, Member, encode_configuration, name_of, no_op_of
 
 _log = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ def _become_leader(raft: RaftState) -> None:
     raft.snapshot_after_s.clear()
     # An entry of its own term, or it could never commit those before it (sections 5.4.2 and 8).
     raft.no_op_index = last + 1
-    append(raft, [Entry(last + 1, raft.term, _first_entry(raft))])
+    append_own(raft, _first_entry(raft), raft.vote_signatures)
     raft.heartbeat_due_s = now_s
     raft.grace_given = False
     _log.info("%s leads term %d from index %d on", raft.me, raft.term, last + 1, extra=about(term=raft.term))
@@ -146,7 +147,34 @@ def _first_entry(raft: RaftState) -> bytes:
     if raft.bootstrap is None or raft.configuration.version > 0:
         return no_op_of(raft.me)
     change = Change(Action.FOUND, None, raft.me, raft.clock.now())
-    return encode_configuration(msgspec.structs.replace(raft.bootstrap, version=1, change=change))
+    founded = msgspec.structs.replace(raft.bootstrap, version=1, change=change)
+    return encode_configuration(with_keys(founded, raft))
+
+
+def with_keys(configuration: Configuration, raft: RaftState) -> Configuration:
+    """Return a configuration with the keys that members have told, where it has none."""
+    known = raft.keys if raft.seals is None else {**raft.keys, raft.me: raft.seals.key}
+
+    def keyed(members: tuple[Member, ...]) -> tuple[Member, ...]:
+        return tuple(
+            member if member.key else msgspec.structs.replace(member, key=known.get(member.id, b""))
+            for member in members
+        )
+
+    return msgspec.structs.replace(
+        configuration, voters=keyed(configuration.voters), learners=keyed(configuration.learners)
+    )
+
+
+def distrust(raft: RaftState, peer: str, why: SealBroken) -> None:
+    """Follow a leader no longer, and vote for it no more: it sent an entry that no leader had accepted.
+
+    The others may elect one of themselves; what was sent is acknowledged by none of them.
+    """
+    raft.distrusted.add(peer)
+    become_follower(raft, None)
+    raft.leader_heard_s = -NEVER
+    _log.error("%s is not followed any more: %s; %s", peer, why, remedy_for(peer))
 
 
 # ---- timeouts ----
@@ -289,17 +317,34 @@ def stand(raft: RaftState, *, transfer: bool = False) -> None:
 
 def on_vote_reply(raft: RaftState, peer: str, reply: VoteReply) -> None:
     """Count a vote, of this campaign only."""
+    if reply.key:
+        raft.keys[peer] = reply.key
     if raft.role is not Role.CANDIDATE or (reply.seq, reply.pre) != (raft.campaign_seq, raft.pre_vote):
         return
-    if reply.granted and (reply.pre or reply.term == raft.term):
+    if reply.granted and (reply.pre or (reply.term == raft.term and _is_signed_vote(raft, peer, reply))):
         raft.votes.add(peer)
         _count_votes(raft)
+
+
+def _is_signed_vote(raft: RaftState, peer: str, reply: VoteReply) -> bool:
+    """Keep the signature of a vote; say whether it is one: the others would not follow a leader that shows another."""
+    if raft.seals is None:
+        return True
+    if not raft.seals.is_vote(raft.configuration, peer, reply.signature, raft.term, raft.me):
+        more = raft.limiter.due(peer, "vote")
+        if more is not None:
+            _log.error("the vote of %s is not signed with the key that the configuration has for it%s", peer, more)
+        return False
+    if reply.signature:
+        raft.vote_signatures[peer] = reply.signature
+    return True
 
 
 def _ask_for_votes(raft: RaftState, *, transfer: bool = False) -> None:
     postpone_election(raft)
     raft.grace_given = False
     raft.votes = {raft.me}
+    raft.vote_signatures = {}
     _request_votes(raft, pre=raft.pre_vote, transfer=transfer)
     _count_votes(raft)
 
@@ -340,13 +385,16 @@ def on_vote_request(raft: RaftState, peer: str, request: VoteRequest) -> None:
         adopt_term(raft, request.term)
     own = (raft.journal.last_term, raft.journal.last_index)
     granted = (request.last_term, request.last_index) >= own and not _has_another_ledger(raft, peer, request)
+    granted = granted and peer not in raft.distrusted
     if not request.pre:
         granted = granted and raft.voted_for in (None, peer)
         if granted:
             if raft.voted_for is None:
                 raft.transitions.set_term(raft.term, peer)
             postpone_election(raft)
-    raft.outbox.send(peer, VoteReply(raft.term, request.seq, granted, request.pre))
+    key = b"" if raft.seals is None else raft.seals.key
+    signature = b"" if raft.seals is None or request.pre or not granted else raft.seals.vote(raft.term, peer)
+    raft.outbox.send(peer, VoteReply(raft.term, request.seq, granted, request.pre, key, signature))
 
 
 def _has_another_ledger(raft: RaftState, peer: str, request: VoteRequest) -> bool:

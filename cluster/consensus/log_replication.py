@@ -1,6 +1,7 @@
 """Log replication: AppendEntries at leader and follower (5.3), commitment (5.4.2), the leader's quorum (thesis 6.2)."""
 
 import logging
+from itertools import chain, repeat
 
 from cluster.consensus import log_compaction
 from cluster.consensus.frames import (
@@ -17,10 +18,18 @@ from cluster.consensus.frames import (
     StateLost,
 )
 from cluster.consensus.interface import EntryTooLarge, LostDurableState, Role
-from cluster.consensus.leader_election import become_follower, has_passed, postpone_election
+from cluster.consensus.leader_election import become_follower, distrust, has_passed, postpone_election
 from cluster.consensus.progress import Phase, Progress
-from cluster.consensus.raft_log import append, commit, last_index_not_above_term, truncate_from
+from cluster.consensus.raft_log import (
+    append,
+    append_own,
+    check_received,
+    commit,
+    last_index_not_above_term,
+    truncate_from,
+)
 from cluster.consensus.read_index import ReadWaiter
+from cluster.consensus.seals import SealBroken
 from cluster.consensus.state import NEVER, RaftState
 from cluster.system import about
 from wal import BrokenInvariant, Entry, is_configuration, name_of
@@ -42,12 +51,11 @@ def propose(raft: RaftState, data: bytes) -> tuple[int, int]:
         raise ValueError("what was proposed is empty or a configuration; `change` makes those (H12)")
     if len(data) > MAX_ENTRY_BYTES:
         raise EntryTooLarge(len(data))
-    index, term = raft.journal.last_index + 1, raft.term
     raft.unsynced_bytes += len(data)
     with raft.fail_stop:
-        append(raft, [Entry(index, term, data)])
+        index = append_own(raft, data)
     raft.stirred = True
-    return index, term
+    return index, raft.term
 
 
 def check_quorum(raft: RaftState, now_s: float) -> None:
@@ -111,7 +119,8 @@ def _send_entries(raft: RaftState, peer: str, known: Progress) -> bool:
             entries = journal.entries(prev + 1, max_bytes=APPEND_BYTES, max_entries=APPEND_ENTRIES)
         seq = raft.next_seq()
         pairs = [(entry.term, entry.data) for entry in entries]
-        request = AppendRequest(raft.term, seq, prev, prev_term, raft.commit_index, raft.has_begun, pairs)
+        seals = [entry.seal for entry in entries] if raft.seals is not None else []
+        request = AppendRequest(raft.term, seq, prev, prev_term, raft.commit_index, raft.has_begun, pairs, seals)
         raft.outbox.send(peer, request)
         known.sent(seq, prev + len(entries), sum(len(entry.data) for entry in entries))
         known.commit_sent = raft.commit_index
@@ -140,6 +149,8 @@ def on_reply(raft: RaftState, peer: str, reply: AppendReply | SnapshotReply) -> 
         return
     if known.lost and not _shows_what_it_lost(raft, peer, known, reply):
         return
+    if isinstance(reply, AppendReply) and reply.key:
+        raft.keys[peer] = reply.key
     known.acked_seq = reply.seq
     known.answered_s = raft.clock.monotonic_s()
     if isinstance(reply, SnapshotReply):
@@ -208,6 +219,8 @@ def on_leader_message(raft: RaftState, peer: str, message: AppendRequest | Heart
         # Its sender learns the term from this; nothing else in it counts.
         raft.outbox.send(peer, AppendReply(raft.term, message.seq, 0, rejected=True))
         return
+    if peer in raft.distrusted:
+        return
     if raft.leader not in (None, peer):
         raise BrokenInvariant(f"two leaders in term {raft.term}: {raft.leader} and {peer}")
     if raft.leader is None or raft.role is not Role.FOLLOWER:
@@ -220,7 +233,7 @@ def on_leader_message(raft: RaftState, peer: str, message: AppendRequest | Heart
             _on_append(raft, peer, message)
         case Heartbeat():
             take_commit(raft, message)
-            raft.outbox.send(peer, AppendReply(raft.term, message.seq, raft.checked_index))
+            _acknowledge(raft, peer, message.seq)
         case SnapshotChunk():
             log_compaction.on_chunk(raft, peer, message)
 
@@ -248,14 +261,29 @@ def _on_append(raft: RaftState, peer: str, request: AppendRequest) -> None:
     if not _agrees_before(raft, peer, request):
         return
     prev = request.prev_index
-    entries = [Entry(prev + 1 + at, term, data) for at, (term, data) in enumerate(request.entries)]
-    append_what_is_missing(raft, peer, entries)
+    seals = chain(request.seals, repeat(b""))
+    entries = [
+        Entry(prev + 1 + at, term, data, seal)
+        for (at, (term, data)), seal in zip(enumerate(request.entries), seals, strict=False)
+    ]
+    try:
+        append_what_is_missing(raft, peer, entries)
+    except SealBroken as error:
+        distrust(raft, peer, error)
+        return
     raft.checked_index = max(raft.checked_index, prev + len(entries))
     if request.entries or raft.receiver.index <= raft.checked_index:
         # A leader that sends entries does not need to send a snapshot; one that is being verified is older.
         raft.receiver.abort()
     take_commit(raft, request)
-    raft.outbox.send(peer, AppendReply(raft.term, request.seq, raft.checked_index))
+    _acknowledge(raft, peer, request.seq)
+
+
+def _acknowledge(raft: RaftState, leader: str, seq: int) -> None:
+    """Tell the leader what is durable here by then; and this replica's key, while the configuration has none."""
+    mine = raft.configuration.by_id(raft.me)
+    key = b"" if raft.seals is None or mine is None or mine.key else raft.seals.key
+    raft.outbox.send(leader, AppendReply(raft.term, seq, raft.checked_index, key=key))
 
 
 def _agrees_before(raft: RaftState, peer: str, request: AppendRequest) -> bool:
@@ -278,7 +306,10 @@ def _agrees_before(raft: RaftState, peer: str, request: AppendRequest) -> bool:
 
 
 def append_what_is_missing(raft: RaftState, peer: str, entries: list[Entry]) -> None:
-    """Append the entries that are not there; cut the journal at the first that differs, and only then (H3)."""
+    """Append the entries that are not there; cut the journal at the first that differs, and only then (H3).
+
+    SealBroken, with nothing changed, where one of them was not accepted by the leader of its term.
+    """
     journal = raft.journal
     for at, entry in enumerate(entries):
         if entry.index <= journal.base_index:
@@ -292,6 +323,8 @@ def append_what_is_missing(raft: RaftState, peer: str, entries: list[Entry]) -> 
                     f"leader {peer} sends entry {entry.index} of term {entry.term}; "
                     f"here the entry of term {known} is committed"
                 )
+        check_received(raft, entries[at:])
+        if entry.index <= journal.last_index:
             truncate_from(raft, entry.index)
         append(raft, entries[at:])
         return

@@ -9,10 +9,11 @@ from typing import Final
 from cluster.consensus.configurations import Wanted, may_be_later, next_configuration
 from cluster.consensus.frames import AnyMessage, Removed
 from cluster.consensus.interface import ChangeRefused, RemovedFromCluster
+from cluster.consensus.leader_election import with_keys
 from cluster.consensus.progress import Phase
-from cluster.consensus.raft_log import append
+from cluster.consensus.raft_log import append_own
 from cluster.consensus.state import SEQ_BITS, RaftState, first_seq
-from wal import Action, Configuration, Entry, encode_configuration, incarnation_of, name_of
+from wal import Action, Configuration, encode_configuration, incarnation_of, name_of
 
 _log = logging.getLogger(__name__)
 
@@ -39,11 +40,10 @@ def change(raft: RaftState, wanted: Wanted) -> tuple[int, int]:
         raise ChangeRefused("change_under_way", "another change of the members is under way", "try again shortly")
     if raft.configuration.version == 0:
         raise ChangeRefused("not_founded", "the cluster is not founded yet", "try again shortly")
-    configuration = next_configuration(raft.configuration, wanted, at=raft.clock.now())
+    configuration = with_keys(next_configuration(raft.configuration, wanted, at=raft.clock.now()), raft)
     _admit(raft, wanted, configuration)
-    index = raft.journal.last_index + 1
     with raft.fail_stop:
-        append(raft, [Entry(index, raft.term, encode_configuration(configuration))])
+        index = append_own(raft, encode_configuration(configuration))
     who = name_of(configuration.change.member or "")
     _log.info("%s of %s: version %d of the configuration", wanted.action.word, who, configuration.version)
     raft.stirred = True
@@ -55,6 +55,16 @@ def promotable(raft: RaftState) -> str | None:
     if not raft.leads or not raft.ready or raft.configurations.index > raft.applied_index:
         return None
     return next((one.id for one in raft.configuration.learners if _has_caught_up(raft, one.id)), None)
+
+
+def unrecorded(raft: RaftState) -> tuple[str, bytes] | None:
+    """Return a voter, and its key, that it has told and the configuration does not have; None if there is none."""
+    if raft.seals is None or not raft.leads or not raft.ready or raft.configurations.index > raft.applied_index:
+        return None
+    if raft.configuration.version == 0:
+        return None
+    known = raft.keys | {raft.me: raft.seals.key}
+    return next(((one.id, known[one.id]) for one in raft.configuration.voters if not one.key and one.id in known), None)
 
 
 def _admit(raft: RaftState, wanted: Wanted, configuration: Configuration) -> None:
@@ -82,6 +92,8 @@ def _admit(raft: RaftState, wanted: Wanted, configuration: Configuration) -> Non
 def _has_caught_up(raft: RaftState, peer: str) -> bool:
     known = raft.progress[peer]
     behind = raft.commit_index - known.match
+    if raft.seals is not None and peer not in raft.keys:
+        return False  # its votes could not be verified
     return known.phase is Phase.REPLICATE and behind <= PROMOTION_LAG_ENTRIES and raft.answers(peer)
 
 

@@ -5,14 +5,15 @@ copy, which is a vote for a commit like any other (thesis 10.2.1). A configurati
 and undone when it is cut (thesis 4.1).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from cluster.consensus.frames import APPEND_ENTRIES
 from cluster.consensus.interface import RemovedFromCluster
 from cluster.consensus.progress import Phase, Progress
+from cluster.consensus.seals import SealBroken, check_tail, remedy_for
 from cluster.consensus.state import NEVER, RaftState
-from wal import BrokenInvariant, Entry, incarnation_of, is_configuration, name_of
+from wal import BrokenInvariant, Entry, decode_configuration, incarnation_of, is_configuration, name_of
 
 SCAN_BYTES: Final = 4 << 20
 SCAN_ENTRIES: Final = 1024
@@ -51,6 +52,49 @@ def append(raft: RaftState, entries: Sequence[Entry]) -> None:
         follow_configuration(raft)
 
 
+def append_own(raft: RaftState, data: bytes, votes: Mapping[str, bytes] | None = None) -> int:
+    """Append an entry that this leader accepts, sealed; return its index. `votes`: that elected it, for its first."""
+    entry = Entry(raft.journal.last_index + 1, raft.term, data)
+    if raft.seals is not None:
+        entry = raft.seals.sealed(entry, raft.journal.last_term, votes or {})
+    append(raft, [entry])
+    return entry.index
+
+
+def check_received(raft: RaftState, entries: Sequence[Entry]) -> None:
+    """Check that the leaders of their terms have accepted entries that a leader sent. SealBroken."""
+    if raft.seals is None or not entries:
+        return
+    before = entries[0].index - 1
+    term_before, configuration = raft.journal.term_of(before) or 0, raft.configurations.at(before)
+    for entry in entries:
+        raft.seals.check(entry, term_before, configuration)
+        term_before = entry.term
+        if is_configuration(entry.data):
+            configuration = decode_configuration(entry.data)
+
+
+def check_held(raft: RaftState) -> None:
+    """Check entries of this replica's own log that are not applied yet. SealBroken, with the remedy.
+
+    Who led the term of the last applied one is known by that one.
+    """
+    seals, journal = raft.seals, raft.journal
+    if seals is None:
+        return
+    index = journal.applied_index
+    if journal.base_index < index:
+        seals.note(journal.entries(index, max_bytes=0, max_entries=1)[0])
+    while index < journal.last_index:
+        entries = journal.entries(index + 1, max_bytes=SCAN_BYTES, max_entries=SCAN_ENTRIES)
+        before = raft.configurations.at(index)
+        try:
+            check_tail(seals, entries, journal.term_of(index) or 0, before, known_index=journal.commit_index)
+        except SealBroken as error:
+            raise SealBroken(f"{error}; {remedy_for(raft.me)}") from error
+        index = entries[-1].index
+
+
 def truncate_from(raft: RaftState, index: int) -> None:
     """Cut the journal; a configuration that was in it is undone, and what takes its place is not synced yet."""
     raft.journal.truncate_from(index)
@@ -61,6 +105,8 @@ def truncate_from(raft: RaftState, index: int) -> None:
 
 def follow_configuration(raft: RaftState) -> None:
     """Keep progress of the members in force, and of nobody else."""
+    if raft.seals is not None:
+        raft.seals.check_own_key(raft.configuration)
     before = raft.progress
     others = sorted(member.id for member in raft.configuration.members() if member.id != raft.me)
     raft.progress = {peer: before.get(peer) or Progress() for peer in others}

@@ -96,6 +96,10 @@ class Engine(Protocol):
         """Return a learner that may be promoted now."""
         ...
 
+    def unrecorded(self) -> tuple[str, bytes] | None:
+        """Return a voter whose key a change is to record, and the key."""
+        ...
+
     async def transfer(self, target: str | None = None) -> str | None:
         """Hand leadership over and return who leads now; NotLeader, ChangeRefused."""
         ...

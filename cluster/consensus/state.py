@@ -12,11 +12,11 @@ from typing import Final, Protocol, TypeVar
 from cluster.consensus.configurations import Configurations
 from cluster.consensus.frames import PROMISES, AnyMessage
 from cluster.consensus.interface import JournalLike, Links, Machine, NotLeader, Role, Timing, Uniform
-from cluster.consensus.log_rate_limiter import LogRateLimiter
 from cluster.consensus.progress import Progress
 from cluster.consensus.read_index import ReadRounds, ReadWaiter
+from cluster.consensus.seals import Seals
 from cluster.consensus.snapshots import SnapshotReceiver, SnapshotSender
-from cluster.system import Clock
+from cluster.system import Clock, LogRateLimiter
 from wal import Configuration, incarnation_of, name_of
 
 _Reached = TypeVar("_Reached", int, float)
@@ -135,6 +135,8 @@ class RaftState:
     """What the first leader of a journal without a configuration appends; None where there is to be none."""
     receiver: SnapshotReceiver
     limiter: LogRateLimiter
+    seals: Seals | None = None
+    """What entries and votes are signed and verified with; None in tests that do without."""
     found_without: frozenset[str] = frozenset()
     """Founders whose word the operator does without while the cluster is not founded."""
     clock_off: Callable[[str], bool] = lambda member: False
@@ -191,6 +193,12 @@ class RaftState:
     """Until when a silence is not believed; in the past where no grace runs."""
     votes: set[str] = field(default_factory=set)
     """Who granted the vote that is asked for: a set, so that a vote delivered twice counts once."""
+    vote_signatures: dict[str, bytes] = field(default_factory=dict)
+    """The signatures of those votes, by voter; the first entry of the leadership shows them."""
+    keys: dict[str, bytes] = field(default_factory=dict)
+    """Public keys that members have told, by ID: for a configuration that does not have them yet."""
+    distrusted: set[str] = field(default_factory=set)
+    """Members that sent, as leaders, an entry that no leader had accepted: neither followed nor voted for."""
     pre_vote: bool = False
     """Whether a candidate only asks whether it could win (thesis 9.6)."""
     founding_said_s: float = 0.0

@@ -29,9 +29,8 @@ from cluster.consensus.frames import (
     encode_frame,
 )
 from cluster.consensus.interface import Timing
-from cluster.consensus.log_rate_limiter import LogRateLimiter
 from cluster.security import Credentials, NotIdentified, Peers, Role
-from cluster.system import Address
+from cluster.system import Address, LogRateLimiter
 from cluster.system.eventloop import ReadingProtocol, read_buffer
 from wal import Incarnation, name_of
 

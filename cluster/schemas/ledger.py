@@ -44,6 +44,8 @@ class HandedView(View, frozen=True, kw_only=True):
     digest_before: str
     """Digest of the ledger before it, hexadecimal."""
     revision_before: int
+    seal: bytes = b""
+    """Signature of the leader that accepted it, base64."""
 
 
 class HandedAnswer(Answer, frozen=True, kw_only=True):

@@ -23,5 +23,5 @@ from cluster.server.pending import (
 from cluster.server.planner import Planner
 from cluster.server.pruning import PruneNote, Pruner, answer_to_note, leave_note
 from cluster.server.snapshots import snapshot_view
-from cluster.server.storage import StorageRefused, note_forgotten, note_superseded, open_storage
+from cluster.server.storage import Storage, StorageRefused, note_forgotten, note_superseded, open_storage
 from cluster.server.totals import Durations

@@ -207,7 +207,7 @@ def _checked(gap: Gap, entries: Iterable[HandedView], revision: int) -> list[Han
                 f"entry {view.index} leads from revision {view.revision_before} to {settled}, not to {revision}"
             )
         revision = view.revision_before
-        found.append(Handed(Entry(view.index, view.term, view.data), digest, revision))
+        found.append(Handed(Entry(view.index, view.term, view.data, view.seal), digest, revision))
     return found
 
 

@@ -127,17 +127,23 @@ class Membership:
     def poll(self) -> None:
         """Let a learner vote that has caught up: what `member add` and `member replace` have begun.
 
+        Have a voter's key recorded that the configuration does not have: of a founder that was left out at first.
+
         The id of the operator's last command stays, whoever it was about: that command may be asked for again, its
         answer having been lost, and must not replace somebody twice.
         """
-        learner = self._engine.promotable()
-        if learner is None:
-            return
         command_id = self._engine.configuration.change.id
+        learner, unrecorded = self._engine.promotable(), self._engine.unrecorded()
+        if learner is not None:
+            wanted = Wanted(action=Action.PROMOTE, name=learner, id=command_id)
+        elif unrecorded is not None:
+            wanted = Wanted(action=Action.UPDATE, name=unrecorded[0], key=unrecorded[1], id=command_id)
+        else:
+            return
         try:
-            self._engine.change(Wanted(action=Action.PROMOTE, name=learner, id=command_id))
+            self._engine.change(wanted)
         except (ChangeRefused, NotLeader) as error:
-            LOGGER.info("%s does not vote yet: %s", learner, error)
+            LOGGER.info("%s of %s has to wait: %s", wanted.action.word, wanted.name, error)
 
     def stop(self) -> None:
         """Give up nothing: a promotion is an entry by the time that `poll` returns."""

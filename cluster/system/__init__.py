@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from cluster.system.garbage_collection import Collector, collect_for_a_reader
     from cluster.system.job_process import CAPABILITIES, LIMITS, UNLIMITED, JobProcess, forgo, limit, prepare, reset
+    from cluster.system.log_rate_limiter import LogRateLimiter
     from cluster.system.logs import about, as_logged, begin_logging, is_logged, say_at_last
     from cluster.system.private_files import (
         keep_ownership,
@@ -81,6 +82,7 @@ else:
         descriptors: write_all
         garbage_collection: Collector collect_for_a_reader
         job_process: CAPABILITIES LIMITS UNLIMITED JobProcess forgo limit prepare reset
+        log_rate_limiter: LogRateLimiter
         logs: about as_logged begin_logging is_logged say_at_last
         private_files: keep_ownership make_private_directory name_beside new_private_file open_private_file
         private_files: replace_private

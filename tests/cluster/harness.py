@@ -168,6 +168,9 @@ class SingleEngine:
     def promotable(self) -> str | None:
         return None
 
+    def unrecorded(self) -> None:
+        return None
+
     async def transfer(self, target: str | None = None) -> str | None:
         raise ChangeRefused("no_heir", "this replica is alone", "use a real one")
 

@@ -44,7 +44,7 @@ def rewrite(config: Config, name: str, change: Rewrite) -> list[int]:
     applied = journal.applied_index
     if ledger.first_index != 1 or ledger.gaps() or not applied:
         raise ValueError(f"the ledger of {name} does not hold everything from entry 1 on")
-    held = [Entry(one.index, one.term, one.data) for one in ledger.read(1, limit=applied)]
+    held = [Entry(one.index, one.term, one.data, one.seal) for one in ledger.read(1, limit=applied)]
     if journal.last_index > applied:
         held += journal.entries(applied + 1, max_bytes=1 << 30, max_entries=1 << 20)
     revisions = [row.revision for row in ledger.rows_before(2, applied)] if applied > 1 else []

@@ -181,5 +181,6 @@ def _opening(world: World, replica: SimReplica, die: Any = None) -> Iterator[Non
         patch.object(storage_module, "Environment", world.environments),
         patch.object(storage_module, "SnapshotStore", replica.make_store),
         patch.object(new_incarnation, "ask_replicas", nobody),
+        patch.object(new_incarnation, "seals_of", lambda config, name, member: world.seals_of(member.id)),
     ):
         yield

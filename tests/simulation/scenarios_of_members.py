@@ -126,7 +126,7 @@ def a_batch_in_the_place_of_another(world: World) -> None:
     story.must(lambda: "settled" in later)
     journal = leader.controller.journal
     before = a.controller.journal.applied_index
-    entries = [(entry.term, entry.data) for entry in journal.entries(before + 1, max_bytes=1 << 20, max_entries=100)]
+    behind = journal.entries(before + 1, max_bytes=1 << 20, max_entries=100)[: own - before]
     request = AppendRequest(
         leader.engine.term,
         1 << 20,
@@ -134,7 +134,8 @@ def a_batch_in_the_place_of_another(world: World) -> None:
         journal.term_of(before) or 0,
         leader.engine.commit_index,
         True,
-        entries[: own - before],
+        [(entry.term, entry.data) for entry in behind],
+        [entry.seal for entry in behind],
     )
     world.hear(a.name, "on_frame", leader.name, request)
     story.wait(6.5)

@@ -19,9 +19,10 @@ from unittest.mock import patch
 
 import lmdb
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cluster.config.config import Config
-from cluster.consensus import Consensus, Role, driver, raft_log
+from cluster.consensus import Consensus, Role, Seals, driver, raft_log
 from cluster.consensus import snapshots as transfer_module
 from cluster.consensus.frames import PROMISES, AnyMessage
 from cluster.serve import timing_of
@@ -377,8 +378,14 @@ class World:
             timing=self.timing,
             tls=None,  # type: ignore[arg-type]  # the links are simulated
             uniform=self.fork().uniform,
+            seals=self.seals_of(given["me"]),
             **given,
         )
+
+    def seals_of(self, member: str) -> Seals:
+        """Return what a member signs with: always the same, however often its replica starts."""
+        private = Ed25519PrivateKey.from_private_bytes(blake2b(member.encode(), digest_size=32).digest())
+        return Seals(self.config.cluster.id, member, private)
 
     @contextmanager
     def opening(self, replica: SimReplica) -> Iterator[None]:

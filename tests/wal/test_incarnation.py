@@ -10,6 +10,7 @@ from tests.wal.support import apply, entry, fill, opened
 from wal import (
     FIRST_INCARNATION,
     BrokenInvariant,
+    Entry,
     Environment,
     Incarnation,
     Journal,
@@ -29,7 +30,7 @@ def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Life]
 def test_an_incarnation_begins_behind_all_that_is_held_and_is_there_after_a_restart(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         fill(journal, 5, applied=3, term=4)
-        journal.begin_incarnation(SECOND, 5, [b"\x01a", b"\x01b"])
+        journal.begin_incarnation(SECOND, 5, [Entry(6, 5, b"\x01a", b"seal"), Entry(7, 5, b"\x01b")])
         held = state_of(journal)
     with opened(tmp_path, create=False) as journal:
         assert state_of(journal) == held
@@ -61,7 +62,7 @@ def test_whatever_operation_it_dies_at_it_is_the_one_incarnation_or_the_other_as
         before = state_of(journal)
 
         def begin(journal: Journal = journal) -> None:
-            journal.begin_incarnation(SECOND, 4, [b"\x01a", b"\x01b"])
+            journal.begin_incarnation(SECOND, 4, [Entry(5, 4, b"\x01a", b"seal"), Entry(6, 4, b"\x01b")])
 
         died = life.dies(operation, begin)
         if not died:

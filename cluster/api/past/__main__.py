@@ -38,6 +38,7 @@ from cluster.api.past.frames import (
     encode,
 )
 from cluster.api.past.histories import Histories
+from cluster.api.past.index_scrub import IndexScrub
 from cluster.api.past.questions import Questions
 from cluster.api.past.terms import terms_of
 from cluster.api.past.tree import Tree
@@ -85,6 +86,7 @@ class Process:
         self._tree = tree
         self._answer_then = answer_then
         self._clock = SystemClock()
+        self._scrub = IndexScrub(follower, self._clock.monotonic_s)
         self._questions = Questions(follower, self._clock.monotonic_s)
         self._received = bytearray()
         self._waiting: deque[Ask] = deque()
@@ -102,6 +104,8 @@ class Process:
                 is_behind = self._follower.step()
                 is_behind |= self._histories.step()
                 is_behind |= self._tree.step()
+                if not is_behind:
+                    self._scrub.step()
                 self._answer()
             except JobIndexBroken as error:
                 LOGGER.error("the index by job is made anew: %s", error)
@@ -143,7 +147,7 @@ class Process:
                 self._say(self._follower.capacity.told(asked))
             elif isinstance(asked, AskRecords | AskStory | AskChanges):
                 # Whose a job is, and who changed what, the index says.
-                if self._follower.index < asked.through:
+                if self._follower.index < asked.through or self._histories.is_reading:
                     self._waiting.append(asked)
                 elif isinstance(asked, AskRecords):
                     self._say(self._questions.records(asked))

@@ -13,8 +13,10 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from heapq import merge
+from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -120,8 +122,9 @@ class Follower:
         """`ledger`: of a reader beside the replica; `snapshots`: their directory; `images`: where states are kept."""
         self.ledger = ledger
         """What the replica had stored of the ledger when it was looked at last."""
-        self._live = ledger
-        self._snapshots = snapshots
+        self.live: Final = ledger
+        """The ledger of a replica that goes on."""
+        self.snapshots: Final = snapshots
         self._monotonic_s = monotonic_s
         self.jobs = index
         self._rows: defaultdict[int, list[JobRow]] = defaultdict(list)
@@ -140,6 +143,8 @@ class Follower:
         """How full pools were in what was folded."""
         self.begun = 0
         """How often the index was begun, or opened, count."""
+        self.is_confirmed = False
+        """Whether all rows were noted by this process, or compared with what the ledger says."""
         self._begin()
 
     @property
@@ -162,10 +167,11 @@ class Follower:
         """The last entry whose rows are noted, also where that is still read over."""
         return self._position.index
 
-    @property
-    def jobs_known(self) -> int:
-        """The highest number of a job, as far as the ledger was followed."""
-        return self._reached.state.next_job - 1
+    def noted_jobs(self, after: int) -> Iterator[int]:
+        """Yield the jobs behind one, ascending, that something is noted of. JobIndexBroken."""
+        unwritten = sorted(job for job, rows in self._rows.items() if job > max(after, CLUSTER) and rows)
+        for job, _ in groupby(merge(self.jobs.jobs(max(after, CLUSTER)), unwritten)):
+            yield job
 
     @property
     def points(self) -> list[Point]:
@@ -180,7 +186,7 @@ class Follower:
     def step(self) -> bool:
         """Follow a few entries more; return whether some are left. LedgerBroken, JobIndexBroken."""
         if self._reached.index >= self.ledger.applied_index:
-            self.ledger = self._live.as_stored()  # it may have gone on since
+            self.ledger = self.live.as_stored()  # it may have gone on since
             if self._position.holes and not self.ledger.gaps():
                 LOGGER.info("the history that a snapshot replaced is held now: the index by job is made anew")
                 self.begin_anew()
@@ -195,7 +201,7 @@ class Follower:
         if self._noted >= WRITTEN_ROWS or (self._noted and self._monotonic_s() - self._written_s >= WRITTEN_S):
             self.write()
         if self._reached.index >= self.ledger.applied_index:
-            self.ledger = self._live.as_stored()
+            self.ledger = self.live.as_stored()
         return self._reached.index < self.ledger.applied_index
 
     def rows(self, job: int, after: int = 0) -> list[JobRow]:
@@ -262,7 +268,7 @@ class Follower:
         None of a revision before `least`.
         """
         found: list[tuple[SnapshotName, Path]] = []
-        for directory in filter(None, (self._snapshots, self._images)):
+        for directory in filter(None, (self.snapshots, self._images)):
             with suppress(OSError):
                 found += [(name, path) for path in directory.iterdir() if (name := SnapshotName.parse(path.name))]
         for name, path in sorted(found, reverse=True):
@@ -283,7 +289,7 @@ class Follower:
         self._rows.clear()
         self._noted = 0
         self.begun += 1
-        self.ledger = self._live.as_stored()
+        self.ledger = self.live.as_stored()
         self._position, self._points, self._stride = self.jobs.position, [], POINT_REVISIONS
         self._index: SchedulingIndex | None = None
         self._unread: list[Event] = []
@@ -294,6 +300,7 @@ class Follower:
                 LOGGER.warning("the index by job is not of this ledger: it is made anew")
                 self.jobs.begin_anew()
             self._position, start = self.jobs.position, Point(0, EMPTY)
+        self.is_confirmed = not self._position.index
         self._reached = start
         self.capacity = Capacity()
         if start.index:

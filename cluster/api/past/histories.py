@@ -7,15 +7,16 @@ and where it is something else this replica's tree ends before it, so that it si
 from __future__ import annotations
 
 import logging
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from cluster.api.past.follower import Follower
 from cluster.security.proofs import HistoryCounts
-from cluster.server.tlog import NoDisclosureKey, TooFar, disclosure_key_of, last_recorded, records_between
+from cluster.server.tlog import CountLeaf, NoDisclosureKey, TooFar, disclosure_key_of, last_recorded, records_between
 from cluster.system import replace_private
 from replica.messages import HistoriesCounted
-from wal import LedgerBroken
+from wal import JobIndexBroken, LedgerBroken
 
 LOGGER = logging.getLogger(__name__)
 
@@ -49,8 +50,8 @@ class Histories:
         """`directory`: of the index, where it is noted which entry is disputed."""
         self._follower = follower
         self._note = directory / DISPUTED_NAME
-        self._read_through, self._is_read, self._is_prepared = 0, False, False
-        """Up to which job the records that were noted before are counted, whether all are, and hashed."""
+        self._read_through, self._is_read, self._is_prepared, self._is_compared = 0, False, False, False
+        """Up to which job the records that were noted before are counted, whether all are, hashed, and compared."""
         follower.on_record = self._add
         follower.on_counted = self._unchecked_too
         self._begin()
@@ -66,40 +67,74 @@ class Histories:
         return self._unchecked[0][0] if self._unchecked else None
 
     def step(self) -> bool:
-        """Count a little more, or what the ledger records again; return whether something is left."""
+        """Count a little more, or what the ledger records again; return whether something is left.
+
+        Raises:
+            JobIndexBroken: the index has other counts than the ledger records.
+        """
         if self._begun != self._follower.begun:
             self._begin()
         if self._counts is None:
             return self._open()
-        last = self._follower.jobs_known
         if not self._is_read and self._follower.index < self._follower.noted_index:
             return False  # the index knows of more jobs than the state that is read over: that goes on first
         if not self._is_read:
-            for job in range(self._read_through + 1, min(self._read_through + JOBS_PER_STEP, last) + 1):
-                records = len(self._follower.rows(job))
-                if records:
-                    self._counts.add(job, records)
+            found = [*islice(self._follower.noted_jobs(self._read_through), JOBS_PER_STEP)]
+            for job in found:
+                self._counts.add(job, len(self._follower.rows(job)))
                 self._read_through = job
-            self._is_read = self._read_through >= last
+            self._is_read = len(found) < JOBS_PER_STEP
             return True
         if not self._is_prepared:
             self._is_prepared = not self._counts.prepare(TILES_PER_STEP)
             return True
+        if not self._is_compared:
+            self._compare()
+            self._is_compared = True
+            return True
         if self._unchecked:
             self._check(*self._unchecked.pop(0))
         return bool(self._unchecked)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether what was noted before this process began is still to be compared with what the ledger records."""
+        return self._counts is not None and not self._is_compared
+
+    def _compare(self) -> None:
+        """Hold the counts of an index that was found against those that the ledger recorded last."""
+        follower = self._follower
+        if follower.is_confirmed or self._disputed is not None:
+            return
+        try:
+            found = last_recorded(follower.ledger, min(follower.noted_index, follower.ledger.applied_index))
+            mine = None if found is None else self.counted(found.event.index)
+        except (NotCounted, LedgerBroken) as error:
+            LOGGER.info("the index by job is not compared with the counts of the ledger now: %s", error)
+            return
+        if found is None or mine is None:
+            return
+        if mine != (found.event.jobs, found.event.root):
+            raise JobIndexBroken(
+                f"its counts of the jobs' records in the first {found.event.index} entries have the root "
+                f"{mine.root.hex()[:16]}, and the ledger records {found.event.root.hex()[:16]}: it was altered"
+            )
+        follower.is_confirmed = True
 
     def counted(self, size: int) -> Counted:
         """Return what there is in the first `size` entries; NotCounted, LedgerBroken."""
         counts, less = self._at(size)
         return Counted(counts.jobs(less), counts.root(less))
 
-    def leaf(self, job: int, size: int) -> tuple[int, list[bytes]]:
-        """Return the count of a job in the first `size` entries, and the path of its leaf; NotCounted, LedgerBroken."""
+    def leaf(self, job: int, size: int) -> CountLeaf | None:
+        """Return the leaf of a job in the tree of the counts of the first `size` entries; None where it has none.
+
+        Raises:
+            NotCounted, LedgerBroken.
+        """
         counts, less = self._at(size)
-        if job > counts.jobs(less):
-            raise NotCounted(f"there is nothing of job {job} in the first {size} entries")
-        return counts.count(job, less), counts.path(job, less)
+        position, count = counts.position(job), counts.count(job, less)
+        return None if position is None or not count else CountLeaf(position, count, counts.path(job, less))
 
     def recorded(self, size: int) -> bytes:
         """Return the root that the ledger recorded last in its first `size` entries, or nothing. LedgerBroken."""
@@ -121,7 +156,7 @@ class Histories:
     def _begin(self) -> None:
         self._begun = self._follower.begun
         self._counts: HistoryCounts | None = None
-        self._read_through, self._is_read, self._is_prepared = 0, False, False
+        self._read_through, self._is_read, self._is_prepared, self._is_compared = 0, False, False, False
         self._unchecked: list[tuple[int, HistoriesCounted]] = []
         if not self._follower.noted_index:
             self._note.unlink(missing_ok=True)  # everything is followed anew, and checked

@@ -122,7 +122,8 @@ class Questions:
             state = JobState(note.state).name if note.state else ""
             word = BufferState(note.buffer).word if note.buffer else None
             found.append(Record(row.revision, batch, state, word, note.attempt, note.reason or ""))
-        whole = not archived and not any(hole.first_index > first for hole in follower.holes)
+        whole = follower.is_confirmed and not archived
+        whole = whole and not any(hole.first_index > first for hole in follower.holes)
         return Records(asked.number, tuple(found), whole, archived)
 
     def _held_rows(self, rows: list[JobRow]) -> tuple[list[JobRow], Archived | None]:

@@ -155,8 +155,8 @@ def verified_archive(
     if keys is not None and not verified.signed:
         raise Failure(
             ExitCode.VERIFICATION_FAILED,
-            f"no checkpoint of {options['archive']} is signed by {keys.majority} of the keys in {keys.place}",
-            "name the keys of the time at which it was written",
+            f"no checkpoint of {options['archive']} is signed by a majority of the keys of its origin in {keys.place}",
+            "name the keys of the time at which it was written; each incarnation of the cluster has its own",
             place="--keys",
         )
     return verified, ledger
@@ -175,6 +175,7 @@ def archive_fields(verified: VerifiedArchive) -> dict[str, Any]:
         "checkpoints": verified.roots,
         "checkpoints_later": verified.later,
         "checkpoints_signed": verified.signed,
+        "signed_entries": verified.signed_size,
     }
 
 
@@ -185,6 +186,7 @@ def archive_rows(verified: VerifiedArchive) -> list[tuple[str, str | int | None]
         ("Archive", f"{verified.segments} segments, entries 1 to {verified.last_index}, {size(verified.size_bytes)}"),
         ("ArchiveDigest", verified.digest.hex()),
         ("ArchiveCheckpoints", f"{verified.roots} are what the entries come to, {verified.signed} believed{later}"),
+        ("ArchiveSigned", f"entries 1 to {verified.signed_size}" if verified.signed else "not checked: name --keys"),
     ]
 
 

@@ -125,7 +125,7 @@ def _check_consensus(env: Environment, below: int) -> None:
 def _check_checkpoint(ledger: Ledger, home: Path, last: int, keys: Keys) -> tuple[int, int]:
     """Return how many entries the last checkpoint has, and how many of the keys have signed it."""
     try:
-        note, found = checkpoint_in(home, ledger.cluster_id)
+        note, found = checkpoint_in(home, ledger)
     except NotArchived as error:
         raise PruneRefused(str(error), error.remedy) from error
     if found.size < last:
@@ -142,10 +142,10 @@ def _check_checkpoint(ledger: Ledger, home: Path, last: int, keys: Keys) -> tupl
         signers = signers_of(note, keys)
     except NoteRefused as error:
         raise PruneRefused(f"the last checkpoint is not believed: {error}", f"see {keys.place}") from error
-    if signers < keys.majority:
+    if signers < keys.majority(found.origin):
         raise PruneRefused(
-            f"{signers} of the {len(keys.known)} replicas whose keys {keys.place} has have signed the last checkpoint, "
-            f"and {keys.majority} are a majority",
+            f"{signers} of the {len(keys.of(found.origin))} replicas whose keys of {found.origin} {keys.place} has "
+            f"have signed the last checkpoint, and {keys.majority(found.origin)} are a majority",
             "wait for one that more have signed; where one was replaced, write the keys anew (`forebay ledger keys`)",
         )
     return found.size, signers
@@ -245,7 +245,7 @@ def _check_tree(ledger: Ledger, home: Path, size: int, first: int, last: int, ar
     """Hold the leaves that stay against the entries that go, and all of the tree against the checkpoint; sync them."""
     directory = home / LOG_DIRECTORY
     try:
-        _, found = checkpoint_in(home, ledger.cluster_id)
+        _, found = checkpoint_in(home, ledger)
         tree = LedgerTree(lambda: ledger, directory, readonly=True)
         if tree.size < last:
             raise PruneRefused(

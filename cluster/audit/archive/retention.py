@@ -63,7 +63,7 @@ def within(env: Environment, home: Path, archives: Sequence[Archive]) -> tuple[i
     ledger = Ledger(env).as_of_now()
     bounds = {"consensus": prunable_below(env), "an archive": min(one.last_index for one in archives) + 1}
     try:
-        bounds["the last checkpoint"] = checkpoint_in(home, ledger.cluster_id)[1].size + 1
+        bounds["the last checkpoint"] = checkpoint_in(home, ledger)[1].size + 1
     except NotArchived:
         bounds["the last checkpoint"] = 1
     directory = home / "snapshots"

@@ -23,16 +23,23 @@ from cluster.security.proofs import (
     verify_note,
 )
 from cluster.security.proofs.notes import NOTE_KEY
-from cluster.server.tlog import disclosure_key_in, leaf_of_entry, origin_of
+from cluster.server.tlog import disclosure_key_in, leaf_of_entry, origin_of, parse_origin
+from replica.messages import ClusterRecovered
 from wal import (
+    FIRST_INCARNATION,
     KEPT_ENTRIES,
+    Action,
     Archive,
     CodecError,
+    Incarnation,
     LedgerEntry,
     Segment,
     SegmentBroken,
     counted_revision_after,
+    decode_batch,
+    decode_configuration,
     instant_of,
+    is_configuration,
 )
 
 Progress = Callable[[int, int], None]
@@ -42,21 +49,28 @@ PROGRESS_ENTRIES = 4096
 
 
 class Keys(NamedTuple):
-    """The keys that replicas sign checkpoints with, as `forebay ledger keys` prints them; `place` is their file."""
+    """The keys that replicas sign checkpoints with, as `forebay ledger keys` prints them; `place` is their file.
+
+    Each incarnation of a cluster has keys of its own name: a majority is one of the keys of a checkpoint's origin.
+    """
 
     place: Path
     known: tuple[VerifierKey, ...]
 
-    @property
-    def majority(self) -> int:
-        """How many of them are one."""
-        return len(self.known) // 2 + 1
+    def of(self, origin: str) -> tuple[VerifierKey, ...]:
+        """Return the keys that sign checkpoints of an origin."""
+        return tuple(key for key in self.known if key.name == origin)
+
+    def majority(self, origin: str) -> int:
+        """Return how many keys of an origin are a majority; 1 where none is known, which no note ever has."""
+        return len(self.of(origin)) // 2 + 1
 
 
 class VerifiedArchive(NamedTuple):
     """What an archive was found to hold. `roots`: checkpoints whose root its entries come to; `later`: the others.
 
-    `signed`: of the first, those that a majority of the keys that were given has signed.
+    `signed`: of the first, those that a majority of the keys that were given has signed, and `signed_size` the entries
+    that the largest of these covers, count: what is behind them rests on the chain of digests alone.
     """
 
     segments: int
@@ -69,15 +83,22 @@ class VerifiedArchive(NamedTuple):
     roots: int
     later: int
     signed: int
+    signed_size: int
 
 
 def read_keys(path: Path, cluster_id: str) -> Keys:
-    """Return the keys of a file, one a line. NoteRefused for one that is no key of a replica of it; OSError."""
+    """Return the replicas' keys in a file, one a line: those of any incarnation of the cluster.
+
+    Raises:
+        NoteRefused: a key is of another cluster, or none is a replica's.
+        OSError: the file cannot be read.
+    """
     lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
     found = tuple(dict.fromkeys(parse_key(line) for line in lines if line and not line.startswith("#")))
     of_replicas = tuple(key for key in found if key.kind == NOTE_KEY)
     for key in of_replicas:
-        if key.name != origin_of(cluster_id):
+        origin = parse_origin(key.name)
+        if origin is None or origin[0] != cluster_id:
             raise NoteRefused(f"it has a key of {key.name}, and the ledger is of {origin_of(cluster_id)}")
     if not of_replicas:
         raise NoteRefused("it has no key of a replica")
@@ -85,10 +106,10 @@ def read_keys(path: Path, cluster_id: str) -> Keys:
 
 
 def signers_of(note: str, keys: Keys) -> int:
-    """Return how many of these keys have signed a note; NoteRefused where a signature is false."""
-    parse_note(note.encode())
+    """Return how many of the keys of its origin have signed a checkpoint; NoteRefused where a signature is false."""
+    origin = parse_checkpoint(parse_note(note.encode())[0]).origin
     try:
-        return len(verify_note(note.encode(), keys.known)[1])
+        return len(verify_note(note.encode(), keys.of(origin))[1])
     except NoteRefused as error:
         if "no key that is known" in str(error):
             return 0
@@ -110,13 +131,14 @@ def verify_archive(
         segment.check_bytes()
         if progress is not None:
             progress(0, archive.last_index)
-    notes = _Notes(archive, keys)
+    notes, lineage = _Notes(archive, keys), _Lineage(archive.directory)
     tree = _Tree(archive.directory, _key_of(archive))
     term = 0
     for segment in archive.segments:
         for entry in _checked(archive, segment, term, progress):
             tree.append(entry)
-            notes.reached(tree)
+            lineage.follow(entry)
+            notes.reached(tree, lineage)
         term = segment.manifest.last_term
     for entry in following:
         if not notes.left:
@@ -124,7 +146,9 @@ def verify_archive(
         if entry.index != tree.size + 1:
             break
         tree.append(entry)
-        notes.reached(tree)
+        lineage.follow(entry)
+        notes.reached(tree, lineage)
+    notes.check_origins(lineage)
     manifests = [segment.manifest for segment in archive.segments]
     return VerifiedArchive(
         segments=len(manifests),
@@ -135,8 +159,9 @@ def verify_archive(
         data_bytes=sum(manifest.data_bytes for manifest in manifests),
         size_bytes=sum(segment.size_bytes for segment in archive.segments),
         roots=notes.roots,
-        later=len(notes.left),
+        later=sum(map(len, notes.left.values())),
         signed=notes.signed,
+        signed_size=notes.signed_size,
     )
 
 
@@ -172,46 +197,103 @@ class _Tree:
         return None if self._key is None else self._edge.root()
 
 
+class _Lineage:
+    """The incarnations of a cluster that the entries of its ledger record, oldest first."""
+
+    def __init__(self, directory: Path) -> None:
+        self.reached = [FIRST_INCARNATION]
+        self._directory = directory
+        self._begins = False
+
+    def follow(self, entry: LedgerEntry) -> None:
+        """Read an entry if it begins an incarnation: the one after the configuration of the one survivor."""
+        try:
+            if is_configuration(entry.data):
+                self._begins = decode_configuration(entry.data).change.action is Action.RECOVER
+                return
+            if not self._begins:
+                return
+            self._begins = False
+            commands = decode_batch(entry.data).entries
+        except CodecError as error:
+            raise SegmentBroken(self._directory, f"entry {entry.index} cannot be read: {error}") from error
+        for event in (event for command in commands for event in command.events):
+            if isinstance(event, ClusterRecovered):
+                self.reached.append(Incarnation(event.recovery.incarnation, event.recovery.mark))
+
+
+class _Note(NamedTuple):
+    """A checkpoint in a segment of an archive."""
+
+    found: Checkpoint
+    incarnation: Incarnation
+    text: str
+    path: Path
+
+
 class _Notes:
     """The checkpoints that the segments of an archive carry, by size, and which of them its entries come to."""
 
     def __init__(self, archive: Archive, keys: Keys | None) -> None:
-        self.left: dict[int, tuple[Checkpoint, str, Path]] = {}
-        self.roots = self.signed = 0
+        self.left: dict[int, dict[str, _Note]] = {}
+        self.roots = self.signed = self.signed_size = 0
         self._keys = keys
+        self._numbers: list[tuple[_Note, int]] = []
+        """Checkpoints that were reached, each with the number of the incarnation that its last entry is of."""
         for segment in archive.segments:
             note = segment.manifest.checkpoint
             try:
                 found = parse_checkpoint(parse_note(note.encode())[0])
             except NoteRefused as error:
                 raise SegmentBroken(segment.path, f"its checkpoint cannot be read: {error}") from error
-            if found.origin != origin_of(segment.manifest.cluster_id) or found.size < segment.manifest.last_index:
+            origin = parse_origin(found.origin)
+            if origin is None or origin[0] != segment.manifest.cluster_id or found.size < segment.manifest.last_index:
                 raise SegmentBroken(
                     segment.path,
                     f"its checkpoint, of {found.size} entries of {found.origin}, does not cover its entries",
                 )
-            self.left[found.size] = found, note, segment.path
+            self.left.setdefault(found.size, {})[note] = _Note(found, origin[1], note, segment.path)
 
-    def reached(self, tree: _Tree) -> None:
+    def reached(self, tree: _Tree, lineage: _Lineage) -> None:
         if tree.size not in self.left:
             return
         root = tree.root()
         if root is None:
             return
-        found, note, path = self.left.pop(tree.size)
-        if root != found.root:
-            raise SegmentBroken(
-                path, f"its checkpoint is not of these entries: the root of the first {found.size} is {root.hex()[:16]}"
-            )
-        self.roots += 1
-        if self._keys is None:
-            return
+        for note in self.left.pop(tree.size).values():
+            if root != note.found.root:
+                raise SegmentBroken(
+                    note.path,
+                    f"its checkpoint is not of these entries: the root of the first {tree.size} is {root.hex()[:16]}",
+                )
+            self.roots += 1
+            self._numbers.append((note, lineage.reached[-1].number))
+            # Keys of replicas that were replaced since are others: who signed then may be known no more.
+            if self._keys is not None and self._is_signed(note, self._keys):
+                self.signed += 1
+                self.signed_size = tree.size
+
+    def _is_signed(self, note: _Note, keys: Keys) -> bool:
         try:
-            signers = signers_of(note, self._keys)
+            return signers_of(note.text, keys) >= keys.majority(note.found.origin)
         except NoteRefused as error:
-            raise SegmentBroken(path, f"its checkpoint is not believed: {error}") from error
-        # Keys of replicas that were replaced since are others: who signed then may be known no more.
-        self.signed += signers >= self._keys.majority
+            raise SegmentBroken(note.path, f"its checkpoint is not believed: {error}") from error
+
+    def check_origins(self, lineage: _Lineage) -> None:
+        """Refuse a checkpoint of an incarnation that the entries do not record, or that was over at its last entry.
+
+        One that begins behind all of the entries may have signed them.
+        """
+        last = lineage.reached[-1].number
+        unreached = [(note, last) for notes in self.left.values() for note in notes.values()]
+        for note, number in [*self._numbers, *unreached]:
+            mine = note.incarnation
+            if mine.number < number or (mine.number <= last and mine not in lineage.reached):
+                raise SegmentBroken(
+                    note.path,
+                    f"its checkpoint of {note.found.size} entries is of {note.found.origin}; the incarnations that the "
+                    f"entries record are {', '.join(map(str, lineage.reached))}",
+                )
 
 
 def _checked(archive: Archive, segment: Segment, term: int, progress: Progress | None) -> Iterable[LedgerEntry]:

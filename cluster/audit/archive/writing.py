@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cluster.security.proofs import Checkpoint, NoteRefused, parse_checkpoint, parse_note
-from cluster.server.tlog import CHECKPOINT_NAME, LOG_DIRECTORY, origin_of
+from cluster.server.tlog import CHECKPOINT_NAME, LOG_DIRECTORY, origin_of, parse_origin
 from wal import Archive, Ledger, LedgerEntry, Manifest, SegmentBroken, archive_from
 from wal import directory as directories
 
@@ -22,8 +22,15 @@ class NotArchived(Exception):
         self.remedy = remedy
 
 
-def checkpoint_in(home: Path, cluster_id: str) -> tuple[str, Checkpoint]:
-    """Return the last checkpoint that a replica has, as a note and as what it says. NotArchived."""
+def checkpoint_in(home: Path, ledger: Ledger) -> tuple[str, Checkpoint]:
+    """Return the last checkpoint in a replica's directory, as a note and parsed.
+
+    After a recovery it is one of the incarnation before, until the new one has signed. A replica keeps only checkpoints
+    whose root is its own, so that one covers entries that were kept.
+
+    Raises:
+        NotArchived: there is none, or it is of another ledger.
+    """
     path = home / LOG_DIRECTORY / CHECKPOINT_NAME
     try:
         note = path.read_text(encoding="utf-8")
@@ -31,8 +38,13 @@ def checkpoint_in(home: Path, cluster_id: str) -> tuple[str, Checkpoint]:
     except (OSError, NoteRefused, UnicodeDecodeError) as error:
         remedy = "let the cluster publish one: it does so some seconds after a change, once a majority signs"
         raise NotArchived(f"{path} has no checkpoint ({error})", remedy) from error
-    if found.origin != origin_of(cluster_id):
-        raise NotArchived(f"{path} is of {found.origin}, the ledger of {cluster_id}", "name another directory")
+    mine, origin = ledger.incarnation, parse_origin(found.origin)
+    is_earlier = origin is not None and origin[0] == ledger.cluster_id and origin[1].number < mine.number
+    if not is_earlier and origin != (ledger.cluster_id, mine):
+        raise NotArchived(
+            f"{path} is of {found.origin}, and the ledger of {origin_of(ledger.cluster_id, mine)}",
+            "name another directory",
+        )
     return note, found
 
 
@@ -45,7 +57,7 @@ def archive_ledger(
     LedgerBroken; OSError.
     """
     seen = ledger.as_of_now()
-    note, found = checkpoint_in(home, seen.cluster_id)
+    note, found = checkpoint_in(home, seen)
     if found.size > seen.applied_index:
         raise NotArchived(
             f"the checkpoint is of {found.size} entries, and {seen.applied_index} are stored here",

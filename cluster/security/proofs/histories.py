@@ -8,6 +8,7 @@ it. Leaves are salted, so that who is shown that of one job learns nothing of th
 import hmac
 import struct
 from array import array
+from bisect import bisect_left
 from collections.abc import Mapping
 
 from cluster.security.proofs.leaves import SALT_BYTES
@@ -35,37 +36,53 @@ def history_leaf(salt: bytes, job: int, count: int) -> bytes:
 
 
 class HistoryCounts:
-    """The counts as they are now, and the tree over them, now or as it was when there were fewer."""
+    """The counts as they are now, and the tree over them, now or as it was when there were fewer.
+
+    A leaf for each job that there are records of, in the order of their numbers: these have gaps, since each
+    incarnation of a cluster begins far above the one before. A job's first record comes after those of all lower ones.
+    """
 
     def __init__(self, disclosure_key: bytes) -> None:
         self._key = disclosure_key
+        self._jobs = array("Q")
+        """Ascending."""
         self._counts = array("Q")
-        """Of job j at j - 1."""
+        """Of each of them."""
         self._tiles: dict[int, bytes] = {}
         """Roots over 256 leaves each, of those in which nothing has changed since they were computed."""
 
     def add(self, job: int, records: int = 1) -> None:
         """Count more records of a job."""
-        if job > len(self._counts):
-            self._counts.extend([0] * (job - len(self._counts)))
-        self._counts[job - 1] += records
-        self._tiles.pop((job - 1) // _TILE, None)
+        position = bisect_left(self._jobs, job)
+        if position == len(self._jobs) or self._jobs[position] != job:
+            for number in range(position // _TILE, len(self._jobs) // _TILE + 1):
+                self._tiles.pop(number, None)
+            self._jobs.insert(position, job)
+            self._counts.insert(position, 0)
+        self._counts[position] += records
+        self._tiles.pop(position // _TILE, None)
+
+    def position(self, job: int) -> int | None:
+        """Return which leaf a job has, from 0; None where nothing is counted of it."""
+        position = bisect_left(self._jobs, job)
+        return position if position < len(self._jobs) and self._jobs[position] == job else None
 
     def count(self, job: int, less: Mapping[int, int] = NOTHING_LESS) -> int:
         """Return how many records there are of a job; `less`: without so many of some jobs, the last ones."""
-        return self._counts[job - 1] - less.get(job, 0) if 0 < job <= len(self._counts) else 0
+        position = self.position(job)
+        return 0 if position is None else self._counts[position] - less.get(job, 0)
 
     def jobs(self, less: Mapping[int, int] = NOTHING_LESS) -> int:
-        """Return the highest number of a job that there are records of: as many leaves has the tree."""
-        jobs = len(self._counts)
-        while jobs and not self.count(jobs, less):
+        """Return how many jobs there are records of: as many leaves has the tree."""
+        jobs = len(self._jobs)
+        while jobs and not self._counts[jobs - 1] - less.get(self._jobs[jobs - 1], 0):
             jobs -= 1
         return jobs
 
     def prepare(self, tiles_max: int) -> bool:
         """Compute so many roots of tiles that are not known; return whether some are left."""
         read = self._reader(NOTHING_LESS)
-        for number in range(len(self._counts) // _TILE):
+        for number in range(len(self._jobs) // _TILE):
             if number not in self._tiles:
                 if not tiles_max:
                     return True
@@ -78,15 +95,18 @@ class HistoryCounts:
         return root_of(self.jobs(less), self._reader(less))
 
     def path(self, job: int, less: Mapping[int, int] = NOTHING_LESS) -> list[bytes]:
-        """Return the inclusion proof of a job's leaf."""
-        return inclusion_proof(job - 1, self.jobs(less), self._reader(less))
+        """Return the inclusion proof of a job's leaf; LookupError where it has none."""
+        position = self.position(job)
+        if position is None:
+            raise LookupError(f"nothing is counted of job {job}")
+        return inclusion_proof(position, self.jobs(less), self._reader(less))
 
     def _reader(self, less: Mapping[int, int]) -> ReadNode:
-        changed = {(job - 1) // _TILE for job in less}
+        changed = {position // _TILE for job in less if (position := self.position(job)) is not None}
         computed: dict[int, bytes] = {}
 
         def leaves(first: int, count: int) -> list[bytes]:
-            numbers = range(first + 1, first + count + 1)
+            numbers = self._jobs[first : first + count]
             return [history_leaf(history_salt(self._key, job), job, self.count(job, less)) for job in numbers]
 
         def tile(number: int) -> bytes:

@@ -5,10 +5,11 @@ A proof shows that records of a job stand in the ledger of a cluster, as a major
 file needs Python 3.11 and the package `cryptography`, and nothing else: no network, no Forebay. Read it: it is all that
 you have to believe, besides the keys, which the operators of the cluster gave you long before (`forebay ledger keys`).
 
-KEYS has a key on each line, `name+id+key`; lines that begin with # are passed over. Keys of witnesses, who watch the
-cluster from outside, are among them; `--witnesses K` refuses what fewer of them have cosigned. Every line of signature
-in the proof must be of one of these keys, or with `--others` counts for nothing. Exit codes: 0 proven, 1 refused, 2
-wrong usage.
+KEYS has a key on each line, `name+id+key`; lines that begin with # are passed over. After a recovery the cluster signs
+under another origin, with keys of that name: a majority is one of the keys of the checkpoint's origin. Keys of
+witnesses, who watch the cluster from outside, are among them; `--witnesses K` refuses what fewer of them have cosigned.
+Every line of signature in the proof must be of one of these keys, or with `--others` counts for nothing. Exit codes: 0
+proven, 1 refused, 2 wrong usage.
 
 About once a minute of change the ledger records, as a majority of the replicas counted it, how many records there are
 of each job. Where a proof has that count, records that were left out are seen: `--all` refuses a proof without it.
@@ -114,9 +115,9 @@ def key_of(line: str) -> tuple[tuple[str, bytes], tuple[int, bytes]]:
 
 
 def check_checkpoint(
-    note: str, keys: dict[tuple[str, bytes], tuple[int, bytes]], least: int, witnesses: int, others: bool
+    note: str, keys: dict[tuple[str, bytes], tuple[int, bytes]], least: int | None, witnesses: int, others: bool
 ) -> tuple[int, bytes]:
-    """Print who has signed; return size and root."""
+    """Print who has signed; return size and root. `least` None: a majority of the keys of the checkpoint's origin."""
     text, empty, below = note.rpartition("\n\n")
     check(empty and below.endswith("\n"), "the checkpoint is no signed note")
     text += "\n"
@@ -147,7 +148,9 @@ def check_checkpoint(
         signed.add(known)
         print(f"  signed by {name} {held[:4].hex()}{said}")
     replicas = sum(keys[one][0] == 1 and one[0] == origin for one in signed)
-    check(replicas >= least, f"{replicas} replicas have signed it, and {least} are wanted")
+    of_origin = sum(kind == 1 and name == origin for (name, _id), (kind, _key) in keys.items())
+    wanted = of_origin // 2 + 1 if least is None else least
+    check(replicas >= max(1, wanted), f"{replicas} replicas of {origin} have signed it, and {wanted} are wanted")
     cosigned = len({keys[one][1] for one in signed if keys[one][0] == 4})
     check(cosigned >= witnesses, f"{cosigned} witnesses have cosigned it, and {witnesses} are wanted")
     if not cosigned:
@@ -236,7 +239,7 @@ def check_record(record: Any, job: int, size: int, root: bytes) -> tuple[int, in
 
 def check_history(history: Any, job: int, size: int, root: bytes, entries: list[int]) -> str:
     """Check that no record is missing up to where records were counted; return what that shows."""
-    check([*history] == ["record", "count", "salt", "path"], "the count is not what it must be")
+    check([*history] == ["record", "position", "count", "salt", "path"], "the count is not what it must be")
     index, _revision, at, (_id, actor, _name, events, _refusal, *_) = command_of(history["record"], size, root)
     check(actor[0] == 1, f"entry {index}: what it says of histories does not come from the cluster itself")
     counted = [event for event in events if event[0] == COUNTED]
@@ -245,7 +248,9 @@ def check_history(history: Any, job: int, size: int, root: bytes, entries: list[
     check(type(count) is int and 0 < count < 2**64 and len(salt) == 16, "the count is no number, or its salt too short")
     check(through < index, f"entry {index} counts records behind itself")
     leaf = hashed(b"\x00", HISTORY_HEAD, salt, struct.pack(">QQ", job, count))
-    check_inclusion(job - 1, jobs, leaf, [*map(decoded, history["path"])], counts_root, "the count of the job")
+    position = history["position"]
+    check(type(position) is int, "the place of the count is no number")
+    check_inclusion(position, jobs, leaf, [*map(decoded, history["path"])], counts_root, "the count of the job")
     shown = sum(entry <= through for entry in entries)
     check(shown == count, f"{count} records of job {job} are in the first {through} entries, and {shown} are shown")
     when = datetime.fromtimestamp(at // 1_000_000, UTC)
@@ -257,7 +262,7 @@ def check_history(history: Any, job: int, size: int, root: bytes, entries: list[
 def verify(
     held: bytes,
     keys: dict[tuple[str, bytes], tuple[int, bytes]],
-    least: int,
+    least: int | None,
     witnesses: int = 0,
     others: bool = False,
     whole: bool = False,
@@ -288,7 +293,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("proof", type=Path, help="the file that `forebay ledger prove` wrote")
     parser.add_argument("--keys", type=Path, required=True, help="the keys that you believe, one on each line")
-    parser.add_argument("--least", type=int, help="how many replicas must have signed; if left out, a majority of keys")
+    parser.add_argument("--least", type=int, help="how many replicas must have signed; default: a majority")
     parser.add_argument("--witnesses", type=int, default=0, metavar="K", help="how many witnesses must have cosigned")
     parser.add_argument("--others", action="store_true", help="pass over signatures by keys that are not given")
     parser.add_argument("--all", action="store_true", help="refuse a proof that does not show all records of the job")
@@ -296,9 +301,7 @@ def main() -> int:
     try:
         lines = options.keys.read_text(encoding="utf-8").splitlines()
         keys = dict(key_of(line.strip()) for line in lines if line.strip() and not line.startswith("#"))
-        replicas = sum(kind == 1 for kind, _ in keys.values())
-        least = options.least or replicas // 2 + 1
-        verify(options.proof.read_bytes(), keys, least, options.witnesses, options.others, options.all)
+        verify(options.proof.read_bytes(), keys, options.least, options.witnesses, options.others, options.all)
     except OSError as error:
         print(f"{error.filename}: {error.strerror}", file=sys.stderr)
         return 2

@@ -13,28 +13,30 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
 
 from cluster.config import Config
-from cluster.consensus import recovered
+from cluster.consensus import SealBroken, SealChecks, Seals, check_tail, recovered
 from cluster.schemas import StatusView
 from cluster.server.applied_log import read_batch, read_configuration
 from cluster.server.pending import entry_of
 from cluster.server.recovery.start_checks import ask_replicas
 from cluster.server.storage import Storage, open_storage
-from cluster.system import Clock
+from cluster.server.tlog import SIGNING_DIRECTORY, private_key
+from cluster.system import Clock, start_command
 from replica.decide import decide
 from replica.fold import apply_batch
-from replica.messages import Actor, ActorRole, Batch, ClusterRecovered, RecoverCluster, ReleaseNeeded, Request
+from replica.messages import Actor, ActorRole, Batch, ClusterRecovered, Event, RecoverCluster, ReleaseNeeded, Request
 from replica.model import JobState, Recovery
 from replica.state import State
 from replica.values import Instant, LedgerViolation, Refusal
 from wal import (
     CodecError,
     Configuration,
+    Entry,
     Incarnation,
     Journal,
     Member,
@@ -106,6 +108,9 @@ class Recovered(msgspec.Struct, frozen=True, kw_only=True):
 class _Kept(msgspec.Struct, frozen=True):
     """What a replica has, its tail folded."""
 
+    begun: bool
+    """Whether its last entry begins an incarnation: it was recovered, and has not run since."""
+
     state: State
     placed: Placed
     known_state: State
@@ -163,10 +168,17 @@ async def recover(
             RecoverCluster(draw(MARK_BYTES).hex(), storage.identity, plan.members, plan.kept_index, plan.known_index),
             by=by,
             at=Instant(max(clock.now(), kept.state.at)),
+            seals=seals_of(config, name, survivor),
         )
         return Recovered(plan=plan, recovery=recovery)
     finally:
         storage.close()
+
+
+def seals_of(config: Config, name: str, member: Member) -> Seals:
+    """Return what replica `name` signs entries with, as this member. StorageRefused."""
+    private = private_key(config.storage.directory / name / SIGNING_DIRECTORY, member)
+    return Seals(config.cluster.id, member.id, private)
 
 
 def begin(
@@ -178,10 +190,12 @@ def begin(
     *,
     by: str,
     at: Instant,
+    seals: Seals,
 ) -> Recovery:
     """Write a new incarnation behind what is kept, in one transaction; return what the ledger says of it.
 
-    `state` and `current` are those at the end of the journal, `survivor` is the one member from then on.
+    `state` and `current` are those at the end of the journal, `survivor` is the one member from then on, whose key
+    `seals` has.
     """
     request = Request(b"", Actor(ActorRole.OPERATOR, by), command)
     decision = decide(state, request, at)
@@ -190,12 +204,12 @@ def begin(
     (event,) = decision.events
     assert isinstance(event, ClusterRecovered)
     batch = Batch(state.revision, at, (entry_of(request, decision.events),))
+    survivor = msgspec.structs.replace(survivor, key=seals.key)
     alone = recovered(current, survivor, actor=f"operator {by}", at=at)
-    journal.begin_incarnation(
-        Incarnation(event.recovery.incarnation, event.recovery.mark),
-        journal.term + 1,
-        [encode_configuration(alone), encode_batch(batch)],
-    )
+    index, term = journal.last_index + 1, journal.term + 1
+    first = seals.sealed(Entry(index, term, encode_configuration(alone)), journal.last_term, {})
+    second = seals.sealed(Entry(index + 1, term, encode_batch(batch)), term, {})
+    journal.begin_incarnation(Incarnation(event.recovery.incarnation, event.recovery.mark), term, [first, second])
     return event.recovery
 
 
@@ -203,9 +217,21 @@ def _kept(storage: Storage) -> _Kept:
     """Return the state with all that is in the journal, as a replica will fold it that commits it."""
     journal, state, placed = storage.journal, storage.state, storage.configuration
     digest = hashlib.sha256(journal.applied_digest)
-    index, void, known = storage.index, 0, state
+    index, void, known, begun = storage.index, 0, state, False
+    seals = SealChecks(storage.environment.identity.cluster_id, storage.identity)
+    if journal.base_index < index:
+        seals.note(journal.entry(index))
     while index < journal.last_index:
         for entry in journal.entries(index + 1, max_bytes=READ_BYTES, max_entries=READ_ENTRIES):
+            if placed is not None:
+                try:
+                    term_before = journal.term_of(index) or 0
+                    check_tail(seals, [entry], term_before, placed.configuration, known_index=journal.commit_index)
+                except SealBroken as error:
+                    raise RecoveryNotPossible(
+                        f"{error}: it was put there while the replica was stopped. Keep the directory for an inquiry, "
+                        "and recover another replica, or restore a snapshot"
+                    ) from error
             digest.update(b"%d %d %d " % (entry.index, entry.term, len(entry.data)) + entry.data)
             index = entry.index
             try:
@@ -219,6 +245,7 @@ def _kept(storage: Storage) -> _Kept:
                     "directory for an inquiry"
                 ) from error
             void += following is None
+            begun = batch is not None and any(isinstance(one, ClusterRecovered) for one in _events_of(batch))
             state = state if following is None else following
             known = state if index <= journal.commit_index else known
             placed = placed if configuration is None else Placed(index, configuration)
@@ -226,7 +253,11 @@ def _kept(storage: Storage) -> _Kept:
         raise RecoveryNotPossible(
             f"{storage.environment.directory} has no history: the cluster was never founded as far as it knows"
         )
-    return _Kept(state, placed, known, void, digest.digest())
+    return _Kept(begun, state, placed, known, void, digest.digest())
+
+
+def _events_of(batch: Batch) -> Iterator[Event]:
+    return (event for entry in batch.entries for event in entry.events)
 
 
 async def _others(config: Config, name: str, storage: Storage, clock: Clock) -> dict[str, StatusView]:
@@ -245,6 +276,11 @@ def _refuse(
 ) -> None:
     """Refuse where there is something better than a recovery. RecoveryNotPossible."""
     mine, last = storage.environment.incarnation, storage.journal.last_index
+    if kept.begun:
+        raise RecoveryNotPossible(
+            f"{name} was recovered already, as incarnation {mine}, and has not run since: start it with "
+            f"`{start_command('replica', name)}`; another recovery would only skip more job IDs"
+        )
     if kept.placed.configuration.member(storage.identity) is None:
         raise RecoveryNotPossible(
             f"{storage.identity} was removed from the cluster, so others went on without it: recover one of "

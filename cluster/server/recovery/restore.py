@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from cluster.config import FIRST_START_NAME, Config
+from cluster.consensus import Seals
 from cluster.server.recovery.new_incarnation import MARK_BYTES, PLAN_DIGITS, RecoveryNotPossible, RecoveryPlan, begin
 from cluster.server.recovery.start_checks import ask_replicas
 from cluster.server.storage import MEMBER_NAME
+from cluster.server.tlog import SIGNING_DIRECTORY, private_key
 from cluster.system import Clock, make_private_directory, replace_private
 from replica.messages import RecoverCluster
 from replica.model import JobState, Recovery
@@ -35,7 +37,7 @@ LOST_AND_FOUND: Final = "lost+found"
 _SNAPSHOTS: Final = "snapshots"
 _DATA: Final = "wal"
 
-_MOVED: Final = (_SNAPSHOTS, MEMBER_NAME, _DATA)
+_MOVED: Final = (_SNAPSHOTS, SIGNING_DIRECTORY, MEMBER_NAME, _DATA)
 """In this order: without data a replica does not start, so what is there of it before is known to be unfinished."""
 
 
@@ -64,7 +66,7 @@ async def restore_snapshot(
     home = config.storage.directory / name
     scratch = home / RESTORING_NAME
     directories.make(home)
-    for left in (RESTORING_NAME, _SNAPSHOTS):
+    for left in (RESTORING_NAME, _SNAPSHOTS, SIGNING_DIRECTORY):
         shutil.rmtree(home / left, ignore_errors=True)
     for name_of_file in (MEMBER_NAME, FIRST_START_NAME):
         (home / name_of_file).unlink(missing_ok=True)
@@ -89,6 +91,7 @@ async def restore_snapshot(
             RecoverCluster(draw(MARK_BYTES).hex(), plan.member, plan.members, image.index, image.index, True),
             by=by,
             at=Instant(max(clock.now(), image.state.at)),
+            seals=Seals(config.cluster.id, plan.member, private_key(scratch / SIGNING_DIRECTORY)),
         )
     _write(scratch / MEMBER_NAME, f"{plan.member} {Incarnation(recovery.incarnation, recovery.mark)}\n")
     for moved in _MOVED:

@@ -11,7 +11,7 @@ from cluster.server.tlog.derive import (
     disclosure_key_of,
     leaf_of_entry,
 )
-from cluster.server.tlog.prove import history_proven, proof_file, records_proven
+from cluster.server.tlog.prove import CountLeaf, history_proven, proof_file, records_proven
 from cluster.server.tlog.publish import (
     CHECKPOINT_NAME,
     NOBODY,
@@ -22,4 +22,13 @@ from cluster.server.tlog.publish import (
     Publisher,
     Signed,
 )
-from cluster.server.tlog.signing import SIGNED_NAME, SIGNING_DIRECTORY, LedgerAltered, Signer, SignRefused, origin_of
+from cluster.server.tlog.signing import (
+    SIGNED_NAME,
+    SIGNING_DIRECTORY,
+    LedgerAltered,
+    Signer,
+    SignRefused,
+    origin_of,
+    parse_origin,
+    private_key,
+)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from cluster.security.proofs import (
     Leaf,
@@ -48,22 +48,37 @@ def records_proven(ledger: Ledger, tree: LedgerTree, revisions: Sequence[int], s
     return json.dumps(found).encode() if found else b""
 
 
+class CountLeaf(NamedTuple):
+    """The leaf of a job in the tree of counts: its place, how many records there are, and the path to the root."""
+
+    position: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not needed here
+    path: list[bytes]
+
+
 def history_proven(
-    ledger: Ledger, tree: LedgerTree, job: int, size: int, leaf: Callable[[int, int], tuple[int, list[bytes]]]
+    ledger: Ledger, tree: LedgerTree, job: int, size: int, leaf: Callable[[int, int], CountLeaf | None]
 ) -> bytes:
     """Return what shows how many records of a job there are, by the last count in the first `size` entries.
 
-    `leaf` gives the count of a job in so many entries, and the path of its leaf. JSON, for `proof_file`; empty where
-    nothing was counted, or nothing of this job. LedgerBroken; NotInTree; what `leaf` raises.
+    `leaf` gives the leaf of a job in the tree of the counts of so many entries, None where it has none. JSON, for
+    `proof_file`; empty where nothing was counted, or nothing of this job. LedgerBroken; NotInTree; what `leaf` raises.
     """
     found = last_recorded(ledger, size)
-    if found is None or job > found.event.jobs:
+    shown = None if found is None else leaf(job, found.event.index)
+    if found is None or shown is None:
         return b""
-    count, path = leaf(job, found.event.index)
+    position, count, path = shown
     salt, root = history_salt(tree.disclosure_key, job), found.event.root
-    verify_inclusion(job - 1, found.event.jobs, history_leaf(salt, job, count), path, root)
+    verify_inclusion(position, found.event.jobs, history_leaf(salt, job, count), path, root)
     (record,) = json.loads(records_proven(ledger, tree, [found.revision], size))
-    proof = {"record": record, "count": count, "salt": _text(salt), "path": [*map(_text, path)]}
+    proof = {
+        "record": record,
+        "position": position,
+        "count": count,
+        "salt": _text(salt),
+        "path": [*map(_text, path)],
+    }
     return json.dumps(proof).encode()
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +29,7 @@ from cluster.security.proofs import (
 )
 from cluster.server.storage import StorageRefused
 from cluster.system import replace_private
-from wal import FIRST_INCARNATION, Incarnation, lineage_of, parse_lineage
+from wal import FIRST_INCARNATION, Incarnation, Member, lineage_of, parse_lineage
 
 SIGNING_DIRECTORY: Final = "signing"
 """Where a replica keeps its key and what it signed last, below its directory. Nothing of it can be made again."""
@@ -58,6 +58,11 @@ def origin_of(cluster_id: str, incarnation: Incarnation = FIRST_INCARNATION) -> 
     return f"{_ORIGIN}{lineage_of(cluster_id, incarnation)}"
 
 
+def parse_origin(origin: str) -> tuple[str, Incarnation] | None:
+    """Return the cluster's ID and the incarnation in what `origin_of` returned; None for anything else."""
+    return parse_lineage(origin.removeprefix(_ORIGIN)) if origin.startswith(_ORIGIN) else None
+
+
 class Signer:
     """The key of one replica, and what it signed."""
 
@@ -65,15 +70,9 @@ class Signer:
         """Read the key, or make it where there is none. StorageRefused where the files are not what they were."""
         self.origin: Final = origin
         self._directory = directory
-        try:
-            directory.mkdir(mode=0o700, exist_ok=True)
-            self._private = _key_in(directory)
+        with _refused_where_unusable(directory):
+            self._private = private_key(directory)
             self.last = self._read_last()
-        except OSError as error:
-            raise StorageRefused(
-                f"{error.filename or directory} cannot be read or written ({error.strerror}): see that the replica's "
-                "user may, and that the disk has room"
-            ) from error
         """What was signed last; None before the first one."""
         self._turn = asyncio.Lock()
 
@@ -126,8 +125,8 @@ class Signer:
 
     def _is_earlier(self, origin: str) -> bool:
         """Whether an origin is that of an earlier incarnation: the ledger goes on from what was signed in it."""
-        mine, theirs = (parse_lineage(one.removeprefix(_ORIGIN)) for one in (self.origin, origin))
-        if mine is None or theirs is None or not origin.startswith(_ORIGIN):
+        mine, theirs = parse_origin(self.origin), parse_origin(origin)
+        if mine is None or theirs is None:
             return False
         return mine[0] == theirs[0] and theirs[1].number < mine[1].number
 
@@ -149,6 +148,34 @@ class Signer:
         if found.origin != origin:
             raise StorageRefused(f"{path} is of {found.origin}, and this is a replica of {self.origin}")
         return found
+
+
+@contextmanager
+def _refused_where_unusable(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageRefused(
+            f"{error.filename or directory} cannot be read or written ({error.strerror}): see that the replica's "
+            "user may, and that the disk has room"
+        ) from error
+
+
+def private_key(directory: Path, member: Member | None = None) -> Ed25519PrivateKey:
+    """Return the key of a replica from its directory `signing`; make it where there is none.
+
+    `member`: the replica, as the cluster knows it. StorageRefused where the key is not what it was, or is gone although
+    something was signed with it or the cluster knows it.
+    """
+    with _refused_where_unusable(directory):
+        if member is not None and member.key and not (directory / KEY_NAME).exists():
+            raise StorageRefused(
+                f"{directory / KEY_NAME} is gone, and the cluster knows {member.id} by that key: put {directory} back "
+                "from a copy; or keep the replica's directory for an inquiry, and bring the replica back with "
+                f"`forebay member replace {member.name}`"
+            )
+        directory.mkdir(mode=0o700, exist_ok=True)
+        return _key_in(directory)
 
 
 def _key_in(directory: Path) -> Ed25519PrivateKey:

@@ -13,18 +13,21 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cluster.api.past.follower import Follower
+from cluster.consensus import Seals
 from cluster.security.proofs import Checkpoint, sign, verifier_of, write_note
+from cluster.server.recovery.new_incarnation import begin
 from cluster.server.tlog import LOG_DIRECTORY, LedgerTree, origin_of
 from cluster.system.clock import SystemClock
-from replica.messages.commands import CONTROLLER
+from replica.messages.commands import CONTROLLER, RecoverCluster
 from replica.messages.entries import Entry as Settled
 from replica.messages.events import StateDigested
 from replica.state.digest import state_digest
 from snapshots import write_snapshot
 from tests.cluster.audit.ledgers import CLUSTER, MAP_SIZE_BYTES, REPLICA, Made, written
 from tests.replica.world import World
-from wal import Environment, JobIndex, Journal, Ledger
-from wal.codec import encode_batch, no_op_of
+from wal import Entry, Environment, Incarnation, JobIndex, Journal, Ledger
+from wal.codec import encode_batch, no_op_of, revision_after
+from wal.configuration import Member, initial
 
 MINUTES = 75
 ORIGIN = origin_of(CLUSTER)
@@ -61,13 +64,13 @@ class Site:
         other.write_keys(3)
         return other
 
-    def write_keys(self, count: int) -> None:
-        lines = (str(verifier_of(ORIGIN, private)) for private in PRIVATE[:count])
+    def write_keys(self, count: int, *origins: str) -> None:
+        lines = (str(verifier_of(origin, private)) for origin in origins or (ORIGIN,) for private in PRIVATE[:count])
         self.keys.write_text("".join(f"# r\n{line}\n" for line in lines))
 
-    def write_note(self, size: int, root: bytes, *signers: int) -> None:
-        text = Checkpoint(ORIGIN, size, root).text()
-        signatures = [sign(text, ORIGIN, PRIVATE[number]) for number in signers]
+    def write_note(self, size: int, root: bytes, *signers: int, origin: str = ORIGIN) -> None:
+        text = Checkpoint(origin, size, root).text()
+        signatures = [sign(text, origin, PRIVATE[number]) for number in signers]
         (self.home / LOG_DIRECTORY / "checkpoint").write_text(write_note(text, signatures))
 
     def write_snapshot(self, index: int) -> Path:
@@ -105,6 +108,31 @@ class Site:
             journal = Journal(environment)
             change(journal)
             journal.flush_hints()
+
+    def recover(self, mark: str = "ab" * 8, more: int = 0) -> tuple[str, int]:
+        """Begin a new incarnation behind all entries, and apply it and `more` no-ops; return its origin and the end."""
+        state = self.made.state
+        with self.open() as environment:
+            journal = Journal(environment)
+            member = Member(REPLICA, "r1:7401", "r1:7411")
+            recovery = begin(
+                journal,
+                state,
+                initial((member,), version=1),
+                member,
+                RecoverCluster(mark, REPLICA, (REPLICA,), journal.last_index, journal.last_index),
+                by="ops",
+                at=state.at,
+                seals=Seals(CLUSTER, REPLICA, PRIVATE[0]),
+            )
+            first = journal.last_index + 1
+            journal.append([Entry(first + number, journal.term, no_op_of(REPLICA)) for number in range(more)])
+            journal.set_commit(journal.last_index)
+            while journal.applied_index < journal.last_index:
+                entry = journal.entry(journal.applied_index + 1)
+                journal.record_applied(entry, revision_after(entry.data, journal.applied_revision))
+            journal.flush_hints()
+            return origin_of(CLUSTER, Incarnation(recovery.incarnation, recovery.mark)), journal.last_index
 
     def open(self) -> Environment:
         return Environment.open(

@@ -21,13 +21,13 @@ from cluster.api.past.follower import Follower
 from cluster.audit.archive import commands
 from cluster.audit.archive.retention import below_of_size
 from cluster.cli.exits import ExitCode
-from cluster.security.proofs import Tile, bundle, leaf_hash, leaves_in
+from cluster.security.proofs import Checkpoint, Tile, bundle, leaf_hash, leaves_in, sign, write_note
 from cluster.server import PruneNote, Pruner, answer_to_note, leave_note
 from cluster.system.clock import SystemClock
 from replica.state.digest import state_digest
 from snapshots import write_snapshot
 from tests.cluster.audit.ledgers import CLUSTER, MAP_SIZE_BYTES, REPLICA, ROOT, typed, written
-from tests.cluster.audit.sites import Site, batches, make_site
+from tests.cluster.audit.sites import PRIVATE, Site, batches, make_site
 from tests.cluster.harness import story
 from wal import (
     Archive,
@@ -201,6 +201,97 @@ def test_an_archive_goes_on_with_the_next_checkpoint(made: Site, tmp_path: Path)
     # An archive that ends before the live ledger's checkpoint is led on by it.
     (tmp_path / "a" / str(SegmentName(301, site.last))).unlink()
     assert typed("ledger", "verify", "--data", site.home, "--archive", tmp_path / "a", "--complete").exit_code == 0
+
+
+def test_an_archive_spans_incarnations_of_the_cluster(made: Site, tmp_path: Path) -> None:
+    site, archive = made.copy(tmp_path), tmp_path / "a"
+    first, root = len(made.made.entries), made.tree().root
+    site.write_note(300, root(300), 0, 1, 2)
+    assert typed("ledger", "archive", archive, "--data", site.home).exit_code == 0
+    site.write_note(first, root(first), 0, 1, 2)
+    origin, last = site.recover(more=3)
+    # Until the new incarnation has signed, the last checkpoint is one of the incarnation before.
+    assert typed("ledger", "archive", archive, "--data", site.home).exit_code == 0
+    assert Archive(archive).last_index == first
+    site.write_note(last, site.tree(last).root(last), 0, 1, 2, origin=origin)
+    assert typed("ledger", "archive", archive, "--data", site.home).exit_code == 0
+    assert Archive(archive).last_index == last
+
+    def verified(*words: object) -> Any:
+        named = ("ledger", "verify", "--archive", archive, "--keys", site.keys, "--json")
+        return answer(typed(*named, *words))["archive"]
+
+    site.write_keys(3, f"forebay/{CLUSTER}", origin)
+    found = verified("--data", site.home, "--complete", "--deep")
+    assert (found["checkpoints"], found["checkpoints_signed"], found["signed_entries"]) == (3, 3, last)
+    assert verified() == found
+    # A majority is one of the keys of the checkpoint's own origin.
+    site.write_keys(3, f"forebay/{CLUSTER}")
+    assert (verified()["checkpoints_signed"], verified()["signed_entries"]) == (2, first)
+    site.write_keys(3, origin)
+    assert (verified()["checkpoints_signed"], verified()["signed_entries"]) == (1, last)
+
+
+def test_entries_of_before_a_recovery_are_pruned_after_it(
+    made: Site, archives: tuple[Path, Path], tmp_path: Path
+) -> None:
+    site = made.copy(tmp_path)
+    copies = [Path(shutil.copytree(one, tmp_path / one.name)) for one in archives]
+    origin, last = site.recover()
+    site.write_note(last, site.tree(last).root(last), 0, 1, 2, origin=origin)
+    for archive in copies:
+        assert typed("ledger", "archive", archive, "--data", site.home).exit_code == 0
+    refused = prune(site, *copies)
+    assert refused.exit_code == ExitCode.REFUSED and f"keys of {origin}" in refused.stderr
+    site.write_keys(3, f"forebay/{CLUSTER}", origin)
+    assert prune(site, *copies).exit_code == 0
+    whole = ("ledger", "verify", "--data", site.home, "--archive", copies[1], "--keys", site.keys, "--complete")
+    assert typed(*whole, "--deep").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("origin", "why"),
+    [
+        (f"forebay/{CLUSTER}", "the entries record are 1, 2-abababababababab"),
+        (f"forebay/{CLUSTER}/2-{'cd' * 8}", f"is of forebay/{CLUSTER}/2-{'cd' * 8}"),
+        (f"forebay/{'1' * 32}/2-{'ab' * 8}", "does not cover its entries"),
+        ("forebay/", "does not cover its entries"),
+    ],
+    ids=["one_that_is_over", "another_recovery", "another_cluster", "no_cluster"],
+)
+def test_a_checkpoint_of_another_incarnation_than_the_entries_is_refused(
+    origin: str, why: str, made: Site, tmp_path: Path
+) -> None:
+    site, archive = made.copy(tmp_path), tmp_path / "a"
+    _, last = site.recover()
+    root = site.tree(last).root(last)
+    checkpoint = Checkpoint(origin, last, root).text()
+    with site.open() as environment:
+        segments.archive_from(
+            directories_made(archive),
+            lambda first, to: Ledger(environment).read(first, limit=to - first + 1),
+            cluster_id=CLUSTER,
+            last_index=last,
+            checkpoint=write_note(checkpoint, [sign(checkpoint, origin, one) for one in PRIVATE[:3]]),
+            progress=lambda done, of: None,
+        )
+    refused = typed("ledger", "verify", "--archive", archive)
+    assert refused.exit_code == ExitCode.VERIFICATION_FAILED and why in refused.stderr, refused.output
+
+
+@pytest.mark.parametrize("origin", [f"forebay/{CLUSTER}/2-{'cd' * 8}", f"forebay/{CLUSTER}/3-{'ab' * 8}"])
+def test_nothing_is_archived_under_a_checkpoint_of_another_incarnation(origin: str, made: Site, tmp_path: Path) -> None:
+    site = made.copy(tmp_path)
+    _, last = site.recover()
+    site.write_note(last, site.tree(last).root(last), 0, 1, 2, origin=origin)
+    refused = typed("ledger", "archive", tmp_path / "a", "--data", site.home)
+    assert refused.exit_code == ExitCode.REFUSED and f"is of {origin}" in refused.stderr
+    assert f"the ledger of forebay/{CLUSTER}/2-{'ab' * 8}" in refused.stderr
+
+
+def directories_made(directory: Path) -> Path:
+    directory.mkdir(0o700)
+    return directory
 
 
 Spoil = Callable[[Site, tuple[Path, Path]], tuple[Path, ...]]
@@ -423,7 +514,7 @@ def test_an_archive_that_nobody_known_has_signed_is_said_to_be(site: Site, archi
     site.write_keys(5)
     site.keys.write_text("".join(line + "\n" for line in site.keys.read_text().splitlines()[-4:]))
     result = typed("ledger", "verify", "--archive", archives[0], "--keys", site.keys)
-    assert result.exit_code == ExitCode.VERIFICATION_FAILED and "is signed by 2 of the keys" in result.stderr
+    assert result.exit_code == ExitCode.VERIFICATION_FAILED and "is signed by a majority of the keys" in result.stderr
     site.keys.write_text("nobody\n")
     result = typed("ledger", "verify", "--archive", archives[0], "--keys", site.keys)
     assert result.exit_code == ExitCode.BAD_INPUT and "does not have the replicas' keys" in result.stderr

@@ -1,6 +1,7 @@
 """A whole cluster in one thread and one seed: virtual clock, links that keep order and lose what is in flight when they
 break, disks that forget what was not synced, and the promises of Raft checked at every step."""
 
+import hashlib
 import heapq
 import itertools
 import random
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cluster.consensus.configurations import Wanted
 from cluster.consensus.engine import Engine
@@ -24,6 +26,7 @@ from cluster.consensus.frames import (
     encode_frame,
 )
 from cluster.consensus.interface import ChangeRefused, NotLeader, RemovedFromCluster, Role, SnapshotRef, Timing
+from cluster.consensus.seals import Seals
 from cluster.consensus.state import RaftState
 from tests.cluster.consensus.marks import broken_marks, votes_missing
 from tests.cluster.consensus.memory_journal import Disk, MemoryJournal
@@ -42,6 +45,11 @@ from wal.journal import Entry
 
 CLUSTER = "6f1c0000000000000000000000000000"
 TIMING = Timing()
+
+
+def key_of(name: str) -> Ed25519PrivateKey:
+    """Return the key that a member with this id signs with."""
+    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
 
 
 class Violation(AssertionError):
@@ -134,6 +142,7 @@ class Replica:
             clock=self.sim.clock,
             uniform=self.sim.random.uniform,
             links=SimLinks(self.sim, self.name),
+            seals=Seals(CLUSTER, self.name, key_of(self.name)),
             on_due=lambda: self.sim.schedule_tick(self),
         )
 

@@ -154,11 +154,11 @@ def test_the_largest_append_request_fits_into_a_frame() -> None:
 
 def test_the_wire_form_of_every_message_stays_as_it_was_released() -> None:
     said: list[tuple[AnyMessage, str]] = [
-        (AppendRequest(7, 1, 5, 6, 4, True, [(7, b"\x01a")]), "98010701050604c3919207c4020161"),
+        (AppendRequest(7, 1, 5, 6, 4, True, [(7, b"\x01a")], [b"s"]), "99010701050604c3919207c402016191c40173"),
         (Heartbeat(7, 2, 4, False), "9502070204c2"),
-        (AppendReply(7, 3, 5, True, 4, 6), "9703070305c30406"),
+        (AppendReply(7, 3, 5, True, 4, 6, b"k"), "9803070305c30406c4016b"),
         (VoteRequest(7, 4, 5, 6, True, False, 3, b"d" * 32), "990407040506c3c203c420" + "64" * 32),
-        (VoteReply(7, 4, True, False), "95050704c3c2"),
+        (VoteReply(7, 4, True, False, b"k", b"s"), "97050704c3c2c4016bc40173"),
         (SnapshotChunk(7, 5, 9, 6, 3, 0, b"abc"), "9806070509060300c403616263"),
         (SnapshotReply(7, 5, 9, 6, 2, 3, 9), "980707050906020309"),
         (Removed(7, 4, 3), "9408070403"),

@@ -330,7 +330,8 @@ def test_a_member_gets_other_addresses_up_or_down_and_counts_as_before() -> None
             sim.tick(leader)
             sim.commit(b"\x01moved " + name.encode())
             configuration = sim.engine(leader.name).configuration
-            assert configuration.member(name) == Member(name, f"{name}.new:1", f"{name}.new:2")
+            moved = configuration.by_id(name)
+            assert moved is not None and (moved.peer, moved.api) == (f"{name}.new:1", f"{name}.new:2")
             assert configuration.voter_ids == ("r1", "r2", "r3")
         assert sim.engine(leader.name).addresses[down] == f"{down}.new:1"
         refusals = {

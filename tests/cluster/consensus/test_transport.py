@@ -13,7 +13,6 @@ import pytest
 
 from cluster.consensus import PeerTls
 from cluster.consensus.frames import MAX_FRAME_BYTES, AnyMessage, AppendReply, AppendRequest, Heartbeat, encode_frame
-from cluster.consensus.log_rate_limiter import KEYS_MAX, PERIOD_S
 from cluster.consensus.transport import HANDSHAKE_S, HANDSHAKES_MAX, QUEUED_BYTES_MAX, ConnectionFailures, TlsLinks, why
 from cluster.security.certificates import certificate_of
 from cluster.security.credentials import Credentials
@@ -21,6 +20,7 @@ from cluster.security.identity import NotIdentified, Role
 from cluster.security.peers import Peers
 from cluster.security.pki import issue
 from cluster.system.clock import SystemClock
+from cluster.system.log_rate_limiter import KEYS_MAX, PERIOD_S
 from replica.model.accounts import Revocation
 from tests.clocks import ManualClock
 from tests.cluster.consensus.tls_cluster import CLUSTER, FAST, PATIENCE_S, certify, make_authority, make_members

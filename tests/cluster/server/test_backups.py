@@ -85,7 +85,7 @@ async def test_a_backup_is_whole_and_checked_or_not_there_and_a_new_cluster_begi
     home = config.storage.directory / "r1"
     (home / "lost+found").mkdir(parents=True)
     mounted = home.stat().st_ino
-    for died in ("snapshots", "member", "wal"):
+    for died in ("snapshots", "signing", "member", "wal"):
         with monkeypatch.context() as patched, pytest.raises(OSError, match="died"):
             patched.setattr(Path, "rename", dying_at(died))
             await restore_snapshot(config, "r1", Path(second["path"]), plan["plan"], by="ops", clock=SystemClock())
@@ -94,7 +94,7 @@ async def test_a_backup_is_whole_and_checked_or_not_there_and_a_new_cluster_begi
     done = await forebay(config, *restore, "--confirm", plan["plan"], "--by", "ops")
     assert (home.stat().st_ino, sorted(one.name for one in home.iterdir())) == (
         mounted,
-        ["lost+found", "member", "snapshots", "wal"],
+        ["lost+found", "member", "signing", "snapshots", "wal"],
     )
     assert "r1 has no data" in await forebay(config, *restore, code=1)
     async with running(config, "r1"):

@@ -31,6 +31,9 @@ class Leader:
     def promotable(self) -> str | None:
         return self.caught_up
 
+    def unrecorded(self) -> None:
+        return None
+
 
 @pytest.mark.parametrize("caught_up", ["r3#3", "r4#2"])
 def test_a_replacement_that_is_asked_for_again_after_a_promotion_is_carried_out_once(

@@ -72,6 +72,10 @@ async def test_what_one_replica_has_left_becomes_a_cluster_and_nothing_of_the_on
             assert done["done"] and done["begun"].startswith("2-")
             assert (done["kept_index"], done["kept_revision"]) == (plan["kept_index"], plan["kept_revision"])
 
+            # Once more, before it has run: that would only skip job IDs.
+            again = forebay(site, "recover", "--name", "r1", "--yes", code=1)
+            assert f"was recovered already, as incarnation {done['begun']}, and has not run since" in again
+
             # One that comes back while the new one does not run is met at the first frame.
             await site.start("r2")
             await said(site, "r2", "replica r2 of cluster")
@@ -93,6 +97,9 @@ async def test_what_one_replica_has_left_becomes_a_cluster_and_nothing_of_the_on
             assert [job.job_id for job in (await alice.call(ops.LIST_JOBS)).jobs] == jobs == [1, 2, 3, 4, 5, 6]
             jobs.append((await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))).job_id)
             assert jobs[-1] == done["first_job"] > 6
+            for job in (1, jobs[-1]):
+                told = await alice.call(ops.SHOW_JOB_HISTORY, id=str(job))
+                assert told.rows[0].event == "job_submitted", told
             status = await operator.call(ops.SHOW_STATUS)
             assert (status.incarnation, status.leader) == (done["begun"], "r1")
             entries = (await operator.call(ops.READ_LEDGER, **{"from": plan["kept_index"] + 1}, limit=2)).entries

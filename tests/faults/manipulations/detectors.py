@@ -11,12 +11,15 @@ from collections.abc import Iterable
 from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, NamedTuple, NoReturn
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple, NoReturn
 
 from click.testing import CliRunner
 
 from cluster.api.ledger import handed_view
 from cluster.audit.commands import audit
+from cluster.consensus import KeyReplaced, Seals, Timing
+from cluster.consensus.engine import Engine
 from cluster.schemas.ledger import HandedView
 from cluster.security.proofs import (
     ProofRefused,
@@ -29,6 +32,7 @@ from cluster.security.proofs import (
     verify_consistency,
     verify_note,
 )
+from cluster.serve import founding_of
 from cluster.server.divergence import Checkpoints, Digests
 from cluster.server.history_fetch import SCRUB_AGAIN_S, Backfill, Scrub, Scrubbed
 from cluster.server.storage import Storage, StorageRefused, open_storage
@@ -43,6 +47,7 @@ from cluster.server.tlog import (
     Signed,
     Signer,
     origin_of,
+    private_key,
 )
 from cluster.system.clock import SystemClock
 from replica.state.digest import state_digest
@@ -50,6 +55,7 @@ from snapshots import SnapshotFailed
 from tests.faults.manipulations.site import NAMES, Case
 from wal import BrokenInvariant, LedgerBroken, RecoveryRefused, StorageFailed, fill, mend, revision_after
 from wal.codec import NO_OP
+from wal.configuration import decode_configuration, is_configuration
 from wal.journal import Entry
 from wal.ledger import hand_over
 
@@ -69,6 +75,7 @@ class Finder(StrEnum):
     SCRUB = "scrub"
     TILES = "tiles"
     SIGNING = "signing"
+    KEYS = "keys"
     LEADER = "leader"
     NOTE = "note"
 
@@ -101,8 +108,8 @@ class _Stopped(Exception):
 class Member:
     """One replica of the three, opened."""
 
-    def __init__(self, case: Case, name: str, storage: Storage) -> None:
-        self.case, self.name, self.storage = case, name, storage
+    def __init__(self, case: Case, name: str, storage: Storage, seals: Seals) -> None:
+        self.case, self.name, self.storage, self.seals = case, name, storage, seals
         self.home = case.directory / name
         self.clock = SystemClock()
         self.error: BaseException | None = None
@@ -188,9 +195,16 @@ class Member:
         journal.append(following)
         journal.sync()
         journal.set_commit(ahead[-1].index)
-        for entry in following:
+        while journal.applied_index < ahead[-1].index:
+            entry = journal.entry(journal.applied_index + 1)
             journal.record_applied(entry, revision_after(entry.data, journal.applied_revision))
         journal.flush_hints()
+        founded = next((one for one in following if is_configuration(one.data)), None)
+        if founded is not None:
+            try:
+                self.seals.check_own_key(decode_configuration(founded.data))
+            except KeyReplaced as error:
+                self.error = error
 
     # Signatures
 
@@ -306,11 +320,33 @@ async def _live(case: Case, found: dict[Finder, str]) -> Outcome:
     return Outcome(found, Then.MENDED if is_mended else Then.GOES_ON)
 
 
+def take_part(case: Case, name: str, storage: Storage) -> Seals:
+    """Begin with consensus, as a replica that starts; return what it signs with. StorageRefused, BrokenInvariant."""
+    placed = storage.configuration
+    member = None if placed is None else placed.configuration.by_id(storage.identity)
+    private = private_key(case.directory / name / SIGNING_DIRECTORY, member)
+    seals = Seals(case.config.cluster.id, storage.identity, private)
+    nobody: Any = SimpleNamespace(send=lambda peer, message: None, flush=lambda: None)
+    Engine(
+        me=storage.identity,
+        journal=storage.journal,
+        machine=nobody,
+        timing=Timing(),
+        clock=SystemClock(),
+        uniform=lambda low, high: low,
+        links=nobody,
+        bootstrap=founding_of(case.config, storage.identity),
+        configuration=placed,
+        seals=seals,
+    )
+    return seals
+
+
 @contextmanager
 def _opened(case: Case, name: str):  # type: ignore[no-untyped-def]
     storage = open_storage(case.config, name)
     try:
-        yield Member(case, name, storage)
+        yield Member(case, name, storage, take_part(case, name, storage))
     finally:
         storage.close()
 
@@ -351,11 +387,19 @@ async def _sign(case: Case, members: dict[str, Member], found: dict[Finder, str]
     longest = max(members.values(), key=lambda member: member.storage.journal.last_index)
     ledger = longest.storage.ledger
     first = min(member.storage.journal.last_index for member in members.values()) + 1
-    ahead = [Entry(one.index, one.term, one.data) for one in ledger.read(first, limit=1000)]
+    ahead = [Entry(one.index, one.term, one.data, one.seal) for one in ledger.read(first, limit=1000)]
+    held = longest.storage.journal
+    if held.last_index > held.applied_index:
+        ahead += held.entries(held.applied_index + 1, max_bytes=1 << 20, max_entries=1000)
     term = max(member.storage.journal.term for member in members.values()) + 1
     ahead.append(Entry(longest.storage.journal.last_index + 1, term, NO_OP))
     for member in members.values():
         member.catch_up(ahead)
+        if member.error is not None:
+            found[Finder.KEYS] = str(member.error)
+            stopped.add(member.name)
+    if Finder.KEYS in found:
+        return
     for name in case.altered:
         if altered := members[name].check_tiles():
             found[Finder.TILES] = f"tiles from entry {altered[0]} on are not what the ledger comes to"

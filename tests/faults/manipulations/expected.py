@@ -29,6 +29,11 @@ class Known(NamedTuple):
 
 FINDERS: Final = {
     Finder.START: Known("the replica, at its start", "before it promises anything", 0),
+    Finder.KEYS: Known(
+        "a replica compares its key with the one that the configuration has for it",
+        "when it starts, and with each configuration that it receives",
+        1,
+    ),
     Finder.LEADER: Known(
         "the leader to whom the replica acknowledged entries",
         "when they hear each other again, while it leads on",
@@ -138,6 +143,7 @@ EXPECTED: Final = {
     "B15": Expected("start", Then.REFUSED),
     "B16": Expected("signing", Then.STOPS),
     "B17": Expected("deep start", Then.REFUSED),
+    "B18": Expected("start", Then.REFUSED),
     "C1": Expected("verify deep scrub", Then.MENDED),
     "C2": Expected("verify deep start", Then.REFUSED),
     "C3": Expected("verify deep scrub", Then.MENDED),
@@ -192,7 +198,7 @@ EXPECTED: Final = {
     "E11": Expected("", Then.GOES_ON, "as E7"),
     "E12": Expected("leader start", Then.STOPS),
     "E13": Expected("leader signing", Then.STOPS),
-    "E14": Expected("signing", Then.LOGGED),
+    "E14": Expected("start", Then.REFUSED),
     "F1": Expected("start", Then.REFUSED),
     "F2": Expected("verify deep start", Then.REFUSED),
     "F3": Expected("verify deep start", Then.REFUSED),
@@ -238,14 +244,18 @@ EXPECTED: Final = {
     "I12": Expected("verify deep backfill", Then.MENDED),
     "I13": Expected("verify deep", Then.GOES_ON, "nobody has the entries any more; `verify --complete` says which"),
     "I14": Expected("deep tiles signing", Then.STOPS),
-    "J1": Expected(
-        "verify deep",
-        Then.GOES_ON,
-        "root's word is taken, and it begins again as one that has never run. As J2 where the leader leads on",
-    ),
-    "J2": Expected("leader", Then.STOPS),
+    "J1": Expected("verify deep keys", Then.STOPS),
+    "J2": Expected("keys leader", Then.STOPS),
     "J3": Expected("start", Then.REFUSED),
     "J4": Expected("start", Then.REFUSED),
+    "K1": Expected("start", Then.REFUSED),
+    "K2": Expected("start", Then.REFUSED),
+    "K3": Expected("start", Then.REFUSED),
+    "K4": Expected(
+        "",
+        Then.GOES_ON,
+        "it looks as if its replica had accepted it; `forebay ledger dump` shows who is said to have asked",
+    ),
 }
 
 

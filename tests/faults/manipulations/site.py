@@ -10,20 +10,30 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cluster.api.past.follower import Follower
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, PoolSpec, found
+from cluster.consensus import Seals
 from cluster.security.proofs import Checkpoint, Signature, VerifierKey, write_note
 from cluster.server.storage import first_start_mark
-from cluster.server.tlog import CHECKPOINT_NAME, LOG_DIRECTORY, SIGNING_DIRECTORY, LedgerTree, Signer, origin_of
+from cluster.server.tlog import (
+    CHECKPOINT_NAME,
+    LOG_DIRECTORY,
+    SIGNING_DIRECTORY,
+    LedgerTree,
+    Signer,
+    origin_of,
+    private_key,
+)
 from cluster.system.clock import SystemClock
 from replica.fold.apply import apply_batch
 from replica.messages.commands import CONTROLLER, CancelJob
@@ -70,6 +80,9 @@ TERMS: Final = (1, 2, 5)
 """Of the entries: the first leader's, and those of the leaders that came at `ELECTED`."""
 
 ELECTED: Final = (200, 600)
+LEADERS: Final = {1: "r3", 2: "r3", 5: HONEST}
+"""Who led in each term."""
+
 MAP_SIZE_BYTES: Final = 64 << 20
 HOLE_BYTES: Final = 64 * 1024
 """Zeros of this length are left out of a copy, bytes: the log of syncs is full of them."""
@@ -186,12 +199,32 @@ def history(config: Config) -> Life:
     batches = list(map(encode_batch, world.ledger))
     # What a deposed leader proposed on a revision that was settled by somebody else in the meantime.
     void = encode_batch(msgspec.structs.replace(world.ledger[190], at=world.ledger[195].at))
-    members = initial(tuple(Member(one.name, str(one.peer), str(one.api)) for one in config.founders), version=1)
+    keys = {name: Seals(config.cluster.id, name, key_of(config.storage.directory / name)) for name in NAMES}
+    founders = (Member(one.name, str(one.peer), str(one.api), keys[one.name].key) for one in config.founders)
+    members = initial(tuple(founders), version=1)
     data = [encode_configuration(members), *batches]
     for at, one in ((ELECTED[0] - 1, void), (ELECTED[0], NO_OP), (ELECTED[1], NO_OP)):
         data.insert(at - 1, one)
     assert len(data) > LAST, f"the history has {len(data)} entries, and {LAST} are wanted"
-    return lived([(_term(index), one) for index, one in enumerate(data[:LAST], start=1)])
+    life = lived([(_term(index), one) for index, one in enumerate(data[:LAST], start=1)])
+    return life._replace(entries=tuple(_sealed(life.entries, keys)))
+
+
+def key_of(home: Path) -> Ed25519PrivateKey:
+    """Return the key that a replica signs with; it is made where there is none."""
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return private_key(home / SIGNING_DIRECTORY)
+
+
+def _sealed(entries: Sequence[Entry], keys: Mapping[str, Seals]) -> Iterator[Entry]:
+    """Yield entries as the leaders of their terms have accepted them, each elected by the victim or by r3."""
+    term_before = 0
+    for entry in entries:
+        leader = LEADERS[entry.term]
+        voter = next(name for name in reversed(NAMES) if name != leader)
+        votes = {voter: keys[voter].vote(entry.term, leader)} if entry.term != term_before else {}
+        yield keys[leader].sealed(entry, term_before, votes)
+        term_before = entry.term
 
 
 def lived(history: Sequence[tuple[int, bytes]]) -> Life:

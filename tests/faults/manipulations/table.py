@@ -12,18 +12,22 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from cluster.config import FIRST_START_NAME
+from cluster.consensus import Seals
 from cluster.server.storage import FORGOTTEN_NAME, MEMBER_NAME
 from cluster.server.tlog import LOG_DIRECTORY, SIGNING_DIRECTORY, Signer, origin_of
 from replica.messages import events as e
 from replica.messages.commands import Actor, ActorRole
 from replica.messages.entries import Batch
+from replica.messages.entries import Entry as Settled
+from replica.model.accounts import License
 from replica.model.job_states import JobState
 from replica.state.digest import recorded_in, state_digest
 from replica.state.receipts import Receipts
 from replica.state.state import EMPTY, State
-from replica.values.units import Instant
+from replica.values.units import Instant, Revision
 from tests.faults.manipulations import forge
 from tests.faults.manipulations.site import (
+    HONEST,
     LAST,
     MAP_SIZE_BYTES,
     NAMES,
@@ -31,10 +35,11 @@ from tests.faults.manipulations.site import (
     VICTIM,
     Case,
     folded,
+    key_of,
     tree_of,
 )
 from wal import records
-from wal.codec import NO_OP, Kind, decode_batch, encode_batch, kind_of
+from wal.codec import NO_OP, Kind, decode_batch, encode_batch, kind_of, no_op_of
 from wal.configuration import decode_configuration, encode_configuration
 from wal.environment import Environment
 from wal.failures import LOG_FILE
@@ -84,6 +89,7 @@ KINDS = {
     "H": "a snapshot forged",
     "I": "the same on a majority, or on all",
     "J": "the notes beside the ledger",
+    "K": "an entry appended that nobody issued, not yet committed",
 }
 
 
@@ -518,11 +524,42 @@ def mallory_submits(state: State) -> State:
 # ---- notes
 
 
+def cut_free_pages(case: Case) -> None:
+    """Cut pages off the data file that a transaction gave back, at its end."""
+    for value in (bytes(32 * PAGE_BYTES), None):
+        with forge.rows_of(case.home) as opened:
+            opened.put(records.STATE, b"filler", value)
+    forge.cut(case.home / "wal" / "data.mdb", 2 * PAGE_BYTES)
+
+
 def as_new(case: Case) -> None:
     """Empty the directory, and say that the replica has never run."""
     shutil.rmtree(case.home)
     case.home.mkdir(mode=0o700)
     (case.home / FIRST_START_NAME).touch()
+
+
+def appended(*, signs: bool = True, leads: bool = False) -> Do:
+    """Return what appends an operator's command to a log, as one that is not committed yet."""
+
+    def do(case: Case) -> None:
+        (home,), (name,) = case.homes, case.altered
+        seals = Seals(case.config.cluster.id, name, key_of(home))
+        with forge.rows_of(home) as opened:
+            marks, last = opened.marks, opened.entry(opened.marks.last_index)
+            command = Settled(b"m" * 16, MALLORY, "set_license", (e.LicenseSet(License("matlab", 99)),))
+            batch = Batch(Revision(marks.applied_revision), case.site.life.states[-1].at, (command,))
+            term = opened.hard.term + leads
+            for data in [*([no_op_of(name)] if leads else []), encode_batch(batch)]:
+                one = Entry(last.index + 1, term, data)
+                one = seals.sealed(one, last.term, {}) if signs else one
+                opened.put_entry(one)
+                last = one
+            opened.alter_marks(last_index=last.index)
+            if leads:
+                opened.alter_hard(term=term, voted_for=name)
+
+    return do
 
 
 def all_earlier(case: Case) -> None:
@@ -552,8 +589,7 @@ ROWS: tuple[Manipulation, ...] = (
     Manipulation("A18", "a tile", file("tlog/tile/0/000", lambda path: forge.flip(path, 100))),
     Manipulation("A19", "the index by job", lambda case: forge.flip_index(case.home)),
     Manipulation("A20", "the signing key", file("signing/key", lambda path: forge.flip(path, 5))),
-    Manipulation("B1", "`data.mdb` cut by two pages",
-                 file("wal/data.mdb", lambda path: forge.cut(path, 2 * PAGE_BYTES))),
+    Manipulation("B1", "`data.mdb` cut by two pages that are free", cut_free_pages),
     Manipulation("B2", "`data.mdb` cut by a quarter",
                  file("wal/data.mdb", lambda path: forge.cut(path, 16 * PAGE_BYTES))),
     Manipulation("B3", "`data.mdb` emptied", file("wal/data.mdb", lambda path: os.truncate(path, 0))),
@@ -571,6 +607,7 @@ ROWS: tuple[Manipulation, ...] = (
     Manipulation("B15", "the signing key deleted", file("signing/key", Path.unlink)),
     Manipulation("B16", "what was signed last deleted", file("signing/signed", Path.unlink)),
     Manipulation("B17", "what was signed last cut", file("signing/signed", lambda path: forge.cut(path, 8))),
+    Manipulation("B18", "`signing` deleted", file("signing", shutil.rmtree)),
     Manipulation("C1", "an old entry", entry(OLD, lambda one: one._replace(data=one.data[:-1] + b"!"))),
     Manipulation("C2", "a new entry", entry(NEW, lambda one: one._replace(data=one.data[:-1] + b"!"))),
     Manipulation("C3", "the term of an old entry", entry(OLD, lambda one: one._replace(term=1))),
@@ -672,4 +709,8 @@ ROWS: tuple[Manipulation, ...] = (
     Manipulation("J2", "the directory emptied, and `first-start` in it, while the leader leads on", as_new, leads=True),
     Manipulation("J3", "`member` names another id", file(MEMBER_NAME, lambda path: path.write_text("r2#9\n"))),
     Manipulation("J4", "`forgotten` in a sound directory", file(FORGOTTEN_NAME, lambda path: path.write_text("?"))),
+    Manipulation("K1", "without a signature", appended(signs=False)),
+    Manipulation("K2", "signed with the replica's own key", appended()),
+    Manipulation("K3", "the same in a term of its own", appended(leads=True)),
+    Manipulation("K4", "to the replica that led last, signed with its key", appended(), (HONEST,)),
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import tempfile
@@ -13,19 +14,21 @@ from typing import Final
 import pytest
 import uvloop
 
+from cluster.server.recovery.new_incarnation import RecoveryNotPossible, plan_recovery
+from cluster.system.clock import SystemClock
 from tests.faults.manipulations.detectors import Finder, Then, look
 from tests.faults.manipulations.expected import EXPECTED, FINDERS
 from tests.faults.manipulations.live import live, live_under_a_leader, short_periods
-from tests.faults.manipulations.site import Case, Site, found_site
+from tests.faults.manipulations.site import VICTIM, Case, Site, found_site
 from tests.faults.manipulations.table import KINDS, ROWS, Manipulation
 
-COUNTS: Final = {"A": 16, "B": 11, "C": 20, "D": 7, "E": 8, "F": 3, "G": 17, "H": 5, "I": 4, "J": 3}
+COUNTS: Final = {"A": 16, "B": 11, "C": 20, "D": 7, "E": 8, "F": 3, "G": 17, "H": 5, "I": 4, "J": 3, "K": 4}
 """Of each kind there were so many when it was first looked at what an insider can do: 94, and 27 left no trace."""
 
-NOT_FOUND_BY_REPLICAS: Final = {"E7", "E11", "I4", "I5", "I7", "I8", "I9", "I13", "J1"}
+NOT_FOUND_BY_REPLICAS: Final = {"E7", "E11", "I4", "I5", "I7", "I8", "I9", "I13", "K4"}
 """What replicas that all were stopped cannot find, and what is no damage is not among it: docs/auditors.md says so."""
 
-LIVE: Final = ("A1", "B2", "C8", "D6", "E1", "E4", "E12", "F1", "G1", "H1", "I2", "I14", "J3")
+LIVE: Final = ("A1", "B2", "C8", "D6", "E1", "E4", "E12", "F1", "G1", "H1", "I2", "I14", "J3", "K2")
 """What is shown to replicas that run: at least one of each kind. The others: `python -m tests.faults.manipulations`."""
 
 _MEMORY: Final = Path("/dev/shm")
@@ -77,6 +80,13 @@ def test_replicas_that_run_find_it(row: Manipulation, case: Case) -> None:
     assert seen.then is (Then.REFUSED if seen.finder is Finder.START else EXPECTED[row.id].then), seen
 
 
+@pytest.mark.parametrize("row", [row for row in ROWS if row.id in ("K1", "K2", "K3")], ids=named)
+def test_nothing_is_recovered_from_a_replica_to_which_an_entry_was_appended(row: Manipulation, case: Case) -> None:
+    row.do(case)
+    with pytest.raises(RecoveryNotPossible, match="it was put there while the replica was stopped"):
+        asyncio.run(plan_recovery(case.config, VICTIM, clock=SystemClock()))
+
+
 def test_nothing_is_found_where_nothing_was_altered(site: Site) -> None:
     directory = site.directory / "case"
     try:
@@ -90,7 +100,7 @@ def test_the_table_has_each_kind_of_manipulation_and_says_of_each_what_it_leads_
     counts = Counter(row.kind for row in ROWS)
     assert set(counts) == set(KINDS) == {row_id[0] for row_id in LIVE}
     assert all(counts[kind] >= count for kind, count in COUNTS.items())
-    assert counts.total() >= sum(COUNTS.values()) == 94
+    assert counts.total() >= sum(COUNTS.values()) == 98
     assert {len(row.on) for row in ROWS} == {1, 2, 3} and {row.notes for row in ROWS} == {0, 1, 2}
 
 

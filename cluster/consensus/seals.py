@@ -1,0 +1,233 @@
+"""Seals: each entry carries the signature of the leader that accepted it, and a leader proves that it was elected.
+
+A replica's disk may be written to while it is stopped, by somebody who knows all formats. An entry at the end of its
+log looks like one that a leader sent and that is not committed yet; whoever has it may lead, and commit it. So an entry
+is signed over its index, its term, the term before it and its bytes, with the key that the configuration has for the
+leader. The first entry of a term carries the signed votes of a majority too: a key that was taken from a disk signs
+nothing for a term in which its replica was not elected.
+
+An entry that is not sealed is never acknowledged: a replica that finds one in its own log does not start, and one that
+receives it from a leader no longer follows that leader (`leader_election.distrust`).
+
+Nothing is checked in entries of before this replica was a member: it takes them from the leader, as it takes a
+snapshot. A member whose key the configuration does not have yet is believed without a signature.
+"""
+
+import struct
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+from typing import Annotated, Final
+
+import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from msgspec import Meta
+
+from cluster.consensus.frames import Name
+from wal import (
+    SEAL_MAX_BYTES,
+    VOTERS_MAX,
+    Action,
+    BrokenInvariant,
+    Configuration,
+    Entry,
+    Member,
+    decode_configuration,
+    is_configuration,
+    name_of,
+)
+
+SIGNATURE_BYTES: Final = 64
+
+_ENTRY_HEAD: Final = b"forebay-entry/1\n"
+_VOTE_HEAD: Final = b"forebay-vote/1\n"
+_PLACE: Final = struct.Struct(">QQQ")
+_TERM: Final = struct.Struct(">Q")
+
+TERMS_KEPT: Final = 64
+"""Terms whose leader is remembered, count: those of entries that are not applied, which are the newest few."""
+
+Signature = Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+
+
+class SealBroken(BrokenInvariant):
+    """An entry was not accepted by the leader of its term, or not as it is; the message says how that was found."""
+
+
+class KeyReplaced(BrokenInvariant):
+    """This replica has another key than the cluster knows for it: its directory is not the one that it had."""
+
+    def __init__(self, me: str, version: int) -> None:
+        super().__init__(
+            f"the key in signing/ of {name_of(me)} is not the one that version {version} of the configuration has for "
+            f"it: its directory was replaced, or emptied. Put signing/ back from a copy; or keep the directory for an "
+            f"inquiry, run `forebay member replace {name_of(me)}` on another replica, move the directory away, and "
+            "start it"
+        )
+
+
+class Seal(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Bytes beside an entry: its leader, the leader's signature, and for the first one of a term the others' votes."""
+
+    leader: Name
+    signature: Signature
+    votes: Annotated[tuple[tuple[Name, Signature], ...], Meta(max_length=VOTERS_MAX)] = ()
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(Seal)
+
+
+def entry_text(cluster_id: str, entry: Entry, term_before: int) -> bytes:
+    """Return the bytes that a leader signs for an entry, with a digest of its data: Ed25519 reads them twice."""
+    place = _PLACE.pack(entry.index, term_before, entry.term)
+    return b"".join([_ENTRY_HEAD, cluster_id.encode(), b"\n", place, sha256(entry.data).digest()])
+
+
+def vote_text(cluster_id: str, term: int, candidate: str) -> bytes:
+    """Return the bytes that a voter signs for a candidate."""
+    return b"".join([_VOTE_HEAD, cluster_id.encode(), b"\n", _TERM.pack(term), candidate.encode()])
+
+
+def is_signed(key: bytes, signature: bytes, text: bytes) -> bool:
+    """Return whether a signature is that of a public key, 32 bytes, over a text."""
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, text)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+class SealChecks:
+    """Verifies seals in the order of the entries, and remembers who led each of the last terms."""
+
+    def __init__(self, cluster_id: str, me: str) -> None:
+        """Verify what replica `me` holds and receives."""
+        self.cluster_id: Final = cluster_id
+        self.me: Final = me
+        self._leaders: dict[int, str] = {}
+
+    def note(self, entry: Entry) -> None:
+        """Note who sealed an entry that is believed: it leads the entry's term."""
+        if entry.term not in self._leaders:
+            seal = _read(entry)
+            if seal is not None:
+                self._remember(entry.term, seal.leader)
+
+    def check(self, entry: Entry, term_before: int, configuration: Configuration) -> None:
+        """Check an entry behind one of `term_before`, where `configuration` is in force. SealBroken."""
+        if not configuration.holds(self.me) or not any(one.key for one in configuration.voters):
+            self.note(entry)
+            return
+        if is_configuration(entry.data) and decode_configuration(entry.data).change.action is Action.RECOVER:
+            raise _broken(entry, "no leader begins another incarnation of the cluster")
+        seal = _read(entry)
+        if seal is None:
+            raise _broken(entry, "it has no signature")
+        self._check_leader(entry, seal, term_before, configuration)
+        leader = _voter(configuration, seal.leader)
+        if leader is None:
+            raise _broken(entry, f"{seal.leader} has signed it, who does not vote")
+        if leader.key and not is_signed(leader.key, seal.signature, entry_text(self.cluster_id, entry, term_before)):
+            raise _broken(entry, f"the signature of {seal.leader} is false")
+        self._remember(entry.term, seal.leader)
+
+    def is_vote(self, configuration: Configuration, voter: str, signature: bytes, term: int, candidate: str) -> bool:
+        """Return whether a voter has signed its vote; one whose key is not known yet need not."""
+        known = _voter(configuration, voter)
+        if known is None:
+            return False
+        return not known.key or is_signed(known.key, signature, vote_text(self.cluster_id, term, candidate))
+
+    def _check_leader(self, entry: Entry, seal: Seal, term_before: int, configuration: Configuration) -> None:
+        known = self._leaders.get(entry.term)
+        if known is not None and known != seal.leader:
+            raise _broken(entry, f"{seal.leader} has signed it, and {known} led term {entry.term}")
+        if known is not None or entry.term == term_before:
+            return
+        voted = {seal.leader} | {
+            voter
+            for voter, signature in seal.votes
+            if self.is_vote(configuration, voter, signature, entry.term, seal.leader)
+        }
+        if len(voted) < configuration.majority:
+            raise _broken(
+                entry,
+                f"{seal.leader} has signed it as the leader of term {entry.term}, and shows the votes of {len(voted)} "
+                f"of {len(configuration.voters)} voters",
+            )
+
+    def _remember(self, term: int, leader: str) -> None:
+        self._leaders[term] = leader
+        while len(self._leaders) > TERMS_KEPT:
+            del self._leaders[min(self._leaders)]
+
+
+class Seals(SealChecks):
+    """Signs as one replica, besides."""
+
+    def __init__(self, cluster_id: str, me: str, private: Ed25519PrivateKey) -> None:
+        """Sign with the key that the replica signs checkpoints with."""
+        super().__init__(cluster_id, me)
+        self._private: Final = private
+        self.key: Final = private.public_key().public_bytes_raw()
+        """The public key."""
+
+    def vote(self, term: int, candidate: str) -> bytes:
+        """Return the signature of a vote."""
+        return self._private.sign(vote_text(self.cluster_id, term, candidate))
+
+    def sealed(self, entry: Entry, term_before: int, votes: Mapping[str, bytes]) -> Entry:
+        """Return an entry that this replica accepts as leader, with its seal."""
+        signature = self._private.sign(entry_text(self.cluster_id, entry, term_before))
+        self._remember(entry.term, self.me)
+        return entry._replace(seal=_encoder.encode(Seal(self.me, signature, tuple(sorted(votes.items())))))
+
+    def check_own_key(self, configuration: Configuration) -> None:
+        """Check that the configuration knows this replica by its key, or by none. KeyReplaced."""
+        mine = configuration.by_id(self.me)
+        if mine is not None and mine.key and mine.key != self.key:
+            raise KeyReplaced(self.me, configuration.version)
+
+
+def check_tail(
+    seals: SealChecks, entries: Iterable[Entry], term_before: int, configuration: Configuration, *, known_index: int
+) -> None:
+    """Check entries of a replica's own log, the first one behind one of `term_before`. SealBroken.
+
+    `known_index`: the last entry that is known to be committed. Up to there a recovery may have begun an incarnation.
+    """
+    for entry in entries:
+        begun = decode_configuration(entry.data) if is_configuration(entry.data) else None
+        is_recovery = begun is not None and begun.change.action is Action.RECOVER
+        if is_recovery and entry.index <= known_index:
+            seals.note(entry)
+        else:
+            seals.check(entry, term_before, configuration)
+        configuration, term_before = begun or configuration, entry.term
+
+
+def remedy_for(member: str) -> str:
+    """Return what to do about a replica whose log has an entry that no leader accepted."""
+    name = name_of(member)
+    return (
+        f"the log of {name} was altered while it was stopped. Keep its directory for an inquiry, run `forebay member "
+        f"replace {name}` on another replica, move the directory away, and start it"
+    )
+
+
+def _read(entry: Entry) -> Seal | None:
+    if not entry.seal or len(entry.seal) > SEAL_MAX_BYTES:
+        return None
+    try:
+        return _decoder.decode(entry.seal)
+    except (msgspec.MsgspecError, UnicodeError):
+        return None
+
+
+def _voter(configuration: Configuration, identity: str) -> Member | None:
+    return configuration.by_id(identity) if configuration.votes(identity) else None
+
+
+def _broken(entry: Entry, why: str) -> SealBroken:
+    return SealBroken(f"entry {entry.index} of term {entry.term} was not accepted by the leader of that term: {why}")

@@ -1,0 +1,269 @@
+"""An entry that no leader accepted is refused wherever it was put: by who holds it, and by who receives it.
+
+The attacker has the disk of one stopped replica, with the key in it, and knows all formats. What is tried here is done
+on the simulator's disks with the engine's own functions; `tests/cluster/server/test_appended_entry.py` does it to real
+directories.
+"""
+
+from collections.abc import Callable
+from unittest.mock import patch
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.consensus import raft_log
+from cluster.consensus.configurations import recovered
+from cluster.consensus.seals import KeyReplaced, Seal, SealBroken, SealChecks, Seals, check_tail
+from tests.cluster.consensus.simulator import CLUSTER, Simulation, key_of
+from wal.codec import no_op_of
+from wal.configuration import Action, Configuration, Member, encode_configuration, initial
+from wal.journal import Entry
+
+KEYED = initial(tuple(Member(one, key=Seals(CLUSTER, one, key_of(one)).key) for one in ("r1", "r2", "r3")), version=1)
+FORGED = b"\x01a command that nobody issued"
+
+
+class Stopped:
+    """A cluster of three that ran, led by `leader` last, and was stopped; `other` and `third` followed."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        for number in range(3):
+            self.leader = sim.commit(b"\x01%d" % number).name
+        assert sim.run(1.0, until=lambda: len({one.journal.last_index for one in sim.replicas.values()}) == 1)
+        sim.run(0.2)
+        self.term = sim.engine(self.leader).term
+        self.other, self.third = sorted(set(sim.names) - {self.leader})
+        for name in sim.names:
+            sim.replicas[name].crash()
+
+    def forge(self, name: str, *data: bytes, signer: str | None, term: int | None = None) -> None:
+        """Append entries to a replica's disk, sealed with the key of `signer`, or with none."""
+        disk = self.sim.replicas[name].disk
+        term = self.term if term is None else term
+        for one in data:
+            entry = Entry(disk.last_index + 1, term, one)
+            if signer is not None:
+                entry = Seals(CLUSTER, signer, key_of(signer)).sealed(entry, disk.entries[-1].term, {})
+            disk.entries.append(entry)
+        disk.hard = (max(term, disk.hard[0]), name if term > self.term else disk.hard[1])
+
+    def start(self, *names: str) -> None:
+        for name in names:
+            self.sim.replicas[name].start()
+        self.sim.connect_all()
+
+    def never_applied(self) -> None:
+        assert not any(FORGED in data for one in self.sim.replicas.values() for _, _, data in one.history)
+
+
+@pytest.fixture
+def stopped(request: pytest.FixtureRequest) -> Stopped:
+    sim = Simulation(11, membership=True)
+    request.addfinalizer(sim.close)
+    return Stopped(sim)
+
+
+def unsealed(stopped: Stopped, name: str) -> None:
+    stopped.forge(name, FORGED, signer=None)
+
+
+def with_its_own_key(stopped: Stopped, name: str) -> None:
+    stopped.forge(name, FORGED, signer=name)
+
+
+def in_a_term_of_its_own(stopped: Stopped, name: str) -> None:
+    """The no-op of a leader first, as one that was elected begins."""
+    stopped.forge(name, no_op_of(name), FORGED, signer=name, term=stopped.term + 1)
+
+
+def as_the_leader(stopped: Stopped, name: str) -> None:
+    """With the leader's name on it, and a signature of its own."""
+    stopped.forge(name, FORGED, signer=name)
+    disk = stopped.sim.replicas[name].disk
+    signature = key_of(name).sign(b"whatever")
+    disk.entries[-1] = disk.entries[-1]._replace(seal=msgspec.msgpack.encode(Seal(stopped.leader, signature)))
+
+
+def of_another_place(stopped: Stopped, name: str) -> None:
+    """An entry that the leader did seal, once more."""
+    disk = stopped.sim.replicas[name].disk
+    disk.entries.append(disk.entries[-1]._replace(index=disk.last_index + 1))
+
+
+def as_a_recovery(stopped: Stopped, name: str) -> None:
+    """One that makes the replica the only member."""
+    alone = recovered(KEYED, Member(name, key=Seals(CLUSTER, name, key_of(name)).key), actor="operator eve", at=0)
+    stopped.forge(name, encode_configuration(alone), FORGED, signer=name, term=stopped.term + 1)
+
+
+FORGERIES = [unsealed, with_its_own_key, in_a_term_of_its_own, as_the_leader, of_another_place, as_a_recovery]
+
+
+@pytest.mark.parametrize("forge", FORGERIES)
+def test_a_replica_with_an_entry_that_no_leader_accepted_does_not_start(
+    stopped: Stopped, forge: Callable[[Stopped, str], None]
+) -> None:
+    forge(stopped, stopped.other)
+    with pytest.raises(SealBroken) as refused:
+        stopped.start(stopped.other)
+    said = str(refused.value)
+    assert f"the log of {stopped.other} was altered while it was stopped" in said
+    assert f"forebay member replace {stopped.other}" in said and "was not accepted by the leader" in said
+    # The others go on without it.
+    stopped.start(stopped.leader, stopped.third)
+    stopped.sim.commit(b"\x01after")
+    stopped.never_applied()
+
+
+@pytest.mark.parametrize("forge", FORGERIES[:-1])
+def test_others_do_not_acknowledge_it_though_its_replica_believes_it(
+    stopped: Stopped, forge: Callable[[Stopped, str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A replica whose marks were altered too, so that it does not check what it holds, leads and sends it."""
+    forge(stopped, stopped.other)
+    with patch.object(raft_log, "check_held"):
+        stopped.start(stopped.other)
+    stopped.start(stopped.third)
+    sim = stopped.sim
+    sim.run(10.0)
+    assert sim.replicas[stopped.third].engine is not None, "an honest replica was stopped"
+    assert sim.leader() is None, "a majority of which one is not believed decides nothing"
+    assert f"{stopped.other} is not followed any more" in caplog.text
+    stopped.never_applied()
+    # With the third one the honest replicas are a majority, whose leader cuts off what was forged.
+    stopped.start(stopped.leader)
+    assert sim.commit(b"\x01after").name != stopped.other
+    stopped.never_applied()
+
+
+def test_what_was_stolen_of_the_last_leader_is_not_told_from_what_it_accepted(stopped: Stopped) -> None:
+    """The case that remains: docs/auditors.md says so."""
+    stopped.forge(stopped.leader, FORGED, signer=stopped.leader)
+    stopped.start(stopped.leader, stopped.other)
+    assert stopped.sim.elect().name == stopped.leader
+    stopped.start(stopped.third)
+    stopped.sim.converge()
+    assert all(FORGED in [data for _, _, data in one.history] for one in stopped.sim.replicas.values())
+
+
+def test_an_entry_that_was_acknowledged_to_a_leader_survives_without_it(stopped: Stopped) -> None:
+    """What a leader sent and did not commit is in the log of one follower: it is sealed, and is committed later."""
+    sim = stopped.sim
+    stopped.start(*sim.names)
+    leader = sim.elect()
+    kept, other = sim.others(leader)
+    sim.isolate(other.name)
+    assert leader.propose(b"\x01kept")
+    sim.tick(leader)
+    assert sim.run(5.0, until=lambda: b"\x01kept" in [one.data for one in kept.disk.entries])
+    leader.crash()
+    sim.heal()
+    for name in (kept.name, other.name):
+        if sim.replicas[name].engine is not None:
+            sim.replicas[name].crash()
+    stopped.start(kept.name, other.name)
+    assert sim.elect().name == kept.name
+    assert b"\x01kept" in [data for _, _, data in kept.history]
+
+
+def test_a_member_that_joins_votes_with_a_key_that_the_configuration_has() -> None:
+    with Simulation(5, membership=True) as sim:
+        leader = sim.commit(b"\x01a")
+        assert leader.change(Action.ADD, "r4")
+        assert leader.engine is not None and sim.run(
+            5.0, until=lambda: leader.journal.applied_index == leader.journal.last_index
+        )
+        (added,) = leader.engine.configuration.learners
+        sim.join(added.id)
+        assert sim.run(10.0, until=lambda: leader.engine is not None and leader.engine.promotable() == added.id)
+        assert leader.change(Action.PROMOTE, added.id)
+        sim.converge()
+        voters = leader.engine.configuration.voters
+        assert [one.key for one in voters] == [Seals(CLUSTER, one.id, key_of(one.id)).key for one in voters]
+
+
+def test_the_key_of_a_founder_that_was_left_out_is_recorded_when_it_comes() -> None:
+    with Simulation(6, membership=True) as sim:
+        leader = sim.commit(b"\x01a")
+        assert leader.engine is not None
+        # As where the cluster was founded without r3: nobody knew its key.
+        configuration = leader.engine.configuration
+        bare = tuple(Member(one.id) if one.id == sim.names[-1] else one for one in configuration.voters)
+        assert leader.engine.unrecorded() is None
+        for replica in sim.replicas.values():
+            assert replica.engine is not None
+            placed = replica.engine.raft.configurations._placed
+            placed[-1] = placed[-1].__class__(
+                placed[-1].index, Configuration(configuration.version, bare, (), configuration.change)
+            )
+        leader.engine.raft.keys.clear()
+        others = [name for name in sim.names if name != sim.names[-1]]
+        if leader.name in others:
+            assert leader.engine.unrecorded() is None, "nobody has told it yet"
+            assert sim.run(5.0, until=lambda: leader.engine is not None and leader.engine.unrecorded() is not None)
+        found = leader.engine.unrecorded()
+        assert found == (sim.names[-1], Seals(CLUSTER, found[0], key_of(found[0])).key)
+
+
+def test_a_replica_with_another_key_than_the_cluster_knows_does_not_start(stopped: Stopped) -> None:
+    with patch("tests.cluster.consensus.simulator.key_of", lambda name: key_of(name + "'s second")):
+        with pytest.raises(KeyReplaced, match=f"forebay member replace {stopped.other}"):
+            stopped.start(stopped.other)
+
+
+# ---- the checks alone ----
+
+
+def honest_tail() -> list[Entry]:
+    """Two entries of term 3, led by r1 and elected by r2, then one of term 4, led by r2 and elected by r3."""
+    tail: list[Entry] = []
+    term_before = 2
+    for leader, voter, term in (("r1", "r2", 3), ("r1", "", 3), ("r2", "r3", 4)):
+        votes = {voter: Seals(CLUSTER, voter, key_of(voter)).vote(term, leader)} if voter else {}
+        entry = Entry(10 + len(tail), term, b"\x01" + leader.encode())
+        tail.append(Seals(CLUSTER, leader, key_of(leader)).sealed(entry, term_before, votes))
+        term_before = term
+    return tail
+
+
+def is_believed(tail: list[Entry], term_before: int = 2) -> bool:
+    try:
+        check_tail(SealChecks(CLUSTER, "r3"), tail, term_before, KEYED, known_index=0)
+    except SealBroken:
+        return False
+    return True
+
+
+def test_what_leaders_accepted_is_believed_in_the_place_that_it_has() -> None:
+    assert is_believed(honest_tail())
+    assert not is_believed(honest_tail(), term_before=1)
+    assert not is_believed([one._replace(index=one.index + 1) for one in honest_tail()])
+    cluster = SealChecks("another cluster", "r3")
+    with pytest.raises(SealBroken):
+        cluster.check(honest_tail()[0], 2, KEYED)
+
+
+@given(st.data())
+def test_no_byte_of_an_entry_or_of_its_seal_can_be_changed(data: st.DataObject) -> None:
+    tail = honest_tail()
+    at = data.draw(st.integers(0, len(tail) - 1))
+    entry = tail[at]
+    field = data.draw(st.sampled_from(["data", "seal", "term"]))
+    if field == "term":
+        changed = entry._replace(term=data.draw(st.integers(2, 6).filter(lambda term: term != entry.term)))
+    else:
+        held = bytearray(getattr(entry, field))
+        position = data.draw(st.integers(1 if field == "data" else 0, len(held) - 1))
+        held[position] ^= data.draw(st.integers(1, 255))
+        changed = entry._replace(**{field: bytes(held)})
+    assert not is_believed([*tail[:at], changed, *tail[at + 1 :]])
+
+
+@given(st.permutations(range(3)), st.integers(1, 3))
+def test_entries_are_believed_in_their_order_only(order: list[int], count: int) -> None:
+    tail = honest_tail()
+    shown = [tail[at]._replace(index=10 + place) for place, at in enumerate(order[:count])]
+    assert is_believed(shown) == (order[:count] == [*range(count)])
