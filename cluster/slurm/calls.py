@@ -45,6 +45,9 @@ CALL_S: Final = 10.0
 RETRY_S: Final = 1.0
 """Seconds between two rounds to a cluster that does not answer: the client backs off within each."""
 
+HOLD_S: Final = 10
+"""Seconds that a question whether a stage has ended waits for its end: Slurm sleeps PollInterval after each `busy`."""
+
 NOT_NOW: Final = frozenset({401, 408, 429})
 """Refusals below 500 that may be over soon: certificates and limits change. All others are the guest's own."""
 
@@ -285,8 +288,10 @@ class Calls:
         return self._staged(guest)
 
     async def test_data_in(self, words: list[str], script: str) -> Answer:
-        """`job`: whether all is there."""
-        guest = await self._show(words[0])
+        """`job`: whether all is there; waits a while for it."""
+        guest = await self._told(
+            operations.SHOW_GUEST, None, job=words[0], wait_s=HOLD_S, **{"while": "set-up,staging-in"}
+        )
         return ("busy", "") if guest.phase in ("set-up", "staging-in") else self._staged(guest)
 
     def _staged(self, guest: g.GuestAnswer) -> Answer:
@@ -318,8 +323,10 @@ class Calls:
         return ("ok", "") if guest.phase in ("post-run", "staging-out") else _exported(guest)
 
     async def test_data_out(self, words: list[str], script: str) -> Answer:
-        """`job`: whether the results are exported."""
-        guest = await self._show(words[0])
+        """`job`: whether the results are exported; waits a while for it."""
+        guest = await self._told(
+            operations.SHOW_GUEST, None, job=words[0], wait_s=HOLD_S, **{"while": "post-run,staging-out"}
+        )
         return ("busy", "") if guest.phase in ("post-run", "staging-out") else _exported(guest)
 
     async def teardown(self, words: list[str], script: str) -> Answer:
@@ -427,13 +434,13 @@ class Calls:
         return "ok", ""
 
     async def get_status(self, words: list[str], script: str) -> Answer:
-        """The words after `scontrol show bbstat`: a job's number. Says no paths and no users: anybody may ask, and on
-        22.05 nobody says who does.
+        """The words after `scontrol show bbstat`: a job's number. Says no paths and no users: anybody may ask, and
+        22.05 does not say which user does.
         """
         jobs = [word for word in words if word.isascii() and word.isdigit() and len(word) <= 10]
         if not jobs:
             return "ok", "usage: scontrol show bbstat PLUGIN JOB, where PLUGIN is lua or datawarp\n"
-        # Since 24.05 the asking user's uid and gid stand first.
+        # From 23.02 on the asking user's uid and gid stand first.
         guest = await self._show(jobs[-1])
         if guest.job_id is None:
             return "ok", f"job {guest.job}: Forebay has no buffer of it\n"

@@ -68,7 +68,7 @@ local function ask(name, words, script)
       if text ~= "" then return slurm.SUCCESS, text end
       return slurm.SUCCESS
     end
-    if word == "busy" then return slurm.SUCCESS, slurm.SLURM_BB_BUSY or "BUSY" end
+    if word == "busy" then return slurm.SUCCESS, slurm.SLURM_BB_BUSY end
     if word == "fail" then return slurm.ERROR, text end
     local slept = os.execute("sleep " .. AWAY_WAIT_S)
     if slept ~= 0 and slept ~= true then return slurm.ERROR, name .. " was ended while no bridge answered" end
@@ -85,10 +85,11 @@ function calls.setup(job, uid, gid, pool, size, script)
   return ask("setup", { job, uid, gid, pool, size }, text)
 end
 
--- From 24.05 on there are five arguments, and somebody who asks again.
-function calls.data_in(job, script, uid, gid, info)
-  return ask(info ~= nil and "begin_data_in" or "data_in", { job })
-end
+-- Slurm polls from 24.05 on, and defines this value only there. The number of arguments says nothing of it: uid, gid and
+-- the job's table came in 23.02.
+local polls = slurm.SLURM_BB_BUSY ~= nil
+
+function calls.data_in(job) return ask(polls and "begin_data_in" or "data_in", { job }) end
 
 function calls.test_data_in(job) return ask("test_data_in", { job }) end
 
@@ -96,9 +97,7 @@ function calls.pre_run(job) return ask("pre_run", { job }) end
 
 function calls.post_run(job) return ask("post_run", { job }) end
 
-function calls.data_out(job, script, uid, gid, info)
-  return ask(info ~= nil and "begin_data_out" or "data_out", { job })
-end
+function calls.data_out(job) return ask(polls and "begin_data_out" or "data_out", { job }) end
 
 function calls.test_data_out(job) return ask("test_data_out", { job }) end
 
