@@ -14,13 +14,15 @@ import math
 import os
 import pwd
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from cluster.client import ApiError, Client
 from cluster.schemas import Operation, TransferView, WhyView, new_command_id, operations
 from cluster.schemas import guests as g
 from cluster.slurm.files import Files, Session, session_of_persistent, uptime_s
-from cluster.slurm.slurmctld import owner_of
+from cluster.slurm.job_files import linked_script, make_directory
+from cluster.slurm.slurmctld import array_of, owner_of
 from cluster.system import Clock
 from replica.grammar import DirectiveRefused, find_overlap_in, read_guest_request, read_request
 from replica.model import BufferRequest
@@ -57,6 +59,8 @@ EPOCH_S: Final = 2.0
 WARM_S: Final = 5.0
 """Seconds in which the epoch that was heard of is the one that is meant: no other host takes over that fast."""
 
+NO_TEXT: Final = "the job's script is not UTF-8; write it as UTF-8"
+
 KNOWN_MAX: Final = 100_000
 """Guests whose last epoch is remembered, count: more than Slurm has buffer jobs."""
 
@@ -91,9 +95,16 @@ class Calls:
         cluster: str,
         clock: Clock,
         ask_owner: Callable[[str], Awaitable[int | str]] = owner_of,
+        *,
+        state: Path | None = None,
+        ask_array: Callable[[str], Awaitable[str | None]] = array_of,
     ) -> None:
-        """`cluster` is what all hosts of this Slurm say when they register; `ask_owner` says whose a job is there."""
+        """`cluster` is what all hosts of this Slurm say when they register; `state` is StateSaveLocation. `ask_owner`
+        returns the uid of a job's user there, `ask_array` the number of a task's job array.
+        """
         self._ask_owner = ask_owner
+        self._state = state
+        self._ask_array = ask_array
         self._leader = leader
         self._files = files
         self._cluster = cluster
@@ -209,6 +220,14 @@ class Calls:
             return "fail", "forebay: setup needs job, uid, gid, pool, size and script"
         job, uid, gid, pool = words[0], int(words[1]), int(words[2]), words[3]
         pool = "" if pool == "(null)" else pool
+        try:
+            script = await self._job_files(job, script)
+        except OSError as error:
+            return "fail", f"files of job {job} in StateSaveLocation cannot be made: {error}"
+        except UnicodeDecodeError:
+            return "fail", NO_TEXT
+        if not script:
+            return "fail", "the job's script cannot be read, and slurmctld names no job array that it is a task of"
         if self._has_none(script):
             return "ok", ""
         if len(script.encode()) > SCRIPT_BYTES_MAX:
@@ -242,6 +261,13 @@ class Calls:
             # Where the bridge ends, Slurm goes on counting.
             self._files.setup_ends(job, failed=failed)
         return ("fail", guest.message or f"the buffer is {guest.phase}") if failed else ("ok", "")
+
+    async def _job_files(self, job: str, script: str) -> str:
+        """Make what Slurm has not made of a task of a job array, and return the script; OSError."""
+        if self._state is None:
+            return script
+        make_directory(self._state, job)
+        return script or await linked_script(self._state, job, self._ask_array)
 
     def _has_none(self, script: str) -> bool:
         """Whether a job only makes or removes persistent buffers: Slurm asks for those by name, and it is no guest."""

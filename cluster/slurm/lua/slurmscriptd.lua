@@ -77,8 +77,17 @@ end
 
 local calls = {}
 
-function calls.setup(job, uid, gid, pool, size, script)
-  local file = io.open(script, "rb")
+-- From 24.11 on Slurm makes no files of a task that it splits from a job array: the script is in those of the array.
+local function open_script(path, info)
+  local file = io.open(path, "rb")
+  local array = not file and type(info) == "table" and tonumber(info.array_job_id)
+  local state = array and path:match("^(/.*)/hash%.%d/job%.%d+/script$")
+  if not state then return file end
+  return io.open(string.format("%s/hash.%d/job.%d/script", state, array % 10, array), "rb")
+end
+
+function calls.setup(job, uid, gid, pool, size, script, info)
+  local file = open_script(script, info)
   local text = file and file:read(SCRIPT_BYTES_MAX + 2) or ""
   if file then file:close() end
   if not file or #text > SCRIPT_BYTES_MAX + 1 then return slurm.ERROR, "the job's script cannot be read, or is too long" end

@@ -42,6 +42,8 @@ class Host:
         self.run = directory / "run"
         self.leader = LeaderDouble()
         self.owners: dict[str, int] = {}
+        self.arrays: dict[str, str] = {}
+        """Numbers of tasks -> those of their job arrays, as slurmctld would say."""
         self.slurm: Looked | str = "slurmctld does not answer"
         self.script = directory / "script"
         self.script.write_text(SCRIPT)
@@ -51,6 +53,10 @@ class Host:
     async def owner(self, job: str) -> int | str:
         """Whose job slurmctld says it is."""
         return self.owners.get(job, f"slurmctld does not know job {job}")
+
+    async def array(self, job: str) -> str | None:
+        """Return the job array of a task."""
+        return self.arrays.get(job)
 
     async def look(self) -> Looked | str:
         """What slurmctld says."""
@@ -63,7 +69,8 @@ class Host:
         files = Files(self.run, "head1", **options)
         bridge = Bridge(
             cast(Client, self.leader), files, "token", "head1", SystemClock(),
-            state=state, ask=self.look, ask_owner=self.owner, on_served=on_served,
+            state=state, ask=self.look, ask_owner=self.owner, ask_array=self.array,
+            on_served=on_served,
         )  # fmt: skip
         running = asyncio.create_task(bridge.run(stop))
         try:

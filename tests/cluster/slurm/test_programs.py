@@ -17,8 +17,9 @@ from cluster.slurm import RUN, programs
 from cluster.slurm.fifos import SLOTS
 from cluster.slurm.files import BELIEVED_S, uptime_s
 from tests.cluster.harness import story, until
+from tests.cluster.slurm.host import UID, Host
 from tests.cluster.slurm.leader import GRAIN, PYTHON, put_programs
-from tests.cluster.slurm.test_bridge import UID, VALIDATE_TIMEOUT_S, Host
+from tests.cluster.slurm.test_bridge import VALIDATE_TIMEOUT_S
 from tests.fuzzing.guests import interpreters
 
 SHELLS = [found for name in ("dash", "bash", "ksh", "zsh") if (found := shutil.which(name, path="/usr/bin:/bin"))]
@@ -239,3 +240,23 @@ def test_the_helper_is_one_file_that_any_python_since_3_6_reads() -> None:
     ast.parse(text, feature_version=(3, 6))
     assert text.startswith(f"{PYTHON} -IS\n")
     assert shutil.which("python3")
+
+
+@story
+async def test_a_task_without_files_of_its_own_gets_the_script_of_its_job_array(
+    host: Host, datawarp: Datawarp, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    array, task = (state / f"hash.{number % 10}" / f"job.{number}" for number in (40, 42))
+    array.mkdir(parents=True)
+    (array / "script").write_text(host.script.read_text() + "\0")
+    host.script = task / "script"
+    async with host.bridge(state=state):
+        code, text = await datawarp.set_up()
+        assert code == 1 and "slurmctld names no job array" in text
+        host.arrays["42"] = "40"
+        assert await datawarp.set_up() == (0, "")
+        assert (task / "script").samefile(array / "script")
+        assert task.stat().st_mode & 0o777 == 0o700
+        for function in ("data_in", "pre_run", "post_run", "data_out"):
+            assert await datawarp.call(function, *datawarp.words(function, "42")[2:]) == (0, ""), function

@@ -10,7 +10,7 @@ import pytest
 from cluster.slurm.files import Files, uptime_s
 from tests.cluster.harness import story, until
 from tests.cluster.slurm.host import Host
-from tests.cluster.slurm.releases import RELEASES
+from tests.cluster.slurm.releases import RELEASES, Value
 from tests.fuzzing.guests import interpreters
 
 pytestmark = pytest.mark.skipif(not interpreters(), reason="no Lua is installed: scripts/install-backends --slurm")
@@ -77,3 +77,27 @@ def test_where_slurm_passes_the_user_one_who_is_not_allowed_is_rejected_at_submi
         assert await host.perform("job_process", uid="1002") == rejected
 
     submit()
+
+
+@pytest.mark.parametrize("symbols", [False, True], ids=["plain", "symbols"])
+@story
+async def test_a_task_that_slurm_has_split_from_a_job_array_is_set_up(
+    host: Host, tmp_path: Path, symbols: bool
+) -> None:
+    state = tmp_path / "state"
+    array, task = (state / f"hash.{number % 10}" / f"job.{number}" for number in (40, 42))
+    array.mkdir(parents=True)
+    (array / "script").write_text(host.script.read_text())
+    if host.release.makes_task_files:
+        task.mkdir(parents=True)
+        (task / "script").hardlink_to(array / "script")
+    # Where a directive has symbols, Slurm passes a file of its own that has them replaced.
+    words: dict[str, Value] = {
+        "script": str(host.script if symbols else task / "script"), "table": {"job_id": 42, "array_job_id": 40},
+    }  # fmt: skip
+    async with host.bridge(state=state):
+        assert await host.perform("setup", **words) == (0, "")
+        assert await stage(host, "in") == (0, "")
+        assert await host.perform("paths", file=str(task / "path_file"), **words) == (0, "")
+    assert "DW_JOB_STRIPED=" in (task / "path_file").read_text()
+    assert task.stat().st_mode & 0o077 == 0 or host.release.makes_task_files
