@@ -25,7 +25,7 @@ from typing import Any, Final
 from cluster.client import ApiError, Client
 from cluster.schemas import guests as g
 from cluster.schemas import new_command_id, operations
-from cluster.slurm.calls import FUNCTIONS, NO_TEXT, QUESTIONS, Answer, Calls, sentence
+from cluster.slurm.calls import FUNCTIONS, NO_TEXT, QUESTIONS, STAGE_IN, Answer, Calls, sentence
 from cluster.slurm.fifos import Fifos, Request
 from cluster.slurm.files import RENEW_S, Files, is_listed, session_of, session_of_persistent, uptime_s
 from cluster.slurm.metrics import Metrics
@@ -351,6 +351,9 @@ class Bridge:
         earlier: list[asyncio.Task[Answer]] = []
         if function not in QUESTIONS and arguments:
             for other, one in self._under_way.items():
+                # What is left of the stage-in of a cancelled job comes beside its teardown.
+                if function in STAGE_IN and other[0] == "teardown":
+                    continue
                 if other[1:2] == (arguments[0],) and other[0] not in QUESTIONS:
                     one.cancel(f"the job's {function} came")
                     earlier.append(one)

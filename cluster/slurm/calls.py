@@ -23,6 +23,7 @@ from cluster.schemas import guests as g
 from cluster.slurm.files import Files, Session, session_of_persistent, uptime_s
 from cluster.slurm.job_files import linked_script, make_directory
 from cluster.slurm.slurmctld import array_of, owner_of
+from cluster.slurm.stage_ins import NEXT_S, POLLED_AGAIN_S, StageIns
 from cluster.system import Clock
 from replica.grammar import DirectiveRefused, find_overlap_in, read_guest_request, read_request
 from replica.model import BufferRequest
@@ -85,6 +86,9 @@ Answer = tuple[str, str]
 _T = TypeVar("_T")
 
 
+_Perform = Callable[["Calls", list[str], str], Awaitable[Answer]]
+
+
 class Calls:
     """The functions that slurmscriptd calls."""
 
@@ -110,6 +114,7 @@ class Calls:
         self._cluster = cluster
         self._clock = clock
         self._said = ""
+        self._stage_ins = StageIns()
         self._epochs: dict[str, tuple[int, float]] = {}
         """Of each guest the last one that was heard of, and the uptime at that time, seconds."""
         self.site: g.SchedulerSiteAnswer | None = None
@@ -127,6 +132,16 @@ class Calls:
                 return "fail", f"the name of a persistent buffer {fault}"
         elif perform not in _WITHOUT_JOB and not (job.isascii() and job.isdigit() and len(job) <= 10):
             return "fail", f"forebay: {function} needs the number of a job, and has {job[:48]!r}"
+        if function in STAGE_IN:
+            with self._stage_ins.called(job):
+                answer = "ok", ""
+                if not self._stage_ins.is_leaving(job):
+                    answer = await self._answer(perform, words, script)
+                # Of a job that is cancelled meanwhile nothing has failed.
+                return ("ok", "") if self._stage_ins.is_leaving(job) else answer
+        return await self._answer(perform, words, script)
+
+    async def _answer(self, perform: _Perform, words: list[str], script: str) -> Answer:
         try:
             return await perform(self, words, script)
         except ApiError as error:
@@ -196,6 +211,8 @@ class Calls:
         """Note that Slurm has the answer to a call; OSError."""
         if function == "teardown" and words:
             self._files.teardown_read(words[0], done=word == "ok")
+        if words and (function in STAGE_IN or function == "setup"):
+            self._stage_ins.answered(words[0], _NEXT_S.get((function, word), 0.0))
 
     def remember(self, guest: g.GuestView, asked_s: float | None = None) -> None:
         """Remember which epoch of a guest there is; `asked_s`: the uptime when that was asked, None: it is fresh."""
@@ -359,7 +376,8 @@ class Calls:
         """`job, hurry`: be done with the buffer."""
         self._files.teardown_begins(words[0], self._clock.now() // MICROSECONDS_PER_SECOND)
         hurry = words[1:2] == ["true"]
-        guest = await self._tell(operations.TEAR_DOWN_GUEST, words[0], "teardown", hurry=hurry)
+        async with self._stage_ins.leaving(words[0]):
+            guest = await self._tell(operations.TEAR_DOWN_GUEST, words[0], "teardown", hurry=hurry)
         if guest.phase not in CASE_OVER:
             return "fail", guest.message or f"the buffer is {guest.phase}"
         self.heard(guest)
@@ -534,7 +552,7 @@ def sentence(error: ApiError) -> str:
     return (f"{said}; {error.remedy}" if error.remedy else said).replace("\n", " ")
 
 
-_FUNCTIONS: Final[dict[str, Callable[[Calls, list[str], str], Awaitable[Answer]]]] = {
+_FUNCTIONS: Final[dict[str, _Perform]] = {
     method.__name__: method
     for method in (
         Calls.setup,
@@ -558,6 +576,12 @@ _WITHOUT_JOB: Final = frozenset({Calls.job_process, Calls.get_status})
 
 FUNCTIONS: Final = frozenset(_FUNCTIONS)
 """Their names."""
+
+STAGE_IN: Final = frozenset({"data_in", "begin_data_in", "test_data_in"})
+"""Functions of a stage-in: none of them ends a teardown of the job."""
+
+_NEXT_S: Final = {("setup", "ok"): NEXT_S, ("begin_data_in", "ok"): NEXT_S, ("test_data_in", "busy"): POLLED_AGAIN_S}
+"""Functions and answers after which Slurm calls the next function of the stage-in -> within how many seconds."""
 
 QUESTIONS: Final = frozenset({"test_data_in", "test_data_out", "job_process", "get_status"})
 """Functions that change nothing, and so end no other's wait."""

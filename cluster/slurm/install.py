@@ -22,11 +22,13 @@ from cluster.slurm import RUN, programs, script_text
 from cluster.slurm.checks import (
     OTHER_TIMEOUT_S,
     PERSISTENT_FLAG,
+    POLL_INTERVAL_S,
     TEARDOWN_FLAG,
     SlurmSettings,
     buffer_conf,
     buffer_conf_faults,
     claim_faults,
+    is_polling,
     path_faults,
     plugin_faults,
     trust_faults,
@@ -150,6 +152,8 @@ def contents(layout: Layout, slurm: SlurmSettings) -> dict[Path, Content]:
             # Who may make persistent buffers is for Forebay to say, with a sentence.
             "Flags": TEARDOWN_FLAG if layout.plugin == "lua" else f"{TEARDOWN_FLAG},{PERSISTENT_FLAG}",
         }
+        if is_polling(slurm, layout.plugin):
+            keys |= {"PollInterval": POLL_INTERVAL_S}
         lines = ["# Written by `forebay slurm install`.", *(f"{key}={value}" for key, value in keys.items())]
         made[conf] = Content(("\n".join(lines) + "\n").encode(), _READABLE)
     made[layout.units / UNIT] = Content(_unit(layout, slurm).encode(), _READABLE)
@@ -260,7 +264,12 @@ def remaining(layout: Layout, slurm: SlurmSettings, setup_wait_s: int) -> list[s
             found.append(f"{path}: is not what this release writes; run forebay slurm install without --check")
         elif stat.S_IMODE(path.stat().st_mode) != content.mode:
             found.append(f"{path}: has another mode; run: chmod {content.mode:04o} {path}")
-    found += buffer_conf_faults(buffer_conf(layout.conf, layout.plugin), layout.named_programs, setup_wait_s)
+    found += buffer_conf_faults(
+        buffer_conf(layout.conf, layout.plugin),
+        layout.named_programs,
+        setup_wait_s,
+        polls=is_polling(slurm, layout.plugin),
+    )
     wanted = f"burst_buffer/{layout.plugin}"
     path = layout.conf / "slurm.conf"
     if not slurm.buffers:

@@ -109,8 +109,9 @@ class Site(Submitted):
         """Write the cluster's configuration, its certificates, the place, and what jobs read."""
         super().found()
         self._memory.mkdir()
-        for path, mode in ((self.place, 0o711), (self.directory / "state", 0o755)):
-            path.mkdir()
+        # As at a real site the bridge has its word in StateSaveLocation, which is there before slurmctld starts.
+        for path, mode in ((self.place, 0o711), (self.slurm.state, 0o755)):
+            path.mkdir(parents=True)
             path.chmod(mode)
         self.cluster.found({"fast": f"{self.grains}MiB/1MiB,default"}, "1GiB", accounts="switch")
         text = self.cluster.file.read_text()
@@ -188,7 +189,7 @@ class Site(Submitted):
     def start_bridge(self, *more: str) -> None:
         """Start the bridge, and that of the backup's host, with further options."""
         for name, run in self.runs().items():
-            command = self._bridge(self.directory / "state", run)
+            command = self._bridge(self.slurm.state, run)
             host = on_host(BACKUP) if name == "bridge-backup" else []
             metrics = ["--metrics", str(self.directory / f"{name}.prom")]
             self._start(name, [*host, *command, *metrics, *more], self.slurm.environment)
@@ -203,7 +204,7 @@ class Site(Submitted):
 
     async def refused_bridge(self, state: Path | None = None, run: Path | None = None) -> tuple[int, str]:
         """Run a bridge that ends by itself, of this host unless told otherwise; return its code and what it said."""
-        command = self._bridge(state or self.directory / "state", run or self.run)
+        command = self._bridge(state or self.slurm.state, run or self.run)
         done = await asyncio.to_thread(
             subprocess.run, command, capture_output=True, text=True, check=False, timeout=REFUSED_S
         )

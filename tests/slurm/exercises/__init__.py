@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from tests.slurm.exercises.arrays import arrays
+from tests.slurm.exercises.cancels import cancels
 from tests.slurm.exercises.common import Told
 from tests.slurm.exercises.deaths import leader_kill, slurmctld_kill
 from tests.slurm.exercises.lives import lifecycle, unexported
@@ -29,6 +30,7 @@ class Exercise(NamedTuple):
 EXERCISES: Final = {
     "lifecycle": Exercise(lifecycle),
     "arrays": Exercise(arrays),
+    "cancels": Exercise(cancels, 40),
     "leader-kill": Exercise(leader_kill, 50),
     "slurmctld-kill": Exercise(slurmctld_kill, 30, lambda size: {"backup": True}),
     "overcommit": Exercise(overcommit, 200, lambda size: {"grains": 2 * POOL_GRAINS}),
