@@ -19,11 +19,10 @@ async def all_tasks(site: Site, array: str, count: int = TASKS) -> None:
         rows = [line.split() for line in shown.splitlines()]
         states = Counter(state for _, state in rows)
         require(not set(states) & {"FAILED", "CANCELLED", "TIMEOUT"}, f"tasks of job array {array}: {dict(states)}")
-        return states == {"COMPLETED": count}
+        buffers = (await site.ask("scontrol", "show", "burst")).stdout
+        return states == {"COMPLETED": count} and f"JobID={array}_" not in buffers
 
-    await site.until(f"all {count} tasks of job array {array} have completed", ended)
-    shown = (await site.ask("scontrol", "show", "burst")).stdout
-    require(f"JobID={array}_" not in shown, f"a buffer of job array {array} is left: {shown}")
+    await site.until(f"all {count} tasks of job array {array} have completed, and their buffers are gone", ended)
 
 
 async def arrays(site: Site, client: Client, size: int, seed: int) -> Figures:

@@ -15,6 +15,9 @@ AT_ONCE = 20
 SPREAD_S = 12.0
 """Seconds over which cancels are spread: longer than the bridge holds a question."""
 
+STAGING_S = 90.0
+"""Seconds for stage-ins to begin: Slurm's passes are up to half a minute apart."""
+
 _ALARM = re.compile(r"slurm_bb_\w+ for JobId=\S+ failed|unable to find bb_alloc")
 
 
@@ -33,9 +36,9 @@ async def cancels(site: Site, client: Client, count: int, seed: int) -> Figures:
 
         async def all_staging(batch: list[str] = batch) -> bool:
             guests = await site.guests(client)
-            return all(job in guests and guests[job].phase == "staging-in" for job in batch)
+            return all(job in guests and guests[job].phase in ("set-up", "staging-in") for job in batch)
 
-        await site.until("all jobs are being staged in", all_staging)
+        await site.until("all jobs are being staged in", all_staging, STAGING_S)
 
         async def cancel(job: str, after_s: float) -> None:
             await asyncio.sleep(after_s)
