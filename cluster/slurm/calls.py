@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import pwd
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -26,7 +27,7 @@ from cluster.slurm.slurmctld import array_of, owner_of
 from cluster.slurm.stage_ins import NEXT_S, POLLED_AGAIN_S, StageIns
 from cluster.system import Clock
 from replica.grammar import DirectiveRefused, find_overlap_in, read_guest_request, read_request
-from replica.model import BufferRequest
+from replica.model import Access, BufferRequest
 from replica.values import (
     MICROSECONDS_PER_SECOND,
     SCRIPT_BYTES_MAX,
@@ -310,7 +311,8 @@ class Calls:
             return ""
         wanted = round_up(asked.capacity_bytes, found.granularity)
         # Who works with persistent buffers alone asks for nothing of any pool, and Slurm names its default one.
-        if (asked.pool, wanted) == (pool, size) or wanted == size == 0:
+        # Without pool= datawarp charges its own default pool, and that one is meant.
+        if (asked.pool or pool, wanted) == (pool, size) or wanted == size == 0:
             return ""
         return (
             f"{asked.places[1] or 'script'}: Slurm counts {size} bytes of pool {pool}, and the directives ask for "
@@ -463,6 +465,10 @@ class Calls:
         overlap = find_overlap_in(asked)
         if overlap is not None:
             return "fail", str(DirectiveRefused(overlap))
+        fault = _counted_fault(asked)
+        if fault:
+            places = (*asked.places[1:2], *(made.place for made in asked.creates), "script")
+            return "fail", f"{next(filter(None, places))}: {fault}"
         if not asked.pool:
             return "ok", ""
         names = sorted(pool.name for pool in self.site.pools)
@@ -498,6 +504,35 @@ def _asked(site: g.SchedulerSiteAnswer, script: str) -> BufferRequest | None:
     """Return what a script asks for, read as a setup of it is: by Slurm's word, or else by Forebay's own, #DW."""
     asked = read_guest_request(script, directive=site.directive).request
     return asked if asked is not None else read_request(script, "", "", provider=site.provider).request
+
+
+def _counted_fault(asked: BufferRequest) -> str:
+    """Return why no setup could have what Forebay's own directives ask for, empty if one could: Slurm counts it
+    otherwise, or the nodes of the job would have to be known.
+    """
+    part = _PART.search(asked.text)
+    if part is not None:
+        return (
+            f"Slurm reads '{part[1]}' as the whole number before its point; write a whole number with a smaller unit, "
+            "for example 1536MiB"
+        )
+    if Access.PRIVATE in asked.access:
+        return (
+            "access_mode=private cannot be set up for each node: the nodes of the job are not known yet; "
+            "use access_mode=striped"
+        )
+    if asked.capacity_bytes and asked.units == "count":
+        return (
+            "a capacity in nodes is asked for, and the nodes of the job are not known yet; "
+            "write a size, for example capacity=10GiB"
+        )
+    if not (asked.capacity_bytes or asked.uses or asked.creates or asked.destroys):
+        return "the job asks for no space of its own; write for example #DW jobdw capacity=10GiB"
+    return ""
+
+
+_PART: Final = re.compile(r"(?:^|[ \t])capacity=([0-9]*\.[^ \t]*)", re.MULTILINE)
+"""A capacity that is no whole number."""
 
 
 def _status(guest: g.GuestAnswer, why: WhyView, moving: TransferView | None) -> Iterator[str]:

@@ -407,6 +407,15 @@ async def test_dw_wlm_cli_refuses_what_no_setup_could_have_whatever_word_lua_sit
                 "the pool fast has 64MiB, and 99TiB",
             ),
             ("#DW jobdw pool=fast capacity=8MiB access_mode=stripped type=scratch", "stripped"),
+            ("#DW jobdw capacity=8MiB", ""),
+            ("#DW jobdw capacity=1.5MiB access_mode=striped type=scratch", "Slurm reads '1.5MiB' as the whole number"),
+            ("#DW jobdw pool=fast capacity=8MiB access_mode=private type=scratch", "access_mode=private cannot be"),
+            ("#DW jobdw capacity=8MiB access_mode=striped,private(MFS=1MiB)", "access_mode=private cannot be"),
+            ("#DW jobdw pool=fast capacity=2N", "the nodes of the job are not known yet"),
+            ("#DW swap 1GiB", "the job asks for no space of its own"),
+            ("#BB create_persistent name=lake capacity=1.5GiB access=striped type=scratch", "Slurm reads '1.5GiB'"),
+            ("#BB create_persistent name=lake capacity=1GiB access=striped type=scratch", ""),
+            ("#DW persistentdw name=lake", ""),
         ):
             word, text = await bridge._calls.perform("job_process", [], f"#!/bin/sh\n{line}\ntrue\n")
             assert (word == "fail") is bool(sentence) and sentence in text, text
