@@ -42,6 +42,9 @@ burst_buffer.lua that a stage has not ended; the bridge waits for the end before
 POLL_DEFAULT_S: Final = 15
 """PollInterval where burst_buffer.conf does not say, seconds (burst_buffer.conf(5))."""
 
+DIRECTIVE: Final = "BB_LUA"
+"""Directive where burst_buffer.conf does not say (burst_buffer.conf(5))."""
+
 PERSISTENT_FLAG: Final = "EnablePersistent"
 """Flag of burst_buffer.conf without which Slurm refuses persistent buffers by itself, and says nothing."""
 
@@ -55,6 +58,7 @@ PLUGIN_PLACES: Final = (
 
 _SHARED: Final = stat.S_IWGRP | stat.S_IWOTH
 _LINKED = re.compile(rb"liblua-?(5\.[0-9])")
+_WORD = re.compile(r"[A-Za-z0-9_]+", re.ASCII)
 _PLAIN = re.compile(r"/[A-Za-z0-9._/-]*", re.ASCII)
 
 
@@ -209,6 +213,15 @@ def buffer_conf(directory: Path, plugin: str) -> Path:
     general = directory / "burst_buffer.conf"
     special = directory / f"burst_buffer_{plugin}.conf"
     return special if special.exists() and not general.exists() else general
+
+
+def directive_of(path: Path) -> str:
+    """Return the word of directives that burst_buffer.conf names, or Slurm's own where it names none that is one."""
+    try:
+        found = read_values(path).get("directive", "")
+    except OSError:
+        found = ""
+    return found if _WORD.fullmatch(found) else DIRECTIVE
 
 
 def buffer_conf_faults(

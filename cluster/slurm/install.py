@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.slurm import RUN, programs, script_text
+from cluster.slurm import RUN, programs, script_text, submission_check
 from cluster.slurm.checks import (
     OTHER_TIMEOUT_S,
     PERSISTENT_FLAG,
@@ -28,6 +28,7 @@ from cluster.slurm.checks import (
     buffer_conf,
     buffer_conf_faults,
     claim_faults,
+    directive_of,
     is_polling,
     path_faults,
     plugin_faults,
@@ -43,6 +44,9 @@ MANIFEST: Final = "forebay-slurm.manifest"
 
 FRAGMENT: Final = "forebay-slurm.conf"
 """The file beside slurm.conf that slurm.conf is to include."""
+
+SUBMISSION_CHECK: Final = "forebay-job-submit.lua"
+"""The file beside slurm.conf that a site's job_submit.lua may call."""
 
 UNIT: Final = "forebay-slurm-bridge.service"
 
@@ -136,6 +140,8 @@ def contents(layout: Layout, slurm: SlurmSettings) -> dict[Path, Content]:
     made = {layout.conf / FRAGMENT: Content(fragment.encode(), _READABLE)}
     if layout.plugin == "lua":
         made[layout.conf / SCRIPT] = Content(script_text(layout.run).encode(), _READABLE)
+        check = submission_check(directive_of(buffer_conf(layout.conf, layout.plugin)))
+        made[layout.conf / SUBMISSION_CHECK] = Content(check.encode(), _READABLE)
     else:
         for name, text in programs(layout.run).items():
             made[layout.programs / name] = Content(text.encode(), _EXECUTABLE)
@@ -420,7 +426,7 @@ def _manifest(conf: Path) -> Manifest:
 
 _NAMES: Final = frozenset(
     {
-        *(FRAGMENT, UNIT, SCRIPT, *programs(RUN), "burst_buffer.conf"),
+        *(FRAGMENT, UNIT, SCRIPT, SUBMISSION_CHECK, *programs(RUN), "burst_buffer.conf"),
         *(f"burst_buffer_{plugin}.conf" for plugin in ("lua", "datawarp")),
     }
 )
