@@ -24,8 +24,10 @@ NEXT_S: Final = 2.0
 POLLED_AGAIN_S: Final = POLL_DEFAULT_S + NEXT_S
 """The same after an answer that the stage-in goes on, seconds: PollInterval, which is at most Slurm's default."""
 
-READ_S: Final = 1.0
-"""Seconds within which an answer to a call that is running is read; the caller was killed if it is not."""
+READ_S: Final = 0.5
+"""Seconds within which an answer to a call that is running is read; the caller was killed if it is not. Short, since
+what killed it may also kill a teardown that waits.
+"""
 
 SETTLE_S: Final = 2.0
 """Seconds after the last call of a stage-in within which Slurm has marked its buffer as staged in."""

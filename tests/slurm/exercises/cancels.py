@@ -65,7 +65,7 @@ async def _ended(site: Site, client: Client, job: str) -> bool:
 
     async def is_over() -> Seen | None:
         seen, guest = await site.seen(job), (await site.guests(client)).get(job)
-        gone = guest is None or guest.phase in SETTLED
+        gone = guest is None or guest.phase in (*SETTLED, "lingering")
         return seen if seen is not None and (seen.is_over or (gone and seen.buffer == "teardown")) else None
 
     ended = await site.until(f"job {job} has ended", is_over)
