@@ -21,8 +21,7 @@ from typing import Any, Final, TypeVar
 from cluster.client import ApiError, Client
 from cluster.schemas import Operation, TransferView, WhyView, new_command_id, operations
 from cluster.schemas import guests as g
-from cluster.slurm.files import Files, Session, session_of_persistent, uptime_s
-from cluster.slurm.job_files import linked_script, make_directory
+from cluster.slurm.files import Files, Session, linked_script, make_directory, session_of_persistent, uptime_s
 from cluster.slurm.slurmctld import array_of, owner_of
 from cluster.slurm.stage_ins import NEXT_S, POLLED_AGAIN_S, StageIns
 from cluster.system import Clock

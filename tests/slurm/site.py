@@ -164,6 +164,11 @@ class Site(Submitted):
 
     def stop(self) -> None:
         """End every process that was started here."""
+        # A bridge writes into StateSaveLocation, which is removed with Slurm.
+        for name in self.runs():
+            if name in self._more:
+                self.signal(name, signal.SIGCONT)
+                self.signal(name, signal.SIGTERM)
         with contextlib.suppress(FileNotFoundError):
             self.slurm.stop()
         for process in self._more.values():
