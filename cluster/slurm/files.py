@@ -331,8 +331,8 @@ class Files:
         beside.rename(path)
 
 
-# Files of Slurm's own, below StateSaveLocation: a directory for each job, and in it the script. From 24.11 on Slurm makes
-# neither for a task that it splits from a job array; its plugins still read the script there, and write the job's
+# Files of Slurm's own, below StateSaveLocation: a directory for each job, and in it the script. From 24.11 on Slurm
+# makes neither for a task that it splits from a job array; its plugins still read the script there, and write the job's
 # variables beside it. What is missing is made as 22.05 made it; Slurm removes it with the job.
 
 

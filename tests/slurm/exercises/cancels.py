@@ -23,6 +23,8 @@ _ALARM = re.compile(r"slurm_bb_\w+ for JobId=\S+ failed|unable to find bb_alloc"
 
 async def cancels(site: Site, client: Client, count: int, seed: int) -> Figures:
     """Cancelled jobs show no failure of the buffer as their reason, alarm no administrator, and leave nothing."""
+    # What is cancelled before it has run lingers: here for a moment only.
+    await asyncio.to_thread(site.cluster.forebay, "config", "set", "GuestLinger=1")
     chance = random.Random(seed)
     jobs, left = list[str](), 0
     while len(jobs) < count:
