@@ -26,6 +26,14 @@ def script_parts() -> dict[str, str]:
     return {name: (_LUA / name).read_text(encoding="utf-8") for name in names}
 
 
+def submission_check(directive: str) -> str:
+    """Return the check that a site's job_submit.lua may call; `directive` is that of burst_buffer.conf, BB_LUA."""
+    text = (_LUA / "job_submit.lua").read_text(encoding="utf-8")
+    before, found, after = text.partition('local DIRECTIVE = "#BB_LUA"')
+    assert found
+    return f'{before}local DIRECTIVE = "#{directive}"{after}'
+
+
 def programs(run: Path) -> dict[str, str]:
     """Return what burst_buffer/datawarp calls, by names, and what these call, for a bridge in `run`."""
     shell, python = ((_PROGRAMS / name).read_text(encoding="utf-8") for name in ("dw_wlm_cli", "forebay-bb"))

@@ -25,12 +25,12 @@ from typing import Any, Final
 from cluster.client import ApiError, Client
 from cluster.schemas import guests as g
 from cluster.schemas import new_command_id, operations
-from cluster.slurm.calls import FUNCTIONS, QUESTIONS, Answer, Calls, sentence
+from cluster.slurm.calls import FUNCTIONS, NO_TEXT, QUESTIONS, STAGE_IN, Answer, Calls, sentence
 from cluster.slurm.fifos import Fifos, Request
 from cluster.slurm.files import RENEW_S, Files, is_listed, session_of, session_of_persistent, uptime_s
 from cluster.slurm.metrics import Metrics
 from cluster.slurm.reconciler import Reconciler
-from cluster.slurm.slurmctld import Looked, look, owner_of
+from cluster.slurm.slurmctld import Looked, array_of, look, owner_of
 from cluster.system import READY, Clock, closing, new_private_file, open_private_file, tell_manager
 from cluster.system.eventloop import Identities
 from replica.values import MICROSECONDS_PER_SECOND
@@ -63,8 +63,6 @@ LIST_EVERY: Final = 5
 
 SITE_S: Final = 5.0
 """Seconds that the question for the site may take: it is asked again every RENEW_S anyway."""
-
-NO_TEXT: Final = "the job's script is not UTF-8; write it as UTF-8"
 
 SHORTEN_MAX: Final = 60
 """Requests at a time, count, that are being read or answered at once."""
@@ -125,11 +123,12 @@ class Bridge:
         metrics_file: Path | None = None,
         ask: Callable[[], Awaitable[Looked | str]] = look,
         ask_owner: Callable[[str], Awaitable[int | str]] = owner_of,
+        ask_array: Callable[[str], Awaitable[str | None]] = array_of,
         on_served: Callable[[], None] = lambda: None,
     ) -> None:
-        """`ask` asks slurmctld for its jobs, `ask_owner` for the uid of one's user; `state`: where the word `cluster`
-        is kept, `metrics_file`: where counters are written, None: nowhere; `on_served` is called when a slurmctld
-        would find pools, and perhaps again.
+        """`ask` asks slurmctld for its jobs, `ask_owner` for the uid of one's user, `ask_array` for the job array of a
+        task. `state` is StateSaveLocation, where the word `cluster` is kept; `metrics_file` is where counters are
+        written, None: nowhere. `on_served` is called when a slurmctld would find pools, and perhaps again.
         """
         self._leader = leader
         self._files = files
@@ -139,7 +138,7 @@ class Bridge:
         self._clock = clock
         self._directory = files.directory
         self._fifos = Fifos(files.directory, self._asked)
-        self._calls = Calls(leader, files, cluster, clock, ask_owner)
+        self._calls = Calls(leader, files, cluster, clock, ask_owner, state=state, ask_array=ask_array)
         self._metrics, self._metrics_file = Metrics(), metrics_file
         self._reconciler = Reconciler(leader, cluster, clock, self._metrics, ask)
         self._identities = Identities(clock)
@@ -357,6 +356,9 @@ class Bridge:
         earlier: list[asyncio.Task[Answer]] = []
         if function not in QUESTIONS and arguments:
             for other, one in self._under_way.items():
+                # What is left of the stage-in of a cancelled job comes beside its teardown.
+                if function in STAGE_IN and other[0] == "teardown":
+                    continue
                 if other[1:2] == (arguments[0],) and other[0] not in QUESTIONS:
                     one.cancel(f"the job's {function} came")
                     earlier.append(one)

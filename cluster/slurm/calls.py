@@ -13,17 +13,20 @@ import logging
 import math
 import os
 import pwd
+import re
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from cluster.client import ApiError, Client
 from cluster.schemas import Operation, TransferView, WhyView, new_command_id, operations
 from cluster.schemas import guests as g
-from cluster.slurm.files import Files, Session, session_of_persistent, uptime_s
-from cluster.slurm.slurmctld import owner_of
+from cluster.slurm.files import Files, Session, linked_script, make_directory, session_of_persistent, uptime_s
+from cluster.slurm.slurmctld import array_of, owner_of
+from cluster.slurm.stage_ins import NEXT_S, POLLED_AGAIN_S, StageIns
 from cluster.system import Clock
 from replica.grammar import DirectiveRefused, find_overlap_in, read_guest_request, read_request
-from replica.model import BufferRequest
+from replica.model import Access, BufferRequest
 from replica.values import (
     MICROSECONDS_PER_SECOND,
     SCRIPT_BYTES_MAX,
@@ -45,6 +48,9 @@ CALL_S: Final = 10.0
 RETRY_S: Final = 1.0
 """Seconds between two rounds to a cluster that does not answer: the client backs off within each."""
 
+HOLD_S: Final = 10
+"""Seconds that a question whether a stage has ended waits for its end: Slurm sleeps PollInterval after each `busy`."""
+
 NOT_NOW: Final = frozenset({401, 408, 429})
 """Refusals below 500 that may be over soon: certificates and limits change. All others are the guest's own."""
 
@@ -53,6 +59,8 @@ EPOCH_S: Final = 2.0
 
 WARM_S: Final = 5.0
 """Seconds in which the epoch that was heard of is the one that is meant: no other host takes over that fast."""
+
+NO_TEXT: Final = "the job's script is not UTF-8; write it as UTF-8"
 
 KNOWN_MAX: Final = 100_000
 """Guests whose last epoch is remembered, count: more than Slurm has buffer jobs."""
@@ -78,6 +86,9 @@ Answer = tuple[str, str]
 _T = TypeVar("_T")
 
 
+_Perform = Callable[["Calls", list[str], str], Awaitable[Answer]]
+
+
 class Calls:
     """The functions that slurmscriptd calls."""
 
@@ -88,14 +99,22 @@ class Calls:
         cluster: str,
         clock: Clock,
         ask_owner: Callable[[str], Awaitable[int | str]] = owner_of,
+        *,
+        state: Path | None = None,
+        ask_array: Callable[[str], Awaitable[str | None]] = array_of,
     ) -> None:
-        """`cluster` is what all hosts of this Slurm say when they register; `ask_owner` says whose a job is there."""
+        """`cluster` is what all hosts of this Slurm say when they register; `state` is StateSaveLocation. `ask_owner`
+        returns the uid of a job's user there, `ask_array` the number of a task's job array.
+        """
         self._ask_owner = ask_owner
+        self._state = state
+        self._ask_array = ask_array
         self._leader = leader
         self._files = files
         self._cluster = cluster
         self._clock = clock
         self._said = ""
+        self._stage_ins = StageIns()
         self._epochs: dict[str, tuple[int, float]] = {}
         """Of each guest the last one that was heard of, and the uptime at that time, seconds."""
         self.site: g.SchedulerSiteAnswer | None = None
@@ -113,6 +132,16 @@ class Calls:
                 return "fail", f"the name of a persistent buffer {fault}"
         elif perform not in _WITHOUT_JOB and not (job.isascii() and job.isdigit() and len(job) <= 10):
             return "fail", f"forebay: {function} needs the number of a job, and has {job[:48]!r}"
+        if function in STAGE_IN:
+            with self._stage_ins.called(job):
+                answer = "ok", ""
+                if not self._stage_ins.is_leaving(job):
+                    answer = await self._answer(perform, words, script)
+                # Of a job that is cancelled meanwhile nothing has failed.
+                return ("ok", "") if self._stage_ins.is_leaving(job) else answer
+        return await self._answer(perform, words, script)
+
+    async def _answer(self, perform: _Perform, words: list[str], script: str) -> Answer:
         try:
             return await perform(self, words, script)
         except ApiError as error:
@@ -182,6 +211,8 @@ class Calls:
         """Note that Slurm has the answer to a call; OSError."""
         if function == "teardown" and words:
             self._files.teardown_read(words[0], done=word == "ok")
+        if words and (function in STAGE_IN or function == "setup"):
+            self._stage_ins.answered(words[0], _NEXT_S.get((function, word), 0.0))
 
     def remember(self, guest: g.GuestView, asked_s: float | None = None) -> None:
         """Remember which epoch of a guest there is; `asked_s`: the uptime when that was asked, None: it is fresh."""
@@ -206,6 +237,14 @@ class Calls:
             return "fail", "forebay: setup needs job, uid, gid, pool, size and script"
         job, uid, gid, pool = words[0], int(words[1]), int(words[2]), words[3]
         pool = "" if pool == "(null)" else pool
+        try:
+            script = await self._job_files(job, script)
+        except OSError as error:
+            return "fail", f"files of job {job} in StateSaveLocation cannot be made: {error}"
+        except UnicodeDecodeError:
+            return "fail", NO_TEXT
+        if not script:
+            return "fail", "the job's script cannot be read, and slurmctld names no job array that it is a task of"
         if self._has_none(script):
             return "ok", ""
         if len(script.encode()) > SCRIPT_BYTES_MAX:
@@ -240,6 +279,13 @@ class Calls:
             self._files.setup_ends(job, failed=failed)
         return ("fail", guest.message or f"the buffer is {guest.phase}") if failed else ("ok", "")
 
+    async def _job_files(self, job: str, script: str) -> str:
+        """Make what Slurm has not made of a task of a job array, and return the script; OSError."""
+        if self._state is None:
+            return script
+        make_directory(self._state, job)
+        return script or await linked_script(self._state, job, self._ask_array)
+
     def _has_none(self, script: str) -> bool:
         """Whether a job only makes or removes persistent buffers: Slurm asks for those by name, and it is no guest."""
         try:
@@ -264,7 +310,8 @@ class Calls:
             return ""
         wanted = round_up(asked.capacity_bytes, found.granularity)
         # Who works with persistent buffers alone asks for nothing of any pool, and Slurm names its default one.
-        if (asked.pool, wanted) == (pool, size) or wanted == size == 0:
+        # Without pool= datawarp charges its own default pool, and that one is meant.
+        if (asked.pool or pool, wanted) == (pool, size) or wanted == size == 0:
             return ""
         return (
             f"{asked.places[1] or 'script'}: Slurm counts {size} bytes of pool {pool}, and the directives ask for "
@@ -285,8 +332,10 @@ class Calls:
         return self._staged(guest)
 
     async def test_data_in(self, words: list[str], script: str) -> Answer:
-        """`job`: whether all is there."""
-        guest = await self._show(words[0])
+        """`job`: whether all is there; waits a while for it."""
+        guest = await self._told(
+            operations.SHOW_GUEST, None, job=words[0], wait_s=HOLD_S, **{"while": "set-up,staging-in"}
+        )
         return ("busy", "") if guest.phase in ("set-up", "staging-in") else self._staged(guest)
 
     def _staged(self, guest: g.GuestAnswer) -> Answer:
@@ -318,15 +367,18 @@ class Calls:
         return ("ok", "") if guest.phase in ("post-run", "staging-out") else _exported(guest)
 
     async def test_data_out(self, words: list[str], script: str) -> Answer:
-        """`job`: whether the results are exported."""
-        guest = await self._show(words[0])
+        """`job`: whether the results are exported; waits a while for it."""
+        guest = await self._told(
+            operations.SHOW_GUEST, None, job=words[0], wait_s=HOLD_S, **{"while": "post-run,staging-out"}
+        )
         return ("busy", "") if guest.phase in ("post-run", "staging-out") else _exported(guest)
 
     async def teardown(self, words: list[str], script: str) -> Answer:
         """`job, hurry`: be done with the buffer."""
         self._files.teardown_begins(words[0], self._clock.now() // MICROSECONDS_PER_SECOND)
         hurry = words[1:2] == ["true"]
-        guest = await self._tell(operations.TEAR_DOWN_GUEST, words[0], "teardown", hurry=hurry)
+        async with self._stage_ins.leaving(words[0]):
+            guest = await self._tell(operations.TEAR_DOWN_GUEST, words[0], "teardown", hurry=hurry)
         if guest.phase not in CASE_OVER:
             return "fail", guest.message or f"the buffer is {guest.phase}"
         self.heard(guest)
@@ -412,6 +464,10 @@ class Calls:
         overlap = find_overlap_in(asked)
         if overlap is not None:
             return "fail", str(DirectiveRefused(overlap))
+        fault = _counted_fault(asked)
+        if fault:
+            places = (*asked.places[1:2], *(made.place for made in asked.creates), "script")
+            return "fail", f"{next(filter(None, places))}: {fault}"
         if not asked.pool:
             return "ok", ""
         names = sorted(pool.name for pool in self.site.pools)
@@ -427,13 +483,13 @@ class Calls:
         return "ok", ""
 
     async def get_status(self, words: list[str], script: str) -> Answer:
-        """The words after `scontrol show bbstat`: a job's number. Says no paths and no users: anybody may ask, and on
-        22.05 nobody says who does.
+        """The words after `scontrol show bbstat`: a job's number. Says no paths and no users: anybody may ask, and
+        22.05 does not say which user does.
         """
         jobs = [word for word in words if word.isascii() and word.isdigit() and len(word) <= 10]
         if not jobs:
             return "ok", "usage: scontrol show bbstat PLUGIN JOB, where PLUGIN is lua or datawarp\n"
-        # Since 24.05 the asking user's uid and gid stand first.
+        # From 23.02 on the asking user's uid and gid stand first.
         guest = await self._show(jobs[-1])
         if guest.job_id is None:
             return "ok", f"job {guest.job}: Forebay has no buffer of it\n"
@@ -447,6 +503,35 @@ def _asked(site: g.SchedulerSiteAnswer, script: str) -> BufferRequest | None:
     """Return what a script asks for, read as a setup of it is: by Slurm's word, or else by Forebay's own, #DW."""
     asked = read_guest_request(script, directive=site.directive).request
     return asked if asked is not None else read_request(script, "", "", provider=site.provider).request
+
+
+def _counted_fault(asked: BufferRequest) -> str:
+    """Return why no setup could have what Forebay's own directives ask for, empty if one could: Slurm counts it
+    otherwise, or the nodes of the job would have to be known.
+    """
+    part = _PART.search(asked.text)
+    if part is not None:
+        return (
+            f"Slurm reads '{part[1]}' as the whole number before its point; write a whole number with a smaller unit, "
+            "for example 1536MiB"
+        )
+    if Access.PRIVATE in asked.access:
+        return (
+            "access_mode=private cannot be set up for each node: the nodes of the job are not known yet; "
+            "use access_mode=striped"
+        )
+    if asked.capacity_bytes and asked.units == "count":
+        return (
+            "a capacity in nodes is asked for, and the nodes of the job are not known yet; "
+            "write a size, for example capacity=10GiB"
+        )
+    if not (asked.capacity_bytes or asked.uses or asked.creates or asked.destroys):
+        return "the job asks for no space of its own; write for example #DW jobdw capacity=10GiB"
+    return ""
+
+
+_PART: Final = re.compile(r"(?:^|[ \t])capacity=([0-9]*\.[^ \t]*)", re.MULTILINE)
+"""A capacity that is no whole number."""
 
 
 def _status(guest: g.GuestAnswer, why: WhyView, moving: TransferView | None) -> Iterator[str]:
@@ -501,7 +586,7 @@ def sentence(error: ApiError) -> str:
     return (f"{said}; {error.remedy}" if error.remedy else said).replace("\n", " ")
 
 
-_FUNCTIONS: Final[dict[str, Callable[[Calls, list[str], str], Awaitable[Answer]]]] = {
+_FUNCTIONS: Final[dict[str, _Perform]] = {
     method.__name__: method
     for method in (
         Calls.setup,
@@ -525,6 +610,12 @@ _WITHOUT_JOB: Final = frozenset({Calls.job_process, Calls.get_status})
 
 FUNCTIONS: Final = frozenset(_FUNCTIONS)
 """Their names."""
+
+STAGE_IN: Final = frozenset({"data_in", "begin_data_in", "test_data_in"})
+"""Functions of a stage-in: none of them ends a teardown of the job."""
+
+_NEXT_S: Final = {("setup", "ok"): NEXT_S, ("begin_data_in", "ok"): NEXT_S, ("test_data_in", "busy"): POLLED_AGAIN_S}
+"""Functions and answers after which Slurm calls the next function of the stage-in -> within how many seconds."""
 
 QUESTIONS: Final = frozenset({"test_data_in", "test_data_out", "job_process", "get_status"})
 """Functions that change nothing, and so end no other's wait."""

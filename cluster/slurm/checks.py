@@ -34,6 +34,17 @@ TEARDOWN_FLAG: Final = "TeardownFailure"
 """Flag of burst_buffer.conf with which what failed is torn down, and begins anew when it is released: Slurm never goes
 on with it otherwise (seen on 22.05.8). Nothing is lost by it: what ran is parked, and what did not lingers."""
 
+POLL_INTERVAL_S: Final = 1
+"""PollInterval of burst_buffer.conf that is written, seconds. Slurm sleeps for so long after each answer of
+burst_buffer.lua that a stage has not ended; the bridge waits for the end before it answers so.
+"""
+
+POLL_DEFAULT_S: Final = 15
+"""PollInterval where burst_buffer.conf does not say, seconds (burst_buffer.conf(5))."""
+
+DIRECTIVE: Final = "BB_LUA"
+"""Directive where burst_buffer.conf does not say (burst_buffer.conf(5))."""
+
 PERSISTENT_FLAG: Final = "EnablePersistent"
 """Flag of burst_buffer.conf without which Slurm refuses persistent buffers by itself, and says nothing."""
 
@@ -47,6 +58,7 @@ PLUGIN_PLACES: Final = (
 
 _SHARED: Final = stat.S_IWGRP | stat.S_IWOTH
 _LINKED = re.compile(rb"liblua-?(5\.[0-9])")
+_WORD = re.compile(r"[A-Za-z0-9_]+", re.ASCII)
 _PLAIN = re.compile(r"/[A-Za-z0-9._/-]*", re.ASCII)
 
 
@@ -164,13 +176,10 @@ def claim_faults(path: Path) -> Iterator[str]:
 def plugin_faults(slurm: SlurmSettings, plugin: str) -> Iterator[str]:
     """Yield why slurmctld could not load its plugin, or not with burst_buffer.lua."""
     name = f"burst_buffer_{plugin}.so"
-    for directory in slurm.plugin_directories:
-        path = directory / name
-        if not path.is_file():
-            continue
+    path = _plugin_path(slurm, plugin)
+    if path is not None:
         if plugin == "lua":
-            with path.open("rb") as file:
-                linked = {version.decode() for version in _LINKED.findall(file.read(PLUGIN_BYTES_MAX))}
+            linked = {version.decode() for version in _LINKED.findall(_plugin_bytes(path))}
             if not linked & LUA_VERSIONS:
                 found = ", ".join(sorted(linked)) or "none"
                 yield f"{path}: is linked against Lua {found}; use a Slurm that was built with Lua 5.1 to 5.4"
@@ -180,6 +189,25 @@ def plugin_faults(slurm: SlurmSettings, plugin: str) -> Iterator[str]:
     yield f"{name}: is in none of {looked}; {remedy}"
 
 
+def is_polling(slurm: SlurmSettings, plugin: str) -> bool:
+    """Whether burst_buffer.conf of this Slurm may have the key PollInterval: 24.05 and newer know it, and older ones do
+    not start with it. The plugin contains the names of the keys that it knows.
+    """
+    path = _plugin_path(slurm, plugin)
+    return path is not None and b"PollInterval" in _plugin_bytes(path)
+
+
+def _plugin_path(slurm: SlurmSettings, plugin: str) -> Path | None:
+    """Return the first file that slurmctld would load as the plugin."""
+    paths = (directory / f"burst_buffer_{plugin}.so" for directory in slurm.plugin_directories)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _plugin_bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(PLUGIN_BYTES_MAX)
+
+
 def buffer_conf(directory: Path, plugin: str) -> Path:
     """Return the file that Slurm reads: it looks for the general name first."""
     general = directory / "burst_buffer.conf"
@@ -187,8 +215,21 @@ def buffer_conf(directory: Path, plugin: str) -> Path:
     return special if special.exists() and not general.exists() else general
 
 
-def buffer_conf_faults(path: Path, programs: Mapping[str, Path], setup_wait_s: int) -> Iterator[str]:
-    """Yield what burst_buffer.conf says that Forebay cannot work with. `programs`: its keys for programs."""
+def directive_of(path: Path) -> str:
+    """Return the word of directives that burst_buffer.conf names, or Slurm's own where it names none that is one."""
+    try:
+        found = read_values(path).get("directive", "")
+    except OSError:
+        found = ""
+    return found if _WORD.fullmatch(found) else DIRECTIVE
+
+
+def buffer_conf_faults(
+    path: Path, programs: Mapping[str, Path], setup_wait_s: int, *, polls: bool = False
+) -> Iterator[str]:
+    """Yield what burst_buffer.conf says that Forebay cannot work with. `programs`: its keys for programs; `polls`:
+    see `is_polling`.
+    """
     try:
         values = read_values(path)
     except FileNotFoundError:
@@ -207,6 +248,14 @@ def buffer_conf_faults(path: Path, programs: Mapping[str, Path], setup_wait_s: i
             f"{path}: Flags is without {TEARDOWN_FLAG}: a job whose setup or stage-in failed stays in "
             f"BurstBufferStageIn for ever once it is released; write Flags={TEARDOWN_FLAG}"
         )
+    interval = values.get("pollinterval")
+    if polls and interval != str(POLL_INTERVAL_S):
+        yield (
+            f"{path}: PollInterval is {interval or f'not set, which is {POLL_DEFAULT_S}'}: Slurm notices up to that "
+            f"many seconds late that a stage has ended; write PollInterval={POLL_INTERVAL_S}"
+        )
+    elif not polls and interval is not None:
+        yield f"{path}: PollInterval is a key of Slurm 24.05 and newer; remove it, or this slurmctld does not start"
     for key, program in programs.items():
         if values.get(key.lower(), "") != str(program):
             yield f"{path}: {key} is {values.get(key.lower()) or 'not set'}; write {key}={program}"

@@ -5,10 +5,11 @@ Times are the machine's uptime, which nobody sets: seconds, as `/proc/uptime` te
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -20,6 +21,7 @@ from cluster.slurm import PARTS, script_parts
 from cluster.system import closing, make_private_directory, open_directory
 from replica.grammar import guest_tables
 from replica.model import VARIABLE_DIRECTORIES, WHOLE_BUFFER, persistent_variable
+from replica.values import SCRIPT_BYTES_MAX
 
 BELIEVED_S: Final = 10.0
 """How long a file may be believed, seconds: three renewals, so that one that fails goes unnoticed."""
@@ -50,6 +52,7 @@ LEAVING_S: Final = 900.0
 LEFT_S: Final = 60.0
 """Seconds for which it is listed after that was read: slurmctld may hear of it later than slurmscriptd."""
 
+_PRIVATE: Final = 0o700
 _JOB = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
 _PERSISTENT = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]*", re.ASCII)
 """As Forebay names them; it begins with no digit, as the number of a job does."""
@@ -328,3 +331,37 @@ class Files:
         with open(descriptor, "wb") as file:
             file.write(content)
         beside.rename(path)
+
+
+# Files of Slurm's own, below StateSaveLocation: a directory for each job, and in it the script. From 24.11 on Slurm
+# makes neither for a task that it splits from a job array; its plugins still read the script there, and write the job's
+# variables beside it. What is missing is made as 22.05 made it; Slurm removes it with the job.
+
+
+def directory_of(state: Path, job: str) -> Path:
+    """Return a job's directory below StateSaveLocation; `job` is a number."""
+    return state / f"hash.{int(job) % 10}" / f"job.{job}"
+
+
+def make_directory(state: Path, job: str) -> None:
+    """Make a job's directory where it is missing; OSError."""
+    directory = directory_of(state, job)
+    directory.parent.mkdir(mode=_PRIVATE, exist_ok=True)
+    directory.mkdir(mode=_PRIVATE, exist_ok=True)
+
+
+async def linked_script(state: Path, job: str, ask_array: Callable[[str], Awaitable[str | None]]) -> str:
+    """Give a task the script of its job array, and return it; empty if there is none. OSError, UnicodeDecodeError.
+
+    `ask_array` returns the number of the array that a task belongs to, None if it is not known.
+    """
+    path = directory_of(state, job) / "script"
+    if not path.exists():
+        array = await ask_array(job)
+        if array is None:
+            return ""
+        with contextlib.suppress(FileExistsError):
+            os.link(directory_of(state, array) / "script", path)
+    with path.open("rb") as file:
+        # One byte more than is accepted, so that a longer script is seen, and the zero byte with which Slurm ends it.
+        return file.read(SCRIPT_BYTES_MAX + 2).decode().rstrip("\0")

@@ -18,15 +18,18 @@ from typing import Final
 
 import msgspec
 
-from cluster.slurm import RUN, programs, script_text
+from cluster.slurm import RUN, programs, script_text, submission_check
 from cluster.slurm.checks import (
     OTHER_TIMEOUT_S,
     PERSISTENT_FLAG,
+    POLL_INTERVAL_S,
     TEARDOWN_FLAG,
     SlurmSettings,
     buffer_conf,
     buffer_conf_faults,
     claim_faults,
+    directive_of,
+    is_polling,
     path_faults,
     plugin_faults,
     trust_faults,
@@ -41,6 +44,9 @@ MANIFEST: Final = "forebay-slurm.manifest"
 
 FRAGMENT: Final = "forebay-slurm.conf"
 """The file beside slurm.conf that slurm.conf is to include."""
+
+SUBMISSION_CHECK: Final = "forebay-job-submit.lua"
+"""The file beside slurm.conf that a site's job_submit.lua may call."""
 
 UNIT: Final = "forebay-slurm-bridge.service"
 
@@ -134,6 +140,8 @@ def contents(layout: Layout, slurm: SlurmSettings) -> dict[Path, Content]:
     made = {layout.conf / FRAGMENT: Content(fragment.encode(), _READABLE)}
     if layout.plugin == "lua":
         made[layout.conf / SCRIPT] = Content(script_text(layout.run).encode(), _READABLE)
+        check = submission_check(directive_of(buffer_conf(layout.conf, layout.plugin)))
+        made[layout.conf / SUBMISSION_CHECK] = Content(check.encode(), _READABLE)
     else:
         for name, text in programs(layout.run).items():
             made[layout.programs / name] = Content(text.encode(), _EXECUTABLE)
@@ -150,6 +158,8 @@ def contents(layout: Layout, slurm: SlurmSettings) -> dict[Path, Content]:
             # Who may make persistent buffers is for Forebay to say, with a sentence.
             "Flags": TEARDOWN_FLAG if layout.plugin == "lua" else f"{TEARDOWN_FLAG},{PERSISTENT_FLAG}",
         }
+        if is_polling(slurm, layout.plugin):
+            keys |= {"PollInterval": POLL_INTERVAL_S}
         lines = ["# Written by `forebay slurm install`.", *(f"{key}={value}" for key, value in keys.items())]
         made[conf] = Content(("\n".join(lines) + "\n").encode(), _READABLE)
     made[layout.units / UNIT] = Content(_unit(layout, slurm).encode(), _READABLE)
@@ -260,7 +270,12 @@ def remaining(layout: Layout, slurm: SlurmSettings, setup_wait_s: int) -> list[s
             found.append(f"{path}: is not what this release writes; run `forebay slurm install`, without --check")
         elif stat.S_IMODE(path.stat().st_mode) != content.mode:
             found.append(f"{path}: has another mode; run: chmod {content.mode:04o} {path}")
-    found += buffer_conf_faults(buffer_conf(layout.conf, layout.plugin), layout.named_programs, setup_wait_s)
+    found += buffer_conf_faults(
+        buffer_conf(layout.conf, layout.plugin),
+        layout.named_programs,
+        setup_wait_s,
+        polls=is_polling(slurm, layout.plugin),
+    )
     wanted = f"burst_buffer/{layout.plugin}"
     path = layout.conf / "slurm.conf"
     if not slurm.buffers:
@@ -411,7 +426,7 @@ def _manifest(conf: Path) -> Manifest:
 
 _NAMES: Final = frozenset(
     {
-        *(FRAGMENT, UNIT, SCRIPT, *programs(RUN), "burst_buffer.conf"),
+        *(FRAGMENT, UNIT, SCRIPT, SUBMISSION_CHECK, *programs(RUN), "burst_buffer.conf"),
         *(f"burst_buffer_{plugin}.conf" for plugin in ("lua", "datawarp")),
     }
 )

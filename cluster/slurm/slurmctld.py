@@ -74,6 +74,14 @@ async def owner_of(job: str) -> int | str:
     return int(found.pop()) if len(found) == 1 else f"slurmctld does not know job {job}"
 
 
+async def array_of(job: str) -> str | None:
+    """Return the number of the job array that a task belongs to, None if slurmctld does not say."""
+    said = await _said(("squeue", "--noheader", "--all", "--states=all", f"--jobs={job}", "--format=%F"))
+    found = set() if isinstance(said, str) else set(said.decode("utf-8", "replace").split())
+    array = found.pop() if len(found) == 1 else ""
+    return array if array.isdigit() else None
+
+
 def buffers_in_use(conf: Path) -> str:
     """Return the BurstBufferType that the slurmctld of a slurm.conf's directory runs with; empty where none answers."""
     environment = {**os.environ, "SLURM_CONF": str(conf / "slurm.conf")}

@@ -18,7 +18,8 @@ from pathlib import Path
 from cluster.client import Client
 from cluster.schemas import operations as ops
 from cluster.schemas.jobs import JobView
-from cluster.slurm import programs, script_text
+from cluster.slurm import programs, script_text, submission_check
+from cluster.slurm.install import SUBMISSION_CHECK
 from tests.account import KNOWN
 from tests.benchmarks.users.slurm import SlurmSite, missing
 from tests.faults.local_cluster import REPLICAS, LocalCluster, RunFailed
@@ -33,6 +34,12 @@ MEMORY = Path("/dev/shm")
 START_S = 120.0
 REFUSED_S = 60.0
 """Seconds within which a bridge that may not be one has ended."""
+
+_JOB_SUBMIT = """\
+local check_buffer = dofile("{check}")
+function slurm_job_submit(job, partitions, uid) return check_buffer(job) end
+function slurm_job_modify(job, record, partitions, uid) return slurm.SUCCESS end
+"""
 
 _PLUGINS = {"lua": "#BB_LUA", "datawarp": "#DW"}
 
@@ -50,10 +57,12 @@ class Site(Submitted):
         grains: int = POOL_GRAINS,
         gates: bool = True,
         backup: bool = False,
+        checked: bool = False,
         rows: Iterable[str] = (),
     ) -> None:
-        """`gates`: calls of Slurm can be stopped on their way; `backup`: slurmctld has one; `rows`: which parts of an
-        exercise that has several are done, none: all.
+        """`gates`: calls of Slurm can be stopped on their way; `backup`: slurmctld has one; `checked`: with lua its
+        job_submit.lua calls the check that `install` writes; `rows`: which parts of an exercise that has several are
+        done, none: all.
         """
         super().__init__(directory)
         self.plugin = plugin
@@ -66,6 +75,8 @@ class Site(Submitted):
         self.run = self._memory / "run"
         self._helpers = directory / "helpers"
         self._gated = gates
+        self._checked = checked and plugin == "lua"
+        settings = SETTINGS + ("JobSubmitPlugins=lua\n" if self._checked else "")
         buffers = None if plugin == "lua" else self._datawarp()
         if backup:
             self.slurm: SlurmSite = TwoControllers(
@@ -73,12 +84,12 @@ class Site(Submitted):
                 script=self._script(),
                 plugin=plugin,
                 buffers=buffers,
-                settings=SETTINGS,
+                settings=settings,
                 run=self.run,
             )
         else:
             self.slurm = SlurmSite(
-                directory / "slurm", script=self._script(), plugin=plugin, buffers=buffers, settings=SETTINGS
+                directory / "slurm", script=self._script(), plugin=plugin, buffers=buffers, settings=settings
             )
         self._more: dict[str, subprocess.Popen[bytes]] = {}
         self._ended: set[str] = set()
@@ -109,8 +120,9 @@ class Site(Submitted):
         """Write the cluster's configuration, its certificates, the place, and what jobs read."""
         super().found()
         self._memory.mkdir()
-        for path, mode in ((self.place, 0o711), (self.directory / "state", 0o755)):
-            path.mkdir()
+        # As at a real site the bridge has its word in StateSaveLocation, which is there before slurmctld starts.
+        for path, mode in ((self.place, 0o711), (self.slurm.state, 0o755)):
+            path.mkdir(parents=True)
             path.chmod(mode)
         self.cluster.found({"fast": f"{self.grains}MiB/1MiB,default"}, "1GiB", accounts="switch")
         text = self.cluster.file.read_text()
@@ -123,6 +135,10 @@ class Site(Submitted):
         self.cluster.forebay("place", "mark", str(self.place))
         self.cluster.forebay("certificate", "issue", "slurm", "--role", "scheduler", "--into", tls)
         self._write_helpers()
+        if self._checked:
+            check = self.slurm.state.with_name(SUBMISSION_CHECK)
+            check.write_text(submission_check("BB_LUA"))
+            check.with_name("job_submit.lua").write_text(_JOB_SUBMIT.format(check=check))
 
     async def start(self) -> None:
         """Start everything; return when a buffer job could be submitted."""
@@ -148,6 +164,11 @@ class Site(Submitted):
 
     def stop(self) -> None:
         """End every process that was started here."""
+        # A bridge writes into StateSaveLocation, which is removed with Slurm.
+        for name in self.runs():
+            if name in self._more:
+                self.signal(name, signal.SIGCONT)
+                self.signal(name, signal.SIGTERM)
         with contextlib.suppress(FileNotFoundError):
             self.slurm.stop()
         for process in self._more.values():
@@ -188,7 +209,7 @@ class Site(Submitted):
     def start_bridge(self, *more: str) -> None:
         """Start the bridge, and that of the backup's host, with further options."""
         for name, run in self.runs().items():
-            command = self._bridge(self.directory / "state", run)
+            command = self._bridge(self.slurm.state, run)
             host = on_host(BACKUP) if name == "bridge-backup" else []
             metrics = ["--metrics", str(self.directory / f"{name}.prom")]
             self._start(name, [*host, *command, *metrics, *more], self.slurm.environment)
@@ -203,7 +224,7 @@ class Site(Submitted):
 
     async def refused_bridge(self, state: Path | None = None, run: Path | None = None) -> tuple[int, str]:
         """Run a bridge that ends by itself, of this host unless told otherwise; return its code and what it said."""
-        command = self._bridge(state or self.directory / "state", run or self.run)
+        command = self._bridge(state or self.slurm.state, run or self.run)
         done = await asyncio.to_thread(
             subprocess.run, command, capture_output=True, text=True, check=False, timeout=REFUSED_S
         )
@@ -288,12 +309,15 @@ class Site(Submitted):
         found = [path for path in self.place.glob("*/*") if path.parent.name != ".forebay-records"]
         return sorted(path.name for path in found)
 
+    def space(self, grains: int) -> str:
+        """Return the directive that asks for so many MiB."""
+        if self.plugin == "lua":
+            return f"#BB_LUA pool=fast capacity={grains}MiB"
+        return f"#DW jobdw pool=fast capacity={grains}MiB access_mode=striped type=scratch"
+
     def script(self, name: str, *body: str, grains: int = 1, lines: Iterable[str] = ()) -> str:
         """Return a job that stages `name` in and what it makes of it out; `lines` are further directives' texts."""
-        word = _PLUGINS[self.plugin]
-        space = f"{word} jobdw pool=fast capacity={grains}MiB access_mode=striped type=scratch"
-        if self.plugin == "lua":
-            space = f"{word} pool=fast capacity={grains}MiB"
+        word, space = _PLUGINS[self.plugin], self.space(grains)
         moves = [
             f"stage_in type=file source={self.input}/{name} destination=$DW_JOB_STRIPED/in",
             f"stage_out type=file source=$DW_JOB_STRIPED/out destination={self.results}/{name}",

@@ -88,6 +88,13 @@ class Submitted:
             subprocess.run, command, env=self.slurm.environment, capture_output=True, text=True, check=False
         )
 
+    async def release(self) -> tuple[int, int]:
+        """Return the release of Slurm, for example (24, 11)."""
+        found = re.search(r"(\d+)\.(\d+)", (await self.ask("sbatch", "--version")).stdout)
+        if found is None:
+            raise RunFailed("sbatch does not say its release")
+        return int(found[1]), int(found[2])
+
     async def submit(self, script: str, *options: str) -> str:
         """Submit a job; return its number. RunFailed if it is refused."""
         done = await self.ask("sbatch", *options, script=script)

@@ -186,7 +186,7 @@ local function job_process(script, uid)
   local text = slurp(script, SCRIPT_BYTES_MAX + 1)
   if not text then return slurm.ERROR, "the script cannot be read, or has more than " .. integer(SCRIPT_BYTES_MAX) .. " bytes" end
   text = text:gsub("%z+$", "") -- as Slurm writes some of its files
-  -- From 24.05 on Slurm says whose job it is.
+  -- From 23.02 on Slurm passes the user's uid.
   uid = tonumber(uid)
   if uid and site.users then
     if site.users.allow and not is_among(uid, site.users.allow) then return slurm.ERROR, "User not found in AllowUsers" end

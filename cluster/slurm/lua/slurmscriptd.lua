@@ -68,7 +68,7 @@ local function ask(name, words, script)
       if text ~= "" then return slurm.SUCCESS, text end
       return slurm.SUCCESS
     end
-    if word == "busy" then return slurm.SUCCESS, slurm.SLURM_BB_BUSY or "BUSY" end
+    if word == "busy" then return slurm.SUCCESS, slurm.SLURM_BB_BUSY end
     if word == "fail" then return slurm.ERROR, text end
     local slept = os.execute("sleep " .. AWAY_WAIT_S)
     if slept ~= 0 and slept ~= true then return slurm.ERROR, name .. " was ended while no bridge answered" end
@@ -77,18 +77,28 @@ end
 
 local calls = {}
 
-function calls.setup(job, uid, gid, pool, size, script)
-  local file = io.open(script, "rb")
+-- From 24.11 on Slurm makes no files of a task that it splits from a job array: the script is in those of the array.
+local function open_script(path, info)
+  local file = io.open(path, "rb")
+  local array = not file and type(info) == "table" and tonumber(info.array_job_id)
+  local state = array and path:match("^(/.*)/hash%.%d/job%.%d+/script$")
+  if not state then return file end
+  return io.open(string.format("%s/hash.%d/job.%d/script", state, array % 10, array), "rb")
+end
+
+function calls.setup(job, uid, gid, pool, size, script, info)
+  local file = open_script(script, info)
   local text = file and file:read(SCRIPT_BYTES_MAX + 2) or ""
   if file then file:close() end
   if not file or #text > SCRIPT_BYTES_MAX + 1 then return slurm.ERROR, "the job's script cannot be read, or is too long" end
   return ask("setup", { job, uid, gid, pool, size }, text)
 end
 
--- From 24.05 on there are five arguments, and somebody who asks again.
-function calls.data_in(job, script, uid, gid, info)
-  return ask(info ~= nil and "begin_data_in" or "data_in", { job })
-end
+-- Slurm polls from 24.05 on, and defines this value only there. The number of arguments says nothing of it: uid, gid and
+-- the job's table came in 23.02.
+local polls = slurm.SLURM_BB_BUSY ~= nil
+
+function calls.data_in(job) return ask(polls and "begin_data_in" or "data_in", { job }) end
 
 function calls.test_data_in(job) return ask("test_data_in", { job }) end
 
@@ -96,9 +106,7 @@ function calls.pre_run(job) return ask("pre_run", { job }) end
 
 function calls.post_run(job) return ask("post_run", { job }) end
 
-function calls.data_out(job, script, uid, gid, info)
-  return ask(info ~= nil and "begin_data_out" or "data_out", { job })
-end
+function calls.data_out(job) return ask(polls and "begin_data_out" or "data_out", { job }) end
 
 function calls.test_data_out(job) return ask("test_data_out", { job }) end
 

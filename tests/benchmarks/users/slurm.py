@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from cluster.slurm.checks import PLUGIN_PLACES, POLL_INTERVAL_S
 from tests.benchmarks.processes import Members, ServerFailed
 from tests.benchmarks.users.site import CPUS, REAPER, USER, Files
 from tests.ports import free_ports
@@ -106,6 +107,14 @@ def missing() -> str:
     return ""
 
 
+def poll_interval(plugin: str) -> str:
+    """Return the line of burst_buffer.conf that `forebay slurm install` writes where this Slurm knows the key."""
+    places = (path for pattern in PLUGIN_PLACES for path in Path("/").glob(pattern.lstrip("/")))
+    plugins = [path / f"burst_buffer_{plugin}.so" for path in places]
+    knows = any(b"PollInterval" in path.read_bytes() for path in plugins if path.exists())
+    return f"PollInterval={POLL_INTERVAL_S}\n" if knows else ""
+
+
 def version() -> str:
     """Return what sbatch says that it is."""
     return subprocess.run(["sbatch", "--version"], capture_output=True, text=True, check=True).stdout.strip()
@@ -143,7 +152,7 @@ class SlurmSite(Members):
         super().__init__()
         self._settings = settings
         self._plugin = plugin
-        self._buffers_file = buffers or "StageInTimeout=86400\n"
+        self._buffers_file = (buffers or "StageInTimeout=86400\n") + poll_interval(plugin)
         self._script = script
         self.preload = dict(preload or {})
         self._directory = directory.absolute()
@@ -161,7 +170,7 @@ class SlurmSite(Members):
         """Start everything; return when the controller answers and all nodes that run are idle."""
         run = self._directory
         for place in ("munge", "state", "spool", "buffers", *(f"spool/{name}" for name in NODES)):
-            (run / place).mkdir(mode=0o755, parents=True)
+            (run / place).mkdir(mode=0o755, parents=True, exist_ok=True)
         (run / "munge").chmod(0o711)
         key = run / "munge" / "key"
         key.touch(mode=0o600)

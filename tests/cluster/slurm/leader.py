@@ -39,6 +39,8 @@ class LeaderDouble:
         self.total = 64 * GRAIN
         self.guests: dict[str, dict[str, Any]] = {}
         self.asked: list[tuple[str, str]] = []
+        self.setups: dict[str, g.SetupGuestRequest] = {}
+        """Jobs -> what their last setup asked for."""
         self.hold: set[str] = set()
         self.failing: dict[str, str] = {}
         self.away = False
@@ -85,6 +87,7 @@ class LeaderDouble:
         if operation is not ops.SETUP_GUEST and meant and meant != guest["epoch"]:
             return await self._shown(job, parameters)  # it comes late
         if operation is ops.SETUP_GUEST:
+            self.setups[job] = request
             self._set_up(guest, request)
         elif operation is ops.STAGE_IN_GUEST and guest["phase"] in ("set-up", "stage-in-failed"):
             self._begin(job, "staging-in", "staged-in", "stage-in-failed")

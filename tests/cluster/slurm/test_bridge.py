@@ -8,8 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,91 +18,21 @@ from cluster.client import Client
 from cluster.schemas import TransferView
 from cluster.schemas.guests import GuestView
 from cluster.slurm import calls as calls_module
-from cluster.slurm import fifos, script_text
+from cluster.slurm import fifos
 from cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, keep_token, report_served
 from cluster.slurm.fifos import SLOTS
 from cluster.slurm.files import VARIABLES, DirectoryRefused, Files, uptime_s
-from cluster.slurm.slurmctld import Looked
 from cluster.system import SystemClock
 from tests.cluster.harness import story, until
-from tests.cluster.slurm.leader import GRAIN, LeaderDouble, put_programs
+from tests.cluster.slurm.host import SCRIPT, UID, Host
+from tests.cluster.slurm.leader import GRAIN, put_programs
+from tests.cluster.slurm.releases import RELEASES
 from tests.fuzzing.guests import interpreters
 
 VALIDATE_TIMEOUT_S = 5
 """Seconds after which Slurm ends a check at submission, without a sentence (burst_buffer.conf(5))."""
 
-SCRIPT = "#!/bin/sh\n#BB_LUA pool=fast capacity=8MiB\ntrue\n"
-UID = str(os.getuid() or 65534)
-
 pytestmark = pytest.mark.skipif(not interpreters(), reason="no Lua is installed: scripts/install-backends --slurm")
-
-
-class Host:
-    """One slurmctld's host: what Slurm would call."""
-
-    def __init__(self, directory: Path) -> None:
-        self.run = directory / "run"
-        self.leader = LeaderDouble()
-        self.owners: dict[str, int] = {}
-        self.slurm: Looked | str = "slurmctld does not answer"
-        self.script = directory / "script"
-        self.script.write_text(SCRIPT)
-        self.lua = directory / "burst_buffer.lua"
-        self.lua.write_text(script_text(self.run))
-
-    async def owner(self, job: str) -> int | str:
-        """Whose job slurmctld says it is."""
-        return self.owners.get(job, f"slurmctld does not know job {job}")
-
-    async def look(self) -> Looked | str:
-        """What slurmctld says."""
-        return self.slurm
-
-    @asynccontextmanager
-    async def bridge(self, **options: Any) -> AsyncIterator[Bridge]:
-        stop = asyncio.Event()
-        state, on_served = options.pop("state", None), options.pop("on_served", lambda: None)
-        files = Files(self.run, "head1", **options)
-        bridge = Bridge(
-            cast(Client, self.leader), files, "token", "head1", SystemClock(),
-            state=state, ask=self.look, ask_owner=self.owner, on_served=on_served,
-        )  # fmt: skip
-        running = asyncio.create_task(bridge.run(stop))
-        try:
-            await until(lambda: running.done() or (self.run / "site.json").exists() or self.leader.away)
-            await until(lambda: running.done() or (self.run / "socket").exists())
-            yield bridge
-        finally:
-            stop.set()
-            await running
-
-    async def start(self, function: str, *arguments: str) -> asyncio.subprocess.Process:
-        """Have a Lua of its own call a function, as slurmscriptd does."""
-        words = ", ".join(json.dumps(word) for word in arguments)
-        text = (
-            "slurm = {SUCCESS = 0, ERROR = -1}\n"
-            f"dofile('{self.lua}')\n"
-            f"local rc, said = slurm_bb_{function}({words})\n"
-            "io.write(tostring(rc), '\\n', tostring(said or ''))\n"
-        )
-        return await asyncio.create_subprocess_exec(
-            interpreters()[0], "-e", text, stdout=asyncio.subprocess.PIPE, start_new_session=True
-        )
-
-    async def call(self, function: str, *arguments: str) -> tuple[int, str]:
-        """Return code and text of a function."""
-        return await self.end_of(await self.start(function, *arguments))
-
-    async def end_of(self, process: asyncio.subprocess.Process) -> tuple[int, str]:
-        said, _ = await process.communicate()
-        code, _, text = said.decode().partition("\n")
-        return int(code), text
-
-    async def set_up(self, job: str = "42") -> tuple[int, str]:
-        return await self.call("setup", job, UID, UID, "fast", str(8 * GRAIN), str(self.script))
-
-    def waiting(self) -> list[str]:
-        return os.listdir(self.run / "calls")
 
 
 @pytest.fixture
@@ -304,14 +232,19 @@ async def test_a_call_whose_helper_is_ended_is_no_success(host: Host) -> None:
 
 
 @story
-async def test_a_newer_slurm_asks_again_instead_of_waiting(host: Host) -> None:
+async def test_a_slurm_that_polls_asks_again_instead_of_waiting(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls_module, "HOLD_S", 1)
+    host.release = RELEASES["24.05"]
     host.leader.hold.add("staging-in")
     async with host.bridge():
         await host.set_up()
-        assert await host.call("data_in", "42", str(host.script), UID, UID, "info") == (0, "")
-        assert await host.call("test_data_in", "42", str(host.script), UID, UID, "info") == (0, "BUSY")
+        assert await host.perform("data_in") == (0, "")
+        assert await host.perform("test_data_in") == (0, "BUSY")
+        # Slurm sleeps after each answer: one that comes while it is asked is not waited for.
+        asked = await host.begin("test_data_in")
+        await until(lambda: len(host.waiting()) == 1)
         host.leader.end("42", "stage-in-failed", "/in/a: no such file")
-        assert await host.call("test_data_in", "42") == (-1, "/in/a: no such file")
+        assert await host.end_of(asked) == (-1, "/in/a: no such file")
 
 
 @story
@@ -474,6 +407,15 @@ async def test_dw_wlm_cli_refuses_what_no_setup_could_have_whatever_word_lua_sit
                 "the pool fast has 64MiB, and 99TiB",
             ),
             ("#DW jobdw pool=fast capacity=8MiB access_mode=stripped type=scratch", "stripped"),
+            ("#DW jobdw capacity=8MiB", ""),
+            ("#DW jobdw capacity=1.5MiB access_mode=striped type=scratch", "Slurm reads '1.5MiB' as the whole number"),
+            ("#DW jobdw pool=fast capacity=8MiB access_mode=private type=scratch", "access_mode=private cannot be"),
+            ("#DW jobdw capacity=8MiB access_mode=striped,private(MFS=1MiB)", "access_mode=private cannot be"),
+            ("#DW jobdw pool=fast capacity=2N", "the nodes of the job are not known yet"),
+            ("#DW swap 1GiB", "the job asks for no space of its own"),
+            ("#BB create_persistent name=lake capacity=1.5GiB access=striped type=scratch", "Slurm reads '1.5GiB'"),
+            ("#BB create_persistent name=lake capacity=1GiB access=striped type=scratch", ""),
+            ("#DW persistentdw name=lake", ""),
         ):
             word, text = await bridge._calls.perform("job_process", [], f"#!/bin/sh\n{line}\ntrue\n")
             assert (word == "fail") is bool(sentence) and sentence in text, text
@@ -502,6 +444,7 @@ async def test_dw_wlm_cli_refuses_what_no_setup_could_have_whatever_word_lua_sit
 
 @story
 async def test_bbstat_tells_how_far_a_transfer_is_and_neither_paths_nor_users(host: Host) -> None:
+    host.release = RELEASES["24.05"]
     host.leader.hold.add("staging-in")
     host.leader.transfer = TransferView(
         job_id=7, attempt=2, node="m1", stage="stage_in", files_done=3, files_total=9, bytes_done=2**20,
@@ -510,7 +453,7 @@ async def test_bbstat_tells_how_far_a_transfer_is_and_neither_paths_nor_users(ho
     async with host.bridge():
         assert (await host.call("get_status", "42")) == (0, "job 42: Forebay has no buffer of it\n")
         await host.set_up()
-        await host.call("data_in", "42", str(host.script), UID, UID, "info")
+        await host.perform("data_in")
         code, text = await host.call("get_status", "42")
         assert code == 0
         assert text.splitlines() == [

@@ -317,6 +317,35 @@ def test_a_burst_buffer_conf_that_was_changed_is_the_site_s_own_from_then_on(hos
     assert path not in (*host.remove().gone,) and path.exists()
 
 
+def test_poll_interval_is_written_where_the_plugin_knows_it_and_nowhere_else(host: SlurmHost) -> None:
+    plugin = host.plugins / f"burst_buffer_{host.layout.plugin}.so"
+    path = host.conf / "burst_buffer.conf"
+    old = plugin.read_bytes()
+    host.install()
+    host.use()
+    assert "PollInterval" not in path.read_text() and host.findings() == []
+    # Slurm is upgraded.
+    plugin.write_bytes(old + b"OtherTimeout\0PollInterval\0Pools\0")
+    assert [line for line in host.findings() if "PollInterval is not set, which is 15" in line]
+    assert host.install() == [path]
+    assert "PollInterval=1\n" in path.read_text() and host.findings() == []
+    # And back: such a slurmctld would not start.
+    plugin.write_bytes(old)
+    assert [line for line in host.findings() if "PollInterval is a key of Slurm 24.05 and newer; remove it" in line]
+    assert host.install() == [path] and host.findings() == []
+
+
+@pytest.mark.parametrize(("interval", "faults"), [("", 1), ("PollInterval=30\n", 1), ("pollinterval=1\n", 0)])
+def test_a_poll_interval_of_the_site_is_judged(host: SlurmHost, interval: str, faults: int) -> None:
+    plugin = host.plugins / f"burst_buffer_{host.layout.plugin}.so"
+    plugin.write_bytes(plugin.read_bytes() + b"PollInterval\0")
+    path = host.conf / "burst_buffer.conf"
+    host.install()
+    host.use()
+    path.write_text(path.read_text().replace("PollInterval=1\n", interval) + "StageInTimeout=900\n")
+    assert len([line for line in host.findings() if "write PollInterval=1" in line]) == faults
+
+
 def test_another_plugin_s_files_are_removed_first(tmp_path: Path) -> None:
     host = SlurmHost(tmp_path, "lua")
     host.install()

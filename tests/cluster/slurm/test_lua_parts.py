@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.slurm import PARTS, script_text
+from cluster.slurm import PARTS, script_text, submission_check
 from cluster.slurm.files import Files, uptime_s
 from tests.cluster.slurm.leader import LeaderDouble
 from tests.fuzzing.guests import INTERPRETERS, interpreters
@@ -108,3 +108,33 @@ def test_what_is_no_longer_believed_is_checked_by_what_the_bridge_wrote(interpre
 def test_a_host_on_which_no_bridge_has_run_refuses_buffer_jobs(interpreter: str, tmp_path: Path) -> None:
     code, said = SlurmctldHost(tmp_path, interpreter).submit(SCRIPT)
     assert code == -1 and said.startswith("the buffer is not available on this host (bridge not running)")
+
+
+@lua
+@pytest.mark.parametrize(
+    ("directive", "text", "accepted"),
+    [
+        ("BB_LUA", None, True),
+        ("BB_LUA", "", True),
+        ("BB_LUA", "#BB_LUA pool=fast capacity=2GiB", True),
+        ("BB_LUA", "pool=fast capacity=2GiB", False),
+        ("BB_LUA", "capacity=2K", False),
+        ("BB_LUA", "#DW jobdw capacity=2GiB", False),
+        ("CONDUIT", "pool=fast\n#CONDUIT pool=fast capacity=2GiB\n", True),
+        ("CONDUIT", "#BB_LUA pool=fast capacity=2GiB", False),
+    ],
+)
+def test_an_option_that_slurm_would_ignore_is_rejected_by_the_site_s_job_submit(
+    interpreter: str, directive: str, text: str | None, accepted: bool, tmp_path: Path
+) -> None:
+    check = tmp_path / "check.lua"
+    check.write_text(submission_check(directive))
+    job = "{}" if text is None else f"{{burst_buffer = {json.dumps(text)}}}"
+    program = (
+        "slurm = {SUCCESS = 0, ERROR = -1, log_user = function(said) io.write(said) end}\n"
+        f"local code = dofile('{check}')({job})\nio.write('\\n', tostring(code))\n"
+    )
+    done = subprocess.run([interpreter, "-e", program], capture_output=True, text=True, check=True)
+    said, code = done.stdout.split("\n")
+    assert (code == "0", said == "") == (accepted, accepted)
+    assert accepted or f"--bb has no #{directive} directive" in said

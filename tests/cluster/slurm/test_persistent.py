@@ -13,8 +13,8 @@ import pytest
 
 from cluster.slurm.files import PERSISTENT_ID
 from tests.cluster.harness import story
+from tests.cluster.slurm.host import UID, Host
 from tests.cluster.slurm.leader import GRAIN, put_programs
-from tests.cluster.slurm.test_bridge import UID, Host
 from tests.cluster.slurm.test_sessions import shown, tokens
 
 Asked = Callable[..., Awaitable[tuple[int, str]]]

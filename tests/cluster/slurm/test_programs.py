@@ -16,9 +16,11 @@ import pytest
 from cluster.slurm import RUN, programs
 from cluster.slurm.fifos import SLOTS
 from cluster.slurm.files import BELIEVED_S, uptime_s
+from replica.values import parse_size
 from tests.cluster.harness import story, until
+from tests.cluster.slurm.host import UID, Host
 from tests.cluster.slurm.leader import GRAIN, PYTHON, put_programs
-from tests.cluster.slurm.test_bridge import UID, VALIDATE_TIMEOUT_S, Host
+from tests.cluster.slurm.test_bridge import VALIDATE_TIMEOUT_S
 from tests.fuzzing.guests import interpreters
 
 SHELLS = [found for name in ("dash", "bash", "ksh", "zsh") if (found := shutil.which(name, path="/usr/bin:/bin"))]
@@ -55,9 +57,9 @@ class Datawarp:
     def words(self, function: str, job: str) -> list[str]:
         return ["--function", function, "--token", job, "--job", str(self.host.script)]
 
-    async def set_up(self, job: str = "42", size: str = "8MiB") -> tuple[int | None, str]:
-        capacity = ("--caller", "SLURM", "--user", UID, "--groupid", UID, "--capacity", f"fast:{size}")
-        return await self.asked("dw_wlm_cli", *self.words("setup", job), *capacity)
+    async def set_up(self, job: str = "42", capacity: str = "fast:8MiB") -> tuple[int | None, str]:
+        words = ("--caller", "SLURM", "--user", UID, "--groupid", UID, "--capacity", capacity)
+        return await self.asked("dw_wlm_cli", *self.words("setup", job), *words)
 
 
 @pytest.fixture
@@ -142,10 +144,10 @@ async def test_sizes_are_read_as_slurm_writes_them(host: Host, datawarp: Datawar
     text = "#!/bin/sh\n#BB_LUA pool=fast capacity=16MB\n"
     host.script.write_bytes(text.encode() + b"\0")  # as Slurm leaves a script with its symbols replaced
     async with host.bridge():
-        code, said = await datawarp.set_up(size="8MiB")
+        code, said = await datawarp.set_up(capacity="fast:8MiB")
         assert code == 1 and "Slurm counts 8388608 bytes of pool fast, and the directives ask for 16777216" in said
-        assert await datawarp.set_up(size="16MiB") == (0, "")
-        assert await datawarp.set_up(size=str(16 * GRAIN)) == (0, "")
+        assert await datawarp.set_up(capacity="fast:16MiB") == (0, "")
+        assert await datawarp.set_up(capacity=f"fast:{16 * GRAIN}") == (0, "")
         for size in ("", "8EiB", "8MiB,", "-1"):
             assert await datawarp.set_up("43", size) == (
                 1,
@@ -239,3 +241,44 @@ def test_the_helper_is_one_file_that_any_python_since_3_6_reads() -> None:
     ast.parse(text, feature_version=(3, 6))
     assert text.startswith(f"{PYTHON} -IS\n")
     assert shutil.which("python3")
+
+
+@story
+async def test_a_task_without_files_of_its_own_gets_the_script_of_its_job_array(
+    host: Host, datawarp: Datawarp, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    array, task = (state / f"hash.{number % 10}" / f"job.{number}" for number in (40, 42))
+    array.mkdir(parents=True)
+    (array / "script").write_text(host.script.read_text() + "\0")
+    host.script = task / "script"
+    async with host.bridge(state=state):
+        code, text = await datawarp.set_up()
+        assert code == 1 and "slurmctld names no job array" in text
+        host.arrays["42"] = "40"
+        assert await datawarp.set_up() == (0, "")
+        assert (task / "script").samefile(array / "script")
+        assert task.stat().st_mode & 0o777 == 0o700
+        for function in ("data_in", "pre_run", "post_run", "data_out"):
+            assert await datawarp.call(function, *datawarp.words(function, "42")[2:]) == (0, ""), function
+
+
+@pytest.mark.parametrize("pool", ["fast", "slow"])
+@pytest.mark.parametrize("size", ["2MB", "8MiB"])
+@story
+async def test_a_job_that_names_no_pool_has_the_one_that_slurm_charged(
+    host: Host, tmp_path: Path, pool: str, size: str
+) -> None:
+    directory = tmp_path / "programs"
+    directory.mkdir()
+    datawarp = Datawarp(host, directory, SHELLS[0])
+    host.script.write_text(f"#!/bin/sh\n#DW jobdw capacity={size} access_mode=striped type=scratch\ntrue\n")
+    # Slurm rounds up to the granularity of its pool.
+    charged = {"2MB": "2MiB", "8MiB": "8MiB"}[size]
+    async with host.bridge():
+        assert await datawarp.call("job_process", "--job", str(host.script)) == (0, "job_file_valid True\n")
+        assert await datawarp.set_up(capacity=f"{pool}:{charged}") == (0, "")
+        asked = host.leader.setups["42"]
+        assert (asked.pool, asked.size) == (pool, parse_size(charged))
+        code, text = await datawarp.set_up("43", capacity=f"{pool}:64MiB")
+        assert (code, "Slurm counts 67108864 bytes" in text) == ((1, True) if pool == "fast" else (0, False))

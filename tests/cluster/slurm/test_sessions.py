@@ -18,8 +18,8 @@ from cluster.slurm.bridge import Bridge
 from cluster.slurm.files import LEAVING_S, LEFT_S, Files, Session, session_of
 from replica.operations import GuestPhase
 from tests.cluster.harness import story, until
+from tests.cluster.slurm.host import UID, Host
 from tests.cluster.slurm.leader import GRAIN, put_programs
-from tests.cluster.slurm.test_bridge import UID, Host
 
 COUNTED = {
     "waiting", "set-up", "staging-in", "stage-in-failed", "staged-in", "running", "post-run", "staging-out",

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from tests.slurm.exercises.arrays import arrays
+from tests.slurm.exercises.cancels import cancels
 from tests.slurm.exercises.common import Told
 from tests.slurm.exercises.deaths import leader_kill, slurmctld_kill
 from tests.slurm.exercises.lives import lifecycle, unexported
 from tests.slurm.exercises.load import away, mass
+from tests.slurm.exercises.options import options
 from tests.slurm.exercises.refusals import ROWS, refusals
 from tests.slurm.exercises.space import overcommit
 from tests.slurm.site import POOL_GRAINS
@@ -27,6 +30,9 @@ class Exercise(NamedTuple):
 
 EXERCISES: Final = {
     "lifecycle": Exercise(lifecycle),
+    "arrays": Exercise(arrays),
+    "cancels": Exercise(cancels, 40),
+    "options": Exercise(options, 1, lambda size: {"checked": True}),
     "leader-kill": Exercise(leader_kill, 50),
     "slurmctld-kill": Exercise(slurmctld_kill, 30, lambda size: {"backup": True}),
     "overcommit": Exercise(overcommit, 200, lambda size: {"grains": 2 * POOL_GRAINS}),

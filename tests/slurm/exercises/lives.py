@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final
 
 from cluster.client import Client
+from tests.slurm.exercises.arrays import all_tasks
 from tests.slurm.exercises.common import Figures, exported, nothing_left, require
 from tests.slurm.gates import FUNCTIONS
 from tests.slurm.plain import PlainSite
@@ -62,12 +63,8 @@ async def lifecycle(site: Site, client: Client, rounds: int, seed: int) -> Figur
     inputs = {f"task{task}": site.make_input(f"task{task}") for task in (1, 2, 3)}
     # The directives of an array are one text: Slurm replaces %a.
     array = await site.submit(site.script("task%a"), "--array=1-3")
+    await all_tasks(site, array, len(inputs))
     for name, expected in inputs.items():
-
-        async def there(name: str = name) -> bool:
-            return (site.results / name).exists()
-
-        await site.until(f"{name} of array {array} was exported", there)
         exported(site, name, expected)
     figures: Figures = {"jobs": 5, "states": states}
     if site.plugin == "datawarp":

@@ -49,11 +49,14 @@ class Slurm:
     async def failed(self, job: str, function: str, *sentences: str) -> str:
         """Wait until the job's reason is what a function said, with all these sentences; return it."""
 
+        # From 24.05 on a stage that takes time fails in the question for its end, and from 25.05 on lua adds "failed".
+        named = re.compile(rf"\b(?:test )?{function.replace('_', ' ')}(?: failed)?:")
+
         async def reason() -> str:
             shown = (await self.site.ask("scontrol", "show", "job", job)).stdout
             found = _REASON.search(shown)
             said = found[1].replace("_", " ") if found else ""
-            return said if function.replace("_", " ") + ":" in said else ""
+            return said if named.search(said) else ""
 
         said = str(await self.site.until(f"{function} of job {job} failed", reason))
         for sentence in sentences:
@@ -114,6 +117,17 @@ class Slurm:
         require(REQUEST_REFUSED in said, said)
         self.saw(said.splitlines()[0])
         return said
+
+    async def rejected(self, name: str, sentence: str) -> None:
+        """Wait until a buffer job is rejected with this sentence."""
+
+        async def said() -> str | None:
+            done = await self.site.ask("sbatch", script=self.site.script(name))
+            if done.returncode == 0:
+                await self.site.ask("scancel", done.stdout.split()[-1])
+            return done.stderr if sentence in done.stderr else None
+
+        self.saw(str(await self.site.until(f"a buffer job is rejected: {sentence}", said, 60)).splitlines()[0])
 
     async def host(self) -> str:
         """Return how this host calls itself."""

@@ -25,6 +25,9 @@ from tests.slurm.site import Site
 SETUP_WAIT_S: Final = 8
 """GuestSetupWait of this exercise, seconds: what waits in vain need not wait for 20."""
 
+PASSES_USER: Final = (23, 2)
+"""First release that passes the user to `job_process`."""
+
 PATIENT_S: Final = 120
 """GuestSetupWait where the space comes before it is over, seconds."""
 
@@ -82,13 +85,18 @@ COPY: Final = ("cp $DW_JOB_STRIPED/in $DW_JOB_STRIPED/out",)
 
 
 async def users(slurm: Slurm) -> None:
-    """A user who is not allowed: held with Slurm's own sentence."""
+    """A user who is not allowed: held with Slurm's own sentence, or rejected where Slurm passes the user to lua."""
     data = slurm.site.make_input("denied")
     await slurm.cli("config", "set", f"DenyUsers={slurm.site.account.pw_name}")
-    job = await slurm.site.submit(slurm.site.script("denied"))
-    await slurm.held(job, "setup", "User found in DenyUsers")
-    await slurm.cli("config", "set", "DenyUsers=")
-    await slurm.release(job)
+    if slurm.site.plugin == "lua" and await slurm.site.release() >= PASSES_USER:
+        await slurm.rejected("denied", "User found in DenyUsers")
+        await slurm.cli("config", "set", "DenyUsers=")
+        job = await slurm.accepted("denied")
+    else:
+        job = await slurm.site.submit(slurm.site.script("denied"))
+        await slurm.held(job, "setup", "User found in DenyUsers")
+        await slurm.cli("config", "set", "DenyUsers=")
+        await slurm.release(job)
     await slurm.ends_well(job, "denied", data)
 
 

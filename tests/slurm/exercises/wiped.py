@@ -69,7 +69,7 @@ async def state_wiped(slurm: Slurm) -> None:
     await slurm.phase(never, "staged-in")
     [running], [staged] = await _records(slurm, ran), await _records(slurm, never)
 
-    token = site.directory / "state" / "forebay.cluster"
+    token = site.slurm.state / "forebay.cluster"
     await _wipe(slurm, token)
 
     async def has_ended() -> bool:

@@ -1,0 +1,127 @@
+"""Jobs that are cancelled while they are staged in: nothing has failed, and the last answer is the teardown's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from cluster.slurm import calls, stage_ins
+from tests.cluster.harness import story, until
+from tests.cluster.slurm.host import Host
+from tests.cluster.slurm.releases import RELEASES
+from tests.fuzzing.guests import interpreters
+
+pytestmark = pytest.mark.skipif(not interpreters(), reason="no Lua is installed: scripts/install-backends --slurm")
+
+
+@pytest.fixture(params=["24.05", "26.05"])
+def polled(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """A host whose Slurm polls; its bridge holds a question for a moment only."""
+    monkeypatch.setattr(calls, "HOLD_S", 0.1)
+    host = Host(tmp_path, RELEASES[request.param])
+    host.leader.hold.add("staging-in")
+    return host
+
+
+class Ending:
+    """Calls of Slurm that run beside each other, in the order in which they are answered."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.order: list[str] = []
+
+    async def call(self, function: str) -> tuple[int, str]:
+        found = await self._host.perform(function)
+        self.order.append(function)
+        return found
+
+
+async def torn_down(host: Host) -> None:
+    """Wait until the leader has heard of the teardown."""
+    await until(lambda: ("tear_down_guest", "42") in host.leader.asked)
+
+
+@story
+async def test_a_question_after_a_cancel_is_no_failure_and_the_teardown_is_answered_after_it(polled: Host) -> None:
+    async with polled.bridge():
+        for function, said in (("setup", ""), ("data_in", ""), ("test_data_in", "BUSY")):
+            assert await polled.perform(function) == (0, said)
+        ending = Ending(polled)
+        teardown = asyncio.create_task(ending.call("job_teardown"))
+        await torn_down(polled)
+        assert await ending.call("test_data_in") == (0, "")
+        assert await teardown == (0, "")
+        assert ending.order == ["test_data_in", "job_teardown"]
+        assert polled.leader.guests["42"]["phase"] == "lingering"
+
+
+@pytest.mark.parametrize("release", ["22.05", "23.11", "24.05"])
+@story
+async def test_a_job_that_is_cancelled_between_setup_and_stage_in_has_not_failed(release: str, tmp_path: Path) -> None:
+    host = Host(tmp_path, RELEASES[release])
+    async with host.bridge():
+        assert await host.perform("setup") == (0, "")
+        ending = Ending(host)
+        teardown = asyncio.create_task(ending.call("job_teardown"))
+        await torn_down(host)
+        rest = ("data_in", "test_data_in") if host.release.polls else ("data_in",)
+        for function in rest:
+            assert await ending.call(function) == (0, "")
+        assert await teardown == (0, "")
+        assert ending.order == [*rest, "job_teardown"]
+        assert host.leader.guests["42"]["phase"] == "lingering"
+
+
+@pytest.mark.parametrize("killed", [True, False])
+@story
+async def test_a_question_that_runs_during_the_cancel_is_killed_or_has_not_failed(
+    killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "HOLD_S", 60)
+    host = Host(tmp_path, RELEASES["24.11"])
+    host.leader.hold.add("staging-in")
+    async with host.bridge():
+        assert await host.perform("setup") == (0, "")
+        assert await host.perform("data_in") == (0, "")
+        question = await host.begin("test_data_in")
+        await until(lambda: len(host.waiting()) == 1)
+        if killed:
+            os.killpg(question.pid, signal.SIGKILL)
+        ending = Ending(host)
+        teardown = asyncio.create_task(ending.call("job_teardown"))
+        assert killed or await host.end_of(question) == (0, "")
+        assert killed or not ending.order
+        assert await teardown == (0, "")
+        await question.wait()
+
+
+@story
+async def test_a_stage_in_that_slurm_has_given_up_does_not_hold_its_teardown_for_ever(
+    polled: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "_NEXT_S", {("test_data_in", "busy"): 0.5})
+    async with polled.bridge():
+        for function, said in (("setup", ""), ("data_in", ""), ("test_data_in", "BUSY")):
+            assert await polled.perform(function) == (0, said)
+        assert await polled.perform("job_teardown") == (0, "")
+        # The buffer is set up anew, and nothing of the cancel is left.
+        polled.leader.failing["staging-in"] = "/in/a: no such file"
+        polled.leader.hold.clear()
+        assert await polled.perform("setup") == (0, "")
+        assert await polled.perform("data_in") == (-1, "/in/a: no such file")
+
+
+@story
+async def test_teardowns_of_jobs_that_were_staged_wait_for_nothing(
+    polled: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_ins, "SETTLE_S", 3600)
+    monkeypatch.setattr(stage_ins, "READ_S", 3600)
+    polled.leader.hold.clear()
+    async with polled.bridge():
+        for function in ("setup", "data_in", "test_data_in", "job_teardown"):
+            assert await polled.perform(function) == (0, ""), function
