@@ -27,7 +27,7 @@ from cluster.cli.app import cli
 from cluster.cli.exits import BBF_LINE, INVALID_REQUEST_LINE, MEANINGS, NODE_COUNT_LINE, PERMISSION_LINE, SERVE_MEANINGS
 from cluster.cli.submission.sbatch_options import OPTIONS
 from cluster.config.config import Config
-from cluster.config.toml import ConfigError
+from cluster.config.toml import NOBODYS, ConfigError
 from cluster.schemas.operations import OPERATIONS, Operation
 from cluster.schemas.requests import BulkCommand
 from replica.decide.configuration import written_value
@@ -268,8 +268,7 @@ EVERY_KEY = (HERE / "forebay-every-key.toml").read_text(encoding="utf-8")
 def test_a_configuration_with_every_key_says_what_it_said(tmp_path: Path) -> None:
     file = tmp_path / "forebay.toml"
     file.write_text(EVERY_KEY, encoding="utf-8")
-    # The owner of the file is this account.
-    config = msgspec.structs.replace(Config.load(file), owner_uid=0)
+    config = msgspec.structs.replace(Config.load(file), owner_uid=NOBODYS)  # whoever runs this
     said = msgspec.json.format(msgspec.json.encode(config, enc_hook=str), indent=2).decode()
     compare("names/forebay_toml.txt", said.replace(str(tmp_path), "").splitlines())
 

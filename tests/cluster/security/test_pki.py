@@ -381,4 +381,4 @@ def test_the_key_that_is_loaded_is_the_one_that_was_judged(
         return descriptor
 
     monkeypatch.setattr("cluster.security.tls.open_key_file", swapped)
-    assert open_server_context(files.certificate, files.key).verify_mode is ssl.CERT_NONE
+    assert open_server_context(files.certificate, files.key).minimum_version is ssl.TLSVersion.TLSv1_3

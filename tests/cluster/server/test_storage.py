@@ -130,7 +130,10 @@ def test_what_is_said_of_a_replica_that_lost_its_data_is_there_after_a_power_fai
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
     note_forgotten(config, "r1", "the leader says so")
     home = config.storage.directory / "r1"
-    assert synced == [str(home / FORGOTTEN_NAME), str(home)]
+    # The note, which has its name only when it is on the disk, and then the name.
+    (note, directory) = synced
+    assert (Path(note).parent, Path(note).name.split(".")[1], directory) == (home, FORGOTTEN_NAME, str(home))
+    assert (home / FORGOTTEN_NAME).read_text() == "the leader says so\n"
 
 
 def test_an_applied_entry_that_no_release_writes_is_a_damaged_ledger(config: Config) -> None:
