@@ -45,7 +45,7 @@ def _start_drill(state: Facts, actor: c.Actor, command: c.StartDrill, at: Instan
             return Refusal(
                 RefusalCode.WRONG_STATE,
                 f"drill {last.id} ({last.scenario} of {last.target}, by {last.by}) is under way",
-                f"wait for its end, or end it: forebay drill abort {last.id} --reason TEXT",
+                f"wait for its end, or end it: forebay drill abort {last.id}",
                 "scenario",
             )
         silent_s = last.lease_s or last.lasts_s

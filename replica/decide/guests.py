@@ -434,7 +434,7 @@ def _staged_in(state: Facts, job: Job, phase: GuestPhase) -> Events | Refusal:
     mover = mover_again(state, job, places)
     if not mover:
         shown = " and ".join(place.name for place in places)
-        sentence, remedy = f"no agent stages for place {shown}", "start an agent for it with --mover"
+        sentence, remedy = f"no agent stages for place {shown}", "start one for it: forebay agent NAME --mover"
         return Refusal(RefusalCode.WRONG_STATE, sentence, remedy, "job")
     return (e.GuestStageInOrdered(job.id, mover, job.attempt + 1),)
 

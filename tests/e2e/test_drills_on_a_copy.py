@@ -224,4 +224,4 @@ def test_a_copy_is_upgraded_while_it_works_and_each_way_to_end_it_leaves_nothing
     assert aborted.returncode == 7 and "operator: the phone rings" in said
     site.nothing_is_left()
     shown = site.json("drill", "list")["drills"]
-    assert [one["sentence"] for one in shown[:2]] == ["operator: the phone rings", "ended from the keyboard"]
+    assert [one["sentence"] for one in shown[:2]] == ["operator: the phone rings", "interrupted by Ctrl-C or SIGTERM"]
