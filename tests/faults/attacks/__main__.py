@@ -44,6 +44,7 @@ ATTACKS = {
     "mail": Attack("mail addresses that are commands and files", users.mail, sites.replicas, (1, 50)),
     "ids": Attack("ids of commands from another time, of a user and of an agent", users.ids, sites.replicas, (5, 500)),
     "bodies": Attack("bodies that trickle in or are cut off", connections.bodies, sites.replicas, (20, 500)),
+    "heads": Attack("malformed request heads", connections.heads, sites.replicas, (20, 2_000)),
     "certificates": Attack(
         "certificates that expired or were revoked: on open connections, by tickets, anew",
         connections.certificates, sites.replicas, (1, 10),
@@ -60,6 +61,10 @@ ATTACKS = {
         (1, 5), "without root jobs run as the account of the cluster, which init says",
     ),
     "capacity": Attack("jobs that write more than their buffers may hold", jobs.capacity, sites.whole, (2, 40)),
+    "watch": Attack(
+        "many files in one buffer, while another job writes over its capacity", jobs.watch, sites.whole,
+        (20_000, 400_000),
+    ),
     "names": Attack("a buffer that was cleared, made again by its name", jobs.names, sites.whole, (1, 10)),
     "results": Attack("results with links that lead out, and modes that hide and change", jobs.results, sites.whole,
                       (1, 20)),

@@ -53,6 +53,25 @@ async def bodies(site: BareCluster, count: int) -> dict[str, int]:
     return {"slow": count, "cut": count}
 
 
+async def heads(site: BareCluster, count: int) -> dict[str, int]:
+    """Send request heads that are malformed; the log has no traceback, and no line for each."""
+    malformed = (b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n", b"\x16\x03\x01\r\n\r\n")
+    async with site.client() as client:
+        leader = await site.leader(client)
+        before = logged(site)
+        for number in range(count):
+            reader, writer = await connected(site, leader, USER)
+            writer.write(malformed[number % len(malformed)])
+            if not (said := await ended(reader)).startswith(b"HTTP/1.1 400"):
+                raise RunFailed(f"a malformed head was answered {said[:60]!r}")
+            writer.close()
+        await works(site, client)
+        grown = logged(site)[len(before) :]
+        if "Traceback" in grown or grown.count("malformed request") >= count:
+            raise RunFailed(f"the log grew by {len(grown.splitlines())} lines: {grown[-500:]}")
+    return {"heads": count}
+
+
 async def _begin(site: BareCluster, name: str, sent: bytes) -> tuple[Reader, Writer]:
     reader, writer = await connected(site, name, USER)
     head = "POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"

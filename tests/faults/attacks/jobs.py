@@ -25,6 +25,7 @@ from tests.faults.attacks.sites import (
     run_job,
     seen,
     submitted,
+    until,
 )
 from tests.faults.local_cluster import LocalCluster
 
@@ -101,11 +102,30 @@ async def keys(site: LocalCluster, jobs: int) -> dict[str, int]:
 
 async def capacity(site: LocalCluster, jobs: int) -> dict[str, int]:
     """Write over the capacity of a buffer, each job in another way, as many at a time as there are ways."""
-    kinds = itertools.islice(itertools.cycle(WRITES), jobs)
     async with site.client(site.user) as client:
+        await nodes_are_there(client)
+        nodes = (await client.call(ops.LIST_NODES)).nodes
+        held = all(node.process_control == "cgroup" for node in nodes)
+        # Without a cgroup nothing says which processes are the job's, so removed files are not counted.
+        kinds = itertools.islice(itertools.cycle([kind for kind in WRITES if held or kind != "removed"]), jobs)
         while some := list(itertools.islice(kinds, len(WRITES))):
             await asyncio.gather(*(_writes_over(site, client, kind) for kind in some))
     return {"jobs": jobs}
+
+
+async def watch(site: LocalCluster, files: int) -> dict[str, int]:
+    """Fill one buffer with empty files, and write over the capacity of another meanwhile."""
+    filled = site.work / "filled"
+    filled.unlink(missing_ok=True)
+    async with site.client(site.user) as client:
+        hog = await submitted(
+            site, client, "hog", BUFFER.replace("1MiB", f"{-(-files // 1024)}MiB"), 'cd "$DW_JOB_STRIPED" || exit 9',
+            f"i=0; while [ $i -lt {files} ]; do : > $i; i=$((i+1)); done; : > {filled}", ENDLESS,
+        )  # fmt: skip
+        await until("a buffer that is full of files", filled.exists)
+        await _writes_over(site, client, "300MiB")
+        await client.call(ops.CANCEL_JOB, id=hog)
+    return {"files": files}
 
 
 async def _writes_over(site: LocalCluster, client: Client, kind: str) -> None:
