@@ -49,8 +49,8 @@ from cluster.schemas import (
     encode_frame,
 )
 from cluster.security import Identity, NotIdentified
-from cluster.system import Address
-from cluster.system.eventloop import Acceptor, LimitedLog, ReadingProtocol, read_buffer
+from cluster.system import Address, LogRateLimiter
+from cluster.system.eventloop import Acceptor, ReadingProtocol, read_buffer
 
 LOGGER = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class ChannelServer:
         self.held: Counter[Identity] = Counter()
         """Open connections by who is at the other end."""
         self.buffer = read_buffer()
-        self.refusals, self.cuts = LimitedLog(LOGGER, logging.WARNING), LimitedLog(LOGGER, logging.WARNING)
+        self._limiter = LogRateLimiter(asyncio.get_running_loop().time)
         self._acceptor = Acceptor(lambda: _Connection(self), address, tls)
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -116,6 +116,12 @@ class ChannelServer:
         await self._acceptor.stop()
         for connection in list(self.connections):
             connection.close()
+
+    def warn(self, sentence: str, kind: str) -> None:
+        """Log a sentence that clients can cause at will, at most one of its kind in a minute."""
+        more = self._limiter.due("", kind)
+        if more is not None:
+            LOGGER.warning("%s%s", sentence, more)
 
     def take_in(self, connection: _Connection, identity: Identity) -> str:
         """Give a connection a place; a sentence that says why not where there is none, else the empty string."""
@@ -200,11 +206,11 @@ class _Connection(ReadingProtocol):
             identity = self._core.peers.admit(transport)
             permit(identity, PEOPLE, "use the channel")
         except (NotIdentified, Problem) as problem:
-            self._server.refusals.write("a connection of %s is rejected: %s", _host_of(transport), problem)
+            self._server.warn(f"a connection of {_host_of(transport)} is rejected: {problem}", "rejected")
             transport.abort()
             return
         if full := self._server.take_in(self, identity):
-            self._server.refusals.write("a connection of %s is rejected: %s", _host_of(transport), full)
+            self._server.warn(f"a connection of {_host_of(transport)} is rejected: {full}", "rejected")
             transport.abort()
             return
         self._identity = identity
@@ -224,7 +230,7 @@ class _Connection(ReadingProtocol):
             self._bodies.extend(bodies)
             self._work()
         except ChannelRefused as error:
-            self._server.cuts.write("the channel of %s is closed: %s", self._identity, error)
+            self._server.warn(f"the channel of {self._identity} is closed: {error}", "closed")
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -393,7 +399,7 @@ class _Connection(ReadingProtocol):
         out, self._out = self._out, []
         transport.write(out[0] if len(out) == 1 else b"".join(out))
         if transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
-            self._server.cuts.write("%s does not read its answers; its channel is cut", self._identity)
+            self._server.warn(f"{self._identity} does not read its answers; its channel is cut", "closed")
             transport.abort()
 
 

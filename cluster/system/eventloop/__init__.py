@@ -8,7 +8,6 @@ from replica.faces import shown
 if TYPE_CHECKING:
     from cluster.system.eventloop.background import Background, end_within, failure_logged, stop_on_signals
     from cluster.system.eventloop.http_server import HttpConnection, HttpServer, Malformed
-    from cluster.system.eventloop.limited_log import LimitedLog
     from cluster.system.eventloop.listener import Acceptor, ReadingProtocol, listen, read_buffer
     from cluster.system.eventloop.name_service import NameService, NotKnownNow
     from cluster.system.eventloop.slices import BYTES_PER_SLICE, RECORDS_PER_SLICE, Slices, Work, paced
@@ -20,7 +19,6 @@ else:
         """
         background: Background end_within failure_logged stop_on_signals
         http_server: HttpConnection HttpServer Malformed
-        limited_log: LimitedLog
         listener: Acceptor ReadingProtocol listen read_buffer
         name_service: NameService NotKnownNow
         slices: BYTES_PER_SLICE RECORDS_PER_SLICE Slices Work paced

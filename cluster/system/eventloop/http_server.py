@@ -24,7 +24,7 @@ from aiohttp.http_exceptions import (
 )
 from aiohttp.web_protocol import RequestHandler
 
-from cluster.system.eventloop.limited_log import LimitedLog
+from cluster.system.log_rate_limiter import LogRateLimiter
 
 _KINDS: Final = {
     BadHttpMethod: "its method is none",
@@ -118,9 +118,9 @@ class HttpConnection(RequestHandler):
         server = cast(HttpServer, self._manager)
         if isinstance(exc, HttpProcessingError):
             malformed = self._malformed(exc)
-            server.nonsense.write("a request of %s is rejected: %s", self.peer(), malformed.sentence)
+            server.log(logging.WARNING, f"a request of {self.peer()} is rejected: {malformed.sentence}", "malformed")
         else:
-            server.faults.write("a request of %s failed outside of its handler", self.peer(), fault=exc)
+            server.log(logging.ERROR, f"a request of {self.peer()} failed outside of its handler", "fault", exc)
             malformed = Malformed(
                 status, "the request failed because of a fault in this release", "report it with this service's log"
             )
@@ -134,7 +134,7 @@ class HttpConnection(RequestHandler):
         """Log a fault that aiohttp met while it served the connection."""
         server = cast("HttpServer | None", self._manager)
         if server is not None:
-            server.faults.write("a connection of %s failed", self.peer(), fault=options.get("exc_info"))
+            server.log(logging.ERROR, f"a connection of {self.peer()} failed", "fault", options.get("exc_info"))
 
     def _malformed(self, error: HttpProcessingError) -> Malformed:
         if isinstance(error, LineTooLong):
@@ -169,12 +169,19 @@ class HttpServer(web.Server):
             logger=logger,
             **options,
         )
-        self.nonsense = LimitedLog(logger, logging.WARNING)
-        self.faults = LimitedLog(logger, logging.ERROR)
+        self._logger = logger
+        self._limiter = LogRateLimiter(asyncio.get_running_loop().time)
 
     def __call__(self) -> RequestHandler:
         """Make the protocol of a new connection."""
         return self.connection_type(self, loop=self._loop, **self._kwargs)
+
+    def log(self, level: int, sentence: str, kind: str, fault: BaseException | None = None) -> None:
+        """Log a sentence that others can cause at will, at most one of its kind in a minute."""
+        # Not one for each peer: a peer has as many addresses as it likes.
+        more = self._limiter.due("", kind)
+        if more is not None:
+            self._logger.log(level, "%s%s", sentence, more, exc_info=fault)
 
     def sweep(self) -> int:
         """End the connections that are overdue; return how many."""

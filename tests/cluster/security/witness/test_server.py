@@ -93,15 +93,6 @@ async def test_requests_are_answered_as_the_protocol_says_over_one_connection_or
 
 
 @story
-async def test_malformed_requests_cost_one_line_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with listening(tmp_path) as (_, address):
-        for head in (b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n", b"GET /" + b"x" * 9000) * 3:
-            assert (await sent(address, head + b"\r\n\r\n")).status == 400
-        (record,) = caplog.records
-        assert record.getMessage().startswith("127.0.0.1 sent a malformed request") and record.exc_info is None
-
-
-@story
 async def test_what_is_too_large_or_says_not_how_large_it_is_is_not_read(tmp_path: Path) -> None:
     async with listening(tmp_path) as (server, address):
         head = b"POST /add-checkpoint HTTP/1.1\r\nHost: w\r\nContent-Length: %d\r\n\r\n"

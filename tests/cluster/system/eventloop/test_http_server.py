@@ -9,8 +9,7 @@ from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.system.eventloop import HttpConnection, HttpServer, LimitedLog
-from cluster.system.eventloop.limited_log import PERIOD_S
+from cluster.system.eventloop import HttpConnection, HttpServer
 from tests.cluster.harness import PATIENCE_S
 from tests.logs import lines_of
 
@@ -63,21 +62,6 @@ def test_any_bytes_cost_a_line_of_each_kind_and_no_traceback(
     asyncio.run(run())
     said = lines_of(caplog, LOGGER.name)
     assert len(said) <= 1 and all(line.count("\n") == 0 and len(line) < 200 for line in said), said
-
-
-def test_a_line_that_is_left_out_is_counted_in_the_next(caplog: pytest.LogCaptureFixture) -> None:
-    now_s = [100.0]
-
-    async def run() -> None:
-        asyncio.get_running_loop().time = lambda: now_s[0]  # type: ignore[method-assign]
-        log = LimitedLog(LOGGER, logging.WARNING)
-        for number in range(5):
-            log.write("number %d", number)
-        now_s[0] += PERIOD_S
-        log.write("number %d", 5)
-
-    asyncio.run(run())
-    assert lines_of(caplog, LOGGER.name) == ["number 0", "number 5 (4 more since the last such line)"]
 
 
 def test_a_fault_of_a_handler_is_logged_with_its_traceback_once(caplog: pytest.LogCaptureFixture) -> None:
