@@ -5,8 +5,9 @@ By rank, and in a rank by name:
 1. `test_MODULE.py` in the folder of `tests` that mirrors the module's package (`replica/scheduler/preemption.py`:
    `tests/replica/scheduler`), or in the closest folder above it that exists;
 2. test files that import the module by its own name;
-3. test files in the mirror that import it through a helper of `tests`, or import the package it belongs to;
-4. the rest of the mirror.
+3. test files in the mirror, or lying directly in a folder above it, that import the package the module belongs to;
+4. those that import the module through a helper of `tests`;
+5. the rest of the mirror, then the rest of the folders above it.
 
 Tests that start whole clusters, virtual machines or browsers are left out: each of them would take longer than all of
 the others, and a fault that only they notice lacks a test of its own.
@@ -32,14 +33,19 @@ def nearest_tests(tree: Path, module: Path) -> list[Path]:
     ranked: list[tuple[int, Path]] = []
     for file, (own, helped) in _imports(tree).items():
         beneath = mirror is not None and mirror in file.parents
+        above = mirror is not None and len(file.parent.parts) > 1 and file.parent in mirror.parents
         if beneath and file.name == f"test_{module.stem}.py":
             rank = 1
         elif dotted in own:
             rank = 2
-        elif not beneath:
+        elif not beneath and not above:
             continue
+        elif package in own:
+            rank = 3
+        elif dotted in helped:
+            rank = 4
         else:
-            rank = 3 if dotted in helped or package in own else 4
+            rank = 5 if beneath else 6
         ranked.append((rank, file))
     return [file for _, file in sorted(ranked)]
 

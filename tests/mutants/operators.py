@@ -56,14 +56,14 @@ OPERATORS: Final = (
 
 
 def faults_of(source: bytes) -> list[Fault]:
-    """Return the faults that a module can have, by their place; `is_applicable` says which can be planted. SyntaxError."""
+    """Return the faults that a module may have, by their place, before `is_applicable` is asked. SyntaxError."""
     finder = _Finder(source)
     finder.visit(ast.parse(source))
     return sorted(set(finder.found))
 
 
 def is_applicable(fault: Fault, source: bytes) -> bool:
-    """Return whether the faulty source is valid and another program than `source`. It parses both, which takes a while."""
+    """Return whether the faulty source is valid and another program than `source`; it parses both."""
     try:
         return ast.dump(ast.parse(fault.applied_to(source))) != ast.dump(ast.parse(source))
     except SyntaxError:
