@@ -46,6 +46,10 @@ NEAR_FILES: Final = 6
 FILES_MAX: Final = 30
 """Test files that run for one fault at most, count."""
 
+OUTCOMES: Final = ("killed", "timeout", "survived", "untested", "slow", "equivalent")
+"""By a test that failed; by tests that end without the fault and not with it; not noticed; no test file is near; the
+tests take longer than the limit without the fault, too, so nothing is known; and listed in `equivalent.txt`."""
+
 _FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 _NO_TESTS: Final = 5
 """Exit code of pytest where it collected nothing."""
@@ -69,7 +73,7 @@ class Result(msgspec.Struct, frozen=True):
     old: str
     new: str
     outcome: str
-    """`killed`, `survived`, `timeout`, `untested` (no test file is near) or `equivalent`."""
+    """One of `OUTCOMES`."""
     test: str = ""
     """The first test that noticed it."""
     seconds: float = 0.0
@@ -188,16 +192,19 @@ def _tried(tree: Path, copy: Path, planted: Planted, limits: Limits, known: froz
     files = nearest_tests(tree, planted.module)[:FILES_MAX]
     if not files:
         return result("untested")
-    try:
-        _write(path, fault.applied_to(sound))
-        for some, limit_s in ((files[:NEAR_FILES], limits.near_s), (files[NEAR_FILES:], limits.all_s)):
-            if some:
-                outcome, test = _noticed(copy, some, limit_s)
-                if outcome != "survived":
-                    return result(outcome, test)
-        return result("survived")
-    finally:
-        _write(path, sound)
+    for some, limit_s in ((files[:NEAR_FILES], limits.near_s), (files[NEAR_FILES:], limits.all_s)):
+        if not some:
+            break
+        try:
+            _write(path, fault.applied_to(sound))
+            outcome, test = _noticed(copy, some, limit_s)
+        finally:
+            _write(path, sound)
+        if outcome == "timeout" and _noticed(copy, some, limit_s)[0] == "timeout":
+            return result("slow")
+        if outcome != "survived":
+            return result(outcome, test)
+    return result("survived")
 
 
 def _write(path: Path, source: bytes) -> None:
@@ -284,17 +291,11 @@ def row_of(result: Result) -> str:
 
 def summary(results: Sequence[Result]) -> str:
     """Return how many faults had which outcome, by package and in all, and the share that the tests noticed."""
-    lines = [
-        f"{'package':17} {'killed':>7} {'survived':>9} {'timeout':>8} {'untested':>9} {'equivalent':>11} {'noticed':>8}"
-    ]
+    lines = [" ".join((f"{'package':17}", *(f"{outcome:>10}" for outcome in OUTCOMES), f"{'noticed':>8}"))]
     for package in (*dict.fromkeys(result.package for result in results), "all"):
-        chosen = [result for result in results if package in (result.package, "all")]
-        counts = [
-            sum(result.outcome == outcome for result in chosen)
-            for outcome in ("killed", "survived", "timeout", "untested", "equivalent")
-        ]
-        noticed, counted = counts[0] + counts[2], sum(counts[:4])
-        share = f"{noticed / counted:.0%}" if counted else "-"
-        columns = " ".join(f"{count:{width}}" for count, width in zip(counts, (7, 9, 8, 9, 11), strict=True))
-        lines.append(f"{package:17} {columns} {share:>8}")
+        chosen = [result.outcome for result in results if package in (result.package, "all")]
+        killed, timeout, survived, untested, *_ = counts = [chosen.count(outcome) for outcome in OUTCOMES]
+        counted = killed + timeout + survived + untested
+        share = f"{(killed + timeout) / counted:.0%}" if counted else "-"
+        lines.append(" ".join((f"{package:17}", *(f"{count:10}" for count in counts), f"{share:>8}")))
     return "\n".join(lines)

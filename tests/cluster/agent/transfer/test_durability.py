@@ -187,10 +187,10 @@ def test_no_chunk_is_marked_as_durable_before_a_sync_that_began_after_it_was_wri
         return sync
 
     def mark(chunks: Chunks, numbers: list[int]) -> None:
+        pace.marked.set()
         assert not unsynced & set(numbers), "DURABLE, and the chunk is not on the disk"
         durable(chunks, numbers)
         marked.extend(numbers)
-        pace.marked.set()
 
     monkeypatch.setattr(os, "pwrite", write)
     for name in ("fsync", "fdatasync"):
