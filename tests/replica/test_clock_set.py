@@ -15,6 +15,7 @@ from replica.state.digest import state_digest
 from replica.state.invariants import check
 from replica.state.state import EMPTY
 from replica.values import Instant, LedgerViolation, Refusal, RefusalCode, Revision, seconds
+from tests.replica.guest_world import GuestWorld
 from tests.replica.world import OPERATOR, World, user
 
 HOUR_S = 3600
@@ -127,3 +128,14 @@ def test_the_state_before_it_is_held_for_the_digest_that_is_recorded_of_it() -> 
         history.take(index, batch)
     history.digests.finish()
     assert (history.digests.recorded, history.digests.compared) == (1, 1)
+
+
+def test_nothing_that_the_clock_measures_of_an_external_job_is_ahead_of_a_clock_that_was_set() -> None:
+    world = GuestWorld()
+    world.advance(HOUR_S)
+    world.setup()
+    before = world.guest().guest
+    assert before is not None and before.since == world.at
+    set_back(world, HOUR_S)
+    after = world.guest().guest
+    assert after is not None and after.since == world.at

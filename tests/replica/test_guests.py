@@ -19,7 +19,19 @@ from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_pass import free_for_setups
 from replica.values.errors import Refusal, RefusalCode
 from replica.views.jobs import verdict_of
-from tests.replica.guest_world import CLUSTER, COMMANDS, DATA, OTHER, RESULTS, WANTED, WAYS, GuestWorld, asked, world_at
+from tests.replica.guest_world import (
+    CLUSTER,
+    COMMANDS,
+    DATA,
+    MOVERS,
+    OTHER,
+    RESULTS,
+    WANTED,
+    WAYS,
+    GuestWorld,
+    asked,
+    world_at,
+)
 from tests.replica.test_reservations import reserve
 from tests.replica.world import OPERATOR, SCRIPT, agent, user
 
@@ -711,3 +723,23 @@ def test_what_a_scheduler_says_is_bounded_and_has_no_control_characters(text: st
         refusal = world.ask(command)
         assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.INVALID_FIELD
     assert world.phase() is GuestPhase.STAGED_IN
+
+
+def test_nothing_takes_over_from_the_mover_of_an_external_job_that_waits_for_an_operator() -> None:
+    world = GuestWorld(stage_retries=0)
+    world.setup()
+    world.stage_in()
+    job = world.guest()
+    world.fail()
+    before = world.guest()
+    assert before.stuck and before.mover
+    world.settle(c.DrainNode(before.mover, "x"))
+    world.advance(1_000)
+    after = world.guest()
+    assert (after.mover, after.attempt, after.stuck, after.message) == (
+        before.mover,
+        before.attempt,
+        True,
+        before.message,
+    )
+    assert not any(order.job == job.id for mover in MOVERS for order in world.orders(mover))

@@ -341,6 +341,21 @@ def test_a_held_job_gives_its_staged_space_back_after_the_site_limit() -> None:
     assert world.free() == 100
 
 
+def test_the_site_limit_of_a_hold_counts_from_the_hold_and_not_from_the_buffer() -> None:
+    world = World(cpus=1, staged_hold_time_s=60)
+    world.submit(time_limit_s=100_000)
+    job = world.submit("capacity=40")
+    world.done(job)
+    world.advance(1_000)
+    world.settle(c.HoldJob(job), user())
+    held_at = world.at
+    world.advance(59)
+    assert world.shown(job)[2] == "staged-in"
+    world.advance(1)
+    assert world.shown(job)[2] == "teardown"
+    assert world.state.jobs[job].held_at == held_at
+
+
 def test_a_revoked_job_that_was_cancelled_meanwhile_does_not_come_back() -> None:
     world = World(cpus=1, staged_hold_time_s=60)
     world.submit()

@@ -208,6 +208,20 @@ def test_a_failed_operation_is_tried_again_by_whoever_takes_over() -> None:
     assert world.state.jobs[job].failures == 1, "how often it failed is not forgotten"
 
 
+@pytest.mark.parametrize("stage", ["stage_in", "stage_out", "teardown"])
+def test_nothing_takes_over_an_operation_that_waits_for_an_operator(stage: str) -> None:
+    world = place_world(stage_retries=0)
+    job = bring_to(world, stage)
+    world.report(job, c.OperationFailed("it broke"))
+    former = world.state.jobs[job]
+    assert former.stuck
+    world.settle(c.DrainNode("m1", "x"))
+    world.advance(1_000)
+    after = world.state.jobs[job]
+    assert (after.mover, after.attempt, after.stuck, after.failures) == ("m1", former.attempt, True, former.failures)
+    assert not world.orders("m2")
+
+
 def test_the_restart_of_an_agent_starts_only_its_own_operations_again() -> None:
     world = place_world()
     first, second = (world.submit("capacity=10 pool=bulk") for _ in range(2))

@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from replica.fold.fold import fold
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
+from replica.messages import events as e
 from replica.model.job_states import JobState
 from replica.model.requests import JobOptions
 from replica.values.errors import Refusal
+from replica.values.units import NEVER
 from tests.replica.world import World, user
 
 
@@ -116,6 +122,21 @@ def test_a_pending_job_that_is_requeued_gives_its_buffer_back_and_stages_in_agai
     assert (here.shown(job)[2], here.free()) == ("teardown", 60)
     here.done(job)
     assert here.shown(job)[2] == "staging-in" and here.state.buffers[job].staged_in_files == 0
+
+
+@pytest.mark.parametrize("event", [e.JobRequeued, e.RunRequeued])
+@settings(max_examples=20)
+@given(failures=st.integers(0, 9), message=st.text(max_size=5))
+def test_a_requeued_job_begins_anew_and_keeps_no_failures_of_its_last_life(
+    event: type[e.JobRequeued | e.RunRequeued], failures: int, message: str
+) -> None:
+    here = site()
+    job = running(here)
+    here.finish(job)
+    former = replace(here.state.jobs[job], failures=failures, message=message, node="n1", order_at=here.at)
+    state = fold(replace(here.state, jobs=here.state.jobs.set(job, former)), [event(job)], here.at)
+    found = state.jobs[job]
+    assert (found.failures, found.node, found.mover, found.order_at) == (0, "", "", NEVER)
 
 
 def test_a_job_submitted_with_no_requeue_is_not_requeued() -> None:

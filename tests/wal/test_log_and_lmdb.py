@@ -308,6 +308,22 @@ def test_a_symbolic_link_in_place_of_a_new_log_is_not_followed(tmp_path: Path) -
     assert not (directory / LOG_FILE).is_symlink()
 
 
+def test_a_log_is_used_as_soon_as_a_byte_of_it_after_its_first_block_is_not_zero(tmp_path: Path) -> None:
+    with opened(tmp_path):
+        pass
+    made = content_of(tmp_path)[:BLOCK_BYTES].ljust(LOG_BYTES, b"\0")
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    store = sync_log.DiskStore(descriptor, readonly=True)
+    try:
+        rewrite(tmp_path, made)
+        assert not sync_log.is_used(store, tmp_path)
+        for at in (BLOCK_BYTES, BLOCK_BYTES + 1, 2 * BLOCK_BYTES - 1, 2 * BLOCK_BYTES, LOG_BYTES - 1):
+            rewrite(tmp_path, made[:at] + b"\1" + made[at + 1 :])
+            assert sync_log.is_used(store, tmp_path), f"byte {at} is of a record"
+    finally:
+        os.close(descriptor)
+
+
 def test_a_log_of_another_size_than_new_ones_have_is_used_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.wal.support import apply, entry, fill, open_env, opened
-from wal import BrokenInvariant, Environment, Journal
+from wal import BrokenInvariant, Environment, Journal, records
 from wal.ledger import Ledger, LedgerBroken, hand_over
 from wal.ledger import fill as fill_gap
 from wal.pruning import authorise, prune_some, recorded
@@ -250,3 +250,18 @@ def test_the_room_of_what_was_pruned_is_used_again_and_the_map_does_not_fill_up(
     assert highest < 0.8
     assert Ledger(env).verify().last_index == journal.applied_index
     env.close()
+
+
+def test_a_record_of_what_was_pruned_has_a_whole_number_of_segments_or_is_damaged() -> None:
+    head, segment = (
+        len(records.unpack_checked(records.PRUNED_KEY, records.pack_pruned(Pruned(1, SEGMENTS[:count]))))
+        for count in (0, 1)
+    )
+    for length in range(2 * segment):
+        value = records.pack_checked(records.PRUNED_KEY, bytes(length))
+        count, rest = divmod(length - head, segment - head)
+        if length >= head and not rest:
+            assert len(records.unpack_pruned(value).segments) == count
+        else:
+            with pytest.raises(records.Damaged, match=f"has {length} bytes"):
+                records.unpack_pruned(value)

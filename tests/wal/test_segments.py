@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.wal.support import CLUSTER, entry, open_env
 from tests.wal.test_pruning import SEGMENTS
@@ -273,3 +274,32 @@ def test_a_pruned_ledger_with_its_archive_reads_like_the_whole_one(tmp_path: Pat
             assert [one.row_at(index) for index in range(1, LAST + 1)] == rows
             assert [one.index_of_revision(one_) for one_ in range(1, one.applied_revision + 1)] == revisions
     env.close()
+
+
+NO_DIGEST = "0" * 62 + "zz"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": "forebay-segment-0"},
+        {"first_index": 2},
+        {"last_index": 19},
+        {"digest_before": NO_DIGEST},
+        {"digest_after": NO_DIGEST},
+        {"digest_after": "00" * 31},
+        {"digest_after": ""},
+        {"revision_before": 7},
+    ],
+)
+def test_each_claim_of_a_manifest_is_checked_by_itself(tmp_path: Path, change: dict[str, object]) -> None:
+    env = whole(tmp_path / "r1")
+    archive(env, tmp_path / "a")
+    env.close()
+    first = min(path for path in (tmp_path / "a").iterdir() if SegmentName.parse(path.name) is not None)
+    segment = Segment(first)
+    name = SegmentName.parse(first.name)
+    segment._check_manifest(name)
+    segment.manifest = replace(segment.manifest, **change)
+    with pytest.raises(SegmentBroken):
+        segment._check_manifest(name)

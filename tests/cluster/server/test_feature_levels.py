@@ -1,5 +1,6 @@
 """Where a replica, or an audit, meets what only a later release knows: it says so, stops, and changes nothing."""
 
+import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from cluster import serve
 from cluster.audit.commands import audit
 from cluster.cli.exits import ExitCode
 from cluster.config.config import Config
+from cluster.server.feature_levels import unasked
 from cluster.server.storage import open_storage
 from cluster.system.clock import SystemClock
 from replica.messages import features
@@ -109,3 +111,8 @@ async def test_an_audit_of_a_ledger_or_snapshot_above_the_known_level_names_the_
         assert typed("ledger", "verify", "--data", directory).exit_code == ExitCode.OK
         monkeypatch.undo()
         await harness.open()
+
+
+def test_where_no_peer_can_be_asked_asking_fails_and_says_which() -> None:
+    with pytest.raises(LookupError, match="cannot ask r2"):
+        asyncio.run(unasked("r2"))

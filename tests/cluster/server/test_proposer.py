@@ -200,6 +200,26 @@ async def test_a_queue_is_bounded_in_bytes_too(config: Config) -> None:
 
 
 @story
+async def test_the_bytes_of_a_queue_that_has_drained_are_free_again(config: Config) -> None:
+    async with manual(config) as harness:
+        big = "#!/bin/sh\n" + "#" * 250_000
+
+        def fill() -> list[Answer]:
+            taken: list[Answer] = []
+            with pytest.raises(QueueFull):
+                for _ in range(QUEUE_COMMANDS_MAX):
+                    taken.append(submit(harness, script=big))
+            return taken
+
+        first = fill()
+        while not all(answer.done() for answer in first):
+            harness.engine.commit()
+            await asyncio.sleep(0)
+        assert harness.controller.proposer.queued == 0
+        assert len(fill()) == len(first)
+
+
+@story
 async def test_a_retry_of_what_is_queued_in_flight_or_applied_gets_the_first_answer_and_no_second_entry(
     config: Config,
 ) -> None:

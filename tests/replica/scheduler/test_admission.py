@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from replica.messages import commands as c
+from replica.messages import events as e
 from replica.values.limits import EVENTS_PER_PASS_MAX
 from tests.replica.reference import reference_scheduler
 from tests.replica.reference.reference_scheduler import next_due, plan
@@ -49,6 +50,22 @@ def test_a_small_request_that_gives_back_in_time_passes_without_being_counted() 
     assert world.state.buffers[brief].state.word == "staging-in"
     assert world.reason(lengthy) == "BurstBufferResources"
     assert world.state.jobs[large].passed == 0
+
+
+def test_what_a_passed_request_was_first_promised_stays_when_it_is_expected_sooner() -> None:
+    world = World({"fast": 100}, max_passes=9)
+    blocker = world.submit("capacity=60", time_limit_s=3600)
+    large = world.submit("capacity=100", priority=9)
+    world.submit("capacity=10", time_limit_s=1)
+    promised_at = world.state.jobs[large].promised_at
+    assert promised_at > world.at
+    # What only drains is expected to be gone in a moment.
+    world.settle(c.CancelJob(blocker))
+    world.submit("capacity=10", time_limit_s=1)
+    events = [event for batch in world.ledger for entry in batch.entries for event in entry.events]
+    passes = [event.promised_at for event in events if isinstance(event, e.BufferAllocated) and event.passed == large]
+    assert len(passes) == 2 and passes[1] < passes[0] == promised_at
+    assert world.state.jobs[large].promised_at == promised_at
 
 
 def test_requests_for_one_pool_do_not_wait_behind_those_for_another() -> None:

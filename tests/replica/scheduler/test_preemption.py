@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.accounts import SchedulingRules
@@ -132,3 +135,50 @@ def test_whoever_gives_way_no_job_starves() -> None:
         world.advance(7)
     assert not world.state.unfinished
     assert all(job.interrupted.revocations <= 2 for job in world.state.jobs.values())
+
+
+def test_a_job_of_the_same_priority_gives_way_neither_to_an_earlier_job_nor_to_a_later_one() -> None:
+    world = World({"fast": 100}, nodes=2, cpus=4)
+    world.settle(c.DrainNode("n2", "x"))
+    earlier = world.submit("capacity=60", hold=Hold.USER)
+    long = world.submit(cpus=4, time_limit_s=100_000)
+    world.report(long, c.ScriptStarted())
+    waiting = world.submit("capacity=80", cpus=2)
+    world.done(waiting)
+    world.settle(c.ResumeNode("n2"))
+    world.settle(c.ReleaseJob(earlier), user())
+    world.advance(400)
+    assert world.reason(earlier) == "BurstBufferResources"
+    assert not revoked(world, waiting)
+
+
+@settings(max_examples=60)
+@given(
+    sizes=st.lists(st.integers(1, 20), min_size=1, max_size=4),
+    chosen=st.sets(st.integers(0, 3), min_size=1),
+    more=st.integers(-1, 1),
+)
+def test_of_the_buffers_that_are_taken_back_none_could_have_been_left(
+    sizes: list[int], chosen: set[int], more: int
+) -> None:
+    world = World({"fast": 100}, nodes=2, cpus=4)
+    world.settle(c.DrainNode("n2", "x"))
+    long = world.submit(cpus=4, time_limit_s=100_000)
+    world.report(long, c.ScriptStarted())
+    staged = [world.submit(f"capacity={size}") for size in sizes]
+    for job in staged:
+        world.done(job)
+    world.settle(c.ResumeNode("n2"))
+    for job in staged:
+        # They wait for the CPUs of n1, the urgent job could run on n2.
+        assert world.state.buffers[job].state.word == "staged-in"
+    free = world.free()
+    wanted = min(100, free + more + sum(size for number, size in enumerate(sizes) if number in chosen))
+    world.submit(f"capacity={wanted}", priority=9)
+    world.advance(400)
+    taken = [world.state.buffers[job].granted_bytes for job in staged if revoked(world, job)]
+    if wanted <= free:
+        assert not taken
+    else:
+        assert free + sum(taken) >= wanted
+        assert all(free + sum(taken) - size < wanted for size in taken)

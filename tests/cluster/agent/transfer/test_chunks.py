@@ -167,13 +167,14 @@ def test_where_the_kernel_does_not_copy_the_bytes_are_read_and_written(
     assert "kernel_copied" not in harness.lines()[0].flags
 
 
+@pytest.mark.parametrize("number", range(5))
 def test_a_chunk_that_storage_gives_back_wrong_is_written_again_and_then_right(
-    disk: Harness, monkeypatch: pytest.MonkeyPatch
+    disk: Harness, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     really, flips = Pouring._write, iter([True])
 
     def flip(pouring: Pouring, data: memoryview, at: int) -> None:
-        if at == CHUNK_BYTES and next(flips, False):
+        if at == number * CHUNK_BYTES and next(flips, False):
             data = memoryview(bytes([data[0] ^ 1]) + bytes(data[1:]))
         really(pouring, data, at)
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from cluster.agent.transfer import small, status_table, transfer
+from cluster.agent.transfer import large, small, status_table, transfer
 from cluster.agent.transfer.options import Options
-from cluster.agent.transfer.status_table import HEADER_BYTES, ROW_BYTES, State
+from cluster.agent.transfer.status_table import HEADER_BYTES, ROW_BYTES, Chunks, State
 from tests.cluster.agent.transfer.harness import Harness, plant, tree_of
 
+CHUNK_BYTES = 4096
 CALLS = ("write", "pwrite", "fsync", "fdatasync", "rename", "mkdir", "fchmod")
 
 
@@ -138,3 +141,64 @@ def test_the_manifest_is_durable_before_anything_is_written_to_the_destination(
     monkeypatch.setattr(transfer, "_make_directories", first)
     harness.carry(options=Options(streams=1))
     assert seen == [set()]
+
+
+class WaitsForAMark:
+    """A pace that moves nothing after the first chunks until some of them were marked as durable."""
+
+    def __init__(self) -> None:
+        self.marked = threading.Event()
+        self.taken_bytes = 0
+
+    def take(self, size_bytes: int, /) -> None:
+        if self.taken_bytes >= 3 * CHUNK_BYTES:
+            assert self.marked.wait(60), "no chunk was marked while others were moved"
+        self.taken_bytes += size_bytes
+
+    def check(self) -> None:
+        pass
+
+    def step_bytes(self, most: int, /) -> int:
+        return most
+
+
+def test_no_chunk_is_marked_as_durable_before_a_sync_that_began_after_it_was_written(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(harness.source, {"large": bytes(range(256)) * 256})
+    unsynced, marked = set[int](), list[int]()
+    pwrite, durable = os.pwrite, Chunks.durable
+
+    def is_part(descriptor: int) -> bool:
+        return os.readlink(f"/proc/self/fd/{descriptor}").endswith(".part")
+
+    def write(descriptor: int, data: bytes, at: int) -> int:
+        if is_part(descriptor):
+            unsynced.add(at // CHUNK_BYTES)
+        return pwrite(descriptor, data, at)
+
+    def syncing(really: Callable[[int], None]) -> Callable[[int], None]:
+        def sync(descriptor: int) -> None:
+            before = set(unsynced)
+            really(descriptor)
+            if is_part(descriptor):
+                unsynced.difference_update(before)
+
+        return sync
+
+    def mark(chunks: Chunks, numbers: list[int]) -> None:
+        pace.marked.set()
+        assert not unsynced & set(numbers), "DURABLE, and the chunk is not on the disk"
+        durable(chunks, numbers)
+        marked.extend(numbers)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, syncing(getattr(os, name)))
+    monkeypatch.setattr(Chunks, "durable", mark)
+    monkeypatch.setattr(large, "SETTLE_S", 0.0)
+    monkeypatch.setattr(large, "clone", lambda *_: False)
+    harness.pace = pace = WaitsForAMark()
+    harness.carry(options=Options(chunk_bytes=CHUNK_BYTES, large_bytes=16384, streams=1))
+    assert marked
+    assert tree_of(harness.destination) == tree_of(harness.source)

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from cluster.agent.files.durable import RECEIPTS
+from cluster.agent.transfer import large, plan
 from cluster.agent.transfer import workspace as workspace_module
 from cluster.agent.transfer.errors import Paused, TransferFailed
 from cluster.agent.transfer.manifest import Record
-from cluster.agent.transfer.options import Kind, Options
+from cluster.agent.transfer.options import Kind, Options, Verify
 from cluster.agent.transfer.progress import nothing
 from cluster.agent.transfer.rate_limit import Stopped
 from cluster.agent.transfer.status_table import Chunks, ChunkState
@@ -179,6 +180,29 @@ def test_chunks_that_are_not_what_they_were_are_copied_again_whatever_their_mark
     receipt = harness.carry(options=ONE)
     assert (harness.destination / "large").read_bytes() == LARGE
     assert receipt.resumed_bytes <= 2 * CHUNK
+
+
+@pytest.mark.parametrize("rebooted", [False, True])
+def test_a_chunk_without_a_digest_is_believed_until_the_node_is_booted_again(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, rebooted: bool
+) -> None:
+    options = Options(chunk_bytes=CHUNK, large_bytes=16384, streams=1, verify=Verify.SIZE)
+    monkeypatch.setattr(large, "is_local", lambda _: False)
+    monkeypatch.setattr(large, "clone", lambda *_: False)
+    monkeypatch.setattr(large, "SETTLE_S", 10**9)
+    (harness.source / "large").write_bytes(LARGE)
+    harness.pace = Ends(3 * CHUNK, Paused())
+    with pytest.raises(Paused):
+        harness.carry(options=options)
+    harness.pace = Ends(10**9, Paused())
+    if rebooted:
+        # What was written and not synced went with the power.
+        monkeypatch.setattr(plan, "boot_id", lambda: "another boot")
+        (part,) = harness.parts()
+        part.write_bytes(bytes(len(LARGE)))
+    receipt = harness.carry(options=options)
+    assert (harness.destination / "large").read_bytes() == LARGE
+    assert (receipt.resumed_bytes == 0) is rebooted
 
 
 def test_another_file_under_the_temporary_name_is_not_gone_on_with(harness: Harness) -> None:

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cluster.agent.transfer import small
 from cluster.agent.transfer.errors import ReadBackFailed, SourceChanged, TransferFailed, root_cause
 from cluster.agent.transfer.options import Kind, Options, Verify
 from cluster.agent.transfer.progress import nothing
 from cluster.agent.transfer.receipts import read_lines, recheck
+from cluster.agent.transfer.small import READ_AT_ONCE_BYTES, READ_BYTES
 from cluster.providers import Local
 from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
 
@@ -89,6 +91,19 @@ def test_a_source_that_changes_once_is_read_again_and_one_that_keeps_changing_is
         harness.carry()
     assert isinstance(root_cause(caught.value), SourceChanged)
     assert tree_of(harness.destination) == {"log": b"0+"}
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 4096, READ_AT_ONCE_BYTES, READ_AT_ONCE_BYTES + 1, READ_BYTES + 1])
+def test_a_file_that_grows_while_it_is_read_is_read_again_also_where_its_times_do_not_tell(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, size_bytes: int
+) -> None:
+    monkeypatch.setattr(small, "check_unchanged", lambda *_: None)
+    log = harness.source / "log"
+    log.write_bytes(bytes(size_bytes))
+    harness.pace = Writes(log, 1)
+    receipt = harness.carry(options=Options(large_bytes=4 * READ_BYTES, streams=1))
+    assert (receipt.retries, receipt.size_bytes) == (1, size_bytes + 1)
+    assert (harness.destination / "log").read_bytes() == bytes(size_bytes) + b"+"
 
 
 def test_a_large_source_that_changes_is_planned_again_and_one_that_keeps_changing_is_refused(harness: Harness) -> None:
