@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cluster.schemas.guests import GuestView
+from cluster.slurm import calls
 from cluster.slurm import files as module
 from cluster.slurm.bridge import Bridge
 from cluster.slurm.files import LEAVING_S, LEFT_S, Files, Session, session_of
@@ -223,6 +224,8 @@ async def test_a_teardown_whose_caller_was_ended_is_there_for_slurm_to_call_agai
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LEFT_S", 0.0)
+    # No call of the stage-in is to come, for which a teardown would wait.
+    monkeypatch.setattr(calls, "_NEXT_S", {})
     program = str(put_programs(host.run.parent, host.run))
     words = ("--function", "teardown", "--token", "42", "--job", str(host.script))
     async with host.bridge() as bridge:
