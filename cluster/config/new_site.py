@@ -232,7 +232,8 @@ def found(directory: Path, founding: Founding, *, clock: Clock) -> Config:
                 _allow_first_start(beside_data, name)
             if founding.owner is not None:
                 _hand_over(scratch / TLS_NAME, beside_data, founding, founding.owner)
-                # The service and the clients of the machine's accounts read it.
+            if founding.owner is not None or founding.accounts == "switch":
+                # The service, clients of other accounts and their jobs, whose buffers and scripts lie here.
                 (scratch / CONFIG_NAME).chmod(_SHOWN_MODE)
                 for path in new:
                     with closing(open_directory(path)) as opened:

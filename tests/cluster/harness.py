@@ -432,6 +432,14 @@ class Harness:
         return await self.ask("POST", "/v1/jobs", self.job(**changes), who=who)
 
 
+async def compared(ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Ask for a history until it is complete: an index that was found at a start is compared with the ledger first."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not (answer := await ask()).body["complete"]:
+            await asyncio.sleep(0.05)
+    return answer
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Wait until the condition holds."""
     async with asyncio.timeout(PATIENCE_S):

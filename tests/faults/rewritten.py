@@ -9,11 +9,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 
+import msgspec
 from msgspec.structs import replace
 
 from cluster.config.config import Config
+from cluster.consensus.seals import Seal, Seals
+from cluster.server.tlog import SIGNING_DIRECTORY, private_key
 from replica.messages.commands import Actor
-from wal import Environment, Journal
+from wal import Environment, Journal, name_of
 from wal.codec import Kind, decode_batch, encode_batch, kind_of
 from wal.journal import Entry
 from wal.ledger import Ledger
@@ -31,8 +34,24 @@ def blamed(entry: Entry, actor: Actor) -> Entry:
     return entry._replace(data=encode_batch(replace(batch, entries=entries)))
 
 
-def rewrite(config: Config, name: str, change: Rewrite) -> list[int]:
+def sealed_again(config: Config, entries: list[Entry]) -> list[Entry]:
+    """Return entries with new signatures, by the keys of the replicas that signed them: who has all disks has these."""
+    found, term_before = list[Entry](), 0
+    for entry in entries:
+        if entry.seal:
+            seal = msgspec.msgpack.decode(entry.seal, type=Seal)
+            private = private_key(config.storage.directory / name_of(seal.leader) / SIGNING_DIRECTORY)
+            signed = Seals(config.cluster.id, seal.leader, private).sealed(entry, term_before, dict(seal.votes))
+            entry = signed
+        found.append(entry)
+        term_before = entry.term
+    return found
+
+
+def rewrite(config: Config, name: str, change: Rewrite, *, has_all_keys: bool = False) -> list[int]:
     """Rewrite the history of a replica that does not run; return the indexes of the entries that are another now.
+
+    With `has_all_keys` they are signed anew, as by one who has the disks of all replicas.
 
     Its snapshots are removed, since they know the digest of what was. ValueError where the ledger does not begin with
     entry 1, or has a gap: then more than this replica's own disk would have to be forged.
@@ -53,6 +72,8 @@ def rewrite(config: Config, name: str, change: Rewrite) -> list[int]:
     environment.close()
 
     forged = [change(entry) for entry in held]
+    if has_all_keys:
+        forged = sealed_again(config, forged)
     shutil.rmtree(directory)
     shutil.rmtree(config.snapshot_directory(name), ignore_errors=True)
     environment = Environment.open(directory, **identity, create=True)  # type: ignore[arg-type]

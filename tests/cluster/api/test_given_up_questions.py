@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -49,7 +50,8 @@ def answered(questions: list[int], given_up: dict[int, list[int]]) -> list[int]:
 
     follower: Any = SimpleNamespace(ledger=SimpleNamespace(applied_index=9), index=9)
     with ours, its:
-        process = Process(its, follower, None, None, None)  # type: ignore[arg-type]
+        with patch("cluster.api.past.__main__.IndexScrub"):
+            process = Process(its, follower, None, None, None)  # type: ignore[arg-type]
         asked = process._questions = Asked(meanwhile)  # type: ignore[assignment]
         for number in questions:
             ours.sendall(encode(why(number)))

@@ -179,7 +179,7 @@ async def test_an_installed_snapshot_replaces_the_state_and_what_came_before_is_
                 )
                 entry = leader.storage.journal.entry(applied.index)
                 harness.storage.journal.append([entry])
-                harness.controller.apply(*entry)
+                harness.controller.apply(entry.index, entry.term, entry.data)
             assert harness.controller.applied_digest == leader.controller.applied_digest
             assert state_digest(harness.controller.state) == state_digest(leader.controller.state)
             await harness.restart()

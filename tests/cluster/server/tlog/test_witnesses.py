@@ -231,7 +231,7 @@ async def test_a_history_forged_on_all_replicas_is_found_by_the_witness_and_with
     cosigned, _ = seen.all()
     seen.close()
     for name in ("r1", "r2", "r3"):
-        assert rewrite(site.config, name, lambda entry: blamed(entry, SOMEBODY_ELSE))
+        assert rewrite(site.config, name, lambda entry: blamed(entry, SOMEBODY_ELSE), has_all_keys=True)
         home = site.config.storage.directory / name
         # What each replica remembers of its signatures, and what it derived: whoever has the disk has these too.
         (home / "signing/signed").unlink()
