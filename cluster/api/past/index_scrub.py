@@ -87,6 +87,11 @@ class _Checker(Follower):
         """Keep only this state."""
         self._points = [point]
 
+    def _leap(self, index: int) -> None:
+        # What was noted before the entries that are not held is compared without them.
+        self.write()
+        super()._leap(index)
+
 
 class _Noted:
     """What stands in the place of an index: takes what is noted, and compares it with what the follower has."""
