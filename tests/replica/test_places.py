@@ -586,3 +586,11 @@ class PlaceHistories(Histories):
 
 PlaceHistories.TestCase.settings = settings(max_examples=12, stateful_step_count=40, deadline=None)
 TestPlaceHistories = PlaceHistories.TestCase
+
+
+def test_a_node_that_is_known_registers_again_where_no_further_node_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(nodes=2)
+    world.settle(c.AdmitNode("third"))
+    monkeypatch.setattr("replica.decide.cluster.NODES_MAX", len(world.state.nodes))
+    assert not isinstance(world.register("n1", instance="i2"), Refusal)
+    refused(world, c.RegisterNode("third", 4, "i1", "s1"), RefusalCode.LIMIT_EXCEEDED, agent("third"))
