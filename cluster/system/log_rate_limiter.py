@@ -1,5 +1,6 @@
 """Log rate limiter for what a peer can cause at will: one message of a kind in a period, with a count of the others."""
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -36,3 +37,14 @@ class LogRateLimiter:
         if logged is None or not logged.since:
             return ""
         return f" ({logged.since} times more in the last {now_s - logged.at_s:.0f} s)"
+
+    def log(
+        self, logger: logging.Logger, level: int, sentence: str, kind: str, fault: BaseException | None = None
+    ) -> None:
+        """Log a sentence, with the traceback of a fault, unless one of its kind was logged shortly before.
+
+        Not one for each peer: a client has as many addresses as it likes.
+        """
+        more = self.due("", kind)
+        if more is not None:
+            logger.log(level, "%s%s", sentence, more, exc_info=fault)

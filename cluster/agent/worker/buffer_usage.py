@@ -66,7 +66,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """What was counted, under the number that it was asked with."""
+    """Answer to an `Asked`, with its number."""
 
     number: int
     usage: Usage

@@ -119,9 +119,7 @@ class ChannelServer:
 
     def warn(self, sentence: str, kind: str) -> None:
         """Log a sentence that clients can cause at will, at most one of its kind in a minute."""
-        more = self._limiter.due("", kind)
-        if more is not None:
-            LOGGER.warning("%s%s", sentence, more)
+        self._limiter.log(LOGGER, logging.WARNING, sentence, kind)
 
     def take_in(self, connection: _Connection, identity: Identity) -> str:
         """Give a connection a place; a sentence that says why not where there is none, else the empty string."""

@@ -1,4 +1,4 @@
-"""What connections to a replica may cost: how many there are, of whom, and for how long one may be idle."""
+"""Limits on connections to a replica: their number by peer, and how long one may be idle."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Connection(HttpConnection):
         super().connection_lost(exc)
 
     def problem_response(self, malformed: Malformed) -> web.Response:
-        """Return the answer to what is no request, in the same form as every other problem."""
+        """Return the answer to a malformed request, in the same form as every other problem."""
         sentence, remedy = malformed.sentence, malformed.remedy
         if malformed.status >= 500:
             problem = Problem(500, "internal_error", sentence)
@@ -163,7 +163,7 @@ class GuardedServer(HttpServer):
         self.users = 0
         """Those of users among them."""
         self.strangers: dict[str, dict[Connection, None]] = {}
-        """Those of nobody known, by where they come from, oldest first."""
+        """Connections of peers that are not identified yet, by address, oldest first."""
 
     def count(self, connection: Connection, holder: str | None) -> bool:
         """Count an open connection for whom it is, and no more for whom it was; return whether he may have it."""
@@ -194,7 +194,7 @@ class GuardedServer(HttpServer):
     def _make_room(self, holder: str) -> bool:
         """Cut strangers for the newest one of `holder` where there are too many; return whether it may stay.
 
-        That one goes which has been silent for longest: so nobody keeps others of his address out by saying nothing.
+        The one that was silent for longest is cut, so that silent clients keep no other of their address out.
         """
         crowded = holder if len(self.strangers[holder]) > CONNECTIONS_OF_A_STRANGER_MAX else ""
         if not crowded and sum(map(len, self.strangers.values())) > CONNECTIONS_OF_NOBODY_MAX:

@@ -124,7 +124,7 @@ class _Connection(HttpConnection):
         return f"uid {self.uid}" if self.uid is not None else "a client that has gone"
 
     def problem_response(self, malformed: Malformed) -> web.Response:
-        """Return the answer to what is no request, as a replica would give it."""
+        """Return the answer to a malformed request, as a replica would give it."""
         codes = {431: "limit_exceeded", 500: "internal_error"}
         code = codes.get(malformed.status, "malformed_request")
         view = ErrorView(code=code, sentence=malformed.sentence, remedy=malformed.remedy)

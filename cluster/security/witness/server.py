@@ -68,7 +68,7 @@ class _Connection(HttpConnection):
             manager.make_room(self)
 
     def problem_response(self, malformed: Malformed) -> web.Response:
-        """Return the answer to what is no request."""
+        """Return the answer to a malformed request."""
         response = super().problem_response(malformed)
         response.headers.update(HEADERS)
         return response

@@ -1,8 +1,8 @@
-"""HTTP connections as every listener here has them: bounded in time, and cheap where what arrives is no request.
+"""HTTP server of every listener: connections are bounded in time, and malformed requests cost little.
 
 aiohttp parses and answers; this guards what it leaves open. A connection that has begun a request must finish its head
-in time, and a slow one cannot stay by sending a byte now and then. What is no request is answered and logged as one
-line, once in a while: aiohttp would log a traceback of kilobytes for each.
+in time, and a slow one cannot stay by sending a byte now and then. Malformed requests are answered, and logged as one
+line a minute: aiohttp would log a traceback of kilobytes for each.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KINDS: Final = {
 
 
 class Malformed(NamedTuple):
-    """Why what arrived is no request."""
+    """Reason why a request is malformed, and the status of the answer."""
 
     status: int
     sentence: str
@@ -100,7 +100,7 @@ class HttpConnection(RequestHandler):
         return str(found[0]) if found else "a client that has gone"
 
     def problem_response(self, malformed: Malformed) -> web.Response:
-        """Return the answer to what is no request: plain text, unless a listener has a form of its own."""
+        """Return the answer to a malformed request: plain text, unless a listener has a form of its own."""
         return web.Response(status=malformed.status, text=f"{malformed.sentence}; {malformed.remedy}\n")
 
     def handle_error(
@@ -110,7 +110,7 @@ class HttpConnection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer what never became a request, and close the connection.
+        """Answer a malformed request, and close the connection.
 
         Raises:
             ConnectionError: part of another answer has been sent.
@@ -177,11 +177,8 @@ class HttpServer(web.Server):
         return self.connection_type(self, loop=self._loop, **self._kwargs)
 
     def log(self, level: int, sentence: str, kind: str, fault: BaseException | None = None) -> None:
-        """Log a sentence that others can cause at will, at most one of its kind in a minute."""
-        # Not one for each peer: a peer has as many addresses as it likes.
-        more = self._limiter.due("", kind)
-        if more is not None:
-            self._logger.log(level, "%s%s", sentence, more, exc_info=fault)
+        """Log a sentence that clients can cause at will, at most one of its kind in a minute."""
+        self._limiter.log(self._logger, level, sentence, kind, fault)
 
     def sweep(self) -> int:
         """End the connections that are overdue; return how many."""
