@@ -5,7 +5,9 @@ import os
 import shutil
 import signal
 import tempfile
+import zlib
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,51 @@ _WAITING = Path(__file__).parent / "e2e"
 """Where tests mostly wait for processes of theirs, and leave the processor to others."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+_DAY = "FOREBAY_TEST_DAY"
+"""Environment variable with the day, counted from an arbitrary one, that chooses today's share of the campaigns."""
+
+# Workers inherit it: they must agree also if midnight passes while they collect.
+os.environ.setdefault(_DAY, str(datetime.now(UTC).toordinal()))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--every", action="store_true", help="run all tests of campaigns instead of today's share")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "campaign(days): expensive; runs once in so many days, always with --every or if named by its ID"
+    )
+
+
+def pytest_report_header() -> str:
+    return f"campaigns: the share of day {os.environ[_DAY]}; all of them with --every"
+
+
+def _is_left_out(item: pytest.Item, day: int) -> bool:
+    """Say whether a campaign leaves a test to another day. The tests of a module take turns."""
+    marker = item.get_closest_marker("campaign")
+    return marker is not None and (day + zlib.crc32(item.nodeid.encode())) % marker.args[0] != 0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _choose_campaigns(config, items)
+    _spread_waiting_files(items)
+
+
+def _choose_campaigns(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--every") or any("::" in argument for argument in config.args):
+        return
+    day = int(os.environ[_DAY])
+    left_out = [item for item in items if _is_left_out(item, day)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
+
+
+def _spread_waiting_files(items: list[pytest.Item]) -> None:
     """Spread files that wait among those that compute: workers take files in this order, and three that wait at once
     leave both cores idle, while three that compute wait for each other.
     """
