@@ -1,4 +1,4 @@
-"""What a replica remembers: the journal of consensus, which is the ledger, in one LMDB environment."""
+"""Storage of a replica: the Raft journal, which is also the ledger, in one LMDB environment."""
 
 from wal.archived import ArchivedLedger
 from wal.codec import (

@@ -1,7 +1,7 @@
-"""A ledger that is read with its archive: what is not held by the replica comes from the segments, each proven.
+"""Ledger backed by an archive: entries the replica no longer holds are read from archive segments.
 
-What an archive has of a gap is believed once it leads from the digest before the gap to the digest behind it, which
-the replica kept.
+Archived entries that fill a gap are trusted only if they lead from the digest before the gap to the digest after it.
+The replica keeps both digests.
 """
 
 from pathlib import Path
@@ -13,10 +13,10 @@ from wal.segments import Archive, SegmentBroken
 
 
 class ArchivedLedger(Ledger):
-    """The ledger of an Environment together with an archive; what `Ledger` says of errors, and SegmentBroken."""
+    """Ledger of an Environment combined with an archive. Raises the errors of `Ledger`, and SegmentBroken."""
 
     def __init__(self, env: Environment, archive: Archive) -> None:
-        """SegmentBroken where the archive is of another history than the ledger."""
+        """Raise SegmentBroken if the archive belongs to another history than the ledger."""
         super().__init__(env)
         self.archive = archive
         if archive.segments and archive.cluster_id != env.identity.cluster_id:
@@ -26,26 +26,26 @@ class ArchivedLedger(Ledger):
         self._check_links()
 
     def as_of_now(self) -> "Ledger":
-        """The ledger up to what is applied now, as `Ledger.as_of_now` has it."""
+        """Return the ledger up to the last applied entry; see `Ledger.as_of_now`."""
         return self if self._seen is not None else self._seen_as(super()._scan())
 
     def as_stored(self) -> "Ledger":
-        """The ledger up to what LMDB was given, as `Ledger.as_stored` has it."""
+        """Return the ledger up to the last checkpoint; see `Ledger.as_stored`."""
         stored = super().as_stored()._seen
         assert stored is not None
         return self._seen_as(stored)
 
     @property
     def first_index(self) -> int:
-        """The first entry that is held, here or in the archive."""
+        """Index of the first entry held by the replica or the archive."""
         return 1 if self.archive.last_index else super().first_index
 
     def gaps(self) -> tuple[Gap, ...]:
-        """What is held neither here nor in the archive."""
+        """Gaps held by neither the replica nor the archive."""
         return tuple(left for gap in super().gaps() if (left := self._left_of(gap)) is not None)
 
     def row_at(self, index: int) -> ChainRow:
-        """Digest up to the entry at `index`, and revision after it; LedgerBroken where they are not known here."""
+        """Return the digest and revision after the entry at `index`; LedgerBroken if they are not known here."""
         if (
             any(gap.first_index <= index < gap.last_index for gap in self._missing())
             and index <= self.archive.last_index
@@ -54,7 +54,7 @@ class ArchivedLedger(Ledger):
         return super().row_at(index)
 
     def index_of_revision(self, revision: int) -> int:
-        """The entry that settled `revision`; LookupError where it is held neither here nor in the archive."""
+        """Return the index of the entry that settled `revision`; LookupError if replica and archive both lack it."""
         if any(gap.revision_before < revision <= gap.revision_after for gap in self._missing()):
             return self.archive.index_of_revision(revision)
         return super().index_of_revision(revision)
@@ -65,7 +65,7 @@ class ArchivedLedger(Ledger):
         return ledger
 
     def _missing(self) -> tuple[Gap, ...]:
-        """What this replica does not hold now, whatever the archive has."""
+        """Return the gaps of the replica alone, without regard to the archive."""
         with self._env.read() as transaction:
             return self._gaps(transaction)
 
@@ -78,7 +78,7 @@ class ArchivedLedger(Ledger):
         return Gap(last + 1, gap.last_index, self.archive.end.revision, gap.revision_after)
 
     def _check_links(self) -> None:
-        """Hold the archive's digests against those that the replica has: beside its gaps, and at the archive's end."""
+        """Compare the archive's digests with the replica's, at the edges of its gaps and at the end of the archive."""
         archive = self.archive
         held = {gap.first_index - 1 for gap in self._missing()} | {gap.last_index for gap in self._missing()}
         missing = [range(gap.first_index, gap.last_index) for gap in self._missing()]
@@ -111,5 +111,5 @@ class ArchivedLedger(Ledger):
 
 
 def archived(env: Environment, directory: Path | None) -> Ledger:
-    """The ledger of an environment, with the archive of a directory if one is given; SegmentBroken."""
+    """Return the ledger of an environment, combined with the archive in `directory` if given; SegmentBroken."""
     return Ledger(env) if directory is None else ArchivedLedger(env, Archive(directory))

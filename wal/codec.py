@@ -1,7 +1,7 @@
-"""The bytes of an entry: one byte for its kind, one for the format, then a batch as canonical MessagePack.
+"""Encoding of an entry: one byte for its kind, one for the format, then a batch as canonical MessagePack.
 
-A batch has exactly one encoding, since the ledger's digest is of bytes. Records are arrays with integer tags (law 12).
-A later release may append a field with a default: entries that were written without it stay valid.
+A batch has exactly one encoding, because the ledger's digest covers bytes. Records are arrays with integer tags (law
+12). A later release may append a field with a default: entries written without it stay valid.
 """
 
 from collections.abc import Iterable
@@ -16,21 +16,21 @@ from wal.records import ENTRY_MAX_BYTES
 
 
 class Kind(IntEnum):
-    """What an entry is, by its first byte; wire numbers, append-only, never reused."""
+    """Kind of an entry, given by its first byte. Values are append-only and never reused."""
 
     NO_OP = 0
     BATCH = 1
     CONFIGURATION = 2
-    """Who is a member: see wal.configuration."""
+    """Membership of the cluster: see wal.configuration."""
 
 
 _KINDS: Final = {bytes([kind]): kind for kind in Kind}
 
 NO_OP: Final = bytes([Kind.NO_OP])
-"""What the entry begins with with which a new leader begins its term; the rest is its id."""
+"""First byte of the entry that begins a leader's term; the rest is the leader's ID."""
 
 LEADER_MAX_BYTES: Final = 128
-"""Bytes of a leader's id."""
+"""Maximum length of a leader's ID, bytes."""
 
 BATCH_FORMAT: Final = 1
 """Version of the encoding after the two leading bytes."""
@@ -58,11 +58,11 @@ _shape_decoder: Final = msgspec.msgpack.Decoder(_BatchShape)
 
 
 class CodecError(ValueError):
-    """The bytes are not the one encoding of anything that this release knows; in the ledger that stops the replica."""
+    """Bytes that are not the canonical encoding of anything this release knows. In the ledger, it stops the replica."""
 
 
 class WrittenLater(ReleaseNeeded, CodecError):
-    """The entry holds an event that this release does not know: a later release wrote it."""
+    """Entry with an event that this release does not know: a later release wrote it."""
 
 
 _TAGS: Final = frozenset(kind.__struct_config__.tag for kind in EVENTS)
@@ -70,7 +70,7 @@ _RAISED: Final = FeatureLevelRaised.__struct_config__.tag
 
 
 def encode_batch(batch: Batch) -> bytes:
-    """The entry data of a batch. CodecError beyond ENTRY_MAX_BYTES, or if a value has no encoding."""
+    """Encode a batch as entry data. CodecError beyond ENTRY_MAX_BYTES, or if a value has no encoding."""
     try:
         data = _HEAD + _encoder.encode(batch)
     except (msgspec.MsgspecError, ValueError, OverflowError, TypeError) as error:
@@ -79,7 +79,7 @@ def encode_batch(batch: Batch) -> bytes:
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """One entry of a batch, as it stands in the batch's bytes. CodecError if a value has no encoding."""
+    """Encode one entry of a batch exactly as it appears inside the batch. CodecError if a value has no encoding."""
     try:
         return _encoder.encode(entry)
     except (msgspec.MsgspecError, ValueError, OverflowError, TypeError) as error:
@@ -87,12 +87,12 @@ def encode_entry(entry: Entry) -> bytes:
 
 
 def batch_of_encoded(base: Revision, at: Instant, entries: Iterable[bytes]) -> bytes:
-    """What `encode_batch` gives for a batch of these entries, which `encode_entry` encoded. CodecError if too large."""
+    """Encode a batch from entries that `encode_entry` encoded; equal to `encode_batch`. CodecError if too large."""
     return _checked_size(_HEAD + _encoder.encode((base, at, tuple(map(msgspec.Raw, entries)))))
 
 
 class SettledCommands(NamedTuple):
-    """What a batch holds, not read any further: its base, when it was decided, and its commands as they are encoded."""
+    """Partly decoded batch: its base revision, its time, and its commands still encoded."""
 
     base: Revision
     at: Instant
@@ -100,7 +100,7 @@ class SettledCommands(NamedTuple):
 
 
 def commands_of(data: bytes) -> SettledCommands | None:
-    """The commands in the data of an entry, as `encode_entry` encodes each; None for another kind. CodecError."""
+    """Return the commands in an entry's data, each as `encode_entry` encodes it; None for another kind. CodecError."""
     if kind_of(data) is not Kind.BATCH:
         return None
     try:
@@ -111,9 +111,9 @@ def commands_of(data: bytes) -> SettledCommands | None:
 
 
 def one_of_batch(data: bytes, position: int) -> bytes:
-    """A batch of one entry alone, that at `position` in a batch's data, as if it had been settled by itself.
+    """Return a batch of only the entry at `position` of a batch's data, as if it had been settled by itself.
 
-    Nothing else of the batch is read. CodecError; IndexError beyond its last entry.
+    The rest of the batch is not decoded. CodecError; IndexError beyond its last entry.
     """
     found = commands_of(data)
     if found is None:
@@ -130,11 +130,11 @@ def _checked_size(data: bytes) -> bytes:
 
 
 def decode_batch(data: bytes) -> Batch:
-    """The batch that `encode_batch` encoded, in this release or an earlier one.
+    """Decode a batch encoded by `encode_batch` in this release or an earlier one.
 
-    WrittenLater for an event of a later release, naming the one that is needed where the batch says it. CodecError for
-    another kind or format, an unknown tag, a wrong type, trailing bytes or fields, or any second way to
-    write the same batch.
+    WrittenLater for an event of a later release; it names the release needed if the batch says it. CodecError for
+    another kind or format, an unknown tag, a wrong type, trailing bytes or fields, or a second encoding of the same
+    batch.
     """
     if len(data) > ENTRY_MAX_BYTES:
         raise CodecError(f"the entry has {len(data)} bytes; an entry has at most {ENTRY_MAX_BYTES}")
@@ -155,7 +155,7 @@ def decode_batch(data: bytes) -> Batch:
 
 
 def instant_of(data: bytes) -> Instant | None:
-    """When the batch in an entry was decided, without reading what it holds; None for another kind. CodecError."""
+    """Return the time of the batch in an entry without decoding its content; None for another kind. CodecError."""
     if kind_of(data) is not Kind.BATCH:
         return None
     try:
@@ -165,7 +165,7 @@ def instant_of(data: bytes) -> Instant | None:
 
 
 def kind_of(data: bytes) -> Kind:
-    """The kind of an entry, by its first byte. CodecError if there is none or it is unknown."""
+    """Return the kind of an entry from its first byte. CodecError if it is missing or unknown."""
     kind = _KINDS.get(data[:1])
     if kind is None:
         raise CodecError(f"the entry begins with {data[:1].hex() or 'nothing'}, which is no known kind")
@@ -175,17 +175,20 @@ def kind_of(data: bytes) -> Kind:
 
 
 def no_op_of(leader: str) -> bytes:
-    """Return the entry with which a leader begins its term: nothing but its id, so that the ledger says who led."""
+    """Return the entry that begins a leader's term.
+
+    It holds only the leader's ID, so the ledger records each leader.
+    """
     return NO_OP + leader.encode()[:LEADER_MAX_BYTES]
 
 
 def leader_of(data: bytes) -> str:
-    """Return the id in a no-op; empty where it says none, and for an entry of another kind. CodecError."""
+    """Return the leader's ID in a no-op; empty if it has none, and for entries of another kind. CodecError."""
     return "" if kind_of(data) is not Kind.NO_OP else data[len(NO_OP) :].decode("utf-8", "replace")
 
 
 def revision_after(data: bytes, before: int) -> int:
-    """The revision after this entry when `before` was the one before it: a batch with another base changes nothing."""
+    """Return the revision after this entry, given the one before. A batch with another base changes nothing."""
     if kind_of(data) is not Kind.BATCH:
         return before
     batch = decode_batch(data)
@@ -193,10 +196,10 @@ def revision_after(data: bytes, before: int) -> int:
 
 
 def _raise_if_written_later(body: bytes) -> None:
-    """Raise WrittenLater if what could not be decoded has the shape of a batch with an event that is not known here.
+    """Raise WrittenLater if the undecodable body has the shape of a batch with an unknown event.
 
-    The release that is needed stands in the event that raised the feature level, if that one is in the same batch; if
-    it came before, this replica has stopped there.
+    The event that raised the feature level names the release needed, if it is in the same batch. If it came earlier,
+    the replica stopped there.
     """
     try:
         plain: object = _plain_decoder.decode(body)
@@ -226,8 +229,9 @@ def _raise_if_written_later(body: bytes) -> None:
 
 
 def is_earlier_form(body: bytes, again: bytes) -> bool:
-    """Whether `body` is canonical and differs from `again` only by fields that records did not have yet. Both must be
-    sound MessagePack.
+    """Return whether `body` is canonical and differs from `again` only by fields that earlier records lacked.
+
+    Both must be sound MessagePack.
     """
     plain: object = _plain_decoder.decode(body)
     return _encoder.encode(plain) == body and _begins(plain, _plain_decoder.decode(again))
@@ -242,7 +246,7 @@ def _begins(earlier: object, later: object) -> bool:
 
 
 def counted_revision_after(data: bytes, before: int) -> int:
-    """What `revision_after` says of an entry that is known to be sound, at an eighth of its cost. CodecError."""
+    """Return `revision_after` for an entry known to be sound, at an eighth of the cost. CodecError."""
     if kind_of(data) is not Kind.BATCH:
         return before
     try:

@@ -1,9 +1,9 @@
-"""Who agrees: a configuration of the cluster, and the bytes of the entry that brings it into force.
+"""Cluster membership, and the encoding of the entry that puts a configuration into force.
 
-The entry is its kind (0x02), one byte for the format, then canonical MessagePack; it is chained like any other. A
-member is known by its id, which nobody else ever has: founders have their bare name, whoever was added by version 6 of
-the configuration has `name#6`. So a replica that lost its disk and was added again is somebody else to those who count
-votes by an older configuration, and nothing that its earlier self promised is expected of it.
+The entry is its kind (0x02), one byte for the format, then canonical MessagePack; it is chained like any other entry.
+A member is known by its ID, which is never used again: founders have their bare name, and a member added by version 6
+of the configuration has `name#6`. A replica that lost its disk and was added again is therefore a different member to
+replicas that still count votes by an older configuration, and promises of its earlier incarnation do not bind it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from msgspec import Meta
 from wal.codec import CodecError, Kind, kind_of
 
 VOTERS_MAX: Final = 9
-"""Members that vote, count: more than seven cost more in every commit than they add in safety; two for a change."""
+"""Maximum number of voters: more than seven cost more per commit than they add in safety; two extra for a change."""
 
 LEARNERS_MAX: Final = 4
-"""Members that do not vote yet, count: each costs the leader a copy of everything it sends."""
+"""Maximum number of learners: each costs the leader a copy of everything it sends."""
 
 ADDRESS_CHARACTERS_MAX: Final = 300
 """`host:port`: a host name has at most 253 characters."""
 
 KEY_BYTES: Final = 32
-"""An Ed25519 public key."""
+"""Size of an Ed25519 public key."""
 
 CONFIGURATION_FORMAT: Final = 1
 """Version of the encoding after the two leading bytes."""
@@ -42,62 +42,62 @@ _Number = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
 class Action(IntEnum):
-    """What a change does; wire numbers, append-only, never reused (law 12)."""
+    """Kind of membership change. Values are append-only and never reused (law 12)."""
 
     FOUND = 0
     ADD = 1
-    """A new member, which learns and does not vote."""
+    """A new member joins as a learner, without a vote."""
     PROMOTE = 2
-    """A member that has caught up votes from now on."""
+    """A learner that has caught up becomes a voter."""
     REMOVE = 3
     REPLACE = 4
-    """A member that lost its disk leaves, and comes back under a new id as one that learns."""
+    """A member that lost its disk leaves and returns under a new ID as a learner."""
     RECOVER = 5
-    """A majority is lost: one member is left, and is a majority of itself, in a new incarnation of the cluster."""
+    """After the loss of a majority, one member remains and forms a majority by itself, in a new incarnation."""
     UPDATE = 6
-    """A member is reached at another address; who votes stays."""
+    """A member's address changes; voters stay the same."""
 
     @property
     def word(self) -> str:
-        """As in sentences and JSON, for example `add`."""
+        """Name of the action in messages and JSON, for example `add`."""
         return self.name.lower()
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One replica: who it is, and where its peers and its clients reach it."""
+    """Replica of the cluster: its ID, and its addresses for peers and clients."""
 
     id: MemberId
     peer: _Address = ""
     api: _Address = ""
     key: Annotated[bytes, Meta(max_length=KEY_BYTES)] = b""
-    """The public key that it signs with; empty until the cluster has learned it."""
+    """Public key of its signatures; empty until the cluster has learned it."""
 
     @property
     def name(self) -> str:
-        """The replica's name, as in its certificate."""
+        """Name of the replica, as in its certificate."""
         return name_of(self.id)
 
     @property
     def incarnation(self) -> int:
-        """The version of the configuration that added it; 0 for a founder."""
+        """Version of the configuration that added it; 0 for a founder."""
         return incarnation_of(self.id)
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a configuration changed in the one before it, and who asked, for audits."""
+    """Difference from the previous configuration, and its author, for audits."""
 
     action: Action
     member: MemberId | None
-    """Whom it is about; None for founding."""
+    """The member that changed; None for founding."""
     actor: Annotated[str, Meta(max_length=128)]
     at: _Number
-    """By the leader's clock, microseconds since the epoch."""
+    """Time by the leader's clock, microseconds since the epoch."""
     id: Annotated[bytes, Meta(max_length=64)] = b""
-    """The id of the operator's command, or of the last one before what a leader does by itself; empty if none was."""
+    """ID of the operator's command, or of the last command before a change the leader made itself; empty if none."""
 
 
 class Configuration(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The members, each sorted by id. Version 1 is the founding one; 0 stands for none that was agreed on."""
+    """Members, voters and learners each sorted by ID. Version 1 is the founding one; 0 means none was agreed on."""
 
     version: _Number
     voters: Annotated[tuple[Member, ...], Meta(max_length=VOTERS_MAX)]
@@ -106,72 +106,75 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
     @property
     def voter_ids(self) -> tuple[str, ...]:
-        """Who votes, sorted."""
+        """IDs of the voters, sorted."""
         return tuple(member.id for member in self.voters)
 
     @property
     def majority(self) -> int:
-        """Voters that make a majority, count."""
+        """Number of voters that form a majority."""
         return len(self.voters) // 2 + 1
 
     def members(self) -> Iterator[Member]:
-        """Everybody: voters, then learners."""
+        """Yield all members: voters, then learners."""
         yield from self.voters
         yield from self.learners
 
     def member(self, name: str) -> Member | None:
-        """The member with this name or id."""
+        """Return the member with this name or ID, or None."""
         return next((member for member in self.members() if name in (member.id, member.name)), None)
 
     def by_id(self, identity: str) -> Member | None:
-        """The member with this id."""
+        """Return the member with this ID, or None."""
         return next((member for member in self.members() if member.id == identity), None)
 
     def votes(self, identity: str) -> bool:
-        """Whether the member with this id votes."""
+        """Return whether the member with this ID is a voter."""
         return any(member.id == identity for member in self.voters)
 
     def holds(self, identity: str) -> bool:
-        """Whether somebody with this id is a member."""
+        """Return whether this ID belongs to a member."""
         return any(member.id == identity for member in self.members())
 
 
 class Placed(msgspec.Struct, frozen=True, array_like=True):
-    """A configuration and the index of the entry that brought it into force; 0 for what no entry did."""
+    """Configuration with the index of the entry that put it into force; index 0 if no entry did."""
 
     index: _Number
     configuration: Configuration
 
 
 def name_of(identity: str) -> str:
-    """The name in a member's id: `r2` of `r2#6`."""
+    """Return the name part of a member's ID: `r2` of `r2#6`."""
     return identity.partition("#")[0]
 
 
 def incarnation_of(identity: str) -> int:
-    """The version of the configuration that added the member with this id; 0 for a founder, or what is no id."""
+    """Return the configuration version that added this member; 0 for a founder or a malformed ID."""
     found = _ID.fullmatch(identity)
     return int(found[2]) if found is not None and found[2] is not None else 0
 
 
 def identity_of(name: str, version: int) -> str:
-    """The id of a member called `name` that is added by version `version` of the configuration."""
+    """Return the ID of a member called `name`, added by configuration `version`."""
     return f"{name}#{version}"
 
 
 def initial(members: tuple[Member, ...], *, version: int = 0) -> Configuration:
-    """What a configuration file says: everybody votes. Version 1 to propose it, 0 to begin from it."""
+    """Return the configuration of a configuration file: all members vote.
+
+    Version 1 to propose it, 0 to start from it.
+    """
     voters = tuple(sorted(members, key=lambda member: member.id))
     return Configuration(version, voters, (), Change(Action.FOUND, None, "", 0))
 
 
 def unknown() -> Configuration:
-    """What a replica begins with that joins a cluster: it will be told who is in it, and counts nobody until then."""
+    """Return the initial configuration of a joining replica: it has no members until the leader sends them."""
     return initial(())
 
 
 def check(configuration: Configuration) -> str | None:
-    """Say what is wrong with the members; None if nothing is."""
+    """Return the first problem with the members, or None."""
     for members in (configuration.voters, configuration.learners):
         ids = [member.id for member in members]
         if ids != sorted(set(ids)):
@@ -196,7 +199,7 @@ _decoder: Final = msgspec.msgpack.Decoder(Configuration, strict=True)
 
 
 def encode_configuration(configuration: Configuration) -> bytes:
-    """The entry data of a configuration. CodecError for one that nobody could be led by."""
+    """Encode a configuration as entry data. CodecError for a configuration that could not elect a leader."""
     wrong = check(configuration)
     if wrong is not None or configuration.version == 0:
         raise CodecError(f"the configuration cannot be encoded: {wrong or 'it has no version'}")
@@ -209,7 +212,7 @@ def encode_configuration(configuration: Configuration) -> bytes:
 
 
 def decode_configuration(data: bytes) -> Configuration:
-    """The configuration in an entry. CodecError for another kind or format, or what is not the one encoding of it."""
+    """Decode the configuration in an entry. CodecError for another kind or format, or a non-canonical encoding."""
     if kind_of(data) is not Kind.CONFIGURATION:
         raise CodecError(f"the entry is no configuration: its first byte is {data[0]}")
     if data[1:2] != _HEAD[1:]:
@@ -230,5 +233,5 @@ def decode_configuration(data: bytes) -> Configuration:
 
 
 def is_configuration(data: bytes) -> bool:
-    """Whether an entry is a configuration, by its first byte."""
+    """Return whether an entry is a configuration, judged by its first byte."""
     return data[:1] == _HEAD[:1]

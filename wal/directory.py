@@ -1,12 +1,11 @@
-"""The directory of a replica's journal: held by one process, and the files that it opened are the ones that it names.
+"""Directory of a replica's journal: locked by one process, and guarded against replaced files.
 
-A file that is removed or replaced while it is open goes on taking writes, and nobody finds them after a restart. So
-it is known which files were opened, and each checkpoint checks whether the names still lead to them.
+A file that is removed or replaced while it is open keeps taking writes that no process finds after a restart. The
+opened files are therefore recorded, and each checkpoint verifies that the names still lead to them.
 
-Before LMDB opens its file, the two meta pages are compared. LMDB writes them in turn and believes the one with the
-larger transaction number; nothing else guards them. One flipped bit there makes it go back to an older state without a
-word. A flip that makes the newer number smaller by exactly two, on a file that did not grow, still passes: LMDB's
-limit.
+The two meta pages are compared before LMDB opens its file. LMDB writes them alternately and believes the one with the
+larger transaction number, without further protection: one flipped bit there makes it silently return to an older
+state. A flip that lowers the newer number by exactly two, on a file that did not grow, still passes: a limit of LMDB.
 """
 
 import errno
@@ -37,12 +36,12 @@ class _Meta(NamedTuple):
 
 
 def check_meta_pages(directory: int, path: Path, *, readonly: bool = False) -> None:
-    """Check the meta pages of the data file in the directory with this descriptor; `path` is for the message only.
+    """Check the meta pages of the data file in the directory with this descriptor; `path` serves the message only.
 
-    A file that ends before its last page is made longer with zeros, which LMDB reports as a broken page where it would
-    otherwise be killed by SIGBUS. That alone is no damage: a page that a transaction took and gave back itself is
-    counted and never written (53 of 300 random histories of puts and deletes end so), and a replica must not be refused
-    for it. Raises RecoveryRefused; OSError if the file cannot be read.
+    A file that ends before its last page is extended with zeros, which LMDB reports as a broken page; without them it
+    would be killed by SIGBUS. The early end alone is no damage: a page that a transaction allocated and freed is
+    counted and never written (53 of 300 random histories of puts and deletes end so). Raises RecoveryRefused; OSError
+    if the file cannot be read.
     """
     access = os.O_RDONLY if readonly else os.O_RDWR
     file = os.open(path.name, access | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
@@ -77,23 +76,26 @@ def check_meta_pages(directory: int, path: Path, *, readonly: bool = False) -> N
 
 
 def ends_early(environment: lmdb.Environment, path: Path) -> int:
-    """How large an open data file ought to be, bytes, if it ends before the last page that LMDB counts; 0 if not."""
+    """Return the expected size of an open data file, bytes, if it ends before the last page LMDB counts.
+
+    Otherwise 0.
+    """
     size_bytes = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
     return size_bytes if path.stat().st_size < size_bytes else 0
 
 
 def lengthen(environment: lmdb.Environment, path: Path) -> None:
-    """Make a data file as long as LMDB counts it, after a transaction.
+    """Extend a data file to the length LMDB counts, after a transaction.
 
-    Whoever reads beside the process that writes cannot tell one that lawfully ends early from one that was cut, and
-    would be killed by SIGBUS for the latter. For the process that writes alone. Raises OSError.
+    A reader in another process cannot tell a file that lawfully ends early from one that was cut, and would be killed
+    by SIGBUS for the latter. Only for the process that writes. Raises OSError.
     """
     if size_bytes := ends_early(environment, path):
         os.truncate(path, size_bytes)
 
 
 def may_hold_a_transaction(path: Path) -> bool:
-    """Whether a data file holds a transaction, or cannot be read, which does not say that it holds none."""
+    """Return whether a data file may hold a transaction; also true for a file that cannot be read."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -127,7 +129,7 @@ LOCK_FILE: Final = "replica.lock"
 _LOCK_TEXT_MAX_BYTES: Final = 512
 
 _READERS_MAGIC: Final = (0xBEEFC0DE).to_bytes(4, "little")
-"""How LMDB's table of readers begins, on the little-endian machines that Forebay runs on."""
+"""First bytes of LMDB's reader table on little-endian machines, the only ones Forebay runs on."""
 
 _NO_DAMAGE: Final = frozenset(
     {
@@ -146,14 +148,14 @@ _NO_DAMAGE: Final = frozenset(
         errno.EOPNOTSUPP,
     }
 )
-"""What a system says of a file that it does not open for reasons that lie outside of it."""
+"""Errors from opening a file that have causes outside the file."""
 
 
 class Lock:
-    """The directory and the file that says who holds it, both open and locked.
+    """Lock on the directory and on the file that names its holder, both open.
 
-    The lock that counts is the directory's: a file can be removed while it is held, and the next process would lock
-    another one of the same name. The file's own is for a process of an earlier release, which knows no other.
+    The directory's lock is the one that counts: a file can be removed while it is held, and the next process would lock
+    another file of the same name. The file's lock is for processes of an earlier release, which use only that one.
     """
 
     def __init__(self, directory: int, file: int) -> None:
@@ -161,13 +163,13 @@ class Lock:
         self.file: Final = file
 
     def release(self) -> None:
-        """Let the next process in."""
+        """Release the lock."""
         os.close(self.file)
         os.close(self.directory)
 
 
 def lock(directory: Path, replica: str, *, create: bool) -> Lock:
-    """Hold the directory, which is made with `create`. Raises RecoveryRefused."""
+    """Lock the directory, creating it if `create`. Raises RecoveryRefused."""
     try:
         if create:
             make(directory)
@@ -197,7 +199,7 @@ def lock(directory: Path, replica: str, *, create: bool) -> Lock:
 
 
 def make(directory: Path) -> None:
-    """Make the directory and its parents, each name durable before the next is made. Raises OSError."""
+    """Create the directory and its parents, each name durable before the next is created. Raises OSError."""
     if directory.is_dir():
         return
     make(directory.parent)
@@ -206,7 +208,7 @@ def make(directory: Path) -> None:
 
 
 def sync(directory: Path) -> None:
-    """Return when the names in the directory are durable. Raises OSError."""
+    """Make the names in the directory durable. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -215,7 +217,7 @@ def sync(directory: Path) -> None:
 
 
 def has_data(directory: int) -> bool:
-    """Whether the directory with this descriptor has a data file with something in it. Raises OSError."""
+    """Return whether the directory with this descriptor has a non-empty data file. Raises OSError."""
     try:
         return os.stat(DATA_FILE, dir_fd=directory, follow_symlinks=False).st_size > 0
     except FileNotFoundError:
@@ -223,7 +225,7 @@ def has_data(directory: int) -> bool:
 
 
 class Files:
-    """Which directory and which of its files were opened, by device and inode."""
+    """Identity of the opened directory and files, by device and inode."""
 
     def __init__(self, directory: Path, descriptor: int) -> None:
         self._directory: Final = directory.absolute()
@@ -231,14 +233,17 @@ class Files:
         self._opened: Final = {self._directory: _identity(os.fstat(descriptor))}
 
     def note(self, *names: str) -> None:
-        """Note the files of these names that are there and were not noted before. Raises OSError."""
+        """Record the files of these names that exist and were not recorded before. Raises OSError."""
         for name in names:
             with suppress(FileNotFoundError):
                 found = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
                 self._opened.setdefault(self._directory / name, _identity(found))
 
     def altered(self) -> str | None:
-        """What is to be said if one of them is not found under its name any more: a few calls, no disk."""
+        """Return a message if one of the files is no longer found under its name.
+
+        Takes a few system calls, no disk access.
+        """
         for path, opened in self._opened.items():
             try:
                 found = _identity(os.stat(path, follow_symlinks=path == self._directory))
@@ -250,22 +255,22 @@ class Files:
 
 
 def refusal(directory: Path, error: Exception) -> RecoveryRefused:
-    """The refusal for what LMDB or the system said while the data file was opened: damage only where it is some."""
+    """Return the rejection for an error of LMDB or the system at opening. Only some errors count as damage."""
     code = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
     if isinstance(error, lmdb.InvalidError | lmdb.VersionMismatchError) or code in (errno.EISDIR, errno.EINVAL):
         wrong = _wrong_with_readers(directory / READERS_FILE, error)
         if wrong is not None:
             return RecoveryRefused(Condition.TABLE_OF_READERS_UNUSABLE, f"{directory / READERS_FILE} ({wrong})")
-    # lmdb has classes for some of the system's errors, and says which one it was.
+    # lmdb has classes for some system errors, and names the error in the message.
     if code in _NO_DAMAGE or isinstance(error, lmdb.ReadersFullError):
         return RecoveryRefused(Condition.CANNOT_BE_OPENED, f"{directory / DATA_FILE} ({error})")
     return RecoveryRefused(Condition.DATA_FILE_UNREADABLE, f"{directory / DATA_FILE} ({error})")
 
 
 def _wrong_with_readers(path: Path, error: Exception) -> str | None:
-    """What is wrong with LMDB's table of readers, where that is why LMDB does not open; it does not say so itself.
+    """Return the problem with LMDB's reader table, if it is why LMDB does not open. LMDB does not report it itself.
 
-    It reads the table only while another process has it open, and otherwise makes it anew.
+    LMDB reads the table only while another process has it open, and otherwise recreates it.
     """
     try:
         with path.open("rb") as file:
@@ -274,7 +279,7 @@ def _wrong_with_readers(path: Path, error: Exception) -> str | None:
         return None
     except OSError as unreadable:
         return str(unreadable.strerror)
-    # The version of the data file was checked before: it is the table's that is another one.
+    # The data file's version was checked before, so a version mismatch concerns the table.
     if head != _READERS_MAGIC or isinstance(error, lmdb.VersionMismatchError):
         return "it is no table of readers"
     return None

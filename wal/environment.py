@@ -1,5 +1,6 @@
-"""The storage of a replica, LMDB and the sync log in front of it: for one process, with an identity, stopped by the
-first failure.
+"""Storage of a replica: LMDB and the sync log in front of it, with an identity, for one process.
+
+The first failure stops it permanently.
 """
 
 import os
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 def create_tables(
     environment: lmdb.Environment, identity: Identity, mark: LogMark, incarnation: Incarnation = FIRST_INCARNATION
 ) -> "dict[bytes, _Database]":
-    """Make the tables, identity, hard state and marks in one transaction: all of them exist or none."""
+    """Create tables, identity, hard state and marks in one transaction: either all exist or none."""
     with environment.begin(write=True) as transaction:
         tables = {name: environment.open_db(name, txn=transaction) for name in TABLES}
         state = tables[records.STATE]
@@ -49,7 +50,7 @@ def create_tables(
 
 
 def log_mark(directory: Path, value: bytes | None) -> LogMark:
-    """What is stored of the sync log. RecoveryRefused if it is missing or damaged."""
+    """Decode the stored mark of the sync log. RecoveryRefused if it is missing or damaged."""
     place = f"{directory / DATA_FILE}, table state, key log"
     if value is None:
         raise RecoveryRefused(Condition.LOG_MARK_MISSING, place)
@@ -60,7 +61,7 @@ def log_mark(directory: Path, value: bytes | None) -> LogMark:
 
 
 def open_tables(directory: Path, environment: lmdb.Environment) -> "dict[bytes, _Database]":
-    """The handles of all tables. RecoveryRefused if one is missing."""
+    """Return the handles of all tables. RecoveryRefused if one is missing."""
     tables = {}
     for name in TABLES:
         try:
@@ -71,7 +72,7 @@ def open_tables(directory: Path, environment: lmdb.Environment) -> "dict[bytes, 
 
 
 def read_identity(directory: Path, environment: lmdb.Environment, tables: "dict[bytes, _Database]") -> Identity:
-    """The stored identity, where the format is one that is understood. Raises RecoveryRefused."""
+    """Return the stored identity if this release understands its format. Raises RecoveryRefused."""
     place = f"{directory / DATA_FILE}, table state, key "
     with environment.begin(tables[records.STATE]) as transaction:
         stored_format = transaction.get(records.FORMAT_KEY, b"")
@@ -93,7 +94,7 @@ def read_identity(directory: Path, environment: lmdb.Environment, tables: "dict[
 
 
 def read_incarnation(directory: Path, environment: lmdb.Environment, tables: "dict[bytes, _Database]") -> Incarnation:
-    """The incarnation of the cluster that the storage is of. Raises RecoveryRefused."""
+    """Return the incarnation of the cluster the storage belongs to. Raises RecoveryRefused."""
     with environment.begin(tables[records.STATE]) as transaction:
         stored = transaction.get(records.INCARNATION_KEY)
     try:
@@ -106,7 +107,7 @@ def read_incarnation(directory: Path, environment: lmdb.Environment, tables: "di
 def check_identity(
     directory: Path, environment: lmdb.Environment, tables: "dict[bytes, _Database]", wanted: Identity
 ) -> None:
-    """Return if the storage is `wanted`'s. RecoveryRefused if it is not."""
+    """Raise RecoveryRefused unless the storage belongs to `wanted`."""
     stored = read_identity(directory, environment, tables)
     if stored.cluster_id != wanted.cluster_id:
         place = f"{directory} (it belongs to cluster {stored.cluster_id}, not {wanted.cluster_id})"
@@ -123,33 +124,33 @@ LMDB_ENGINE: Final = 0
 """LMDB's major version, pinned: the durability and damage figures in HAZARDS.md were measured on 0.9."""
 
 META_SCANS_MAX: Final = 20
-"""How often a reader scans the meta pages before it believes that they disagree, count: a scan takes microseconds, and
-a replica's checkpoints are milliseconds apart."""
+"""Scans of the meta pages before a reader believes that they disagree, count. A scan takes microseconds.
+
+Checkpoints of a replica are milliseconds apart.
+"""
 
 READERS_MAX: Final = 64
-"""Read transactions open at once, over all processes: the replica itself has one or two, the rest are audits."""
+"""Concurrent read transactions of all processes: the replica uses one or two, audits the rest."""
 
 
 META_PAGES: Final = 2
-"""Pages that no table lies in, count."""
+"""Pages that belong to no table, count."""
 
 FREE_PAGES_SHARE: Final = 0.9
-"""What of the pages that are free counts as room. LMDB looks for as many in a row as an entry needs, and takes new ones
-at the end of the map where it finds none: entries leave rows of pages behind as long as they were themselves, so most
-are found."""
+"""Share of the free pages that counts as available. LMDB needs as many consecutive pages as an entry takes, and extends
+the file if it finds none. Removed entries leave runs of pages as long as themselves, so most are found.
+"""
 
 FREE_BYTES_KEPT: Final = 16 << 20
-"""Bytes of free pages, or a sixteenth of a small map, before any count as room: each transaction leaves some to the
-next one."""
+"""Free bytes, or a sixteenth of a small map, never counted as available: each transaction leaves some to the next."""
 
 
 class Environment:
-    """The storage of one replica: five tables in one file, written by one transaction at a time, each one durable; and
-    the sync log, which holds what LMDB will be given with the next transaction.
+    """Storage of one replica: five tables in one LMDB file, and the sync log with the changes of the next transaction.
 
-    Made by `open` or `open_readonly`. A second process is refused by name while one is open. After the first write that
-    fails, every later call raises the same StorageFailed: LMDB itself would let the next transaction succeed, with
-    what was promised before it lost.
+    Transactions are durable and run one at a time. Create it by `open` or `open_readonly`; while one is open, a second
+    process is rejected with the name of the holder. After the first failed write, every later call raises the same
+    StorageFailed: LMDB itself would let the next transaction succeed after losing what was promised before it.
     """
 
     def __init__(
@@ -163,19 +164,19 @@ class Environment:
         self.directory: Final = directory
         self.identity: Final = identity
         self.incarnation = read_incarnation(directory, environment, tables)
-        """Which incarnation of the cluster it is of."""
+        """Incarnation of the cluster the storage belongs to."""
         self.failure: StorageFailed | None = None
         self.readonly = False
         self.log: Final = log
         self.commit: Callable[[lmdb.Transaction[bytes] | Record], None] = _commit
-        """The seam where syncs are timed, and a test makes one fail: called with each transaction and record."""
+        """Called with each transaction and record. Timing and tests that fail a sync hook in here."""
         self._environment: lmdb.Environment | None = environment
         self._tables: Final = tables
         self._counted: tuple[int, int] | None = None
-        """The pages that were in use after a transaction, and which."""
+        """Pages in use after a transaction, and the number of that transaction."""
         self._lock: Lock | None = None
         self._files: Files | None = None
-        """What was opened, where it is the replica's own and on a real disk."""
+        """The opened files, if the storage is the replica's own and on a real disk."""
 
     @classmethod
     def open(
@@ -188,10 +189,10 @@ class Environment:
         create: bool,
         incarnation: Incarnation = FIRST_INCARNATION,
     ) -> Self:
-        """Open the storage of `replica`, as the only process that may.
+        """Open the storage of `replica` exclusively.
 
-        With `create` an empty directory becomes a new storage, of this incarnation of the cluster; without it an empty
-        directory is refused, because a replica that starts empty under its old name has forgotten its promises. Raises
+        With `create`, an empty directory becomes a new storage of this incarnation of the cluster. Without it, an empty
+        directory is rejected: a replica that starts empty under its old name has forgotten its promises. Raises
         RecoveryRefused with the row of the recovery table, StorageFailed, or ValueError for names that are too long.
         """
         identity = Identity(cluster_id, replica)
@@ -208,7 +209,7 @@ class Environment:
             files.note(DATA_FILE)
             environment = _open_lmdb(directory, map_size_bytes, readonly=False)
             files.note(DATA_FILE, READERS_FILE)
-            # LMDB opened by the path what was locked and checked by the descriptor.
+            # LMDB opened by path the file that was locked and checked by descriptor.
             if (altered := files.altered()) is not None:
                 raise StorageFailed(altered)
             environment.reader_check()
@@ -239,9 +240,9 @@ class Environment:
         create: bool,
         incarnation: Incarnation = FIRST_INCARNATION,
     ) -> Self:
-        """Make or check what is in an LMDB environment that is open for writing, and open its sync log.
+        """Create or check the content of an LMDB environment that is open for writing, and open its sync log.
 
-        The log is there, durably, before LMDB says that there is one. Raises RecoveryRefused, lmdb.Error, OSError.
+        The log is durable before LMDB records that it exists. Raises RecoveryRefused, lmdb.Error, OSError.
         """
         if environment.info()["last_txnid"] == 0:
             if not create:
@@ -250,7 +251,7 @@ class Environment:
                 raise RecoveryRefused(Condition.DATA_FILE_MISSING, str(directory / LOG_FILE))
             make_log(store, directory, identity)
             tables = create_tables(environment, identity, LogMark(1, store.size_bytes), incarnation)
-            # LMDB syncs its file, not the directory that names it.
+            # LMDB syncs its file, but not the directory.
             store.sync_directory()
         else:
             tables = open_tables(directory, environment)
@@ -261,9 +262,9 @@ class Environment:
 
     @classmethod
     def open_readonly(cls, directory: Path) -> Self:
-        """Open the storage for reading, from another process than the replica's, which may be running or not.
+        """Open the storage for reading from another process, whether the replica is running or not.
 
-        Raises RecoveryRefused if there is nothing to read or it cannot be read.
+        Raises RecoveryRefused if it is missing or unreadable.
         """
         environment: lmdb.Environment | None = None
         try:
@@ -282,7 +283,7 @@ class Environment:
             identity = read_identity(directory, environment, tables)
             with environment.begin(tables[records.STATE]) as transaction:
                 mark = log_mark(directory, transaction.get(records.LOG_KEY))
-            del transaction  # it keeps its place among the readers as long as it is referred to
+            del transaction  # a referenced transaction keeps its slot in the reader table
             descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 log = open_log(DiskStore(descriptor, readonly=True), directory, identity, mark.size_bytes)
@@ -299,7 +300,7 @@ class Environment:
         return opened
 
     def close(self) -> None:
-        """Close the files and let go of the lock; what was not synced is forgotten. May be called again."""
+        """Close the files and release the lock; unsynced changes are dropped. May be called again."""
         environment, self._environment = self._environment, None
         lock, self._lock = self._lock, None
         if environment is not None:
@@ -313,7 +314,7 @@ class Environment:
         self.close()
 
     def table(self, name: bytes) -> "_Database":
-        """The handle of a table, for the transactions of `read` and `write`."""
+        """Return the handle of a table, for the transactions of `read` and `write`."""
         return self._tables[name]
 
     def check(self) -> None:
@@ -325,7 +326,7 @@ class Environment:
 
     @contextmanager
     def read(self) -> "Iterator[lmdb.Transaction[bytes]]":
-        """A consistent view; keep it short, because the file cannot reuse pages while a view needs them.
+        """Provide a consistent read view. Keep it short: the file cannot reuse pages that a view needs.
 
         Raises StorageFailed if LMDB finds a broken page.
         """
@@ -335,11 +336,11 @@ class Environment:
             try:
                 transaction = self._environment.begin()
             except lmdb.MapResizedError:
-                # The replica's own process was restarted with a larger map: adopt its size.
+                # The replica restarted with a larger map: adopt its size.
                 self._environment.set_mapsize(0)
                 transaction = self._environment.begin()
             except lmdb.ReadersFullError:
-                # Readers that were killed hold their places until somebody checks whether they live.
+                # Readers that were killed keep their slots until a live process checks them.
                 self._environment.reader_check()
                 transaction = self._environment.begin()
             with transaction:
@@ -349,7 +350,7 @@ class Environment:
 
     @contextmanager
     def write(self) -> "Iterator[lmdb.Transaction[bytes]]":
-        """One transaction, durable when the block ends; any exception in it stops the environment for ever.
+        """Run one transaction, durable when the block ends. An exception inside stops the environment permanently.
 
         Raises StorageFailed.
         """
@@ -375,19 +376,19 @@ class Environment:
             raise
 
     def log_mark(self) -> LogMark:
-        """What LMDB says of the sync log. Raises RecoveryRefused."""
+        """Return LMDB's mark of the sync log. Raises RecoveryRefused."""
         with self.read() as transaction:
             return log_mark(self.directory, transaction.get(records.LOG_KEY, db=self.table(records.STATE)))
 
     def next_log_mark(self) -> LogMark:
-        """What the next checkpoint writes about the sync log."""
+        """Return the mark of the sync log that the next checkpoint writes."""
         before = self.log_mark()
         return before._replace(generation=before.generation + 1)
 
     def append(self, body: bytes) -> None:
-        """Add a record to the sync log, durable on return; any exception stops the environment for ever.
+        """Append a record to the sync log, durable on return. An exception stops the environment permanently.
 
-        It must fit (`log.fits`). Raises StorageFailed.
+        The record must fit (`log.fits`). Raises StorageFailed.
         """
         self.check()
         log = self.log
@@ -403,30 +404,30 @@ class Environment:
 
     @property
     def map_size_bytes(self) -> int:
-        """Bound of the data file."""
+        """Maximum size of the data file."""
         self.check()
         assert self._environment is not None
         return int(self._environment.info()["map_size"])
 
     @property
     def fill(self) -> float:
-        """How much of the map is used, from 0 to 1."""
+        """Used share of the map, from 0 to 1."""
         return self.fill_with(0)
 
     def fill_with(self, size_bytes: int) -> float:
-        """How much of the map would be used if so many bytes were added."""
+        """Return the used share of the map after adding this many bytes."""
         self.check()
         assert self._environment is not None
         info, page_bytes = self._environment.info(), self._environment.stat()["psize"]
         pages = info["last_pgno"] + 1
-        # Pages that pruning has left free are used again; but not each one for each entry, which need some in a row.
+        # Pages freed by pruning are used again, but not every page by every entry: an entry needs consecutive pages.
         free_bytes = (pages - self._used_pages()) * page_bytes
         kept_bytes = min(FREE_BYTES_KEPT, info["map_size"] // 16)
         room_bytes = FREE_PAGES_SHARE * max(0, free_bytes - kept_bytes)
         return float((pages * page_bytes - room_bytes + size_bytes) / info["map_size"])
 
     def _used_pages(self) -> int:
-        """The pages that tables lie in, and the two that say where those are; of the last transaction."""
+        """Return the pages used by tables, plus the two meta pages, as of the last transaction."""
         assert self._environment is not None
         transaction_id = self._environment.info()["last_txnid"]
         if self._counted is None or self._counted[0] != transaction_id:
@@ -437,9 +438,9 @@ class Environment:
         return self._counted[1]
 
     def check_files(self) -> None:
-        """Stop if the files are not those that were opened any more; let go of the pages of readers that were killed.
+        """Stop if the opened files were replaced or removed; release pages of readers that were killed.
 
-        Some calls of a microsecond each, beside a transaction. Raises StorageFailed.
+        Takes a few microseconds, outside transactions. Raises StorageFailed.
         """
         if self._files is None or self._environment is None:
             return
@@ -451,7 +452,7 @@ class Environment:
             raise self.fail(f"{self.directory / READERS_FILE} cannot be read: {error}") from error
 
     def fail(self, sentence: str) -> StorageFailed:
-        """Stop this environment for ever, and give the exception to raise."""
+        """Stop this environment permanently, and return the exception to raise."""
         if self.failure is None:
             self.failure = StorageFailed(sentence)
         return self.failure
@@ -493,7 +494,7 @@ def _open_lmdb(directory: Path, map_size_bytes: int, *, readonly: bool) -> lmdb.
 
 
 def _check_meta_pages_beside(directory: Path) -> None:
-    """Check the meta pages beside a replica that may be writing them: what is wrong each time is wrong."""
+    """Check the meta pages while a replica may write them: only a problem found in every scan is real."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for left in reversed(range(META_SCANS_MAX)):

@@ -1,7 +1,7 @@
-"""What can be wrong with the storage of a replica, and what is done about each: one table, and the exceptions.
+"""Recovery table: every storage condition of a replica with its treatment, and the exceptions.
 
-The table has the files of the layers above as well, the snapshots and the notes beside the journal: whoever looks at a
-disk has one place to look things up, whichever layer meets them.
+The table includes the files of higher layers, snapshots and notes beside the journal, so that operators find every
+condition in one place.
 """
 
 from enum import Enum, StrEnum, unique
@@ -13,11 +13,11 @@ READERS_FILE: Final = "lock.mdb"
 
 
 class StorageFailed(Exception):
-    """The storage broke a promise: the replica must stop and write nothing more. The message names the remedy."""
+    """Failure of the storage. The replica must stop and write nothing more. The message names the remedy."""
 
 
 class BrokenInvariant(Exception):
-    """A caller asked for what no correct program does, such as truncating what is committed: the replica must stop."""
+    """Request that no correct program makes, such as truncating committed entries. The replica must stop."""
 
 
 REPLACE = (
@@ -30,7 +30,7 @@ OTHER_DIRECTORY = "Name the right directory in [storage] of forebay.toml, or the
 
 
 class Action(StrEnum):
-    """What the replica does about a condition that it finds when it opens its storage."""
+    """Reaction of the replica to a condition found when it opens its storage."""
 
     CREATE = "create"
     CONTINUE = "continue"
@@ -39,7 +39,7 @@ class Action(StrEnum):
 
 
 class Row(NamedTuple):
-    """One row of the recovery table: what is done about a condition, why that is safe, and what a person can do."""
+    """Row of the recovery table: the reaction to a condition, why it is safe, and the operator's remedy."""
 
     action: Action
     sign: str
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 @unique
 class Condition(Enum):
-    """The recovery table: every condition that a start tells apart, with its row."""
+    """Recovery table: every condition that a start distinguishes, with its row."""
 
     FIRST_START = Row(
         Action.CREATE,
@@ -390,14 +390,14 @@ class Condition(Enum):
 
     @property
     def title(self) -> str:
-        """How messages and documents call it: `directory empty`."""
+        """Name of the condition in messages and documents: `directory empty`."""
         return self.name.lower().replace("_", " ")
 
 
 class RecoveryRefused(StorageFailed):
-    """The storage was refused when it was opened; `condition` is the table's row, the message says place and remedy.
+    """Storage rejected at opening. `condition` is the row of the table; the message names place and remedy.
 
-    `name`: how the site calls the replica, for the commands of the remedy; unknown where only its files are.
+    `name`: the replica's configured name, for the remedy's commands; empty if only its files are known.
     """
 
     def __init__(self, condition: Condition, place: str, name: str | None = None) -> None:

@@ -1,11 +1,11 @@
-"""The index by job: which revisions of the ledger concern a job, each with a note; in LMDB files of its own.
+"""Job index: the revisions of the ledger that concern each job, each with a note, in LMDB files of its own.
 
-It is derived from the ledger, so it promises nothing: it is written by one process beside the replica, a little behind
-what is applied, and whatever is wrong with it is mended by beginning it anew. How far it has come is written in the
-same transaction as the rows, with the digest of the ledger up to there: an index of another history shows itself.
+The index is derived from the ledger and promises nothing: one process beside the replica writes it, slightly behind the
+applied state, and any damage is repaired by rebuilding it. Its position is written in the same transaction as the rows,
+with the ledger's digest at that position, so an index of another history is detected.
 
-The rows of a job lie together in a few values, of which the last one grows: a row takes some ten bytes beside its note
-and none of its own keys.
+The rows of a job are packed into a few values, of which the last one grows: a row takes about ten bytes beside its
+note, and no key of its own.
 """
 
 import errno
@@ -24,14 +24,13 @@ from wal.failures import DATA_FILE, READERS_FILE
 from wal.records import DIGEST_BYTES, GENESIS, Damaged, pack_checked, unpack_checked
 
 CLUSTER: Final = 0
-"""In place of a job: rows of what is nobody's job, as pools, nodes and refusals are."""
+"""Used in place of a job for events that concern no job, such as those of pools and nodes, and rejections."""
 
 JOB_INDEX_VERSION: Final = 2
-"""Version of what is laid out here, and of what the notes say. One of another version is begun anew."""
+"""Version of this layout and of the notes. An index of another version is rebuilt."""
 
 VALUE_MAX_BYTES: Final = 1024
-"""How long a value of rows grows before the next one is begun: a quarter of a page, so that none needs pages of its
-own."""
+"""Maximum size of a value of rows: a quarter of a page, so that no value needs overflow pages."""
 
 _ROWS: Final = b"rows"
 _MARK: Final = b"mark"
@@ -44,21 +43,21 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class JobRow(NamedTuple):
-    """A revision that concerns a job, and what is noted of it."""
+    """Revision that concerns a job, with its note."""
 
     revision: int
     note: bytes
 
 
 class Hole(NamedTuple):
-    """Entries of which the index has nothing, both included: a snapshot came in their place."""
+    """Range of entries missing from the index, both ends included: a snapshot replaced them."""
 
     first_index: int
     last_index: int
 
 
 class Position(NamedTuple):
-    """How far an index has come: the last entry that is in it, the revision and the digest of the ledger after it."""
+    """Position of an index: its last entry, and the ledger's revision and digest after it."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     revision: int
@@ -67,20 +66,20 @@ class Position(NamedTuple):
 
 
 NOTHING: Final = Position(0, 0, GENESIS)
-"""Where every index begins."""
+"""Position of an empty index."""
 
 
 class JobIndexBroken(Exception):
-    """The files of an index cannot be read or written; the sentence says how that shows."""
+    """Index files that cannot be read or written; the message says how it shows."""
 
 
 class JobIndex:
-    """The index by job of one replica, for one process at a time."""
+    """Job index of one replica, for one process at a time."""
 
     def __init__(self, directory: Path, *, map_size_bytes: int = MAP_SIZE_BYTES, readonly: bool = False) -> None:
-        """Open it. One that is not there, of another version or damaged is begun anew. OSError, JobIndexBroken.
+        """Open the index. A missing, outdated or damaged index is rebuilt. OSError, JobIndexBroken.
 
-        With `readonly` it is read as it is, beside the process that it belongs to: JobIndexBroken for all of these.
+        With `readonly`, open it beside its owning process without changes: JobIndexBroken in all of these cases.
         """
         self._directory = directory
         self._map_size_bytes = map_size_bytes
@@ -96,16 +95,16 @@ class JobIndex:
 
     @property
     def position(self) -> Position:
-        """How far it has come."""
+        """Position up to which the ledger is indexed."""
         return self._position
 
     @property
     def size_bytes(self) -> int:
-        """What its file takes on the disk."""
+        """Size of the file on disk."""
         return (self._directory / DATA_FILE).stat().st_blocks * 512
 
     def begin_anew(self) -> None:
-        """Forget everything, its files too. OSError, JobIndexBroken."""
+        """Remove all content and files, and start empty. OSError, JobIndexBroken."""
         self.close()
         for name in (DATA_FILE, READERS_FILE):
             with suppress(FileNotFoundError):
@@ -119,7 +118,7 @@ class JobIndex:
             environment.close()
 
     def jobs(self, after: int = -1) -> Iterator[int]:
-        """Yield the jobs behind one that there are rows of, ascending. JobIndexBroken."""
+        """Yield the indexed jobs with an ID greater than `after`, ascending. JobIndexBroken."""
         last = after
         while True:
             try:
@@ -133,7 +132,7 @@ class JobIndex:
             yield last
 
     def rows(self, job: int, after: int = 0) -> list[JobRow]:
-        """Return what there is of a job after a revision, oldest first. JobIndexBroken."""
+        """Return the rows of a job after a revision, oldest first. JobIndexBroken."""
         found: list[JobRow] = []
         try:
             with self._environment.begin(self._rows) as transaction:
@@ -151,9 +150,9 @@ class JobIndex:
         return found if not after else [row for row in found if row.revision > after]
 
     def add(self, rows: Mapping[int, Sequence[JobRow]], position: Position) -> None:
-        """Add rows to those of their jobs, none older than what is there; durable on return.
+        """Append rows to their jobs, none older than those present; durable on return.
 
-        JobIndexBroken; OSError where the disk is full, with nothing added.
+        JobIndexBroken; OSError if the disk is full, with nothing added.
         """
         try:
             with self._environment.begin(self._rows, write=True) as transaction:
@@ -198,7 +197,7 @@ class JobIndex:
             raise self._failure(error) from error
 
     def _failure(self, error: Exception) -> JobIndexBroken | OSError:
-        """Return what an error means: a full disk damages nothing, and what is there stays."""
+        """Return the exception for an error: a full disk damages nothing, and the content stays."""
         path, code = self._directory / DATA_FILE, getattr(error, "code", 0)
         if isinstance(error, lmdb.Error) and code in _NO_ROOM:
             return OSError(code, os.strerror(code), os.fspath(path))
@@ -206,7 +205,7 @@ class JobIndex:
 
 
 def _last_value(cursor: "lmdb.Cursor[bytes]", job: int) -> tuple[bytes, bytearray]:
-    """The key and the body of the value that a job's rows end in; both empty where there are none."""
+    """Return key and body of a job's last value; both empty if the job has no rows."""
     found = cursor.prev() if cursor.set_range(_KEY.pack(job + 1, 0)) else cursor.last()
     if not found:
         return b"", bytearray()
@@ -217,7 +216,7 @@ def _last_value(cursor: "lmdb.Cursor[bytes]", job: int) -> tuple[bytes, bytearra
 
 
 def _seek_value(cursor: "lmdb.Cursor[bytes]", job: int, after: int) -> bool:
-    """Stand on the first value of a job that may have rows after a revision; return whether there is a value at all."""
+    """Move to the first value of a job that may hold rows after a revision; return whether there is one."""
     key = _KEY.pack(job, after)
     if cursor.set_range(key) and cursor.key() == key:
         return True

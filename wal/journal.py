@@ -1,10 +1,10 @@
-"""Raft's log as consensus sees it, and how far it was applied: buffered in memory, made durable by one write.
+"""Raft log for consensus, with commit and applied marks: buffered in memory, made durable by one write.
 
-A sync goes to the sync log; LMDB gets many of them in one transaction later, the checkpoint. Its table of entries is
-the ledger: committing moves a mark, applying adds a digest, compaction moves the first index that consensus sees.
-Nothing here ever deletes an entry that was applied.
+A sync goes to the sync log. LMDB receives many syncs in one later transaction, the checkpoint. Its table of entries is
+the ledger: a commit moves a mark, applying adds a digest, compaction moves the first index visible to consensus.
+Applied entries are never deleted here.
 
-The newest entries are in memory, whole, and the term of every one.
+The newest entries are kept in memory completely, and the terms of all entries.
 """
 
 from bisect import bisect_right
@@ -20,14 +20,14 @@ from wal.rows import Applied, Changes
 from wal.sync_log import RECORD_MAX_BYTES
 
 RECENT_MAX_BYTES: Final = 32 << 20
-"""Data kept in memory for followers that are a little behind: some 30 full entries, or seconds of a busy cluster."""
+"""Data kept in memory for followers that lag slightly: about 30 full entries, or seconds of a busy cluster."""
 
 RECENT_MAX_ENTRIES: Final = 16_384
-"""Bound on the count, for entries so small that their objects weigh more than their data."""
+"""Limit for entries so small that their objects weigh more than their data, count."""
 
 
 class Suffix:
-    """The newest entries, contiguous up to the last one of the journal; empty when `first == next`.
+    """Newest entries, contiguous up to the end of the journal; empty when `first == next`.
 
     Bounded by bytes and count whenever `evict` is called.
     """
@@ -41,38 +41,38 @@ class Suffix:
 
     @property
     def first(self) -> int:
-        """Index of the oldest entry held; `next` if none is."""
+        """Index of the oldest entry held; `next` if there is none."""
         return self._next - len(self._entries)
 
     @property
     def next(self) -> int:
-        """Index that the next appended entry must have."""
+        """Index of the next entry to append."""
         return self._next
 
     def append(self, entry: Entry) -> None:
-        """Hold the entry at `next`."""
+        """Append the entry at index `next`."""
         assert entry.index == self._next
         self._entries.append(entry)
         self._bytes += len(entry.data)
         self._next += 1
 
     def cut(self, index: int) -> None:
-        """Forget the entries from `index` on; the next one is `index`."""
+        """Drop the entries from `index` on; `index` becomes the next one."""
         keep = max(0, index - self.first)
         self._bytes -= sum(len(entry.data) for entry in self._entries[keep:])
         del self._entries[keep:]
         self._next = index
 
     def restart(self, next_index: int) -> None:
-        """Forget everything; the next entry is `next_index`."""
+        """Drop all entries and continue at `next_index`."""
         self._entries.clear()
         self._bytes = 0
         self._next = next_index
 
     def evict(self) -> None:
-        """Drop the oldest entries if a bound is passed, a quarter at a time so that it costs little per entry.
+        """Drop the oldest entries if a bound is exceeded, a quarter at a time to keep the cost per entry low.
 
-        Called only when LMDB has every entry: what it has not can be read nowhere else.
+        Call it only when LMDB has every entry: entries LMDB lacks exist nowhere else.
         """
         if self._bytes <= self._max_bytes and len(self._entries) <= self._max_entries:
             return
@@ -85,11 +85,11 @@ class Suffix:
         del self._entries[:dropped]
 
     def get(self, index: int) -> Entry:
-        """The entry at `index`, which must be held."""
+        """Return the entry at `index`, which must be held."""
         return self._entries[index - self.first]
 
     def extend(self, out: list[Entry], first: int, *, max_bytes: int, max_entries: int) -> None:
-        """Append entries from `first` on to `out`, while `out` stays within both bounds or has only one entry."""
+        """Append the entries from `first` on to `out` while it stays within both bounds or holds only one entry."""
         size_bytes = sum(len(entry.data) for entry in out)
         for position in range(first - self.first, len(self._entries)):
             entry = self._entries[position]
@@ -99,82 +99,82 @@ class Suffix:
             out.append(entry)
 
     def since(self, first: int) -> list[Entry]:
-        """The entries from `first` on, all of which must be held."""
+        """Return the entries from `first` on, all of which must be held."""
         return self._entries[first - self.first :]
 
 
 class TermRuns:
-    """The term of every index from some start on, as runs of one term: a few numbers, however long the journal is."""
+    """Terms of all indices from a start on, stored as runs of equal terms: a few numbers for any length of journal."""
 
     def __init__(self, index: int, term: int) -> None:
         self._starts = [index]
         self._terms = [term]
 
     def append(self, index: int, term: int) -> None:
-        """Note the term of the index after the last one."""
+        """Record the term of the index after the last one."""
         if term != self._terms[-1]:
             self._starts.append(index)
             self._terms.append(term)
 
     def at(self, index: int) -> int:
-        """The term of `index`, which must not lie before the start."""
+        """Return the term of `index`, which must not lie before the start."""
         return self._terms[bisect_right(self._starts, index) - 1]
 
     def cut(self, index: int) -> None:
-        """Forget the terms from `index` on; `index` must lie after the start."""
+        """Drop the terms from `index` on; `index` must lie after the start."""
         while self._starts[-1] >= index:
             self._starts.pop()
             self._terms.pop()
 
     def compact(self, index: int) -> None:
-        """Forget the runs that end before `index`."""
+        """Drop the runs that end before `index`."""
         position = bisect_right(self._starts, index) - 1
         del self._starts[:position], self._terms[:position]
 
 
 class Lag:
-    """What a store lacks of the journal: LMDB until the next checkpoint, the disk as a whole until the next sync."""
+    """Part of the journal a store lacks: LMDB until the next checkpoint, the disk as a whole until the next sync."""
 
     def __init__(self, last: int) -> None:
         self.caught_up(last)
 
     def caught_up(self, last: int) -> None:
-        """It has everything, up to `last`."""
+        """Record that the store has everything up to `last`."""
         self.last = last
-        """The last index that it holds."""
+        """Last index the store holds."""
         self.first = last + 1
-        """Entries from here on it lacks."""
+        """First entry the store lacks."""
         self.cut: int | None = None
-        """Entries that it holds from here on are no longer part of the journal."""
+        """Stored entries from this index on are no longer part of the journal."""
         self.hard = False
-        """It lacks term and vote."""
+        """Whether the store lacks the current term and vote."""
 
     def truncated(self, index: int) -> None:
-        """The journal lost its entries from `index` on."""
+        """Record that the journal lost its entries from `index` on."""
         if index <= self.last:
             self.cut = index if self.cut is None else min(self.cut, index)
             self.first = min(self.first, index)
 
 
 HINTS_MAX_ROWS: Final = 16_384
-"""Applied rows buffered before they are written unasked, so that replaying a long journal has bounded memory."""
+"""Applied rows buffered before they are written without a sync, so that replaying a long journal has bounded memory."""
 
 CHECKPOINT_BYTES: Final = 1 << 20
-"""Bytes synced to the log after which LMDB is given them, so that a checkpoint does not hold up the loop for long."""
+"""Bytes synced to the log before a checkpoint, so that it does not block the loop for long."""
 
 CHECKPOINT_ROWS: Final = 1024
-"""Entries and applied rows that LMDB lacks after which it is given them, for the same reason."""
+"""Entries and applied rows LMDB lacks before a checkpoint, count, for the same reason."""
 
 
 class Journal:
-    """The journal of one replica, on an Environment that is open for writing; used by one thread.
+    """Journal of one replica, on an Environment open for writing; used by one thread.
 
-    Reads see buffered changes at once. Nothing is durable until `sync`, and no promise may leave while `dirty`.
-    Every method raises StorageFailed once a sync has failed; the replica has to stop then.
+    Reads see buffered changes at once. Nothing is durable before `sync`, and no promise may be sent while `dirty`.
+    Every method raises StorageFailed once a sync has failed; the replica must then stop.
     """
 
     def __init__(self, env: Environment, *, recent_max_bytes: int = RECENT_MAX_BYTES):
-        """Check the storage (wal.recovery), give LMDB what the sync log adds to it, and read what is kept in memory.
+        """Check the storage (wal.recovery), merge the sync log into LMDB, and load the entries kept in memory.
 
         Raises RecoveryRefused, StorageFailed.
         """
@@ -191,14 +191,14 @@ class Journal:
         self._applied_revision = checked.marks.applied_revision
         self._applied_digest = checked.marks.applied_digest
         self._stored = Lag(checked.marks.last_index)
-        """What LMDB lacks. All of its entries are held in memory."""
+        """Part LMDB lacks. All of its entries are held in memory."""
         self._synced = Lag(checked.marks.last_index)
-        """What LMDB and the sync log together lack."""
+        """Part that LMDB and the sync log together lack."""
         self._logged_bytes = 0
         self._logged_applied = 0
-        """How many of `_applied` are in the sync log."""
+        """Number of `_applied` rows in the sync log."""
         self._applied: list[Applied] = []
-        """What LMDB lacks of the chain: contiguous."""
+        """Contiguous part of the chain that LMDB lacks."""
         self._gaps: list[Gap] = []
         self._hints_changed = self._rebased = self._reset = False
         self._take_over(recovery.replay_log(env, checked, self.entry))
@@ -209,7 +209,7 @@ class Journal:
         self._suffix.evict()
 
     def _take_over(self, replayed: Replayed) -> None:
-        """Give LMDB what the sync log adds to it, before anything is promised: a torn tail is void from then on."""
+        """Merge the sync log into LMDB before anything is promised; a torn tail is void from then on."""
         if replayed.kept < self.last_index:
             self._cut(replayed.kept + 1)
         for entry in replayed.entries:
@@ -224,11 +224,11 @@ class Journal:
         self._applied_digest = replayed.marks.applied_digest
         self._checkpoint()
 
-    # What consensus sees
+    # View of consensus
 
     @property
     def base_index(self) -> int:
-        """Index just before the first entry that consensus sees; 0 at the beginning."""
+        """Index just before the first entry visible to consensus; 0 at the beginning."""
         return self._base_index
 
     @property
@@ -238,37 +238,37 @@ class Journal:
 
     @property
     def first_index(self) -> int:
-        """First index that consensus sees, whether or not there is an entry yet."""
+        """First index visible to consensus, whether or not an entry exists there yet."""
         return self._base_index + 1
 
     @property
     def last_index(self) -> int:
-        """Index of the last entry, durable or not; `base_index` when consensus sees none."""
+        """Index of the last entry, durable or not; `base_index` if consensus sees none."""
         return self._suffix.next - 1
 
     @property
     def last_term(self) -> int:
-        """Term of the last entry; `base_term` when consensus sees none."""
+        """Term of the last entry; `base_term` if consensus sees none."""
         return self._runs.at(self.last_index)
 
     @property
     def term(self) -> int:
-        """The current term of this replica."""
+        """Current term of this replica."""
         return self._hard.term
 
     @property
     def voted_for(self) -> str | None:
-        """The replica that got this one's vote in the current term."""
+        """Replica that received this one's vote in the current term."""
         return self._hard.voted_for
 
     @property
     def commit_index(self) -> int:
-        """What is known to be committed: a hint after a restart, because it is written lazily."""
+        """Index known to be committed. After a restart it is a hint, because it is written lazily."""
         return self._commit_index
 
     @property
     def applied_index(self) -> int:
-        """Last entry that was applied and chained; after a restart it may lag behind what was applied before."""
+        """Index of the last entry applied and chained; after a restart it may lag behind the earlier value."""
         return self._applied_index
 
     @property
@@ -282,7 +282,7 @@ class Journal:
         return self._applied_revision
 
     def entry(self, index: int) -> Entry:
-        """The entry at `index`. LookupError if consensus does not see it."""
+        """Return the entry at `index`. LookupError if consensus does not see it."""
         self._env.check()
         if not self._base_index < index <= self.last_index:
             raise LookupError(f"no entry {index}: the journal holds {self.first_index} to {self.last_index}")
@@ -291,12 +291,12 @@ class Journal:
         return rows.read_entries(self._env, index, index, max_bytes=0, max_entries=1)[0]
 
     def term_of(self, index: int) -> int | None:
-        """The term of the entry at `index`, from `base_index` to `last_index`; None outside."""
+        """Return the term of the entry at `index`, from `base_index` to `last_index`; None outside that range."""
         self._env.check()
         return self._runs.at(index) if self._base_index <= index <= self.last_index else None
 
     def entries(self, first: int, *, max_bytes: int, max_entries: int) -> list[Entry]:
-        """Entries from `first` on, within both bounds (data bytes, count), but at least one if there is one.
+        """Return entries from `first` on, within both bounds (data bytes, count), but at least one if it exists.
 
         LookupError if `first` was compacted away. Recent entries come from memory.
         """
@@ -314,10 +314,10 @@ class Journal:
             self._suffix.extend(found, first, max_bytes=max_bytes, max_entries=max_entries)
         return found
 
-    # Changes, buffered until sync
+    # Changes, buffered until the next sync
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Add entries after the last, contiguous, terms not falling and not above `term`. BrokenInvariant otherwise."""
+        """Append contiguous entries whose terms do not fall and do not exceed `term`. BrokenInvariant otherwise."""
         self._env.check()
         index, term = self.last_index, self.last_term
         for entry in entries:
@@ -352,7 +352,7 @@ class Journal:
         self._cut(index)
 
     def set_term(self, term: int, voted_for: str | None) -> None:
-        """Note the term and the vote in it. BrokenInvariant if the term falls or a vote changes within its term."""
+        """Set the term and the vote in it. BrokenInvariant if the term falls or a vote changes within its term."""
         self._env.check()
         wanted = HardState(term, voted_for)
         if wanted == self._hard:
@@ -367,7 +367,10 @@ class Journal:
         self._stored.hard = self._synced.hard = True
 
     def set_commit(self, index: int) -> None:
-        """Note that entries up to `index` are committed; a lower one is ignored. BrokenInvariant beyond the last."""
+        """Record that entries up to `index` are committed; ignore a lower index.
+
+        BrokenInvariant beyond the last entry.
+        """
         self._env.check()
         if index > self.last_index:
             raise BrokenInvariant(f"commit index {index} beyond the last entry {self.last_index}")
@@ -376,7 +379,7 @@ class Journal:
             self._hints_changed = True
 
     def compact_to(self, index: int) -> None:
-        """Let consensus see only entries after `index`; nothing is lost. BrokenInvariant beyond the applied index."""
+        """Hide entries up to `index` from consensus; none is lost. BrokenInvariant beyond the applied index."""
         self._env.check()
         if index > self._applied_index:
             raise BrokenInvariant(f"compaction to entry {index}, but only {self._applied_index} is applied")
@@ -386,10 +389,10 @@ class Journal:
     def reset_to(self, index: int, term: int, digest: bytes, revision: int) -> None:
         """Continue from an installed snapshot at `index`, whose ledger has `digest` and ends with `revision`.
 
-        If the journal holds (index, term) its entries up to there are chained and those after it stay. Otherwise
-        everything that was not applied goes, and what is missing before `index` is recorded as a gap in the ledger.
-        Writes what was buffered before. BrokenInvariant if the snapshot lies at or below what is applied, contradicts
-        what is committed, or has another digest or revision than the entries held here.
+        If the journal holds (index, term), entries up to it are chained and later ones stay. Otherwise all unapplied
+        entries are dropped, and the missing range before `index` is recorded as a gap in the ledger. Buffered changes
+        are written first. BrokenInvariant if the snapshot lies at or below the applied index, contradicts committed
+        entries, or has another digest or revision than the entries held here.
         """
         self.flush_hints()
         if index <= self._applied_index:
@@ -421,10 +424,10 @@ class Journal:
         self._note_applied(Applied(index, ChainRow(digest, revision), False))
 
     def begin_incarnation(self, incarnation: Incarnation, term: int, entries: Sequence[Entry]) -> None:
-        """Go on as another incarnation of the cluster: all that is held is committed, and `entries`, of `term`, follow.
+        """Continue as another incarnation: all held entries are committed, followed by `entries` of `term`.
 
-        What was synced before stays; the rest is one transaction: after a crash it is the one incarnation or the
-        other, as a whole. BrokenInvariant if it is none that follows, or the term is not above the present one.
+        Earlier syncs stay; the rest is one transaction, so after a crash the storage belongs to exactly one of the two.
+        BrokenInvariant if the incarnation does not follow the present one, or the term is not above the present term.
         """
         if incarnation.number <= self._env.incarnation.number or term <= self._hard.term:
             raise BrokenInvariant(
@@ -438,10 +441,10 @@ class Journal:
         self._env.incarnation = incarnation
 
     def record_applied(self, entry: Entry, revision: int) -> bytes:
-        """Chain the next applied entry, which ends with `revision`, and give the digest of the ledger up to it.
+        """Chain the next applied entry, which ends with `revision`, and return the ledger's digest after it.
 
-        An entry at or below `applied_index` is one that is applied again after a restart: it is compared with what was
-        recorded. BrokenInvariant if entry, order, digest or revision do not agree with the journal.
+        An entry at or below `applied_index` is applied again after a restart: it is compared with the recorded row.
+        BrokenInvariant if entry, order, digest or revision do not agree with the journal.
         """
         self._env.check()
         if entry.index <= self._applied_index:
@@ -459,7 +462,7 @@ class Journal:
         return digest
 
     def digest_at(self, index: int) -> bytes | None:
-        """Digest of the ledger up to `index`; None if that is not held: never applied here, or inside a gap."""
+        """Return the ledger's digest up to `index`; None if it is unknown: never applied here, or inside a gap."""
         self._env.check()
         if index == self._applied_index:
             return self._applied_digest
@@ -470,17 +473,17 @@ class Journal:
 
     @property
     def dirty(self) -> bool:
-        """Whether something is buffered that a promise could depend on: entries, truncation, term, vote, reset."""
+        """Whether a change that a promise could depend on is buffered: entries, truncation, term, vote, reset."""
         lag = self._synced
         return lag.hard or lag.first <= self.last_index or lag.cut is not None or self._reset
 
     @property
     def behind_bytes(self) -> int:
-        """Entries that LMDB does not have yet, bytes: they are in the sync log, or buffered."""
+        """Size of the entries LMDB does not have yet, bytes: they are in the sync log or buffered."""
         return self._logged_bytes + sum(len(entry.data) for entry in self._suffix.since(self._synced.first))
 
     def sync(self) -> None:
-        """Write everything buffered, durable on return. Raises StorageFailed, and then for ever."""
+        """Write all buffered changes, durable on return. Raises StorageFailed, and then on every call."""
         self._env.check()
         if not (self.dirty or self._hints_changed):
             return
@@ -488,22 +491,20 @@ class Journal:
             self._checkpoint()
 
     def flush_hints(self) -> None:
-        """Write what is buffered, and what LMDB lacks, if anything: the ledger has everything then.
+        """Write buffered changes and merge the sync log into LMDB, so that the ledger is complete.
 
-        Called when idle, so an idle replica writes once and then nothing.
+        Called when idle: an idle replica writes once and then stops writing.
         """
         self._env.check()
         if self.dirty or self._hints_changed or not self._sync_log.is_empty:
             self._checkpoint()
-
-    # Inside
 
     def _is_checkpoint_due(self) -> bool:
         rows_behind = self.last_index + 1 - self._stored.first + len(self._applied)
         return self._logged_bytes >= CHECKPOINT_BYTES or rows_behind >= CHECKPOINT_ROWS
 
     def _log(self) -> bool:
-        """Write everything buffered to the sync log; False, and nothing done, if there is no room for it."""
+        """Write all buffered changes to the sync log; return False without effect if it lacks space."""
         lag = self._synced
         entries = self._suffix.since(lag.first)
         if sum([len(entry.data) for entry in entries]) > RECORD_MAX_BYTES:
@@ -530,7 +531,7 @@ class Journal:
         return True
 
     def _checkpoint(self, incarnation: Incarnation | None = None) -> None:
-        """Give LMDB all that it lacks, what was synced and what is buffered, in one transaction."""
+        """Write to LMDB all that it lacks, synced and buffered, in one transaction."""
         lag = self._stored
         rows.write(
             self._env,
@@ -576,7 +577,7 @@ class Journal:
         return digest
 
     def _chain_to(self, index: int, digest: bytes, revision: int) -> None:
-        """Chain held entries up to a snapshot's, which were applied before a crash, or are skipped by installing it."""
+        """Chain held entries up to a snapshot's; they were applied before a crash or are skipped by the snapshot."""
         start = ChainRow(self._applied_digest, self._applied_revision)
         held = [self.entry(at) for at in range(self._applied_index + 1, index + 1)]
         for applied in replay.chain_up_to(start, held, ChainRow(digest, revision)):

@@ -1,13 +1,13 @@
-"""The committed history for audits, replay and verification: read in short steps, every checksum and digest checked.
+"""Committed history for audits, replay and verification: read in short steps, every checksum and digest checked.
 
-A reader beside the replica must not write, and the replica goes on while its files are read: a checkpoint may come
-between reading LMDB and reading the sync log, and a record may be half written. So LMDB's generation is read again
-after the log, whatever was found in the log, and what seems damaged is read again.
+A reader in another process must not write, and the replica keeps running: a checkpoint may happen between reading LMDB
+and reading the sync log, and a record may be half written. LMDB's generation is therefore read again after the log, and
+apparent damage is read again.
 
-History that a snapshot replaced is filled in by whoever holds it: a gap of the ledger from its end. The digest after
-the gap is known, and a digest proves the one before it together with the entry in between. So each entry is proven as
-it comes, the gap becomes shorter with each transaction, and what a crash interrupts goes on where it was. The first
-entry of the gap must follow on what is held before it.
+History that a snapshot replaced is filled in from another replica's ledger, from the end of the gap backwards. The
+digest after the gap is known, and a digest proves the previous one together with the entry in between. Each entry is
+thus proven on arrival, each transaction shortens the gap, and a crash only interrupts the work. The first entry of the
+gap must follow the entry held before it.
 """
 
 import re
@@ -27,26 +27,26 @@ from wal.rows import read_chain_row
 from wal.sync_log import SyncLog
 
 SCANS_MAX: Final = 20
-"""How often a reader scans before it gives up: a scan takes milliseconds, and checkpoints are much further apart."""
+"""Scans before a reader gives up, count: a scan takes milliseconds, and checkpoints are much further apart."""
 
 
 class ReadView(NamedTuple):
-    """The marks of the whole ledger, and those applied entries and rows that LMDB does not have or has otherwise."""
+    """Marks of the whole ledger, with the applied entries and rows in which it differs from LMDB."""
 
     marks: Marks
     entries: Mapping[int, Entry]
     chain: Mapping[int, ChainRow]
     revisions: list[tuple[int, int]]
-    """The last revision that an entry settled, and its index; ascending."""
+    """Last revision that an entry settled, with the entry's index; ascending."""
     stored_revision: int
-    """LMDB has the rows of revisions up to here."""
+    """Highest revision whose row is in LMDB."""
 
 
 def read_view(env: Environment) -> ReadView:
-    """What is to be added to LMDB's rows now; nothing for the replica's own process. Raises RecoveryRefused.
+    """Return the rows to add to LMDB's; none for the replica's own process. Raises RecoveryRefused.
 
-    What it says stays true while LMDB is given more: nothing that was applied is ever changed. A log is refused only by
-    a scan during which no checkpoint came; if one came during the last one too, it is refused as restless.
+    The view stays valid while LMDB receives more, because applied entries never change. A log is rejected only by a
+    scan without a concurrent checkpoint; if a checkpoint also came during the last scan, it is rejected as restless.
     """
     if not env.readonly:
         with env.read() as transaction:
@@ -62,7 +62,7 @@ def read_view(env: Environment) -> ReadView:
             except RecoveryRefused as error:
                 found = error
         if env.log_mark().generation != mark.generation:
-            # What was found is of two moments: as a ledger it would be too short, as a damage it would be none.
+            # The scan mixed two states: as a ledger it would be too short, and its damage would not be real.
             refused = None
         elif isinstance(found, ReadView):
             return found
@@ -72,7 +72,7 @@ def read_view(env: Environment) -> ReadView:
 
 
 def _scan_once(env: Environment, log: SyncLog, transaction: "lmdb.Transaction[bytes]", generation: int) -> ReadView:
-    """The read view by what LMDB says, which is of this generation, and then the log."""
+    """Return the read view of LMDB at this generation combined with the log."""
     marks = _marks(env, transaction)
     try:
         hard = records.unpack_hard(transaction.get(records.HARD_KEY, b"", db=env.table(records.STATE)))
@@ -109,15 +109,15 @@ def _marks(env: Environment, transaction: "lmdb.Transaction[bytes]") -> Marks:
 
 STEP_MAX_ENTRIES: Final = 256
 STEP_MAX_BYTES: Final = 8 << 20
-"""What one read transaction reads: LMDB cannot reuse pages while one is open, so none waits for its caller."""
+"""Data read by one transaction: LMDB cannot reuse pages while one is open, so none stays open between calls."""
 
 
 DAMAGED_MAX: Final = 512
-"""The longest stretch of damaged entries that is mended, count: more than a page of the file has."""
+"""Longest run of damaged entries that is repaired, count: more than a page of the file holds."""
 
 
 class SegmentName(NamedTuple):
-    """The entries that a segment of an archive has, first and last, both included."""
+    """Range of entries in an archive segment, first and last included."""
 
     first_index: int
     last_index: int
@@ -127,7 +127,7 @@ class SegmentName(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> "SegmentName | None":
-        """What the name says, or None if it is not the name of a segment."""
+        """Parse a segment's file name; None if it is not one."""
         found = _SEGMENT_NAME.fullmatch(name)
         return None if found is None else cls(int(found[1]), int(found[2]))
 
@@ -136,7 +136,7 @@ _SEGMENT_NAME = re.compile(r"segment-([0-9]{20})-([0-9]{20})\.fbl")
 
 
 class LedgerEntry(NamedTuple):
-    """A committed entry, with the digest of the ledger up to and with it, and the revisions before and after it."""
+    """Committed entry with the ledger's digest after it, and the revisions before and after it."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     term: int
@@ -145,11 +145,11 @@ class LedgerEntry(NamedTuple):
     base: int
     revision: int
     seal: bytes = b""
-    """As `Entry.seal`; empty where only the history was kept."""
+    """The seal of `Entry`; empty if only the history was kept."""
 
 
 class Verified(NamedTuple):
-    """What `Ledger.verify` found: how many entries, from where to where, the last digest, and what is not held here."""
+    """Result of `Ledger.verify`: number and range of entries, last digest, and gaps."""
 
     entries: int
     first_index: int
@@ -159,25 +159,25 @@ class Verified(NamedTuple):
 
 
 class _Scan(NamedTuple):
-    """What the ledger was at one moment: all that later transactions read is read under these marks."""
+    """Marks of the ledger at one moment; later transactions read under these marks."""
 
     view: ReadView
     gaps: tuple[Gap, ...]
 
     def after_gaps(self, index: int) -> int:
-        """The first index from this one on that lies in no gap."""
+        """Return the first index from `index` on that lies in no gap."""
         for gap in self.gaps:
             if gap.first_index <= index <= gap.last_index:
                 index = gap.last_index + 1
         return index
 
     def with_gaps(self, gaps: tuple[Gap, ...]) -> "_Scan":
-        """The same with these gaps as well."""
+        """Return a copy that includes these gaps."""
         return self if gaps == self.gaps else self._replace(gaps=tuple(sorted({*self.gaps, *gaps})))
 
 
 class LedgerBroken(Exception):
-    """The history is not what was once agreed, from `index` on; `sentence` says how that shows."""
+    """History that differs from the agreed one from `index` on; `sentence` says how it shows."""
 
     def __init__(self, index: int, sentence: str) -> None:
         super().__init__(f"the ledger is broken at entry {index}: {sentence}")
@@ -186,15 +186,14 @@ class LedgerBroken(Exception):
 
 
 class Ledger:
-    """Reads the ledger of an Environment, live or read-only from another process.
+    """Reader of an Environment's ledger, in the replica's process or read-only in another.
 
-    In the process of a live journal it sees what LMDB was given: all that was applied after `flush_hints`. From another
-    process it sees what was synced, in LMDB and in the sync log, whether the replica runs or not. May be used in other
-    threads than the journal's. Besides what it says itself, every method raises RecoveryRefused for what would be
-    refused at a start, and StorageFailed.
+    In the process of a live journal it sees LMDB: all applied entries after `flush_hints`. In another process it sees
+    LMDB and the sync log, whether the replica runs or not. It may be used in other threads than the journal's. Every
+    method may raise RecoveryRefused for conditions that a start would reject, and StorageFailed.
 
-    Each call reads the ledger as it is then. What several calls answer, of a replica that goes on, belongs
-    together only if they are made on what `as_of_now` returned.
+    Each call reads the current ledger. The results of several calls on a running replica are consistent only on the
+    ledger returned by `as_of_now`.
     """
 
     def __init__(self, env: Environment) -> None:
@@ -202,10 +201,10 @@ class Ledger:
         self._seen: _Scan | None = None
 
     def as_of_now(self) -> "Ledger":
-        """The ledger up to what is applied now, whatever is applied, installed or fetched later; itself if it is one.
+        """Return a view of the ledger up to the entries applied now; itself if it is such a view.
 
-        It reads the marks and the sync log this once, and holds no transaction between two calls: entries are
-        never changed once they are applied, so they are read when they are asked for.
+        The view reads the marks and the sync log once and keeps no transaction open: applied entries never change, so
+        they are read on request.
         """
         if self._seen is not None:
             return self
@@ -214,9 +213,9 @@ class Ledger:
         return ledger
 
     def as_stored(self) -> "Ledger":
-        """The ledger up to what LMDB was given by the last checkpoint, without what the sync log adds to it.
+        """Return a view of the ledger up to the last checkpoint, without the sync log.
 
-        Costs a look at the marks, so whoever follows a replica that goes on can afford it many times a second.
+        It costs one look at the marks, so a follower of a running replica can call it many times a second.
         """
         with self._env.read() as transaction:
             marks = _marks(self._env, transaction)
@@ -229,24 +228,24 @@ class Ledger:
         return ledger
 
     def row_at(self, index: int) -> ChainRow:
-        """Digest up to the entry at `index`, and revision after it. LedgerBroken where they are not known here."""
+        """Return the digest and revision after the entry at `index`. LedgerBroken if they are not known here."""
         view = self._view()
         with self._env.read() as transaction:
             return self._chain_row(view, transaction, index)
 
     @property
     def cluster_id(self) -> str:
-        """The cluster whose history it is."""
+        """ID of the cluster this history belongs to."""
         return self._env.identity.cluster_id
 
     @property
     def incarnation(self) -> Incarnation:
-        """The incarnation of the cluster that the storage is of."""
+        """Incarnation of the cluster this storage belongs to."""
         return self._env.incarnation
 
     @property
     def first_index(self) -> int:
-        """First entry held; the one after `applied_index` if none is."""
+        """Index of the first entry held; the one after `applied_index` if there is none."""
         scan = self._scan()
         view = scan.view
         with self._env.read() as transaction:
@@ -259,7 +258,7 @@ class Ledger:
 
     @property
     def applied_index(self) -> int:
-        """Last entry of the ledger; 0 when it is empty."""
+        """Index of the last entry of the ledger; 0 when it is empty."""
         return self._view().marks.applied_index
 
     @property
@@ -273,14 +272,14 @@ class Ledger:
         return self._view().marks.applied_digest
 
     def gaps(self) -> tuple[Gap, ...]:
-        """What this replica does not hold, because a snapshot was installed instead."""
+        """Ranges that this replica does not hold, because a snapshot was installed instead or they were pruned."""
         if self._seen is not None:
             return self._seen.gaps
         with self._env.read() as transaction:
             return self._gaps(transaction)
 
     def pruned(self) -> Pruned | None:
-        """What this replica is not to hold any more, and where it is; None where nothing was pruned. LedgerBroken."""
+        """Pruned range and the location of its archive; None if nothing was pruned. LedgerBroken."""
         with self._env.read() as transaction:
             value = transaction.get(records.PRUNED_KEY, db=self._env.table(records.STATE))
         try:
@@ -289,7 +288,7 @@ class Ledger:
             raise LedgerBroken(0, f"what is recorded as pruned: {error}") from error
 
     def missing(self) -> tuple[Gap, ...]:
-        """What this replica does not hold and is to hold: gaps, without what was pruned. LedgerBroken."""
+        """Gaps that should be filled: all gaps without the pruned range. LedgerBroken."""
         pruned, gaps = self.pruned(), self.gaps()
         below = 0 if pruned is None else pruned.below
         return tuple(
@@ -300,11 +299,11 @@ class Ledger:
 
     @property
     def whole_from(self) -> int:
-        """The first entry from which on this replica holds all of the ledger."""
+        """Index from which on this replica holds the complete ledger."""
         return max((gap.last_index for gap in self.gaps()), default=0) + 1
 
     def where(self, revision: int) -> str:
-        """Where a revision is that is not held here, in words: a segment of the archive, or nowhere that is known."""
+        """Describe the location of a revision not held here: a segment of the archive, or unknown."""
         pruned = self.pruned()
         for segment in () if pruned is None else pruned.segments:
             if revision <= segment.revision_after:
@@ -312,7 +311,7 @@ class Ledger:
         return "a snapshot came in its place"
 
     def where_at(self, at: int) -> str:
-        """Where a moment is that was pruned, by the replicated clock, in words; empty where it was not."""
+        """Describe the location of a pruned moment, by the replicated clock; empty if it was not pruned."""
         found = self.pruned_part()
         if found is None:
             return ""
@@ -321,7 +320,7 @@ class Ledger:
         return next(map(_in_archive, segments), "")
 
     def pruned_part(self) -> tuple[Pruned, Gap] | None:
-        """What is not to be held any more, and the gap that is there instead by now; None where there is none yet."""
+        """Return the pruned range and the gap it has left so far; None if there is none yet."""
         pruned = self.pruned()
         with self._env.read() as transaction:
             gaps = self._gaps(transaction)
@@ -329,16 +328,16 @@ class Ledger:
         return None if pruned is None or gap is None else (pruned, gap)
 
     def read_some(self, first: int, *, entries_max: int, bytes_max: int) -> list[LedgerEntry]:
-        """Entries from `first` on, in order, until one of the bounds is reached, but at least one if there is one.
+        """Return entries from `first` on, in order, up to one of the bounds, but at least one if it exists.
 
-        Gaps are passed over. LedgerBroken at the first damage.
+        Gaps are skipped. LedgerBroken at the first damage.
         """
         return self._step(self._scan(), first, entries_max, bytes_max)
 
     def read(self, first: int, *, limit: int) -> Iterator[LedgerEntry]:
-        """Up to `limit` entries from `first` on, in order; gaps are passed over. LedgerBroken at the first damage.
+        """Yield up to `limit` entries from `first` on, in order; gaps are skipped. LedgerBroken at the first damage.
 
-        What is applied after the first one was asked for is not among them.
+        Entries applied after the first one was requested are not included.
         """
         scan = self._scan()
         step = self._step(scan, first, min(limit, STEP_MAX_ENTRIES))
@@ -348,7 +347,10 @@ class Ledger:
             step = self._step(scan, step[-1].index + 1, min(limit, STEP_MAX_ENTRIES))
 
     def index_of_revision(self, revision: int) -> int:
-        """The entry that settled `revision`. LookupError, naming what is held, before or after it or inside a gap."""
+        """Return the index of the entry that settled `revision`.
+
+        LookupError, with the ranges held, if it is not held.
+        """
         scan = self._scan()
         view, marks = scan.view, scan.view.marks
         if not 0 < revision <= marks.applied_revision:
@@ -378,12 +380,11 @@ class Ledger:
         revision_after: Callable[[bytes, int], int] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Verified:
-        """Check every entry held up to the present `applied_index`, and what is stored beside it and follows from it.
+        """Check every entry held up to the present `applied_index`, and all stored rows derived from them.
 
-        Of each entry checksum, order and digest; what is recorded of revisions, gaps and marks; the last digest.
-        `revision_after` says to what revision the data of an entry leads from the one before (`wal.codec`): without it
-        the revisions of entries are believed. `progress(done index, last index)` is called now and then. LedgerBroken
-        at the first damage.
+        Checks each entry's checksum, order and digest; the rows of revisions, gaps and marks; and the last digest.
+        `revision_after` computes the revision after an entry from the one before (`wal.codec`); without it, the stored
+        revisions are trusted. Calls `progress(done index, last index)` at times. LedgerBroken at the first damage.
         """
         scan = self._scan()
         view, gaps = scan
@@ -420,11 +421,10 @@ class Ledger:
     def check_some(
         self, first: int, *, entries_max: int, bytes_max: int, revision_after: Callable[[bytes, int], int]
     ) -> tuple[int, int] | None:
-        """Check entries from `first` on as `verify` does, within both bounds but at least one; return the index that
-        follows, and how many bytes were read.
+        """Check entries from `first` on as `verify` does, within both bounds but at least one.
 
-        None where there is none: then the gaps are checked, and that all of it comes to what was recorded as applied.
-        LedgerBroken at the first damage.
+        Returns the next index and the number of bytes read. Returns None at the end, after checking the gaps and that
+        the whole leads to the recorded applied digest. LedgerBroken at the first damage.
         """
         scan = self._scan()
         step = self._step(scan, first, entries_max, bytes_max)
@@ -441,10 +441,11 @@ class Ledger:
         return None
 
     def damaged_from(self, first: int, revision_after: Callable[[bytes, int], int]) -> Gap | None:
-        """The stretch from `first` on to the first entry whose digest and revision are confirmed by the next one.
+        """Return the damaged range from `first` up to the first entry confirmed by the digest and revision of the next
+        one.
 
-        What is damaged there can be proven from its end, like a gap. None where no end of it is found, or what is held
-        before it is damaged too.
+        Its content can be proven from the end, like a gap. None if it has no confirmed end, or the entry before it is
+        damaged too.
         """
         try:
             scan = self._scan()
@@ -471,7 +472,7 @@ class Ledger:
                         confirmed = row == ChainRow(marks.applied_digest, marks.applied_revision)
                 except LedgerBroken:
                     continue
-                # The next entry may not tell another revision; the entry itself does, if it is the one of the digest.
+                # The next entry may not state another revision; the entry itself may, if its digest matches.
                 if confirmed and (known is None or known.digest != row.digest or known == row):
                     return Gap(first, last, before.revision, row.revision)
         return None
@@ -484,7 +485,7 @@ class Ledger:
         index: int,
         revision_after: Callable[[bytes, int], int],
     ) -> ChainRow | None:
-        """The row that follows from the one before and the entry; None where one of them is not known."""
+        """Return the row derived from the previous row and the entry; None if one of them is unknown."""
         if before is None:
             return None
         try:
@@ -495,7 +496,7 @@ class Ledger:
         return ChainRow(records.chained(before.digest, entry), revision)
 
     def held_in(self, stretch: Gap, revision_after: Callable[[bytes, int], int]) -> "list[Handed]":
-        """What is held of a damaged stretch, chained anew, the newest first; LedgerBroken if an entry is damaged."""
+        """Return the entries of a damaged range, chained again, newest first; LedgerBroken if an entry is damaged."""
         view = self._view()
         found: list[Handed] = []
         with self._env.read() as transaction:
@@ -514,7 +515,7 @@ class Ledger:
     def _check_derived(
         self, scan: _Scan, step: Sequence[LedgerEntry], revision_after: Callable[[bytes, int], int] | None
     ) -> None:
-        """Check what is stored beside entries that were read and proven: it follows from them."""
+        """Check the stored rows that derive from entries already read and proven."""
         marks = scan.view.marks
         expected: list[tuple[int, int]] = []
         for entry in step:
@@ -537,7 +538,7 @@ class Ledger:
                 )
             if entry.base < entry.revision <= scan.view.stored_revision:
                 expected.append((entry.revision, entry.index))
-        # Between two entries of a step there may be a gap, in which others may be filling in history now.
+        # Between two entries of a step there may be a gap that another process is filling now.
         for after, last, rows in _runs(step, expected):
             stored = self._revision_rows(after, min(last, scan.view.stored_revision), step[-1].index)
             if stored != rows and not self._is_pruned(step[0].index):
@@ -548,9 +549,7 @@ class Ledger:
                 )
 
     def _revision_rows(self, after: int, last: int, index: int) -> list[tuple[int, int]]:
-        """The stored rows of the revisions behind `after` up to `last`, which entries up to `index` settled: revision
-        and index.
-        """
+        """Return the stored rows (revision, index) after revision `after` up to `last`, of entries up to `index`."""
         found: list[tuple[int, int]] = []
         with self._env.read() as transaction:
             cursor = transaction.cursor(self._env.table(records.REVISIONS))
@@ -568,9 +567,9 @@ class Ledger:
         return found
 
     def _check_behind(self, scan: _Scan) -> None:
-        """Check that the marks are in order, and that nothing is stored behind what they speak of."""
+        """Check that the marks are in order and that nothing is stored beyond them."""
         with self._env.read() as transaction:
-            # As they are now: a replica that goes on writes rows and marks in one transaction.
+            # Read them again: a running replica writes rows and marks in one transaction.
             marks = _marks(self._env, transaction)
             revisions = transaction.cursor(self._env.table(records.REVISIONS))
             entries = transaction.cursor(self._env.table(records.ENTRIES))
@@ -594,11 +593,11 @@ class Ledger:
             )
 
     def _check_gaps(self, scan: _Scan) -> None:
-        """Check that each gap lies between what is held, before the end, and holds nothing itself."""
+        """Check that each gap lies between held entries, before the end, and that no entry lies in it."""
         with self._env.read() as transaction:
             stored = transaction.get(records.MARKS_KEY, db=self._env.table(records.STATE)) or b""
             try:
-                # Of the same transaction: a snapshot that is installed moves the end with the gap that it leaves.
+                # From the same transaction: installing a snapshot moves the end together with the gap it leaves.
                 end = max(records.unpack_marks(stored).applied_index, scan.view.marks.applied_index)
             except Damaged as error:
                 raise LedgerBroken(0, f"the marks: {error}") from error
@@ -616,7 +615,7 @@ class Ledger:
                 )
             behind = gap.last_index
             with self._env.read() as transaction:
-                # As it is now: whoever fills it in makes it shorter with the same transaction.
+                # Read again: filling a gap shortens it in the same transaction.
                 held = next((now for now in self._gaps(transaction) if now.first_index == gap.first_index), None)
                 if held is None:
                     continue
@@ -635,12 +634,15 @@ class Ledger:
                         raise LedgerBroken(index, "it is held, and recorded as missing")
 
     def _is_pruned(self, index: int) -> bool:
-        """Whether an entry that was read is not held any more."""
+        """Return whether an entry was pruned after it was read."""
         pruned = self.pruned()
         return pruned is not None and records.KEPT_ENTRIES < index < pruned.below
 
     def rows_before(self, first: int, last: int) -> list[ChainRow]:
-        """Digest and revision before each of the held entries `first` to `last`. LedgerBroken if one is missing."""
+        """Return digest and revision before each of the held entries `first` to `last`.
+
+        LedgerBroken if one is missing.
+        """
         view = self._view()
         with self._env.read() as transaction:
             return [self._chain_row(view, transaction, index - 1) for index in range(first, last + 1)]
@@ -654,14 +656,14 @@ class Ledger:
         view = read_view(self._env)
         with self._env.read() as transaction:
             gaps = self._gaps(transaction)
-        # A snapshot may have been installed since the marks were read; its gap begins behind what was applied then.
+        # A snapshot may have been installed since the marks were read; its gap begins after the entries applied then.
         return _Scan(view, tuple(gap for gap in gaps if gap.first_index <= view.marks.applied_index))
 
     def _step(self, scan: _Scan, first: int, limit: int, bytes_max: int = STEP_MAX_BYTES) -> list[LedgerEntry]:
         found: list[LedgerEntry] = []
         view, size_bytes = scan.view, 0
         with self._env.read() as transaction:
-            # What is pruned meanwhile is a gap by now, whatever it was when the scan was made.
+            # Entries pruned since the scan are a gap now.
             scan = scan.with_gaps(self._gaps(transaction))
             gaps = {gap.first_index: gap for gap in scan.gaps}
             following = scan.after_gaps(max(first, 1))
@@ -721,7 +723,7 @@ class Ledger:
 def _runs(
     step: Sequence[LedgerEntry], expected: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-    """The stretches of a step without a gap: the revisions before and after each, and the rows expected of it."""
+    """Return the parts of a step without a gap: the revisions before and after each, and its expected rows."""
     rows = iter(expected)
     row = next(rows, None)
     start = 0
@@ -742,7 +744,7 @@ def _rows_said(odd: tuple[int, int], stored: Sequence[tuple[int, int]]) -> str:
 
 
 def _held(scan: _Scan) -> str:
-    """The ranges of revisions that are held, in words."""
+    """Format the ranges of revisions held."""
     ranges, start = [], 1
     for gap in scan.gaps:
         if start <= gap.revision_before:
@@ -756,11 +758,11 @@ def _held(scan: _Scan) -> str:
 
 HANDED_ENTRIES_MAX: Final = 512
 HANDED_BYTES_MAX: Final = 1 << 20
-"""Entries handed over at once, count and bytes, but at least one: a transaction of a few milliseconds for each side."""
+"""Limits of one transfer of history, count and bytes, but at least one entry: a few milliseconds for each side."""
 
 
 class Handed(NamedTuple):
-    """An entry of the ledger, with the digest and the revision before it."""
+    """Entry of the ledger with the digest and revision before it."""
 
     entry: Entry
     digest_before: bytes
@@ -768,13 +770,13 @@ class Handed(NamedTuple):
 
 
 class NotThisHistory(Exception):
-    """What was handed over is not what the digests speak of; nothing was written."""
+    """Received entries that do not match the digests; nothing was written."""
 
 
 def hand_over(
     ledger: Ledger, last: int, *, entries_max: int = HANDED_ENTRIES_MAX, bytes_max: int = HANDED_BYTES_MAX
 ) -> list[Handed]:
-    """Entries of a ledger that end with `last`, the newest first, within both bounds but at least one.
+    """Return entries of a ledger that end with `last`, newest first, within both bounds but at least one.
 
     LookupError if `last` is not held; LedgerBroken.
     """
@@ -787,7 +789,7 @@ def hand_over(
     except LedgerBroken as error:
         if not last - count < error.index < last:
             raise
-        # What comes behind the damage can be handed over all the same.
+        # Entries after the damage can still be sent.
         held = list(ledger.read(error.index + 1, limit=last - error.index))
     rows = ledger.rows_before(held[0].index, last)
     found: list[Handed] = []
@@ -811,10 +813,10 @@ def _where_entry(pruned: Pruned | None, index: int) -> str:
 
 
 def fill(env: Environment, gap: Gap, handed: Sequence[Handed]) -> Gap | None:
-    """Give the ledger entries that end with the last one of a gap, the newest first; return what is left of the gap.
+    """Add entries that end with the last one of a gap, newest first; return the remaining gap.
 
-    Durable on return. NotThisHistory if they do not follow from each other and from what is held behind the gap;
-    BrokenInvariant if they do, but not on what is held before it: then this replica's own history is another one.
+    Durable on return. NotThisHistory if they do not follow from each other and lead to the entry held after the gap.
+    BrokenInvariant if they do, but do not follow the entry held before it: then this replica's own history differs.
     Raises StorageFailed.
     """
     rows, left = _proven(env, gap, handed)
@@ -830,10 +832,9 @@ def fill(env: Environment, gap: Gap, handed: Sequence[Handed]) -> Gap | None:
 
 
 def mend(env: Environment, stretch: Gap, handed: Sequence[Handed]) -> Gap | None:
-    """Put entries in the place of those that end a damaged stretch (`Ledger.damaged_from`), the newest first.
+    """Replace the entries that end a damaged range (`Ledger.damaged_from`), newest first; return the remaining range.
 
-    Returns what is left of the stretch. What stands beside the entries is made anew from them. Proofs, durability and
-    errors are those of `fill`.
+    Rows beside the entries are rebuilt from them. Proofs, durability and errors are those of `fill`.
     """
     rows, left = _proven(env, stretch, handed)
     if rows:
@@ -850,7 +851,7 @@ def mend(env: Environment, stretch: Gap, handed: Sequence[Handed]) -> Gap | None
 def _proven(
     env: Environment, gap: Gap, handed: Sequence[Handed]
 ) -> tuple[list[tuple[Entry, ChainRow, ChainRow]], Gap | None]:
-    """What was handed over with the rows before and after it, once it is proven; and what is left of the gap."""
+    """Return the received entries with the rows before and after each, once proven, and the remaining gap."""
     last = read_chain_row(env, gap.last_index)
     if last is None:
         raise BrokenInvariant(f"the gap {gap.first_index} to {gap.last_index} has no digest at its end")

@@ -1,9 +1,9 @@
-"""Pruning: old entries removed from the ledger, in small transactions, as a gap that is there on purpose.
+"""Pruning: removal of old entries from the ledger in small transactions, which leaves an intentional gap.
 
-First it is recorded durably what is not to be held any more, and where it is; from then on the removal is finished by
-whoever opens the storage next, wherever it ended. Each transaction removes some of the oldest entries, with their
-digests and rows of revisions, and makes the gap longer by as much: what is left verifies at any moment. The digest at
-the end of the gap stays, and so do the first KEPT_ENTRIES entries.
+The range and the location of its archive are first recorded durably; the removal is then completed by the next process
+that opens the storage, wherever it stopped. Each transaction removes some of the oldest entries with their digests and
+revision rows, and lengthens the gap accordingly, so that the ledger verifies at any moment. The digest at the end of
+the gap stays, and so do the first KEPT_ENTRIES entries.
 """
 
 from collections.abc import Sequence
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 PRUNE_ENTRIES: Final = 256
 PRUNE_BYTES: Final = 1 << 20
-"""What one transaction removes, entries and bytes before the last one: some milliseconds of the replica's loop."""
+"""Limits of one transaction, entries and bytes before the last one: some milliseconds of the replica's loop."""
 
 
 def prunable_below(env: Environment) -> int:
-    """The entry below which the replica may be pruned at most: what consensus sees stays."""
+    """Return the highest index below which the replica may be pruned: entries visible to consensus stay."""
     return peek_base(env)[0] + 1
 
 
 def authorise(env: Environment, pruned: Pruned) -> None:
-    """Record what is not to be held any more; durable on return. Nothing is removed yet.
+    """Record the range to prune; durable on return. Nothing is removed yet.
 
-    BrokenInvariant where consensus needs some of it, or more was pruned already. StorageFailed.
+    BrokenInvariant if consensus needs some of it, or more was pruned already. StorageFailed.
     """
     before = recorded(env)
     if pruned.below > prunable_below(env) or len(pruned.segments) > PRUNED_SEGMENTS_MAX:
@@ -56,7 +56,7 @@ def authorise(env: Environment, pruned: Pruned) -> None:
 
 
 def recorded(env: Environment) -> Pruned | None:
-    """What is not to be held any more; None where nothing was pruned. LedgerBroken."""
+    """Return the recorded range to prune; None if there is none. LedgerBroken."""
     with env.read() as transaction:
         value = transaction.get(records.PRUNED_KEY, db=env.table(records.STATE))
     try:
@@ -66,7 +66,7 @@ def recorded(env: Environment) -> Pruned | None:
 
 
 class _Removal(NamedTuple):
-    """What one transaction removes: the entries `first` to `last`, and the gaps among them; `grown` is what is left."""
+    """Work of one transaction: the entries `first` to `last`, the gaps among them, and the resulting gap `grown`."""
 
     first: int
     last: int
@@ -76,9 +76,9 @@ class _Removal(NamedTuple):
 
 
 def prune_some(env: Environment, *, entries_max: int = PRUNE_ENTRIES, bytes_max: int = PRUNE_BYTES) -> bool:
-    """Remove some of what is not to be held; durable on return. Return whether some is left.
+    """Remove a part of the recorded range; durable on return. Return whether some is left.
 
-    LedgerBroken where the digest that is to stay is damaged: nothing is removed then. StorageFailed.
+    LedgerBroken if the digest that must stay is damaged: nothing is removed then. StorageFailed.
     """
     pruned = recorded(env)
     removal = None if pruned is None else _planned(env, pruned, entries_max, bytes_max)
@@ -86,7 +86,7 @@ def prune_some(env: Environment, *, entries_max: int = PRUNE_ENTRIES, bytes_max:
         return False
     with env.write() as transaction:
         _remove(transaction, env.table(records.ENTRIES), removal.first, removal.last)
-        # The digest before the first one that goes stays, unless it was the end of the gap that grows.
+        # The digest before the first removed entry stays, unless it was the end of the growing gap.
         _remove(
             transaction, env.table(records.CHAIN), max(removal.grown.first_index, removal.first - 1), removal.last - 1
         )
@@ -101,7 +101,7 @@ def prune_some(env: Environment, *, entries_max: int = PRUNE_ENTRIES, bytes_max:
 
 
 def _planned(env: Environment, pruned: Pruned, entries_max: int, bytes_max: int) -> _Removal | None:
-    """What the next transaction removes; None where nothing is left to be removed. LedgerBroken."""
+    """Return the work of the next transaction; None if nothing is left to remove. LedgerBroken."""
     begin = KEPT_ENTRIES + 1
     with env.read() as transaction:
         gaps = _gaps(env, transaction)
@@ -118,7 +118,7 @@ def _planned(env: Environment, pruned: Pruned, entries_max: int, bytes_max: int)
                 absorbed.append(gap)
                 index = gap.last_index + 1
                 continue
-            # One that is missing or damaged is in the archive: it need not be there to be removed.
+            # A missing or damaged entry is in the archive, so it can be removed here.
             if more and cursor.key() == records.index_key(index):
                 size_bytes += len(cursor.value())
                 more = cursor.next()
@@ -157,10 +157,10 @@ def _chain_row(env: Environment, transaction: "lmdb.Transaction[bytes]", index: 
 
 
 def plant(env: Environment, gap: Gap, first: Sequence[tuple[Entry, bytes, int]]) -> None:
-    """Give a ledger that lacks its beginning the first entries, each with the digest and the revision after it.
+    """Insert the first entries into a ledger that lacks its beginning, each with its digest and revision.
 
-    Durable on return. BrokenInvariant where they do not lead on from what is held before the gap. What they lead to is
-    believed: whoever calls has held the digest behind the gap against where they come from.
+    Durable on return. BrokenInvariant if they do not follow the entries held before the gap. The caller must have
+    compared the digest after the gap with their source.
     """
     index, digest, revision = gap.first_index - 1, GENESIS, 0
     if index:

@@ -1,7 +1,8 @@
-"""How every key and value of the tables is laid out: big-endian keys, and a CRC in front of every value.
+"""Layout of keys and values in the tables: big-endian keys, and a CRC in front of every value.
 
-LMDB has no page checksums, and most flipped bits come back as wrong data (HAZARDS.md), so each value starts with the
-CRC-32 of its key and itself. The layouts here are for ever: a change needs a new FORMAT_VERSION, and reads the old one.
+LMDB has no page checksums, and most flipped bits come back as wrong data (HAZARDS.md). Each value therefore starts with
+the CRC-32 of its key and body. These layouts are permanent: a change needs a new FORMAT_VERSION and a reader of the old
+one.
 """
 
 import hashlib
@@ -13,13 +14,13 @@ from zlib import crc32
 from replica.values import BATCH_BYTES_MAX
 
 FORMAT_VERSION: Final = 1
-"""Version of these layouts; stored when a replica's storage is created, compared when it is opened."""
+"""Version of these layouts; stored when a storage is created, compared when it is opened."""
 
 FORMAT_MAGIC: Final = b"forebay"
-"""What stands in front of the version. The construction steps 0.1 to 0.3 wrote a bare number: 1 or 2."""
+"""Prefix of the version. The construction steps 0.1 to 0.3 wrote a bare number: 1 or 2."""
 
 FORMAT_OF_A_STEP: Final = 0
-"""What stands for the formats of those steps, which no release reads."""
+"""Stands for the formats of those steps, which no release reads."""
 
 ENTRIES: Final = b"entries"
 CHAIN: Final = b"chain"
@@ -34,21 +35,21 @@ HARD_KEY: Final = b"hard"
 MARKS_KEY: Final = b"marks"
 LOG_KEY: Final = b"log"
 INCARNATION_KEY: Final = b"incarnation"
-"""Which incarnation of the cluster a storage is of; where it is not there, of the first."""
+"""Key of the storage's incarnation; absent in the first one."""
 PRUNED_KEY: Final = b"pruned"
 
 DIGEST_BYTES: Final = 32
 GENESIS: Final = bytes(DIGEST_BYTES)
-"""The digest before the first entry of every ledger."""
+"""Digest before the first entry of every ledger."""
 
 NAME_MAX_BYTES: Final = 255
-"""Bound of a replica's name and a cluster's id in UTF-8: what fits in a file name on every file system we know."""
+"""Limit of a replica's name and a cluster's ID in UTF-8: fits a file name on every known file system."""
 
 ENTRY_MAX_BYTES: Final = BATCH_BYTES_MAX
-"""Bound of one entry's data: larger ones would hold up heartbeats behind them (HAZARDS.md, H26)."""
+"""Limit of an entry's data: larger entries would delay heartbeats queued behind them (HAZARDS.md, H26)."""
 
 SEAL_MAX_BYTES: Final = 2048
-"""Bound of an entry's seal: a signature, and one for each vote that its leader got."""
+"""Limit of an entry's seal: a signature, and one for each vote its leader received."""
 
 _U64 = struct.Struct(">Q")
 _U32 = struct.Struct(">I")
@@ -66,11 +67,11 @@ _NO_MATCH: Final = "the checksum does not hold"
 
 
 class Damaged(Exception):
-    """A value fails its checksum or its layout; the message says which."""
+    """Value with a wrong checksum or layout; the message says which."""
 
 
 class Entry(NamedTuple):
-    """One entry of Raft's log."""
+    """Entry of the Raft log."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     term: int
@@ -80,17 +81,16 @@ class Entry(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """Whose storage this is."""
+    """Owner of a storage."""
 
     cluster_id: str
     replica: str
 
 
 class Incarnation(NamedTuple):
-    """One life of a cluster, from its founding, or from the recovery of what was left when a majority was lost.
+    """Lifetime of a cluster, from its founding or from a recovery after the loss of a majority.
 
-    The mark tells two recoveries apart that were made without knowing of each other: 16 hexadecimal digits, of the
-    first incarnation none.
+    The mark distinguishes two recoveries made independently: 16 hexadecimal digits; empty for the first incarnation.
     """
 
     number: int
@@ -106,12 +106,12 @@ _LINEAGE: Final = re.compile(r"(?P<cluster>[^/]+)(?:/(?P<number>[1-9][0-9]{0,8})
 
 
 def lineage_of(cluster_id: str, incarnation: Incarnation) -> str:
-    """How one incarnation of a cluster is called in frames and origins: by the id; from the second on by `ID/2-…`."""
+    """Return the name of an incarnation in frames and origins: the cluster's ID; from the second on, `ID/2-…`."""
     return f"{cluster_id}/{incarnation}" if incarnation.mark else cluster_id
 
 
 def parse_lineage(text: str) -> tuple[str, Incarnation] | None:
-    """The cluster's id and the incarnation in what `lineage_of` wrote; None where it is nothing of the kind."""
+    """Parse the cluster's ID and incarnation from `lineage_of` text; None if malformed."""
     found = _LINEAGE.fullmatch(text)
     if found is None:
         return None
@@ -120,14 +120,14 @@ def parse_lineage(text: str) -> tuple[str, Incarnation] | None:
 
 
 class HardState(NamedTuple):
-    """What a vote depends on."""
+    """Term and vote of a replica."""
 
     term: int
     voted_for: str | None
 
 
 class Marks(NamedTuple):
-    """How far things are. `last_index` is exact and as durable as the entries; commit and applied may lag behind."""
+    """Positions in the log. `last_index` is exact and as durable as the entries; commit and applied may lag."""
 
     base_index: int
     base_term: int
@@ -139,21 +139,21 @@ class Marks(NamedTuple):
 
 
 class LogMark(NamedTuple):
-    """Which generation of the sync log adds to what LMDB has, and how large the file of the log is."""
+    """Generation of the sync log that extends LMDB, and the size of the log's file."""
 
     generation: int
     size_bytes: int
 
 
 class ChainRow(NamedTuple):
-    """What is known of an applied entry: the digest up to it, and the revision after it."""
+    """Digest up to an applied entry, and the revision after it."""
 
     digest: bytes
     revision: int
 
 
 class Gap(NamedTuple):
-    """History that this replica does not hold, because a snapshot replaced it: entries first..last, both included.
+    """Range of history this replica does not hold, because a snapshot replaced it: entries first..last, both included.
 
     The gap begins after `revision_before` and ends with `revision_after`.
     """
@@ -165,8 +165,8 @@ class Gap(NamedTuple):
 
 
 class PrunedSegment(NamedTuple):
-    """A segment of the archive, as it was called when what it has was pruned; the revision after its last entry, and
-    the clock of its last batch, 0 where it has none.
+    """Archive segment as named at the time of pruning, with the revision after its last entry and the clock of its last
+    batch (0 if it has none).
     """
 
     first_index: int
@@ -176,9 +176,9 @@ class PrunedSegment(NamedTuple):
 
 
 class Pruned(NamedTuple):
-    """What this replica is not to hold any more: what lies before the entry `below`, but for the first KEPT_ENTRIES.
+    """Pruned range of this replica: all entries before `below`, except the first KEPT_ENTRIES.
 
-    `segments`: where it is, oldest first.
+    `segments`: their location in the archive, oldest first.
     """
 
     below: int
@@ -186,26 +186,26 @@ class Pruned(NamedTuple):
 
 
 KEPT_ENTRIES: Final = 64
-"""The first entries, which are never pruned, count: what the cluster was founded with; proofs need the key in it."""
+"""Number of first entries that are never pruned: the cluster's founding; proofs need the key in it."""
 
 PRUNED_SEGMENTS_MAX: Final = 100_000
-"""Segments that are remembered, count: those of the largest archive that is read."""
+"""Maximum number of segments remembered: those of the largest archive that is read."""
 
 
 def index_key(number: int) -> bytes:
-    """The key of an index or revision: unsigned, 8 bytes, big-endian: LMDB's byte order is the numbers' order."""
+    """Pack an index or revision as a key: unsigned, 8 bytes, big-endian, so that LMDB's order is numeric."""
     return _U64.pack(number)
 
 
 def key_index(key: bytes) -> int:
-    """The number that `index_key` packed. Damaged if it has another length."""
+    """Unpack a key of `index_key`. Damaged if it has another length."""
     if len(key) != _U64.size:
         raise Damaged(f"key {key.hex()} has {len(key)} bytes instead of {_U64.size}")
     return int.from_bytes(key, "big")
 
 
 def chained(previous: bytes, entry: Entry) -> bytes:
-    """The digest of the ledger up to and with `entry`: SHA-256(previous digest, index, term, data)."""
+    """Return the ledger's digest after `entry`: SHA-256(previous digest, index, term, data)."""
     hasher = hashlib.sha256(previous)
     hasher.update(_PREFIX.pack(entry.index, entry.term))
     hasher.update(entry.data)
@@ -213,12 +213,12 @@ def chained(previous: bytes, entry: Entry) -> bytes:
 
 
 def pack_checked(key: bytes, body: bytes) -> bytes:
-    """The value to store: the CRC-32 of key and body, then the body."""
+    """Pack a value to store: the CRC-32 of key and body, then the body."""
     return _U32.pack(crc32(body, crc32(key))) + body
 
 
 def unpack_checked(key: bytes, value: bytes) -> bytes:
-    """The body of a stored value. Damaged if the checksum does not hold."""
+    """Return the body of a stored value. Damaged if the checksum is wrong."""
     if len(value) < _U32.size:
         raise Damaged(f"value has {len(value)} bytes, which is too short for a checksum")
     body = value[_U32.size :]
@@ -228,12 +228,12 @@ def unpack_checked(key: bytes, value: bytes) -> bytes:
 
 
 def pack_entry(key: bytes, entry: Entry) -> bytes:
-    """The stored value of an entry, whose key is its index."""
+    """Pack an entry, whose key is its index."""
     return pack_checked(key, _SEALED.pack(entry.term, len(entry.seal)) + entry.seal + entry.data)
 
 
 def unpack_entry(key: bytes, value: bytes) -> Entry:
-    """The entry that `pack_entry` packed. Damaged if the checksum does not hold."""
+    """Unpack an entry of `pack_entry`. Damaged if the checksum is wrong."""
     index = key_index(key)
     if len(value) < _ENTRY_HEAD.size:
         raise Damaged(f"value has {len(value)} bytes, which is too short for an entry")
@@ -247,13 +247,13 @@ def unpack_entry(key: bytes, value: bytes) -> Entry:
 
 
 def pack_chain(key: bytes, row: ChainRow) -> bytes:
-    """The stored value of a chain row, whose key is the entry's index."""
+    """Pack a chain row, whose key is the entry's index."""
     return pack_checked(key, _CHAIN.pack(row.digest, row.revision))
 
 
 def unpack_chain(key: bytes, value: bytes) -> ChainRow:
-    """The row that `pack_chain` packed. Damaged if checksum or length do not hold."""
-    # Read for each entry of a ledger: in one step what `unpack_checked` and `_unpack` do.
+    """Unpack a row of `pack_chain`. Damaged if checksum or length are wrong."""
+    # Called for each entry of a ledger: `unpack_checked` and `_unpack` in one step.
     if len(value) != _CHAIN_STORED.size:
         raise Damaged(f"value has {len(value)} bytes instead of {_CHAIN_STORED.size}")
     checksum, digest, revision = _CHAIN_STORED.unpack(value)
@@ -263,25 +263,25 @@ def unpack_chain(key: bytes, value: bytes) -> ChainRow:
 
 
 def pack_gap(key: bytes, gap: Gap) -> bytes:
-    """The stored value of a gap, whose key is its first index."""
+    """Pack a gap, whose key is its first index."""
     return pack_checked(key, _GAP.pack(gap.last_index, gap.revision_before, gap.revision_after))
 
 
 def unpack_gap(key: bytes, value: bytes) -> Gap:
-    """The gap that `pack_gap` packed. Damaged if checksum or length do not hold."""
+    """Unpack a gap of `pack_gap`. Damaged if checksum or length are wrong."""
     last_index, before, after = _unpack(_GAP, unpack_checked(key, value))
     return Gap(key_index(key), last_index, before, after)
 
 
 def pack_pruned(pruned: Pruned) -> bytes:
-    """The stored value of what was pruned."""
+    """Pack the pruned range."""
     return pack_checked(
         PRUNED_KEY, _U64.pack(pruned.below) + b"".join(_PRUNED_SEGMENT.pack(*segment) for segment in pruned.segments)
     )
 
 
 def unpack_pruned(value: bytes) -> Pruned:
-    """What `pack_pruned` packed. Damaged if checksum or length do not hold."""
+    """Unpack the range of `pack_pruned`. Damaged if checksum or length are wrong."""
     body = unpack_checked(PRUNED_KEY, value)
     if len(body) < _U64.size or (len(body) - _U64.size) % _PRUNED_SEGMENT.size:
         raise Damaged(f"the value has {len(body)} bytes, which are no number of segments")
@@ -291,12 +291,12 @@ def unpack_pruned(value: bytes) -> Pruned:
 
 
 def pack_format(version: int) -> bytes:
-    """The stored value of the format version."""
+    """Pack the format version."""
     return pack_checked(FORMAT_KEY, FORMAT_MAGIC + _U64.pack(version))
 
 
 def unpack_format(value: bytes) -> int:
-    """The version that `pack_format` packed, or FORMAT_OF_A_STEP. Damaged if checksum or layout do not hold."""
+    """Unpack the version of `pack_format`, or return FORMAT_OF_A_STEP. Damaged if checksum or layout are wrong."""
     body = unpack_checked(FORMAT_KEY, value)
     if len(body) == _U64.size:
         return FORMAT_OF_A_STEP
@@ -307,44 +307,44 @@ def unpack_format(value: bytes) -> int:
 
 
 def pack_number(key: bytes, number: int) -> bytes:
-    """The stored value of a plain number: the index of a revision."""
+    """Pack a plain number: the index of a revision."""
     return pack_checked(key, _U64.pack(number))
 
 
 def unpack_number(key: bytes, value: bytes) -> int:
-    """The number that `pack_number` packed. Damaged if checksum or length do not hold."""
+    """Unpack a number of `pack_number`. Damaged if checksum or length are wrong."""
     (number,) = _unpack(_U64, unpack_checked(key, value))
     return int(number)
 
 
 def pack_marks(marks: Marks) -> bytes:
-    """The stored value of the marks."""
+    """Pack the marks."""
     return pack_checked(MARKS_KEY, _MARKS.pack(*marks))
 
 
 def unpack_marks(value: bytes) -> Marks:
-    """The marks that `pack_marks` packed. Damaged if checksum or length do not hold."""
+    """Unpack the marks of `pack_marks`. Damaged if checksum or length are wrong."""
     return Marks._make(_unpack(_MARKS, unpack_checked(MARKS_KEY, value)))
 
 
 def pack_log(mark: LogMark) -> bytes:
-    """The stored value of what is known of the sync log."""
+    """Pack the mark of the sync log."""
     return pack_checked(LOG_KEY, _LOG.pack(*mark))
 
 
 def unpack_log(value: bytes) -> LogMark:
-    """The mark that `pack_log` packed. Damaged if checksum or length do not hold."""
+    """Unpack the mark of `pack_log`. Damaged if checksum or length are wrong."""
     return LogMark._make(_unpack(_LOG, unpack_checked(LOG_KEY, value)))
 
 
 def pack_hard(hard: HardState) -> bytes:
-    """The stored value of term and vote."""
+    """Pack term and vote."""
     voted_for = b"" if hard.voted_for is None else name_bytes("replica name", hard.voted_for)
     return pack_checked(HARD_KEY, _U64.pack(hard.term) + voted_for)
 
 
 def unpack_hard(value: bytes) -> HardState:
-    """The hard state that `pack_hard` packed. Damaged if checksum or layout do not hold."""
+    """Unpack the hard state of `pack_hard`. Damaged if checksum or layout are wrong."""
     body = unpack_checked(HARD_KEY, value)
     if len(body) < _U64.size:
         raise Damaged("term and vote are too short")
@@ -352,14 +352,14 @@ def unpack_hard(value: bytes) -> HardState:
 
 
 def pack_identity(identity: Identity) -> bytes:
-    """The stored value of the identity."""
+    """Pack the identity."""
     cluster = name_bytes("cluster id", identity.cluster_id)
     replica = name_bytes("replica name", identity.replica)
     return pack_checked(IDENTITY_KEY, _LENGTH.pack(len(cluster)) + cluster + replica)
 
 
 def unpack_identity(value: bytes) -> Identity:
-    """The identity that `pack_identity` packed. Damaged if checksum or layout do not hold."""
+    """Unpack the identity of `pack_identity`. Damaged if checksum or layout are wrong."""
     body = unpack_checked(IDENTITY_KEY, value)
     if not body or len(body) < 1 + body[0]:
         raise Damaged("the identity is too short")
@@ -367,12 +367,12 @@ def unpack_identity(value: bytes) -> Identity:
 
 
 def pack_incarnation(incarnation: Incarnation) -> bytes:
-    """The stored value of an incarnation."""
+    """Pack an incarnation."""
     return pack_checked(INCARNATION_KEY, _U64.pack(incarnation.number) + incarnation.mark.encode())
 
 
 def unpack_incarnation(value: bytes) -> Incarnation:
-    """The incarnation that `pack_incarnation` packed. Damaged if checksum or layout do not hold."""
+    """Unpack the incarnation of `pack_incarnation`. Damaged if checksum or layout are wrong."""
     body = unpack_checked(INCARNATION_KEY, value)
     found = Incarnation(int.from_bytes(body[: _U64.size], "big"), _text(body[_U64.size :]))
     if len(body) < _U64.size or (found != FIRST_INCARNATION and parse_lineage(f"x/{found}") is None):
@@ -381,7 +381,7 @@ def unpack_incarnation(value: bytes) -> Incarnation:
 
 
 def name_bytes(what: str, name: str) -> bytes:
-    """The UTF-8 bytes of a name. ValueError if it is empty or longer than NAME_MAX_BYTES."""
+    """Return the UTF-8 bytes of a name. ValueError if it is empty or longer than NAME_MAX_BYTES."""
     encoded = name.encode()
     if not 0 < len(encoded) <= NAME_MAX_BYTES:
         raise ValueError(f"the {what} has {len(encoded)} bytes; it must have 1 to {NAME_MAX_BYTES}")

@@ -1,8 +1,8 @@
-"""What is checked when a replica opens its storage, and what is done about each condition: the recovery table.
+"""Checks of a replica's storage at opening, and the reaction to each condition: the recovery table.
 
-Damage is never repaired by guessing. An LMDB transaction is there whole or not at all, so the only torn tail is a
-transaction that never became visible, of which nothing was promised. Whatever is visible was synced before a promise
-could leave: it may be one of the copies that a majority counts on, and is checked or refused, never cut.
+Damage is never repaired by guessing. An LMDB transaction is complete or absent, so the only torn tail is a transaction
+that never became visible and carried no promise. Visible data was synced before a promise could be sent: it may be one
+of the copies a majority relies on. It is checked or rejected, never cut.
 """
 
 import os
@@ -19,17 +19,17 @@ from wal.replay import Contradiction, Replayed, replay
 
 
 class Checked(NamedTuple):
-    """What was found to be sound."""
+    """Values found sound."""
 
     hard: HardState
     marks: Marks
 
 
 def check(env: Environment, on_entry: Callable[[Entry], None] | None = None) -> Checked:
-    """Check hard state, marks, and every entry and digest that consensus sees; what is older is for `Ledger.verify`.
+    """Check hard state, marks, and every entry and digest visible to consensus; `Ledger.verify` checks older ones.
 
-    Calls `on_entry` with each entry after the base, in order, so that one reading serves both. Raises RecoveryRefused
-    with the row of the table, StorageFailed if LMDB finds a broken page.
+    Calls `on_entry` with each entry after the base, in order, so that one pass serves both. Raises RecoveryRefused with
+    the row of the table, StorageFailed if LMDB finds a broken page.
     """
     with env.read() as transaction:
         state = env.table(records.STATE)
@@ -53,7 +53,7 @@ def check(env: Environment, on_entry: Callable[[Entry], None] | None = None) -> 
 
 
 def replay_log(env: Environment, checked: Checked, stored: Callable[[int], Entry]) -> Replayed:
-    """What LMDB, as it was checked, and the sync log add up to; nothing is written. `stored` reads LMDB's entries.
+    """Combine the checked LMDB state with the sync log without writing. `stored` reads LMDB's entries.
 
     Raises RecoveryRefused.
     """
@@ -65,7 +65,10 @@ def replay_log(env: Environment, checked: Checked, stored: Callable[[int], Entry
 
 
 def read_chain(env: Environment, index: int) -> ChainRow:
-    """The chain row of an applied entry, or of the end of a gap. Raises RecoveryRefused if it is missing or damaged."""
+    """Return the chain row of an applied entry or of a gap's end.
+
+    Raises RecoveryRefused if it is missing or damaged.
+    """
     if index == 0:
         return ChainRow(records.GENESIS, 0)
     key = records.index_key(index)
@@ -156,9 +159,9 @@ def _refuse(env: Environment, condition: Condition, place: str) -> NoReturn:
 
 
 def may_have_run(directory: Path) -> Path | None:
-    """First-start check: a file here that a replica may have promised something with; None if there is none.
+    """Return a file that shows a replica may have run and promised something here; None if there is none.
 
-    What a first start that was interrupted leaves is no such file; one that cannot be read is. Nothing is locked.
+    Leftovers of an interrupted first start do not count; an unreadable file does. Nothing is locked.
     """
     if directories.may_hold_a_transaction(directory / DATA_FILE):
         return directory / DATA_FILE
@@ -169,7 +172,7 @@ def may_have_run(directory: Path) -> Path | None:
     except OSError:
         return directory
     try:
-        # A log is made after the data file: where it is alone, the data file was lost.
+        # A log is created after the data file: a log alone means that the data file was lost.
         alone = os.path.lexists(directory / LOG_FILE) and not os.path.lexists(directory / DATA_FILE)
         used = alone or sync_log.is_used(sync_log.DiskStore(descriptor, readonly=True), directory)
     except RecoveryRefused:

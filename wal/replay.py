@@ -1,8 +1,7 @@
-"""What one sync says in the sync log, and what LMDB's rows become when the log's records are added to them.
+"""Content of one sync in the sync log, and the replay of such records on top of LMDB's rows.
 
-Folding is one function for both who needs it: the replica, which takes the result over into LMDB before it promises
-anything, and an auditor beside it or after it, who writes nothing. A record that does not follow from what was before
-it is never made to fit.
+One function serves both the replica, which stores the result in LMDB before it promises anything, and auditors, who
+write nothing. A record that does not follow from its predecessors is never made to fit.
 """
 
 import struct
@@ -20,10 +19,10 @@ _U64_BYTES: Final = 8
 
 
 class Sync(NamedTuple):
-    """One sync: after it the journal is what it was up to `first - 1`, then `entries`.
+    """One sync: it leaves the journal unchanged up to `first - 1`, followed by `entries`.
 
-    `last_before` is the last index before it. `revisions` are those after each entry that was applied since the sync
-    before; `applied_digest` is the ledger's after the last of them. `hard` is None if term and vote stayed.
+    `last_before` is the previous last index. `revisions` are those after each entry applied since the previous sync;
+    `applied_digest` is the ledger's after the last of them. `hard` is None if term and vote stayed.
     """
 
     last_before: int
@@ -37,11 +36,11 @@ class Sync(NamedTuple):
 
 
 class Contradiction(Exception):
-    """A record does not follow from what was before it; the message says how."""
+    """Record that does not follow from its predecessors; the message says how."""
 
 
 class Replayed(NamedTuple):
-    """What LMDB's rows and the log add up to. LMDB's entries up to `kept` are part of it, then come `entries`."""
+    """LMDB's rows combined with the log: LMDB's entries up to `kept`, followed by `entries`."""
 
     hard: HardState
     marks: Marks
@@ -51,7 +50,7 @@ class Replayed(NamedTuple):
 
 
 def pack(sync: Sync) -> bytes:
-    """The bytes of a sync: the body of a record."""
+    """Pack a sync as the body of a record."""
     hard = b"" if sync.hard is None else records.pack_hard(sync.hard)
     entries, revisions = sync.entries, sync.revisions
     fixed = _FIXED.pack(
@@ -70,7 +69,7 @@ def pack(sync: Sync) -> bytes:
 
 
 def unpack(body: bytes) -> Sync:
-    """The sync that `pack` packed. Damaged if it is not laid out as one."""
+    """Unpack a sync of `pack`. Damaged if the layout is wrong."""
     if len(body) < _FIXED.size:
         raise Damaged(f"the record has {len(body)} bytes, which is too short")
     last_before, first, commit, applied, digest, hard_bytes, entry_count, revision_count = _FIXED.unpack_from(body)
@@ -95,7 +94,7 @@ def unpack(body: bytes) -> Sync:
 
 
 def replay(hard: HardState, marks: Marks, bodies: Sequence[bytes], stored: Callable[[int], Entry]) -> Replayed:
-    """Add the records to LMDB's hard state and marks; `stored` reads an entry of LMDB's. Raises Contradiction."""
+    """Replay the records on LMDB's hard state and marks; `stored` reads an LMDB entry. Raises Contradiction."""
     folding = _Folding(hard, marks, stored)
     for number, body in enumerate(bodies, start=1):
         try:
@@ -106,7 +105,7 @@ def replay(hard: HardState, marks: Marks, bodies: Sequence[bytes], stored: Calla
 
 
 def chain_up_to(start: ChainRow, entries: Sequence[Entry], wanted: ChainRow) -> list[Applied]:
-    """Chain entries from `start` on up to a snapshot, whose row is `wanted`. BrokenInvariant if they end otherwise."""
+    """Chain entries from `start` up to a snapshot with row `wanted`. BrokenInvariant if they end differently."""
     reached, chained = start, list[Applied]()
     index = entries[-1].index
     for entry in entries:

@@ -1,4 +1,4 @@
-"""How the journal's rows are read from LMDB, and all that LMDB lacks is written in one transaction: a checkpoint."""
+"""Reading of the journal's rows from LMDB, and checkpoints: one transaction that writes all that LMDB lacks."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from wal.records import ChainRow, Damaged, Entry, Gap, HardState, Incarnation, M
 
 
 class Applied(NamedTuple):
-    """An entry that was applied: its index, what is chained, and whether the revision grew."""
+    """Applied entry: its index, its chain row, and whether the revision grew."""
 
     at: int
     row: ChainRow
@@ -20,7 +20,7 @@ class Applied(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What a checkpoint writes. `delete_from`: stored entries from there on go, before `entries` are added."""
+    """Changes of a checkpoint. Stored entries from `delete_from` on are deleted before `entries` are added."""
 
     delete_from: int | None
     entries: Sequence[Entry]
@@ -29,11 +29,11 @@ class Changes(NamedTuple):
     hard: HardState | None
     marks: Marks
     incarnation: Incarnation | None = None
-    """The cluster goes on as another one; None: as the same."""
+    """New incarnation of the cluster; None if it stays the same."""
 
 
 def peek_base(env: Environment) -> tuple[int, int]:
-    """Base index and term, before anything is checked; `recovery.check` refuses what is wrong with them."""
+    """Return base index and term before any check; `recovery.check` rejects wrong ones."""
     with env.read() as transaction:
         value = transaction.get(records.MARKS_KEY, b"", db=env.table(records.STATE))
     try:
@@ -44,7 +44,7 @@ def peek_base(env: Environment) -> tuple[int, int]:
 
 
 def read_entries(env: Environment, first: int, last: int, *, max_bytes: int, max_entries: int) -> list[Entry]:
-    """Stored entries from `first` to at most `last`, within both bounds but at least one, each checked.
+    """Return stored entries from `first` to at most `last`, within both bounds but at least one, each checked.
 
     StorageFailed, which stops the environment, if one is missing or damaged.
     """
@@ -70,7 +70,7 @@ def read_entries(env: Environment, first: int, last: int, *, max_bytes: int, max
 
 
 def read_chain_row(env: Environment, index: int) -> ChainRow | None:
-    """The stored chain row of an entry, None if there is none. StorageFailed, stopping the environment, if damaged."""
+    """Return the stored chain row of an entry, or None. StorageFailed, which stops the environment, if damaged."""
     key = records.index_key(index)
     with env.read() as transaction:
         value = transaction.get(key, db=env.table(records.CHAIN))
@@ -83,9 +83,9 @@ def read_chain_row(env: Environment, index: int) -> ChainRow | None:
 
 
 def write(env: Environment, changes: Changes) -> None:
-    """Write everything in one transaction, durable on return, and begin the next generation of the sync log with it.
+    """Write all changes in one transaction, durable on return, and begin the next generation of the sync log.
 
-    A crash in between leaves records of the generation before, which are void: they are in LMDB. Raises StorageFailed.
+    A crash in between leaves records of the previous generation, which are void: LMDB has them. Raises StorageFailed.
     """
     mark = env.next_log_mark()
     with env.write() as transaction:
@@ -107,7 +107,7 @@ def write(env: Environment, changes: Changes) -> None:
         transaction.put(records.LOG_KEY, records.pack_log(mark), db=state)
         if changes.incarnation is not None:
             transaction.put(records.INCARNATION_KEY, records.pack_incarnation(changes.incarnation), db=state)
-    # Which LMDB durably names by now.
+    # LMDB durably names this generation now.
     env.log.begin(mark.generation)
 
 
@@ -121,12 +121,12 @@ def _write_entries(env: Environment, transaction: "lmdb.Transaction[bytes]", cha
         cursor.close()
     for entry in changes.entries:
         key = records.index_key(entry.index)
-        # MDB_APPEND: the key is beyond all others, which saves the search, fills the pages, and refuses to overwrite.
+        # MDB_APPEND: the key is larger than all others. It saves the search, fills the pages, and never overwrites.
         if not transaction.put(key, records.pack_entry(key, entry), append=True, db=table):
             raise BrokenInvariant(f"entry {entry.index} is already stored, or one beyond it")
 
 
 def _damaged(env: Environment, table: str, index: int, what: str) -> StorageFailed:
-    # The name that the site gave it is not known here; the log says it beside this.
+    # The replica's configured name is not known here; the log names it nearby.
     remedy = REPLACE.replace("NAME", "<its name>")
     return env.fail(f"{env.directory}, table {table}, index {index}: {what}. The replica must stop. {remedy}.")

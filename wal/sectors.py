@@ -1,9 +1,9 @@
-"""How the bytes of one sync lie in the sync log, so that a torn write can be told from damage.
+"""Layout of one sync's bytes in the sync log, so that a torn write can be told from damage.
 
-A disk writes a sector whole or not at all, and the sectors of one write in any order. Every sector of a record begins
-with a tag that no other record has, so whether it was written is seen without its content: a record that lacks a sector
-was never synced, of which nothing was promised; one that has them all and fails its checksum was damaged afterwards.
-Records begin at blocks of their own: nothing that was synced lies in a block that is written again before LMDB has it.
+A disk writes each sector completely or not at all, and the sectors of one write in any order. Every sector of a record
+begins with a tag unique to that record, so it is visible without the content whether it was written. A record that
+lacks a sector was never synced and carried no promise; a record with all sectors and a wrong checksum was damaged
+later. Each record begins at a new block: no synced data lies in a block that is rewritten before LMDB has it.
 """
 
 import struct
@@ -12,19 +12,19 @@ from typing import Final
 from zlib import crc32
 
 SECTOR_BYTES: Final = 512
-"""What every disk writes whole or not at all."""
+"""Unit that every disk writes completely or not at all."""
 
 TAG_BYTES: Final = 8
 DATA_BYTES: Final = SECTOR_BYTES - TAG_BYTES
 
 BLOCK_BYTES: Final = 4096
-"""Unit of file systems and of most disks: a write that fails may spoil the block that it goes to, but no other."""
+"""Unit of file systems and most disks: a failing write may spoil its own block, but no other."""
 
 VERSION: Final = 1
 """Version of the layout of records and of the file's first block."""
 
 FLIPPED_BITS_MAX: Final = 8
-"""A tag that differs in no more bits is a damaged one: what was there before is as near in one of 4e9 sectors."""
+"""A tag with at most this many differing bits is a damaged one: old content is as near in one of 4e9 sectors."""
 
 _FILE = struct.Struct(">8sBQH")
 _MAGIC: Final = b"FBSYNCLG"
@@ -37,40 +37,40 @@ _BLOCK_SECTORS: Final = BLOCK_BYTES // SECTOR_BYTES
 
 
 class LogDamaged(Exception):
-    """The log holds something else than what was written; the message says where and how that shows."""
+    """Log with other content than was written; the message says where and how it shows."""
 
 
 class LogAhead(Exception):
-    """The log belongs to a later generation than LMDB does; the message names both."""
+    """Log of a later generation than LMDB; the message names both."""
 
 
 class LogForeign(Exception):
-    """The log belongs to another replica."""
+    """Log of another replica."""
 
 
 class Tags:
-    """The tags of one generation of one replica's log."""
+    """Tags of one generation of a replica's log."""
 
     def __init__(self, identity: bytes, generation: int) -> None:
         key = blake2b(identity).digest()
         self._hasher = blake2b(_U64.pack(generation), digest_size=TAG_BYTES, key=key)
 
     def of(self, sequence: int) -> bytes:
-        """The tag of every sector of this record."""
+        """Return the tag of every sector of this record."""
         hasher = self._hasher.copy()
         hasher.update(_U64.pack(sequence))
         return hasher.digest()
 
 
 def first_block(identity: bytes, size_bytes: int) -> bytes:
-    """The block with which the file begins: whose it is, and how large."""
+    """Return the first block of the file: its owner and size."""
     block = _FILE.pack(_MAGIC, VERSION, size_bytes, len(identity)) + identity
     block = block.ljust(BLOCK_BYTES - _CRC.size, b"\0")
     return block + _CRC.pack(crc32(block))
 
 
 def check_first_block(block: bytes, identity: bytes, size_bytes: int) -> None:
-    """Raise LogDamaged or LogForeign unless it is what `first_block` gives."""
+    """Raise LogDamaged or LogForeign unless the block equals `first_block`."""
     if block == first_block(identity, size_bytes):
         return
     if len(block) != BLOCK_BYTES or _CRC.pack(crc32(block[: -_CRC.size])) != block[-_CRC.size :]:
@@ -84,13 +84,13 @@ def check_first_block(block: bytes, identity: bytes, size_bytes: int) -> None:
 
 
 def size_on_disk_bytes(body_bytes: int) -> int:
-    """What a record with a body of this size takes in the file, in whole blocks."""
+    """Return the size of a record with this body in the file, in whole blocks."""
     sectors = -(-(_HEAD_BYTES + body_bytes) // DATA_BYTES)
     return -(-sectors // _BLOCK_SECTORS) * BLOCK_BYTES
 
 
 def lay_out(tag: bytes, generation: int, sequence: int, body: bytes) -> bytes:
-    """The blocks of a record: whole sectors, each with the tag; what is left of the last block is tagged zeros."""
+    """Return the blocks of a record: whole sectors, each with the tag; the last block is padded with tagged zeros."""
     head = _HEAD.pack(VERSION, generation, sequence, len(body), crc32(body))
     data = head + _CRC.pack(crc32(head, crc32(tag))) + body
     stamped = tag + tag.join([data[at : at + DATA_BYTES] for at in range(0, len(data), DATA_BYTES)])
@@ -99,7 +99,7 @@ def lay_out(tag: bytes, generation: int, sequence: int, body: bytes) -> bytes:
 
 
 def read(content: bytes, identity: bytes, generation: int) -> list[bytes]:
-    """The bodies of the records of this generation, in order, up to the end or to one that was torn.
+    """Return the bodies of this generation's records, in order, up to the end or a torn one.
 
     Raises LogDamaged, LogAhead; LogForeign if the file is another replica's.
     """
@@ -119,10 +119,10 @@ def read(content: bytes, identity: bytes, generation: int) -> list[bytes]:
 
 
 def _read_one(content: bytes, at: int, tag: bytes, generation: int, sequence: int) -> bytes | None:
-    """The body of the record at this offset; None if it was never written, or not all of its sectors were."""
+    """Return the body of the record at this offset; None if some of its sectors were never written."""
     if not _is_written(content, at, tag, sequence):
         return None
-    # The first sector was written, as a whole, so whatever is wrong with it happened afterwards.
+    # The first sector was written completely, so any fault in it came later.
     head = content[at + TAG_BYTES : at + TAG_BYTES + _HEAD.size]
     (checksum,) = _CRC.unpack_from(content, at + TAG_BYTES + _HEAD.size)
     if crc32(head, crc32(tag)) != checksum:
@@ -154,7 +154,7 @@ def _is_written(content: bytes, sector: int, tag: bytes, sequence: int) -> bool:
 
 
 def _check_what_follows(content: bytes, at: int, tags: Tags, sequence: int) -> None:
-    """A record is written once the one before is durable: if there is a later one, this one was, and is gone."""
+    """Raise LogDamaged if a later record exists: a record is written only once the previous one is durable."""
     left = range(at, len(content), SECTOR_BYTES)
     later = {tags.of(sequence + ahead): sequence + ahead for ahead in range(1, len(left) // _BLOCK_SECTORS + 1)}
     for sector in left:
@@ -164,7 +164,7 @@ def _check_what_follows(content: bytes, at: int, tags: Tags, sequence: int) -> N
 
 
 def _check_age(content: bytes, identity: bytes, generation: int) -> None:
-    """LMDB is durably of a generation before the log begins with it, so it is never the older one."""
+    """Raise LogAhead for a record of a later generation: LMDB is durably of a generation before the log begins it."""
     if len(content) <= BLOCK_BYTES:
         return
     tag = content[BLOCK_BYTES : BLOCK_BYTES + TAG_BYTES]

@@ -1,11 +1,11 @@
-"""Segments of an archive: stretches of the ledger in files of their own, written whole or not at all, read in blocks.
+"""Archive segments: ranges of the ledger in files of their own, written completely or not at all, read in blocks.
 
 A file is MAGIC, blocks, a manifest as JSON, the manifest's length, and the SHA-256 of everything before. A block is a
-zlib stream of the raw entries, each after its term, the revision after it and its length. The manifest says what the
-segment is of and between which digests of the chain it lies, so it is verified without any ledger; and it has the
-checkpoint that was published when it was written, for who holds the replicas' keys.
+zlib stream of the raw entries, each preceded by its term, the revision after it and its length. The manifest names the
+cluster and the digests of the chain around the segment, so it can be verified without a ledger. It also holds the
+checkpoint published when it was written, for holders of the replicas' keys.
 
-Segments of one directory follow on each other without a hole and begin with the first entry: their names say so.
+The segments of a directory are contiguous and begin with the first entry, as their names show.
 """
 
 import fcntl
@@ -32,21 +32,20 @@ MAGIC: Final = SEGMENT_FORMAT.encode() + b"\n"
 
 SEGMENT_ENTRIES: Final = 65_536
 SEGMENT_BYTES: Final = 256 << 20
-"""What one segment has at most, entries and bytes of their data: what is lost of the work when it is interrupted, and
-some seconds of verification."""
+"""Limits of a segment, entries and bytes of their data: work lost by an interruption, and seconds of verification."""
 
 BLOCK_ENTRIES: Final = 1024
 BLOCK_BYTES: Final = 512 * 1024
-"""What one block has, entries and bytes before the last one: what is unpacked to read one entry, some milliseconds."""
+"""Limits of a block, entries and bytes before the last one: unpacked to read one entry, in some milliseconds."""
 
 COMPRESSION_LEVEL: Final = 6
-"""zlib's own balance: another one takes twice the time for a twentieth of the room."""
+"""zlib's default balance: the next level takes twice the time to save a twentieth of the space."""
 
 MANIFEST_BYTES_MAX: Final = 4 << 20
-"""Bound of a manifest: a row of 160 bytes for each block, and a note of 64 KiB."""
+"""Limit of a manifest: a row of 160 bytes for each block, and a note of 64 KiB."""
 
 READ_BYTES: Final = 1 << 20
-"""What of a file is read at a time while its SHA-256 is computed."""
+"""Bytes read at a time while the SHA-256 of a file is computed."""
 
 _HEAD = struct.Struct(">QQI")
 _LENGTH = struct.Struct(">I")
@@ -56,7 +55,7 @@ _PART: Final = ".segment.part"
 
 
 class SegmentBroken(Exception):
-    """A segment, or an archive, that is not what it says; `path` is the file or directory, `sentence` how it shows."""
+    """Broken segment or archive; `path` is the file or directory, `sentence` says how it shows."""
 
     def __init__(self, path: Path, sentence: str) -> None:
         super().__init__(f"{path}: {sentence}")
@@ -65,7 +64,7 @@ class SegmentBroken(Exception):
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where a block lies, and the ledger before its first entry."""
+    """Position of a block in the file, and the ledger's row before its first entry."""
 
     first_index: int
     offset: int
@@ -75,7 +74,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a segment is of. Digests are hexadecimal, those of the chain before and after its entries."""
+    """Description of a segment. Digests are hexadecimal: those of the chain before and after its entries."""
 
     format: str
     cluster_id: str
@@ -89,16 +88,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     digest_after: str
     first_at: Instant | None
     last_at: Instant | None
-    """The clock of its first and last batch; None where it has none."""
+    """Clock of its first and last batch; None if it has none."""
     data_bytes: int
-    """Bytes of its entries as they are in the ledger."""
+    """Size of its entries in the ledger, bytes."""
     checkpoint: str
-    """The note that was published when it was written, of all of its entries and maybe more."""
+    """Checkpoint note published when it was written; covers all of its entries, possibly more."""
     blocks: tuple[Block, ...]
 
     @property
     def name(self) -> SegmentName:
-        """What its file is called."""
+        """Name of its file."""
         return SegmentName(self.first_index, self.last_index)
 
     @property
@@ -113,26 +112,26 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class SegmentDisk:
-    """The calls that change a disk, in one place, so that tests can make each of them fail. Raises OSError."""
+    """System calls that change a disk, collected so that tests can fail each of them. Raises OSError."""
 
     def create(self, directory: int, name: str) -> int:
-        """Create a file anew, readable by its owner only."""
+        """Create a file that only its owner can read."""
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=directory)
         return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
 
     def write(self, file: int, data: bytes) -> None:
-        """Write all of it."""
+        """Write all of `data`."""
         left = memoryview(data)
         while left:
             left = left[os.write(file, left) :]
 
     def sync(self, file: int) -> None:
-        """Make content, or names, durable."""
+        """Make content or names durable."""
         os.fsync(file)
 
     def rename(self, directory: int, old: str, new: str) -> None:
-        """Give a file its name."""
+        """Rename a file."""
         os.rename(old, new, src_dir_fd=directory, dst_dir_fd=directory)
 
 
@@ -150,10 +149,10 @@ def _write_segment(
     checkpoint: str,
     disk: SegmentDisk = DISK,
 ) -> Manifest:
-    """Write entries, as many as one segment has at most, and return its manifest, once it would survive a power cut.
+    """Write as many entries as one segment may hold; return its manifest once it would survive a power cut.
 
-    They begin with entry `following`; `before`: digest and revision before it; `folder`: the directory's descriptor.
-    What a crash leaves is begun anew. OSError; SegmentBroken for entries that do not follow on each other.
+    The entries begin with `following`; `before`: digest and revision before it; `folder`: the directory's descriptor.
+    Remains of a crash are overwritten. OSError; SegmentBroken for entries that are not contiguous.
     """
     file = disk.create(folder, _PART)
     try:
@@ -257,10 +256,10 @@ def _instant(data: bytes) -> Instant | None:
 
 
 class Segment:
-    """One segment that was written. Its manifest is read, and nothing else is believed before it is asked for."""
+    """Written segment. Its manifest is read at once; all other content is verified on request."""
 
     def __init__(self, path: Path) -> None:
-        """Read the manifest. SegmentBroken, also where the file cannot be read."""
+        """Read the manifest. SegmentBroken, also if the file cannot be read."""
         self.path = path
         name = SegmentName.parse(path.name)
         with _refusing(path), path.open("rb") as file:
@@ -276,7 +275,7 @@ class Segment:
             file.seek(self.body_end)
             body = file.read(length)
         self.sha256: Final = tail[_LENGTH.size :]
-        """The SHA-256 of all that is before it in the file, as the file has it."""
+        """SHA-256 of the preceding content, as stored in the file."""
         try:
             self.manifest: Final = _decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeError) as error:
@@ -311,7 +310,7 @@ class Segment:
             raise SegmentBroken(path, "its manifest does not say where its blocks lie, or of what they are")
 
     def check_bytes(self) -> None:
-        """Compute the SHA-256 of the file. SegmentBroken where it is another one than the file's own."""
+        """Compute the SHA-256 of the file. SegmentBroken if it differs from the stored one."""
         digest, left = sha256(), self.size_bytes - DIGEST_BYTES
         with _refusing(self.path), self.path.open("rb") as file:
             while left and (data := file.read(min(left, READ_BYTES))):
@@ -321,7 +320,7 @@ class Segment:
             raise SegmentBroken(self.path, f"its bytes have the SHA-256 {digest.hexdigest()}, not {self.sha256.hex()}")
 
     def block(self, number: int) -> list[LedgerEntry]:
-        """The entries of a block, which lead from the digest before it to the next one's. SegmentBroken."""
+        """Return the entries of a block, verified from the digest before it to the next block's. SegmentBroken."""
         blocks, path = self.manifest.blocks, self.path
         row, end = blocks[number], self.manifest.after
         last = self.manifest.last_index
@@ -368,7 +367,7 @@ class Segment:
             raise SegmentBroken(self.path, f"its block of entry {row.first_index} is not made of whole entries")
 
     def number_of(self, index: int) -> int:
-        """The block that has an entry."""
+        """Return the number of the block with this entry."""
         return bisect_right(self.manifest.blocks, index, key=_first_of_block) - 1
 
 
@@ -385,7 +384,7 @@ def _is_digest(text: str) -> bool:
 
 @contextmanager
 def _refusing(path: Path) -> Iterator[None]:
-    """Have what the system refuses said by the path."""
+    """Convert system errors into SegmentBroken with the path."""
     try:
         yield
     except OSError as error:
@@ -395,14 +394,14 @@ def _refusing(path: Path) -> Iterator[None]:
 _decoder: Final = msgspec.json.Decoder(Manifest)
 
 BLOCKS_KEPT: Final = 8
-"""Blocks that stay unpacked, count: some megabytes; what is asked for next often lies in the same one."""
+"""Blocks kept unpacked, count: some megabytes; consecutive requests often need the same one."""
 
 
 class Archive:
-    """The segments of a directory, read in the order of their entries. Nothing is written."""
+    """Segments of a directory, read in the order of their entries. Nothing is written."""
 
     def __init__(self, directory: Path) -> None:
-        """Read their manifests. SegmentBroken for one that is broken or missing, or of another cluster."""
+        """Read the manifests. SegmentBroken for a broken or missing one, or one of another cluster."""
         self.directory = directory
         names = _names_in(directory)
         if len(names) > PRUNED_SEGMENTS_MAX:
@@ -441,12 +440,12 @@ class Archive:
 
     @property
     def cluster_id(self) -> str:
-        """The cluster whose history it is; empty where there is no segment."""
+        """ID of the cluster whose history it holds; empty if there is no segment."""
         return self.segments[0].manifest.cluster_id if self.segments else ""
 
     @property
     def last_index(self) -> int:
-        """The last entry that it has; 0 where there is none."""
+        """Index of its last entry; 0 if there is none."""
         return self.segments[-1].manifest.last_index if self.segments else 0
 
     @property
@@ -455,7 +454,7 @@ class Archive:
         return self.segments[-1].manifest.after if self.segments else ChainRow(GENESIS, 0)
 
     def read_some(self, first: int, *, entries_max: int, bytes_max: int) -> list[LedgerEntry]:
-        """Entries from `first` on, in order, until one of the bounds is reached, but at least one if there is one.
+        """Return entries from `first` on, in order, up to one of the bounds, but at least one if it exists.
 
         SegmentBroken.
         """
@@ -470,17 +469,18 @@ class Archive:
         return found
 
     def row_at(self, index: int) -> ChainRow:
-        """Digest and revision after an entry that it has, or before the first one. SegmentBroken."""
+        """Return digest and revision after an archived entry, or before the first one. SegmentBroken."""
         if index == 0:
             return ChainRow(GENESIS, 0)
         entry = self._of(index)[0]
         return ChainRow(entry.digest, entry.revision)
 
     def index_of_revision(self, revision: int) -> int:
-        """The entry that settled a revision. LookupError where it is not in the archive; SegmentBroken."""
+        """Return the index of the entry that settled a revision. LookupError if it is not archived; SegmentBroken."""
         if not 0 < revision <= self.end.revision:
             raise LookupError(f"revision {revision} is not in {self.directory}, which ends with {self.end.revision}")
-        # What settles nothing has the revision before it: the last segment and block that begin before it.
+        # An entry that settles nothing has the revision before it: take the last segment and block that begin before
+        # it.
         number = _last_before(self._revisions, revision)
         blocks = self.segments[number].manifest.blocks
         block = _last_before([one.revision_before for one in blocks], revision)
@@ -490,14 +490,14 @@ class Archive:
         raise SegmentBroken(self.segments[number].path, f"no entry of it settled revision {revision}")
 
     def entries(self, first: int = 1) -> Iterator[LedgerEntry]:
-        """All entries from one on, block by block. SegmentBroken."""
+        """Yield all entries from `first` on, block by block. SegmentBroken."""
         while first <= self.last_index:
             block = self._of(first)
             yield from block
             first = block[-1].index + 1
 
     def _of(self, index: int) -> Sequence[LedgerEntry]:
-        """Entries from `index` on to the end of its block."""
+        """Return the entries from `index` to the end of its block."""
         number = bisect_right(self._firsts, index) - 1
         segment = self.segments[number]
         block = segment.number_of(index)
@@ -531,11 +531,10 @@ def archive_from(
     progress: Callable[[int, int], None],
     disk: SegmentDisk = DISK,
 ) -> list[Manifest]:
-    """Write the segments that an archive lacks up to an entry; return their manifests.
+    """Write the segments an archive lacks up to an entry; return their manifests.
 
-    `read(first, last)` yields entries of the ledger, both included. It goes on where the last whole segment ends.
-    SegmentBroken where what is there is broken or of another ledger; OSError: BlockingIOError where another process
-    writes there.
+    `read(first, last)` yields entries of the ledger, both included. Continues after the last complete segment.
+    SegmentBroken if the archive is broken or of another ledger; OSError; BlockingIOError if another process writes it.
     """
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

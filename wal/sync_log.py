@@ -1,10 +1,10 @@
-"""The sync log: one file in front of LMDB, to which a sync is one write and one flush of the disk.
+"""Sync log: one file in front of LMDB, so that a sync costs one write and one flush of the disk.
 
-LMDB needs two flushes for a transaction, and its pages cost more than the bytes in them. So a sync is written here as
-one record, and LMDB gets the changes of many syncs in one transaction later, the checkpoint, which also says that the
-next generation of the log begins: whatever the file holds of an older one is void from then on. The file has its size
-from the beginning and is full of zeros that were really written: growing it, or blocks that were only reserved, would
-make the file system write its own journal in every sync.
+LMDB needs two flushes for a transaction, and its pages cost more than the bytes in them. A sync is therefore written
+here as one record, and LMDB receives the changes of many syncs in one later transaction, the checkpoint. The checkpoint
+also begins the next generation of the log: records of older generations are void from then on. The file is created at
+full size with zeros that were really written: growing it, or merely reserved blocks, would make the file system write
+its own journal in every sync.
 """
 
 import errno
@@ -19,24 +19,24 @@ from wal.failures import LOG_FILE, BrokenInvariant, Condition, RecoveryRefused
 from wal.records import Identity
 
 LOG_BYTES: Final = 4 << 20
-"""Size of a new log: a thousand small syncs between two checkpoints, written in some milliseconds when it is made."""
+"""Size of a new log: a thousand small syncs between two checkpoints, written in some milliseconds at creation."""
 
 RECORD_MAX_BYTES: Final = 256 << 10
-"""A sync with more than this goes straight into LMDB: writing it twice costs more than the second flush saves."""
+"""Larger syncs go straight to LMDB: writing them twice costs more than the second flush saves."""
 
 
 READ_BYTES: Final = 1 << 20
-"""What is read at a time."""
+"""Bytes read at a time."""
 
 
 class DiskFile:
-    """The calls on the file of the log, in one place so that a simulated disk can stand behind them. Raise OSError."""
+    """System calls on the log's file, collected so that a simulated disk can replace them. Raise OSError."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def read(self, limit_bytes: int) -> bytes:
-        """All of it, but not more than this."""
+        """Read the whole file, up to a limit."""
         pieces, offset = [], 0
         while piece := os.pread(self._descriptor, min(READ_BYTES, limit_bytes - offset), offset):
             pieces.append(piece)
@@ -44,22 +44,22 @@ class DiskFile:
         return b"".join(pieces)
 
     def write(self, data: bytes, offset: int) -> None:
-        """Write all of `data` there."""
+        """Write all of `data` at `offset`."""
         written = os.pwrite(self._descriptor, data, offset)
         if written != len(data):
             raise OSError(errno.EIO, f"{os.strerror(errno.EIO)}: {written} of {len(data)} bytes were written")
 
     def sync(self) -> None:
-        """Return when what was written is durable."""
+        """Make written data durable."""
         os.fdatasync(self._descriptor)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._descriptor)
 
 
 class DiskStore:
-    """Where a replica's log is made and found: the directory with this descriptor. Raises OSError."""
+    """Creates and opens a replica's log in the directory with this descriptor. Raises OSError."""
 
     def __init__(self, directory: int, *, readonly: bool = False) -> None:
         self._directory = directory
@@ -71,7 +71,7 @@ class DiskStore:
         return LOG_BYTES
 
     def make(self, first_block: bytes) -> None:
-        """Make a log that begins with this block, durably; one that is there already is replaced."""
+        """Create a durable log that begins with this block; replace an existing one."""
         with suppress(FileNotFoundError):
             os.unlink(LOG_FILE, dir_fd=self._directory)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -94,7 +94,7 @@ class DiskStore:
         return DiskFile(descriptor)
 
     def sync_directory(self) -> None:
-        """Return when the names of the files are durable."""
+        """Make the names of the files durable."""
         os.fsync(self._directory)
 
 
@@ -107,13 +107,13 @@ class Record:
         self._file, self.data, self.offset = file, data, offset
 
     def commit(self) -> None:
-        """Write it, durable on return. Raises OSError."""
+        """Write the record, durable on return. Raises OSError."""
         self._file.write(self.data, self.offset)
         self._file.sync()
 
 
 class SyncLog:
-    """The log of one replica. Nothing is added before `begin` says of which generation it is."""
+    """Log of one replica. Records can be added once `begin` has set the generation."""
 
     def __init__(self, file: DiskFile, path: Path, identity: Identity, size_bytes: int) -> None:
         self.path: Final = path
@@ -126,11 +126,11 @@ class SyncLog:
 
     @property
     def generation(self) -> int:
-        """The generation that `begin` named; 0 before."""
+        """Generation set by `begin`; 0 before."""
         return self._generation
 
     def read(self, generation: int) -> list[bytes]:
-        """The bodies of the records of this generation, in order. Raises RecoveryRefused."""
+        """Return the bodies of this generation's records, in order. Raises RecoveryRefused."""
         try:
             content = self._file.read(self._size_bytes + 1)
         except OSError as error:
@@ -148,17 +148,17 @@ class SyncLog:
             raise RecoveryRefused(Condition.SYNC_LOG_DAMAGED, f"{self.path} ({error})") from error
 
     def begin(self, generation: int) -> None:
-        """Begin again at the first record: LMDB is durably of this generation."""
+        """Restart at the first record: LMDB is durably of this generation."""
         self._generation, self._sequence, self._offset = generation, 0, sectors.BLOCK_BYTES
         self._tags = sectors.Tags(self._identity, generation)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was added since `begin`."""
+        """Whether no record was added since `begin`."""
         return self._sequence == 0
 
     def fits(self, body_bytes: int) -> bool:
-        """Whether a sync of this size may go here, and there is room for it."""
+        """Return whether a sync of this size belongs here and fits."""
         if body_bytes > RECORD_MAX_BYTES:
             return False
         return self._offset + sectors.size_on_disk_bytes(body_bytes) <= self._size_bytes
@@ -173,7 +173,7 @@ class SyncLog:
         )
 
     def added(self, record: Record) -> None:
-        """Note that this record is durable."""
+        """Record that this record is durable."""
         self._sequence += 1
         self._offset = record.offset + len(record.data)
 
@@ -183,7 +183,7 @@ class SyncLog:
 
 
 def make_log(store: DiskStore, directory: Path, identity: Identity) -> None:
-    """Make the log of a replica that has promised nothing with one. Raises RecoveryRefused."""
+    """Create the log of a replica that has promised nothing with one. Raises RecoveryRefused."""
     try:
         store.make(sectors.first_block(records.pack_identity(identity), store.size_bytes))
     except OSError as error:
@@ -191,9 +191,9 @@ def make_log(store: DiskStore, directory: Path, identity: Identity) -> None:
 
 
 def is_used(store: DiskStore, directory: Path) -> bool:
-    """Whether there is a log that something was ever added to: one that was only made is zeros after its first block.
+    """Return whether a record was ever added: a new log holds only zeros after its first block.
 
-    Raises RecoveryRefused if that cannot be seen.
+    Raises RecoveryRefused if this cannot be determined.
     """
     try:
         file = store.open()
@@ -201,7 +201,7 @@ def is_used(store: DiskStore, directory: Path) -> bool:
         return False
     except OSError as error:
         if error.errno == errno.ELOOP:
-            return False  # no replica runs with a symbolic link there, and making a log removes the link alone
+            return False  # a replica never runs with a symbolic link there, and creating a log removes only the link
         raise RecoveryRefused(Condition.SYNC_LOG_NOT_MADE, f"{directory / LOG_FILE} ({error})") from error
     try:
         return any(file.read(store.size_bytes)[sectors.BLOCK_BYTES :])
@@ -212,7 +212,7 @@ def is_used(store: DiskStore, directory: Path) -> bool:
 
 
 def open_log(store: DiskStore, directory: Path, identity: Identity, size_bytes: int) -> SyncLog:
-    """Open the log that LMDB speaks of. Raises RecoveryRefused."""
+    """Open the log that LMDB refers to. Raises RecoveryRefused."""
     try:
         return SyncLog(store.open(), directory / LOG_FILE, identity, size_bytes)
     except FileNotFoundError as error:
