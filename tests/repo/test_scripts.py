@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from tests.repo.tree import ROOT, repository_files, scripts, text_of
 
 HELP_WAIT_S = 600
 """Seconds that `--help` may take at most: a bound against hanging, not a measure of speed."""
+
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 SCRIPT_LINES_MAX = 140
 """Lines of a script in shell, at most: scripts/setup is the longest."""
@@ -49,15 +52,40 @@ def test_help_is_printed_and_nothing_else_is_done(path: Path) -> None:
     assert "usage:" in result.stdout.lower()
 
 
-@pytest.mark.parametrize(
-    "path", [Path("scripts/setup"), Path("scripts/lock"), Path("scripts/generate"), Path("scripts/bench")], ids=str
-)
+@pytest.mark.parametrize("path", [path for path in scripts() if path.name not in ("run", "test")], ids=str)
 def test_a_misspelt_option_is_refused(path: Path) -> None:
     result = subprocess.run(
         [ROOT / path, "--no-such-option"], capture_output=True, text=True, check=False, timeout=HELP_WAIT_S
     )
     assert result.returncode == 2
     assert "--no-such-option" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--help", "--no-such-option"])
+def test_help_and_a_misspelt_option_set_nothing_up(option: str, tmp_path: Path) -> None:
+    for path in (*scripts(), Path("tests/repo/options.sh")):
+        copy = tmp_path / path
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, copy)
+    (tmp_path / "scripts" / "setup").write_text('#!/bin/sh\n>"$(dirname "$0")/../was-set-up"\nexit 1\n')
+    for path in scripts():
+        if path.name in ("run", "setup") or (path.name == "test" and option != "--help"):
+            continue  # What is no option of scripts/test is one of pytest's.
+        result = subprocess.run(
+            [path, option], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=HELP_WAIT_S
+        )
+        assert not (tmp_path / "was-set-up").exists(), f"{path} {option}"
+        assert result.returncode == (0 if option == "--help" else 2), f"{path} {option}: {result.stderr}"
+        assert option != "--help" or "usage:" in result.stdout.lower()
+
+
+@pytest.mark.parametrize("path", [path for path in scripts() if "tests/repo/options.sh" in text_of(path)], ids=str)
+def test_the_usage_of_a_script_names_each_option_of_its_module(path: Path) -> None:
+    told = subprocess.run(
+        [ROOT / path, "--help"], capture_output=True, text=True, check=True, timeout=HELP_WAIT_S
+    ).stdout
+    usage = text_of(path).partition("\nset -")[0]
+    assert set(OPTION.findall(told)) - set(OPTION.findall(usage)) <= {"--help"}
 
 
 @pytest.mark.parametrize("verb", ["start", "stop", "exercise"])

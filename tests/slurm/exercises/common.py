@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -19,6 +20,9 @@ Told = Callable[[Site, Client, int, int], Awaitable[Figures]]
 
 SETTLED: Final = ("none", "over")
 
+REGISTERS_S: Final = 60.0
+"""Seconds within which an agent that was started registers."""
+
 
 def require(holds: object, sentence: str) -> None:
     """Raise RunFailed with the sentence unless it holds."""
@@ -35,6 +39,17 @@ async def nothing_left(site: Site, client: Client, patience_s: float = PATIENCE_
         return all(guest.phase in SETTLED for guest in guests.values()) and not any(held) and not site.left()
 
     await site.until("all buffers are gone", gone, patience_s)
+
+
+async def node_starts(site: Site, client: Client, name: str) -> None:
+    """Add a node for Forebay's own jobs to the cluster, and wait until its agent has registered."""
+    await asyncio.to_thread(site.start_agent, name)
+
+    async def is_up() -> bool:
+        nodes = (await client.call(ops.LIST_NODES)).nodes
+        return any(node.name == name and node.state == "UP" for node in nodes)
+
+    await site.until(f"the agent of node {name} has registered", is_up, REGISTERS_S)
 
 
 def exported(site: Submitted, name: str, data: bytes) -> None:

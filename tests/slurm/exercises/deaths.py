@@ -147,8 +147,8 @@ async def leader_kill(site: Site, client: Client, rounds: int, seed: int) -> Fig
 # ---- slurmctld
 
 WAYS: Final = ("SIGTERM", "SIGKILL", "takeover")
-"""How slurmctld ends: the last is SIGKILL, and the backup goes on; the first is started again only then. The seed says
-with which of them the exercise begins."""
+"""How slurmctld ends, one way a round; the seed says which is first. `takeover` is a SIGKILL after which the backup
+goes on, and the primary starts later. 24 rounds cover each way in each moment."""
 
 
 async def slurmctld_kill(site: Site, client: Client, rounds: int, seed: int) -> Figures:
@@ -162,7 +162,7 @@ async def slurmctld_kill(site: Site, client: Client, rounds: int, seed: int) -> 
     try:
         await plain.start()
         for number in range(rounds):
-            moment, way = moments[number % len(moments)], WAYS[(number // len(moments) + seed - 1) % len(WAYS)]
+            moment, way = moments[number % len(moments)], WAYS[(number + seed - 1) % len(WAYS)]
             chance = random.Random(f"{seed} {number}")
             end = _End(f"ctld{number}", moment, way, chance.random() < SAVED, chance.uniform(0, 2))
             since = await site.newest(client)

@@ -11,6 +11,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
+from cluster.schemas import operations as ops
 from cluster.security import Role
 from cluster.security.pki import issue, load_authority
 from cluster.system import SystemClock
@@ -153,6 +154,12 @@ async def replicas_dead(slurm: Slurm) -> None:
     await slurm.others_untouched()
     for name in REPLICAS:
         site.cluster.start(name)
+
+    async def leads() -> bool:
+        members = await slurm.client.call(ops.LIST_MEMBERS, deadline_s=30)
+        return any(member.role == "leader" for member in members.members)
+
+    await site.until("a replica leads again", leads)
     await slurm.cli("job", "cancel", native)
     await slurm.ends_well(waiting, "waiting", data["waiting"])
     await slurm.ends_well(moving, "moving", data["moving"])

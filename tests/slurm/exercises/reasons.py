@@ -10,7 +10,7 @@ from typing import Final
 
 from cluster.client import Client
 from cluster.slurm.files import uptime_s
-from tests.slurm.exercises.common import exported, require
+from tests.slurm.exercises.common import exported, node_starts, require
 from tests.slurm.site import RunFailed, Site
 
 REQUEST_REFUSED: Final = "Burst Buffer request invalid"
@@ -175,7 +175,7 @@ class Slurm:
     async def native(self, mib: int) -> str:
         """Have a job of Forebay's own hold so much of the pool; return its number."""
         if not self._has_node:
-            await asyncio.to_thread(self.site.start_agent, NODE)
+            await node_starts(self.site, self.client, NODE)
             self._has_node = True
         script = self.site.directory / "native.sh"
         script.write_text(
@@ -183,15 +183,7 @@ class Slurm:
         )
         words = ("submit", "--uid", self.site.account.pw_name, "-D", str(self.site.results), str(script))
 
-        async def submitted() -> str:
-            try:
-                return (await self.cli(*words)).split()[-1]
-            except RunFailed as error:
-                if "no node has more" not in str(error):
-                    raise
-                return ""  # its agent has not registered yet
-
-        job = str(await self.site.until("a job of Forebay's own is accepted", submitted, 60))
+        job = (await self.cli(*words)).split()[-1]
 
         async def holds() -> bool:
             pools = json.loads(await self.cli("pool", "list", "--json"))["pools"]
