@@ -1,8 +1,8 @@
-"""Atomic writing of a snapshot: the file is complete or absent.
+"""Writing a snapshot so that it is there whole or not at all.
 
 The file: eight bytes (magic, format version), then MessagePack frames `[section, sequence, payload, crc32]`, then the
 SHA-256 of everything before. It is written under a temporary name, synced, renamed, and the directory synced: a crash
-at any moment leaves the older snapshots unchanged.
+at any moment leaves the older snapshots as they were.
 """
 
 from __future__ import annotations
@@ -26,40 +26,38 @@ from snapshots.image import Image, ImageRefused, Slice, nothing, to_sections
 
 MAGIC = b"FBIMAG"
 MAGIC_OF_A_STEP = b"FBSNAP"
-"""Magic of snapshots from the construction steps 0.1 to 0.3, which no release reads."""
+"""How the snapshots of the construction steps 0.1 to 0.3 begin, which no release reads."""
 
 FORMAT_VERSION = 1
-"""Format version after the magic, two bytes big-endian. Raised when an older release could misread the file."""
+"""What follows the magic, two bytes big-endian. Raised when an older release could misread the file."""
 
 PREAMBLE = MAGIC + FORMAT_VERSION.to_bytes(2, "big")
 TRAILER_BYTES = 32
-"""Size of the SHA-256 at the end."""
+"""The SHA-256 at the end, bytes."""
 
 SNAPSHOT_BYTES_MAX = 4 * 1024**3
-"""Maximum size of a snapshot: 100,000 jobs of 40 KiB. A larger one would not fit beside a second State in memory."""
+"""The largest snapshot, bytes: 100,000 jobs with 40 KiB each. More would not fit beside a second State in memory."""
 
 TEMPORARY_SUFFIX = ".saving"
 
 RESERVE_BYTES = 64 * 1024**2
 RESERVE_SHARE = 16
-"""Space that a snapshot leaves free on its disk, in bytes and as a share of the disk, whichever is less.
-
-The journal is on the same disk: a failed journal write stops the replica, while a failed snapshot is retried.
-"""
+"""What a snapshot leaves free of its disk, bytes and part of the whole, whichever is less: the journal is on the same
+one, and a write of it that fails stops the replica, where a snapshot that fails is tried again."""
 
 _NAME = re.compile(r"snapshot-([0-9]{20})-([0-9]{1,19})\.fbs")
 
 
 class SnapshotFailed(Exception):
-    """Snapshot that could not be written; older ones are unchanged. The message names the file and a remedy."""
+    """A snapshot could not be written; the older ones are as they were. The message names the file and a remedy."""
 
 
 class SnapshotAbandoned(SnapshotFailed):
-    """Snapshot abandoned because the replica is stopping."""
+    """Writing was stopped because the replica is stopping."""
 
 
 class SnapshotName(msgspec.Struct, frozen=True, order=True):
-    """Parsed file name of a snapshot; ordered by age."""
+    """What a snapshot's name says; ordered by age."""
 
     index: int
     term: int
@@ -69,7 +67,7 @@ class SnapshotName(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, name: str) -> SnapshotName | None:
-        """Parse a file name; None if it is not a snapshot's."""
+        """Return what the name says, or None if it is not the name of a snapshot."""
         found = _NAME.fullmatch(name)
         if found is None:
             return None
@@ -78,23 +76,23 @@ class SnapshotName(msgspec.Struct, frozen=True, order=True):
 
 
 class Disk:
-    """System calls that change a disk, collected so that tests can fail each of them. Raises OSError."""
+    """The calls that change a disk, in one place, so that tests can make each of them fail. Raises OSError."""
 
     def create(self, directory: int, name: str) -> int:
-        """Create a new file that only its owner can read."""
+        """Create a file that must not exist, readable by its owner only."""
         return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
 
     def reopen(self, directory: int, name: str) -> int:
-        """Open an existing file to continue writing it."""
+        """Open a file that is there, to go on writing it."""
         return os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
 
     def truncate(self, file: int, size_bytes: int) -> None:
-        """Truncate a file to `size_bytes` and continue writing there."""
+        """Cut a file to its first bytes, and write from there on."""
         os.ftruncate(file, size_bytes)
         os.lseek(file, size_bytes, os.SEEK_SET)
 
     def write(self, file: int, data: bytes) -> None:
-        """Write all of `data`; ENOSPC also if that would leave too little space for the journal."""
+        """Write all of it; ENOSPC also where that would leave too little for the journal."""
         room = os.fstatvfs(file)
         reserve_bytes = min(RESERVE_BYTES, room.f_blocks * room.f_frsize // RESERVE_SHARE)
         if room.f_bavail * room.f_frsize < len(data) + reserve_bytes:
@@ -108,7 +106,7 @@ class Disk:
         os.fsync(file)
 
     def rename(self, directory: int, old: str, new: str) -> None:
-        """Rename a file, replacing an existing target."""
+        """Give a file its name, replacing one that has it."""
         os.rename(old, new, src_dir_fd=directory, dst_dir_fd=directory)
 
     def sync_directory(self, directory: int) -> None:
@@ -137,13 +135,13 @@ def frame_checksum(section: int, sequence: int, payload: bytes) -> int:
 
 
 def open_directory(directory: Path) -> int:
-    """Return a descriptor of the directory; SnapshotFailed with its name."""
+    """Return a descriptor of the directory; raises SnapshotFailed by its name."""
     with failing(directory):
         return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def create_temporary(disk: Disk, directory: int, name: str) -> int:
-    """Return a new file, locked while it is open; replace one left behind by a dead process.
+    """Return a new file that is locked for as long as it is open; replaces one that a dead process left behind.
 
     The lock tells a live writer from a dead one. Raises OSError, BlockingIOError if the writer is alive.
     """
@@ -164,7 +162,7 @@ def create_temporary(disk: Disk, directory: int, name: str) -> int:
 
 
 def reopen_temporary(disk: Disk, directory: int, name: str) -> int:
-    """Return a temporary file left by an earlier process, locked as by `create_temporary`.
+    """Return a temporary file that an earlier process left, locked as `create_temporary` does.
 
     Raises OSError, BlockingIOError if another process writes it.
     """
@@ -180,7 +178,7 @@ def reopen_temporary(disk: Disk, directory: int, name: str) -> int:
 
 
 def remove_if_abandoned(disk: Disk, directory: int, name: str) -> bool:
-    """Remove a temporary file unless a live process holds it; return whether it is absent now. Raises OSError."""
+    """Remove a temporary file unless a live process holds it; return whether it is gone. Raises OSError."""
     try:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     except FileNotFoundError:
@@ -203,11 +201,11 @@ def write_snapshot(
     breathe: Callable[[], None] = nothing,
     disk: Disk = DISK,
 ) -> Path:
-    """Write the image into the directory; return its path once it would survive a power cut.
+    """Write the image into the directory and return its path, once it would survive a power cut.
 
-    `progress` receives records written and total records. `breathe` is called between two slices; it may block to let
-    other threads run, and may raise SnapshotAbandoned. Raises SnapshotFailed; nothing is left behind then, except after
-    a failed sync of the directory, when the new file is complete but not yet durable.
+    `progress` is told records written and records in all; `breathe` is called between two slices, may wait there to
+    let other threads run, and may raise SnapshotAbandoned. Raises SnapshotFailed; then nothing was left behind, except
+    after a failed sync of the directory, when the new file is whole but not yet promised.
     """
     name = str(SnapshotName(image.index, image.term))
     temporary = f".{name}{TEMPORARY_SUFFIX}"
@@ -238,18 +236,18 @@ def write_snapshot(
 
 
 class UnsyncedDisk(Disk):
-    """Disk without syncs, for images that may be lost in a power cut and are checked when read."""
+    """For images that may be lost in a power cut, and are checked when they are read: nothing waits for the disk."""
 
     def sync(self, file: int) -> None:
-        """Do nothing."""
+        """Leave it to the system."""
 
     def sync_directory(self, folder: int) -> None:
-        """Do nothing."""
+        """Leave it to the system."""
 
 
 @contextmanager
 def failing(path: Path) -> Iterator[None]:
-    """Convert OSError into SnapshotFailed with the path."""
+    """Raise SnapshotFailed, by the path, where the system raises OSError."""
     try:
         yield
     except OSError as why:
@@ -257,7 +255,7 @@ def failing(path: Path) -> Iterator[None]:
 
 
 def failure(path: Path, why: OSError) -> SnapshotFailed:
-    """Return SnapshotFailed with cause and remedy."""
+    """Return the failure as a sentence with what to do about it."""
     remedy = {
         errno.ENOSPC: "free space on that file system",
         errno.EDQUOT: "raise the quota",

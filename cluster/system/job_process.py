@@ -1,11 +1,8 @@
-"""Environment of a job's processes: rights, limits, priority, signals, umask, keyring.
+"""What a process of a job is given: rights, limits, priority, signals, umask, keyring; nothing of its agent's.
 
-Nothing inherited from the agent.
-
-An agent runs as root, or under a unit with limits and priorities of its own, none of which are meant for jobs. `LIMITS`
-gives the value of each resource limit; call `limit`, `prepare`, `forgo` and `reset` in this order. Sources:
-capabilities(7), prctl(2), setrlimit(2), session-keyring(7), proc(5).
-"""
+An agent runs as root, or under a unit with limits and priorities of its own, and none of that is meant for jobs.
+`LIMITS` says what each resource limit becomes; `limit`, `prepare`, `forgo` and `reset` are called in this order.
+Sources: capabilities(7), prctl(2), setrlimit(2), session-keyring(7), proc(5)."""
 
 from __future__ import annotations
 
@@ -28,25 +25,26 @@ MIB: Final = 1024**2
 
 
 class JobProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """Site settings for job processes; sizes in bytes, `UNLIMITED` is no limit."""
+    """What a site says of its jobs' processes; sizes in bytes, `UNLIMITED` is no limit."""
 
     umask: int = 0o022
     nice: int = 0
     """Scheduling priority, from -20 to 19."""
     core_bytes: int = 0
-    """Maximum size of a core file."""
+    """Largest core file."""
     locked_bytes: int = 8 * MIB
-    """Maximum locked memory; the kernel's default. RDMA needs more."""
+    """Most memory that can be locked; the kernel's own default. What moves data by RDMA needs more."""
     stack_bytes: int = 8 * MIB
-    """Soft limit of the stack; programs may raise it."""
+    """Size of the stack; programs may raise it."""
     open_files: int = 524_288
-    """Hard limit of open files; the soft limit is SOFT_FILES, above which select(2) fails."""
+    """Most descriptors that a process may allow itself: it begins with SOFT_FILES, above which select(2) fails."""
     processes: int = 0
-    """Maximum number of the user's processes on the node; 0: the kernel's limit for its first process."""
+    """Most processes of the user on the node; 0: as many as the kernel gives its first process."""
     no_new_privs: bool = True
-    """Whether programs are kept from gaining rights: sudo, ping and the like have no effect."""
+    """Whether no program that is run has more rights than who runs it: sudo, ping and the like are without effect."""
     capabilities: tuple[str, ...] = ()
-    """Maximum capabilities of privileged programs, by their names in capabilities(7); none with `no_new_privs`."""
+    """What programs with more rights may have at most, by their names in capabilities(7); with `no_new_privs` there are
+    none."""
 
 
 SOFT_FILES: Final = 1_024
@@ -59,20 +57,20 @@ CAPABILITIES: Final = (
     *("mac_override", "mac_admin", "syslog", "wake_alarm", "block_suspend", "audit_read", "perfmon", "bpf"),
     "checkpoint_restore",
 )
-"""Names from capabilities(7) in numeric order, without CAP_."""
+"""Names of capabilities(7) in the order of their numbers, without CAP_."""
 
 _MESSAGE_QUEUE_BYTES: Final = 819_200
 """The kernel's default of RLIMIT_MSGQUEUE, bytes."""
 
 
 def _kernel_processes() -> int:
-    """Return the kernel's limit of processes and pending signals for its first process: half of its threads."""
+    """Return how many processes, and pending signals, the kernel allows its first process: half of its threads."""
     return max(1, int(Path("/proc/sys/kernel/threads-max").read_text()) // 2)
 
 
 @functools.cache
 def _capabilities() -> int:
-    """Return the number of capabilities this kernel has, or may have."""
+    """Return how many capabilities this kernel has, or may have."""
     try:
         return int(Path("/proc/sys/kernel/cap_last_cap").read_text()) + 1
     except OSError:
@@ -80,7 +78,7 @@ def _capabilities() -> int:
 
 
 Limit = tuple[int, int]
-"""Soft and hard limit."""
+"""Soft and hard."""
 
 LIMITS: Final[dict[int, Callable[[JobProcess], Limit]]] = {
     resource.RLIMIT_AS: lambda _: (UNLIMITED, UNLIMITED),
@@ -99,7 +97,7 @@ LIMITS: Final[dict[int, Callable[[JobProcess], Limit]]] = {
     resource.RLIMIT_SIGPENDING: lambda _: (_kernel_processes(),) * 2,
     resource.RLIMIT_STACK: lambda wanted: (wanted.stack_bytes, UNLIMITED),
 }
-"""Every resource limit of setrlimit(2) except that of file locks, which the kernel no longer enforces."""
+"""Every resource limit of setrlimit(2), but for that of file locks, which the kernel no longer keeps."""
 
 _PR_SET_KEEPCAPS: Final = 8
 _PR_CAPBSET_READ: Final = 23
@@ -110,7 +108,7 @@ _PR_CAP_AMBIENT: Final = 47
 _PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
 
 _CAPABILITIES_MAX: Final = 64
-"""Size of the kernel's capability sets."""
+"""How many the kernel's sets have room for."""
 
 _CAPABILITY_VERSION_3: Final = 0x20080522
 _KEYCTL_JOIN_SESSION_KEYRING: Final = 1
@@ -122,13 +120,13 @@ _CALLS: Final = {
     "ppc64le": (271, 273),
     "s390x": (280, 282),
 }
-"""System call numbers of keyctl and ioprio_set, for which the C library has no function, by machine."""
+"""Numbers of keyctl and ioprio_set, which the C library has no name for, by machine."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def limit(wanted: JobProcess) -> None:
-    """Set resource limits and priorities as far as permitted; call it while running as the agent's account. OSError."""
+    """Set resource limits and priorities, as far as this account may: call it while that is the agent's. OSError."""
     for number, of in LIMITS.items():
         soft, hard = of(wanted)
         try:
@@ -136,7 +134,7 @@ def limit(wanted: JobProcess) -> None:
         except (PermissionError, ValueError):
             _, most = resource.getrlimit(number)
             resource.setrlimit(number, (_least(soft, most), _least(hard, most)))
-    # Raising the priority above the agent's needs rights that an unprivileged agent lacks.
+    # To be more important than the agent needs rights that one without them does not have.
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     with contextlib.suppress(PermissionError):
@@ -147,7 +145,7 @@ def limit(wanted: JobProcess) -> None:
 
 
 def prepare(wanted: JobProcess) -> None:
-    """Drop rights that the job's account could regain; call it before changing to that account. OSError."""
+    """Give up what another account could win back: call it before this process becomes that. OSError."""
     kept = {CAPABILITIES.index(name.lower().removeprefix("cap_")) for name in wanted.capabilities}
     if wanted.no_new_privs:
         kept = set()
@@ -159,29 +157,29 @@ def prepare(wanted: JobProcess) -> None:
         try:
             _prctl(_PR_CAPBSET_DROP, number)
         except PermissionError:
-            # An ordinary account has none to drop, and the rights of its programs are not the agent's decision.
+            # An ordinary account has none to lose, and what its programs may have is not the agent's to decide.
             if os.geteuid() == 0 and not wanted.no_new_privs:
                 raise
 
 
 def forgo(wanted: JobProcess) -> None:
-    """Drop permanently all rights beyond the account's own, after changing to that account. OSError."""
+    """Give up every right beyond the account's own, now that this process has become it, for good. OSError."""
     _prctl(_PR_SET_KEEPCAPS, 0)
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    # Effective, permitted and inheritable sets, two words of 32 bits each.
+    # Effective, permitted and inheritable, twice 32 of them.
     if _libc.capset(header, (ctypes.c_uint32 * 6)()) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     if wanted.no_new_privs:
         _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    # Possession of a keyring permits reading its keys, so a job must not share the agent's session keyring.
+    # Who possesses a keyring may read its keys: the agent's session is not the job's.
     _call(0, _KEYCTL_JOIN_SESSION_KEYRING, 0)
 
 
 def reset(wanted: JobProcess) -> None:
-    """Set umask, signals and descriptors as at login; only descriptors 0, 1 and 2 are inherited.
+    """Set umask, signals and descriptors as at a login; only 0, 1 and 2 are passed on.
 
-    SIGHUP is ignored, as under nohup(1): `systemctl kill -s HUP` on the agent also reaches the processes of its jobs.
+    SIGHUP is ignored, as under nohup(1): `systemctl kill -s HUP` on the agent reaches the processes of its jobs, too.
     """
     os.umask(wanted.umask)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
@@ -206,7 +204,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _call(which: int, *arguments: int) -> None:
-    """Call keyctl (0) or ioprio_set (1) if their number is known on this machine; ignore failures."""
+    """Call keyctl (0) or ioprio_set (1), where this machine's number is known; what fails there is left as it is."""
     numbers = _CALLS.get(platform.machine())
     if numbers is not None:
         _libc.syscall(ctypes.c_long(numbers[which]), *(ctypes.c_long(argument) for argument in arguments))

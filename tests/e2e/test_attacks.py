@@ -10,8 +10,6 @@ import pytest
 from tests.e2e.scripts import ScriptEnded, run_script
 from tests.faults.attacks.__main__ import ATTACKS, main
 
-pytestmark = pytest.mark.campaign(3, together=True)
-
 
 @pytest.fixture(scope="module")
 def attacked() -> ScriptEnded:

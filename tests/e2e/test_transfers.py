@@ -11,8 +11,6 @@ import pytest
 
 from tests.e2e.scripts import ScriptEnded, run_script
 
-pytestmark = pytest.mark.campaign(4, together=True)
-
 ATTACKS = (
     "kills", "cuts", "links", "bits", "refusals", "late", "disks", "moves", "trees", "resume", "endings",
     "agents", "sources",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
@@ -186,4 +185,3 @@ class GuestHistories(Histories):
 
 GuestHistories.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestGuestHistories = GuestHistories.TestCase
-TestGuestHistories.pytestmark = [pytest.mark.campaign(3)]  # type: ignore[attr-defined]

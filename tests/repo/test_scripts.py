@@ -88,7 +88,7 @@ def test_the_usage_of_a_script_names_each_option_of_its_module(path: Path) -> No
     assert set(OPTION.findall(told)) - set(OPTION.findall(usage)) <= {"--help"}
 
 
-@pytest.mark.parametrize("verb", ["start", "stop", "exercise"])
+@pytest.mark.parametrize("verb", ["start", "stop", "exercise", "root"])
 def test_the_usage_of_scripts_slurm_names_each_option_of_a_verb(verb: str) -> None:
     asked = [sys.executable, "-m", "tests.slurm", verb, "--help"]
     told = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=ROOT, timeout=HELP_WAIT_S).stdout

@@ -13,17 +13,23 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from tests.faults.ending import perform
 from tests.slurm.exercises import EXERCISES, ROWS
+from tests.slurm.releases import UNABLE, exercise, root_command
+from tests.slurm.results import FILE, PLUGINS
+from tests.slurm.roots import RELEASES
 from tests.slurm.site import Site, missing
 
 PREFIX = "forebay-slurm."
 PID, USE, STAYED_LOG = "pid", "use", "stay.log"
 """Files of a site that was started: whose process has it, how to use it, and what that process printed."""
 
-UNABLE = 77
-"""Exit code where a machine cannot do it; the sentence says what it lacks."""
+CI = "ci"
+CI_SIZES = {"lifecycle": 0, "arrays": 1, "refusals": 1}
+CI_ROWS = ("requests", "users", "transfers", "quota")
+"""What the exercise `ci` is short for: these exercises of these sizes at one site, with these rows of `refusals`."""
 
 
 def main(arguments: list[str]) -> int:
@@ -34,15 +40,46 @@ def main(arguments: list[str]) -> int:
     stop = verbs.add_parser("stop", help="end such a site, and remove it")
     stop.add_argument("directory", type=Path, help="what `start` printed")
     does = verbs.add_parser("exercise", help="found a site, do exercises on it, and remove it; the last line is JSON")
-    does.add_argument("names", choices=EXERCISES, nargs="+", metavar="NAME")
-    for verb in (start, does):
-        verb.add_argument("--plugin", choices=("lua", "datawarp"), default="lua")
+    does.add_argument("names", choices=(*EXERCISES, CI), nargs="+", metavar="NAME")
+    start.add_argument("--plugin", choices=PLUGINS, default="lua")
+    does.add_argument("--plugin", choices=(*PLUGINS, "both"), help="default: lua; with --release both")
+    does.add_argument("--slurm-user", metavar="ACCOUNT", help="SlurmUser; default: root, with --release 24.11 slurm")
+    does.add_argument(
+        "--release", choices=(*RELEASES, "all"), help="run in a root directory with this release of Slurm"
+    )
+    does.add_argument(
+        "--sample", type=_positive, metavar="N", help="with --release: N releases and plugins, by the seed"
+    )
+    does.add_argument("--parallel", type=_positive, default=1, metavar="N", help="with --release: N runs at a time")
+    does.add_argument(
+        "--record", type=Path, nargs="?", const=FILE, help="with --release: write outcomes into this file"
+    )
+    root = verbs.add_parser("root", help="build the root directory of a release of Slurm, and run a command in it")
+    root.add_argument("release", choices=RELEASES)
+    root.add_argument("--renew", action="store_true", help="build it anew, with the version that the suite has now")
+    root.add_argument("--network", action="store_true", help="run the command with the network of this machine")
+    root.add_argument("command", nargs="*", help="command, after `--`; without one, print the directory")
     start.add_argument("--backup", action="store_true", help="slurmctld has a backup")
     start.add_argument("--stay", type=Path, help=argparse.SUPPRESS)
     does.add_argument("--rounds", "--jobs", type=int, dest="rounds", help="how often, or how many jobs")
     does.add_argument("--rows", default="", help="which rows of `refusals`, separated by commas; all unless told")
     does.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args(arguments)
+    if chosen.verb == "root":
+        return root_command(chosen)
+    sizes: dict[str, int] = {}
+    rows: list[str] = []
+    if chosen.verb == "exercise":
+        if chosen.release is None and (chosen.sample or chosen.record or chosen.plugin == "both"):
+            parser.error("--sample, --record and --plugin both need --release")
+        sizes, rows = _sizes_and_rows(chosen, parser)
+        if chosen.release is not None:
+            chosen.plugin = chosen.plugin or "both"
+            words = ["exercise", *chosen.names, "--seed", str(chosen.seed)]
+            words += ["--rounds", str(chosen.rounds)] if chosen.rounds is not None else []
+            words += ["--rows", chosen.rows] if chosen.rows else []
+            signal.signal(signal.SIGTERM, _interrupt)
+            return exercise(chosen, words)
     reason = missing()
     if reason:
         print(f"scripts/slurm: {reason}", file=sys.stderr)
@@ -53,15 +90,41 @@ def main(arguments: list[str]) -> int:
         if chosen.stay:
             return _stay(Site(chosen.stay, plugin=chosen.plugin, backup=chosen.backup))
         return _start(arguments)
+    options = _site_options(sizes, parser)
+    directory = Path(tempfile.mkdtemp(prefix=PREFIX))
+    site = Site(directory, plugin=chosen.plugin or "lua", rows=rows, user=chosen.slurm_user or "root", **options)
+    return _exercise(sizes, site, directory, chosen.seed)
+
+
+def _sizes_and_rows(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[dict[str, int], list[str]]:
+    """Return the exercises of a command line with their sizes, and the rows of `refusals`; `ci` gives both."""
     rows = [row for row in chosen.rows.split(",") if row]
     if unknown := set(rows) - set(ROWS):
         parser.error(f"--rows: there is no {', '.join(sorted(unknown))}; rows are {', '.join(ROWS)}")
+    if chosen.names == [CI]:
+        if chosen.rounds is not None or rows:
+            parser.error("ci has its own sizes and rows: leave out --rounds and --rows")
+        return CI_SIZES, list(CI_ROWS)
+    if CI in chosen.names:
+        parser.error("ci is run alone: leave out the other exercises")
     sizes = {name: EXERCISES[name].size if chosen.rounds is None else chosen.rounds for name in chosen.names}
+    _site_options(sizes, parser)
+    return sizes, rows
+
+
+def _site_options(sizes: dict[str, int], parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """Return the options of the site at which exercises are run; all need the same."""
     options, *others = [EXERCISES[name].site(size) for name, size in sizes.items()]
     if any(other != options for other in others):
         parser.error(f"{' and '.join(sizes)} need different sites: run them one by one")
-    directory = Path(tempfile.mkdtemp(prefix=PREFIX))
-    return _exercise(sizes, Site(directory, plugin=chosen.plugin, rows=rows, **options), directory, chosen.seed)
+    return options
+
+
+def _positive(text: str) -> int:
+    """Return a number above 0."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return int(text)
 
 
 def _exercise(sizes: dict[str, int], site: Site, directory: Path, seed: int) -> int:
@@ -72,13 +135,15 @@ def _exercise(sizes: dict[str, int], site: Site, directory: Path, seed: int) -> 
         await site.start()
         async with site.client(deadline_s=30) as client:
             for name, size in sizes.items():
-                figures.update(await EXERCISES[name].told(site, client, size, seed))
+                with site.recorded(name):
+                    figures.update(await EXERCISES[name].told(site, client, size, seed))
         site.check()
 
     names = " ".join(sizes)
     title = f"slurm exercise {names} --plugin {site.plugin}"
     ended = perform(title, run(), release=site.stop, directory=directory, seed=seed)
     row = {"exercise": names, "plugin": site.plugin, "seed": seed, "seconds": round(ended.took_s, 1)}
+    row |= {"sizes": sizes, "outcomes": site.outcomes}
     print(json.dumps({**row, "failed": int(not ended.succeeded), **figures}))
     return 0 if ended.succeeded else 1
 

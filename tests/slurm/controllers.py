@@ -30,9 +30,18 @@ class TwoControllers(SlurmSite):
     hosts = f"SlurmctldHost={PRIMARY}(127.0.0.1)\nSlurmctldHost={BACKUP}(127.0.0.2)"
 
     def __init__(
-        self, directory: Path, *, script: str, plugin: str, buffers: str | None, settings: str, run: Path
+        self,
+        directory: Path,
+        *,
+        script: str,
+        plugin: str,
+        buffers: str | None,
+        settings: str,
+        run: Path,
+        user: str = "root",
     ) -> None:
-        super().__init__(directory, script=script, plugin=plugin, buffers=buffers, settings=settings + SETTINGS)
+        settings += SETTINGS
+        super().__init__(directory, script=script, plugin=plugin, buffers=buffers, settings=settings, user=user)
         self._run = run
         self.backup_run = run.with_name(f"{run.name}-{BACKUP}")
 

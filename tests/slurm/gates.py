@@ -43,21 +43,21 @@ class Gates:
     """The gates of one site, in a directory."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
 
     def text(self, program: str) -> str:
         """Return a shell script that goes on as `program` with its own arguments."""
-        return _GATE.format(gates=self._directory, program=program)
+        return _GATE.format(gates=self.directory, program=program)
 
     def around(self, functions: Mapping[str, str]) -> str:
         """Return lines of burst_buffer.lua that put the gates in front of its functions: gate -> name there."""
         names = ", ".join(f'{gate} = "{name}"' for gate, name in functions.items())
-        return _AROUND.format(names=names, gate=self._directory.with_name("gate"))
+        return _AROUND.format(names=names, gate=self.directory.with_name("gate"))
 
     def make(self) -> None:
         """Make their directory, and the program that burst_buffer.lua runs."""
-        self._directory.mkdir(exist_ok=True)
-        gate = self._directory.with_name("gate")
+        self.directory.mkdir(exist_ok=True)
+        gate = self.directory.with_name("gate")
         gate.write_text(self.text("true"))
         gate.chmod(0o755)
 
@@ -71,17 +71,17 @@ class Gates:
 
     def close(self, function: str) -> None:
         """Have the next call of a function wait until the gates are opened."""
-        (self._directory / function).touch()
+        (self.directory / function).touch()
 
     def waits_at(self, function: str) -> bool:
         """Return whether a call waits there."""
-        return (self._directory / f"{function}.reached").exists()
+        return (self.directory / f"{function}.reached").exists()
 
     def let_pass(self, function: str) -> None:
         """Let the call that waits there go on."""
-        (self._directory / f"{function}.reached").unlink()
+        (self.directory / f"{function}.reached").unlink()
 
     def open(self) -> None:
         """Let all calls go on."""
-        for file in self._directory.iterdir() if self._directory.exists() else ():
+        for file in self.directory.iterdir() if self.directory.exists() else ():
             file.unlink(missing_ok=True)

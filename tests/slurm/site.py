@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import pwd
 import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from cluster.client import Client
 from cluster.schemas import operations as ops
@@ -46,6 +49,13 @@ _PLUGINS = {"lua": "#BB_LUA", "datawarp": "#DW"}
 __all__ = ["GRAIN", "POOL_GRAINS", "REPLICAS", "RunFailed", "Seen", "Site", "missing"]
 
 
+class Outcome(NamedTuple):
+    """How a row of the campaign ended; `cause` is empty where it passed."""
+
+    row: str
+    cause: str = ""
+
+
 class Site(Submitted):
     """One such site in a directory of its own."""
 
@@ -59,21 +69,25 @@ class Site(Submitted):
         backup: bool = False,
         checked: bool = False,
         rows: Iterable[str] = (),
+        user: str = "root",
     ) -> None:
         """`gates`: calls of Slurm can be stopped on their way; `backup`: slurmctld has one; `checked`: with lua its
         job_submit.lua calls the check that `install` writes; `rows`: which parts of an exercise that has several are
-        done, none: all.
+        done, none: all; `user`: SlurmUser, as whom the bridge runs, too.
         """
         super().__init__(directory)
         self.plugin = plugin
         self.grains = grains
         self.rows = frozenset(rows)
+        self.outcomes: list[Outcome] = []
+        self._user = pwd.getpwnam(user)
         self.cluster = LocalCluster(directory / "site", user=KNOWN)
         self.place = directory / "bb"
         # In memory, as /run is: its files are made and removed many times a job.
         self._memory = MEMORY / directory.name
         self.run = self._memory / "run"
         self._helpers = directory / "helpers"
+        self._metrics = directory / "metrics"
         self._gated = gates
         self._checked = checked and plugin == "lua"
         settings = SETTINGS + ("JobSubmitPlugins=lua\n" if self._checked else "")
@@ -86,10 +100,16 @@ class Site(Submitted):
                 buffers=buffers,
                 settings=settings,
                 run=self.run,
+                user=user,
             )
         else:
             self.slurm = SlurmSite(
-                directory / "slurm", script=self._script(), plugin=plugin, buffers=buffers, settings=settings
+                directory / "slurm",
+                script=self._script(),
+                plugin=plugin,
+                buffers=buffers,
+                settings=settings,
+                user=user,
             )
         self._more: dict[str, subprocess.Popen[bytes]] = {}
         self._ended: set[str] = set()
@@ -120,6 +140,7 @@ class Site(Submitted):
         """Write the cluster's configuration, its certificates, the place, and what jobs read."""
         super().found()
         self._memory.mkdir()
+        self._metrics.mkdir()
         # As at a real site the bridge has its word in StateSaveLocation, which is there before slurmctld starts.
         for path, mode in ((self.place, 0o711), (self.slurm.state, 0o755)):
             path.mkdir(parents=True)
@@ -135,10 +156,31 @@ class Site(Submitted):
         self.cluster.forebay("place", "mark", str(self.place))
         self.cluster.forebay("certificate", "issue", "slurm", "--role", "scheduler", "--into", tls)
         self._write_helpers()
+        self._let_slurm_user_in()
         if self._checked:
             check = self.slurm.state.with_name(SUBMISSION_CHECK)
             check.write_text(submission_check("BB_LUA"))
             check.with_name("job_submit.lua").write_text(_JOB_SUBMIT.format(check=check))
+
+    def _let_slurm_user_in(self) -> None:
+        """Give SlurmUser what is its own: a configuration with the bridge's certificate, as docs/slurm.md has it made,
+        and the directories that its programs write to.
+        """
+        if self._user.pw_uid == 0:
+            return
+        text, tls = self.cluster.file.read_text(), self.cluster.directory / "tls"
+        self._bridge_file.parent.mkdir()
+        for name in ("ca.pem", "slurm.pem", "slurm.key"):
+            shutil.copy(tls / name, self._bridge_file.with_name(name))
+        self._bridge_file.write_text(text.replace('"tls/ca.pem"', '"ca.pem"').replace('"tls"', '"."'))
+        for path in (self._memory, self.slurm.state, self.gates.directory, self._metrics, self._bridge_file.parent):
+            for one in (path, *path.iterdir()):
+                os.chown(one, self._user.pw_uid, self._user.pw_gid)
+
+    @property
+    def _bridge_file(self) -> Path:
+        """Return the configuration that the bridge reads."""
+        return self.cluster.file if self._user.pw_uid == 0 else self.directory / "etc" / "forebay.toml"
 
     async def start(self) -> None:
         """Start everything; return when a buffer job could be submitted."""
@@ -197,8 +239,9 @@ class Site(Submitted):
         self._start(name, self.cluster.command("agent", "--name", name, "--mover"))
 
     def _bridge(self, state: Path, run: Path) -> list[str]:
-        words = ["--config", str(self.cluster.file), "--name", "slurm", "--state", str(state), "--run", str(run)]
-        return [sys.executable, "-m", "cluster.slurm", *words]
+        words = ["--config", str(self._bridge_file), "--name", "slurm", "--state", str(state), "--run", str(run)]
+        account = ["setpriv", f"--reuid={self._user.pw_uid}", f"--regid={self._user.pw_gid}", "--clear-groups"]
+        return [*account, sys.executable, "-m", "cluster.slurm", *words]
 
     def runs(self) -> dict[str, Path]:
         """Return where each bridge is, by its name here."""
@@ -211,7 +254,7 @@ class Site(Submitted):
         for name, run in self.runs().items():
             command = self._bridge(self.slurm.state, run)
             host = on_host(BACKUP) if name == "bridge-backup" else []
-            metrics = ["--metrics", str(self.directory / f"{name}.prom")]
+            metrics = ["--metrics", str(self._metrics / f"{name}.prom")]
             self._start(name, [*host, *command, *metrics, *more], self.slurm.environment)
 
     def pids(self) -> list[int]:
@@ -256,6 +299,22 @@ class Site(Submitted):
                 raise RunFailed(f"{name} exited {process.returncode}: {' / '.join(log[-3:])}")
         if ended := self.cluster.ended():
             raise RunFailed("; ".join(ended))
+
+    @contextlib.contextmanager
+    def recorded(self, row: str) -> Iterator[None]:
+        """Record how a row of the campaign ends: that it passed, or the cause of its failure, which is raised again.
+
+        A row that consists of others, as `refusals` does, has no outcome of its own beside theirs.
+        """
+        known = len(self.outcomes)
+        try:
+            yield
+        except Exception as error:
+            if not any(one.cause for one in self.outcomes[known:]):
+                self.outcomes.append(Outcome(row, str(error).replace(str(self.directory), "DIRECTORY")))
+            raise
+        if len(self.outcomes) == known:
+            self.outcomes.append(Outcome(row))
 
     # Forebay's side
 

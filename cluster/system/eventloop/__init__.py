@@ -1,4 +1,5 @@
-"""Event-loop services: listeners, HTTP servers, background tasks, time slices, user lookups, and the watchdog."""
+"""What runs on an event loop: listeners, HTTP servers, buffered reading, background tasks, long work in slices,
+look-ups of users, and the watchdog of a process."""
 
 from typing import TYPE_CHECKING
 

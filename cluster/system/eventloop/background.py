@@ -1,4 +1,4 @@
-"""Background tasks of a process, and its reaction to termination signals."""
+"""What a process does in the background from its start to its stop, one task of the loop; and who asks it to stop."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import NoReturn
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:
-    """Have SIGTERM and SIGINT set `stop` in the running loop, and ignore SIGHUP.
-
-    A reload requested before there is a configuration to reload then has no effect.
+    """Have SIGTERM and SIGINT set `stop`, in the running loop; SIGHUP ends nothing: until there is something to read
+    again, who asks for it too early loses nothing.
     """
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, lambda: None)
@@ -23,8 +22,8 @@ def stop_on_signals(stop: asyncio.Event) -> None:
 
 
 async def end_within(process: asyncio.subprocess.Process, grace_s: float) -> None:
-    """Wait for the end of a process that was told to stop; send SIGKILL after `grace_s`."""
-    # kill() reaps a process that has just ended, and would take the exit code from the event loop.
+    """Wait until a process has ended that was asked to; SIGKILL if it has not in so many seconds."""
+    # Not killed while it ends by itself: kill() looks first, and takes the exit code from the event loop.
     try:
         async with asyncio.timeout(grace_s):
             await process.wait()
@@ -36,7 +35,7 @@ async def end_within(process: asyncio.subprocess.Process, grace_s: float) -> Non
 
 
 def failure_logged(logger: logging.Logger, sentence: str) -> Callable[[asyncio.Task[None]], None]:
-    """Return a done callback that logs the failure of a task no caller awaits."""
+    """Return what logs how a task has failed, as its done callback: nobody waits for the task."""
 
     def ended(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -46,23 +45,23 @@ def failure_logged(logger: logging.Logger, sentence: str) -> Callable[[asyncio.T
 
 
 class Background(ABC):
-    """Runs `_run` until it is cancelled. Any exception it raises stops the replica.
+    """Runs `_run`, which goes on until it is cancelled. Anything that it raises stops the replica.
 
-    A monitor that ended silently would be worse than none.
+    A watch that ended in silence would be worse than none.
     """
 
     _task: asyncio.Task[None] | None = None
 
     def __init__(self, fail: Callable[[BaseException], NoReturn]) -> None:
-        """Create it; `fail` stops the replica."""
+        """`fail` stops the replica."""
         self._fail = fail
 
     def start(self) -> None:
-        """Start in the running loop."""
+        """Begin, in the running loop."""
         self._task = asyncio.get_running_loop().create_task(self._guarded())
 
     async def stop(self) -> None:
-        """Cancel it, and wait for its end."""
+        """End it, and wait until it has ended."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import time
@@ -25,7 +26,7 @@ KEY_BYTES = 128
 CONFIGURATION = """\
 ClusterName=bench
 {hosts}
-SlurmUser=root
+SlurmUser={user}
 SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
@@ -120,6 +121,17 @@ def version() -> str:
     return subprocess.run(["sbatch", "--version"], capture_output=True, text=True, check=True).stdout.strip()
 
 
+def cgroup_settings(slurmd: str) -> str:
+    """Return cgroup.conf for a slurmd: empty where it is older than 24.11 and needs none.
+
+    A newer slurmd exits where the kernel has controllers of both versions of cgroups, though no plugin uses them.
+    """
+    shown = subprocess.run([slurmd, "-V"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"(\d+)\.(\d+)", shown)
+    newer = found is not None and (int(found[1]), int(found[2])) >= (24, 11)
+    return "CgroupPlugin=disabled\n" if newer else ""
+
+
 def job_script(files: Files, name: str) -> str:
     """Return the job that Forebay's `job_script` is, in this site's words."""
     return f"""#!/bin/sh
@@ -132,7 +144,7 @@ cp "$BUFFER/in" "$BUFFER/out"
 class SlurmSite(Members):
     """A fresh Slurm; `nodes` False: nodes that never answer, so no job starts; `script`: its burst_buffer.lua;
     `buffers`: the text of its burst_buffer.conf; `settings`: further lines of slurm.conf; `preload`: more variables of
-    slurmctld alone.
+    slurmctld alone; `user`: SlurmUser.
     """
 
     name = "slurm"
@@ -148,9 +160,11 @@ class SlurmSite(Members):
         buffers: str | None = None,
         settings: str = "",
         preload: Mapping[str, str] | None = None,
+        user: str = "root",
     ) -> None:
         super().__init__()
         self._settings = settings
+        self._user = pwd.getpwnam(user)
         self._plugin = plugin
         self._buffers_file = (buffers or "StageInTimeout=86400\n") + poll_interval(plugin)
         self._script = script
@@ -172,6 +186,8 @@ class SlurmSite(Members):
         for place in ("munge", "state", "spool", "buffers", *(f"spool/{name}" for name in NODES)):
             (run / place).mkdir(mode=0o755, parents=True, exist_ok=True)
         (run / "munge").chmod(0o711)
+        for place in (run, self.state):
+            os.chown(place, self._user.pw_uid, self._user.pw_gid)
         key = run / "munge" / "key"
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(KEY_BYTES))
@@ -188,8 +204,12 @@ class SlurmSite(Members):
                 plugin=self._plugin,
                 hosts=self.hosts,
                 settings=self._settings,
+                user=self._user.pw_name,
             )
         )
+        slurmd = shutil.which("slurmd", path=self.environment["PATH"])
+        if cgroups := cgroup_settings(slurmd or "slurmd"):
+            (run / "cgroup.conf").write_text(cgroups)
         (run / "burst_buffer.conf").write_text(self._buffers_file)
         (run / "burst_buffer.lua").write_text(self._script.replace("@ROOT@", str(run / "buffers")))
         options = [f"--{name}-file={run}/munge/{name}" for name in ("key", "pid", "log", "seed")]

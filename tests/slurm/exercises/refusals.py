@@ -171,7 +171,8 @@ async def refusals(site: Site, client: Client, rounds: int, seed: int) -> Figure
             continue
         began_s = time.monotonic()
         slurm.row = name
-        await row(slurm)
+        with site.recorded(f"refusals {name}"):
+            await row(slurm)
         took[name] = round(time.monotonic() - began_s, 1)
         print(f"{name}: {took[name]} s; {slurm.seen.get(name)}", flush=True)
     await nothing_left(site, client)

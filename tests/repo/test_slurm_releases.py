@@ -1,0 +1,104 @@
+"""Releases of Slurm that exercises run with: their roots, what is drawn of them, and the table of their results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.__main__ import CI_ROWS, CI_SIZES, main
+from tests.slurm.exercises import EXERCISES, ROWS
+from tests.slurm.releases import chosen_runs
+from tests.slurm.results import FEATURES, FILE, Result, load, record, table
+from tests.slurm.roots import RELEASES, Root, release_of
+from tests.slurm.site import Site
+
+
+def _result(row: str = "arrays", release: str = "24.11", **more: object) -> Result:
+    fields = {"plugin": "lua", "version": "24.11.5-4", "date": "2026-11-27", "outcome": "passed", "size": 1, **more}
+    return Result(row=row, release=release, **fields)  # type: ignore[arg-type]
+
+
+def test_a_release_is_read_from_a_version_of_debian() -> None:
+    versions = {"22.05.8-4+deb12u3": "22.05", "24.11.5-4": "24.11", "1:26.05.5-1": "26.05", "none": ""}
+    assert {version: release_of(version) for version in versions} == versions
+
+
+def test_all_releases_with_both_plugins_are_six_runs() -> None:
+    runs = chosen_runs("all", "both", None, 1)
+    assert runs == [(release, plugin) for release in RELEASES for plugin in ("lua", "datawarp")]
+    assert chosen_runs("24.11", "lua", None, 1) == [("24.11", "lua")]
+
+
+def test_each_run_is_drawn_by_some_day() -> None:
+    drawn = {tuple(chosen_runs("all", "both", 1, 2026000 + day)) for day in range(1, 61)}
+    assert drawn == {(run,) for run in chosen_runs("all", "both", None, 1)}
+
+
+def test_what_ci_is_short_for_exists_and_shares_a_site() -> None:
+    assert set(CI_SIZES) <= set(EXERCISES) and set(CI_ROWS) <= set(ROWS)
+    assert len({json.dumps(EXERCISES[name].site(size)) for name, size in CI_SIZES.items()}) == 1
+
+
+@pytest.mark.parametrize(
+    "words", [["ci", "--rounds", "3"], ["ci", "arrays"], ["arrays", "--record"], ["arrays", "--sample", "1"]]
+)
+def test_options_that_do_not_fit_are_rejected(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["exercise", *words])
+    assert "ci" in capsys.readouterr().err
+
+
+def test_a_root_that_is_not_built_has_no_version(tmp_path: Path) -> None:
+    assert Root("24.11", tmp_path).version == ""
+
+
+def test_a_root_reports_that_its_suite_has_a_newer_slurm(tmp_path: Path) -> None:
+    root = Root("26.05", tmp_path)
+    (tmp_path / "26.05").mkdir()
+    for name, version in (("version", "26.05.5-1"), ("moved", "26.05.6-1")):
+        (tmp_path / "26.05" / name).write_text(f"{version}\n")
+    assert root.moved() == "26.05.6-1"
+    (tmp_path / "26.05" / "moved").write_text("26.05.5-1\n")
+    assert root.moved() == ""
+
+
+def test_a_row_that_fails_inside_an_exercise_is_recorded_once(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    with pytest.raises(ValueError, match="held"), site.recorded("refusals"):
+        with site.recorded("refusals requests"):
+            pass
+        with site.recorded("refusals quota"):
+            raise ValueError("held")
+    with site.recorded("arrays"):
+        pass
+    assert site.outcomes == [("refusals requests", ""), ("refusals quota", "held"), ("arrays", "")]
+
+
+def test_a_later_result_replaces_that_of_the_same_row_release_and_plugin(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    record([_result(), _result("lifecycle")], file)
+    record([_result(outcome="failed", cause="job 3 is held"), _result(release="26.05")], file)
+    kept = load(file)
+    assert [(one.row, one.release, one.outcome) for one in kept] == [
+        ("lifecycle", "24.11", "passed"),
+        ("arrays", "24.11", "failed"),
+        ("arrays", "26.05", "passed"),
+    ]
+
+
+def test_the_table_tells_passed_from_failed_and_from_not_run() -> None:
+    shown = table([_result("mass", size=1000), _result("mass", "26.05", version="26.05.5-1", outcome="failed")])
+    *_, row = (line for line in shown.splitlines() if line.startswith("| mass "))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    failed = "failed, 2026-11-27 (1)"
+    assert cells == ["mass", "not run", "not run", "2026-11-27 (1000)", "not run", failed, "not run"]
+    assert "24.11: 24.11.5-4 (Debian trixie, SlurmUser root); 26.05: 26.05.5-1 (Debian sid, SlurmUser root)" in shown
+
+
+def test_the_results_that_are_kept_are_of_rows_that_exist() -> None:
+    results = load(FILE)
+    assert results and all(one.row in FEATURES and one.release in RELEASES for one in results)
+    assert [one.key for one in results] == sorted({one.key for one in results})
+    assert all(release_of(one.version) == one.release for one in results)
