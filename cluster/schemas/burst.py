@@ -1,8 +1,9 @@
 """The answer of GET /v1/burst, and its text: what `scontrol show burst` prints, line for line and unit for unit.
 
 One renderer for the API (`text`) and the command line. Times are those of the zone where it is printed, as scontrol's.
-Source of the form: the transcripts of Slurm 22.05.8, SLURM-OBSERVED.md section 7. Two lines are Forebay's own, and only
-there when they are needed: a pool of which a part is out of service, and a pool that shrank below its use.
+Source of the form: transcripts of Slurm 22.05.8 and 26.05, SLURM-OBSERVED.md section 7. `PollInterval=` is a line of
+25.05 and newer. Two lines are Forebay's own, printed only when needed: a pool that is partly out of service, and a pool
+that shrank below its use.
 """
 
 import datetime
@@ -74,6 +75,8 @@ class BurstAnswer(Answer, frozen=True, kw_only=True):
     """Of a pool that comes without one."""
     pools: tuple[BurstPoolView, ...]
     flags: str
+    poll_interval_s: int | None = None
+    """Null in an answer of a replica that does not send it: the line is left out."""
     stage_in_timeout_s: int
     stage_out_timeout_s: int
     validate_timeout_s: int
@@ -122,6 +125,8 @@ def burst_lines(burst: BurstAnswer, zone: Zone = None) -> Iterator[str]:
                 f"MissingSpace={shown(pool.missing)}"
             )
     yield f"  Flags={_text(burst.flags)}"
+    if burst.poll_interval_s is not None:
+        yield f"  PollInterval={burst.poll_interval_s}"
     yield (
         f"  StageInTimeout={burst.stage_in_timeout_s} StageOutTimeout={burst.stage_out_timeout_s} "
         f"ValidateTimeout={burst.validate_timeout_s} OtherTimeout={burst.other_timeout_s}"

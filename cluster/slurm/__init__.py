@@ -15,9 +15,16 @@ _LUA: Final = _HERE / "lua"
 _PROGRAMS: Final = _HERE / "programs"
 
 
-def script_text(run: Path) -> str:
-    """Return burst_buffer.lua as it goes beside slurm.conf, for a bridge in `run`."""
-    return _filled((_LUA / "burst_buffer.lua").read_text(encoding="utf-8"), f'"{RUN}"', f'"{run}"')
+SITE_SCRIPT: Final = "burst_buffer.site.lua"
+"""The file beside slurm.conf that holds a burst-buffer script of the site's own, to which burst_buffer.lua hands the
+jobs that have its directive.
+"""
+
+
+def script_text(run: Path, conf: Path = Path("/etc/slurm")) -> str:
+    """Return burst_buffer.lua as it goes beside slurm.conf in `conf`, for a bridge in `run`."""
+    text = _filled((_LUA / "burst_buffer.lua").read_text(encoding="utf-8"), f'"{RUN}"', f'"{run}"')
+    return _filled(text, f'"/etc/slurm/{SITE_SCRIPT}"', f'"{conf / SITE_SCRIPT}"')
 
 
 def script_parts() -> dict[str, str]:

@@ -140,7 +140,8 @@ class Bridge:
         self._fifos = Fifos(files.directory, self._asked)
         self._calls = Calls(leader, files, cluster, clock, ask_owner, state=state, ask_array=ask_array)
         self._metrics, self._metrics_file = Metrics(), metrics_file
-        self._reconciler = Reconciler(leader, cluster, clock, self._metrics, ask)
+        self._reconciler = Reconciler(leader, cluster, clock, self._metrics, ask, self._pool_names)
+        self._calls.is_stuck = lambda job: job in self._reconciler.stuck
         self._identities = Identities(clock)
         self._under_way: dict[tuple[str, ...], asyncio.Task[Answer]] = {}
         self._answering: set[asyncio.Task[None]] = set()
@@ -253,6 +254,11 @@ class Bridge:
                 raise BridgeRefused(sentence(error)) from error
             raise
         self._registered = True
+
+    def _pool_names(self) -> frozenset[str] | None:
+        """Return the names of Forebay's pools, None while the leader has not sent them."""
+        site = self._calls.site
+        return None if site is None else frozenset(pool.name for pool in site.pools)
 
     def _moment(self) -> str:
         """Return the time of day that people of this host read."""

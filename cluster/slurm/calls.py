@@ -71,6 +71,9 @@ ALIVE: Final = frozenset({"waiting", "set-up", "staging-in", "stage-in-failed", 
 CASE_OVER: Final = frozenset({"none", "over", "lingering", "parked"})
 """Phases in which Slurm has nothing more to do with a buffer: what is parked is for people."""
 
+STUCK: Final = "slurmctld has lost the stage-in of job {0}, and never starts it; run: scancel {0}\n"
+"""What `scontrol show bbstat` adds for a job that is stuck."""
+
 SETUP_WAIT_S: Final = 20
 """Seconds that a persistent buffer waits for space where the leader has not said how long a setup does."""
 
@@ -119,6 +122,8 @@ class Calls:
         """Of each guest the last one that was heard of, and the uptime at that time, seconds."""
         self.site: g.SchedulerSiteAnswer | None = None
         """What the leader said last of this site; None until it did."""
+        self.is_stuck: Callable[[str], bool] = lambda _: False
+        """Whether slurmctld will never start a job; see `cluster.slurm.reconciler`."""
 
     async def perform(self, function: str, words: list[str], script: str) -> Answer:
         """Perform one function with its arguments; never raises what the cluster or the caller did wrong."""
@@ -491,12 +496,13 @@ class Calls:
             return "ok", "usage: scontrol show bbstat PLUGIN JOB, where PLUGIN is lua or datawarp\n"
         # From 23.02 on the asking user's uid and gid stand first.
         guest = await self._show(jobs[-1])
+        stuck = STUCK.format(guest.job) if self.is_stuck(guest.job) else ""
         if guest.job_id is None:
-            return "ok", f"job {guest.job}: Forebay has no buffer of it\n"
+            return "ok", f"job {guest.job}: Forebay has no buffer of it\n{stuck}"
         name = f"{guest.scheduler}:{guest.job}"
         why = await self._told(operations.EXPLAIN_JOB, None, id=name)
         moved = await self._told(operations.SHOW_JOB_TRANSFERS, None, id=name)
-        return "ok", "".join(f"{line}\n" for line in _status(guest, why, moved.transfer))
+        return "ok", "".join(f"{line}\n" for line in _status(guest, why, moved.transfer)) + stuck
 
 
 def _asked(site: g.SchedulerSiteAnswer, script: str) -> BufferRequest | None:

@@ -56,6 +56,10 @@ PLUGIN_PLACES: Final = (
 )  # fmt: skip
 """Where packages have Slurm's plugins; slurm.conf says so where it is elsewhere."""
 
+SITE_LINE_BYTES_MAX: Final = 1024
+"""Bytes of the first line of a site's own script that are read."""
+
+_SITE_DIRECTIVE = re.compile(r"-- directive: ([A-Za-z0-9_]+)", re.ASCII)
 _SHARED: Final = stat.S_IWGRP | stat.S_IWOTH
 _LINKED = re.compile(rb"liblua-?(5\.[0-9])")
 _WORD = re.compile(r"[A-Za-z0-9_]+", re.ASCII)
@@ -222,6 +226,28 @@ def directive_of(path: Path) -> str:
     except OSError:
         found = ""
     return found if _WORD.fullmatch(found) else DIRECTIVE
+
+
+def site_script_faults(path: Path, directive: str) -> Iterator[str]:
+    """Yield why jobs are not handed to a burst-buffer script of the site's own; none where there is no such script.
+
+    `directive` is that of burst_buffer.conf: Slurm reads the lines that begin with it.
+    """
+    try:
+        with path.open("rb") as file:
+            first = file.readline(SITE_LINE_BYTES_MAX).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        yield f"{path}: cannot be read ({error.strerror})"
+        return
+    named = _SITE_DIRECTIVE.fullmatch(first.rstrip())
+    if named is None:
+        yield f"{path}: is never called: its first line names no directive; write for example: -- directive: BB_LUA"
+    elif not named[1].startswith(directive):
+        common = os.path.commonprefix((named[1], directive))
+        remedy = f"write Directive={common} in burst_buffer.conf" if common else "choose words that begin alike"
+        yield f"{path}: Slurm ignores #{named[1]}, since Directive={directive} in burst_buffer.conf; {remedy}"
 
 
 def buffer_conf_faults(

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.slurm import RUN, programs, script_text, submission_check
+from cluster.slurm import RUN, SITE_SCRIPT, programs, script_text, submission_check
 from cluster.slurm.checks import (
     OTHER_TIMEOUT_S,
     PERSISTENT_FLAG,
@@ -32,6 +32,7 @@ from cluster.slurm.checks import (
     is_polling,
     path_faults,
     plugin_faults,
+    site_script_faults,
     trust_faults,
 )
 from cluster.system import sync_directory
@@ -139,7 +140,7 @@ def contents(layout: Layout, slurm: SlurmSettings) -> dict[Path, Content]:
     fragment = f"# Written by `forebay slurm install`.\nBurstBufferType=burst_buffer/{layout.plugin}\n"
     made = {layout.conf / FRAGMENT: Content(fragment.encode(), _READABLE)}
     if layout.plugin == "lua":
-        made[layout.conf / SCRIPT] = Content(script_text(layout.run).encode(), _READABLE)
+        made[layout.conf / SCRIPT] = Content(script_text(layout.run, layout.conf).encode(), _READABLE)
         check = submission_check(directive_of(buffer_conf(layout.conf, layout.plugin)))
         made[layout.conf / SUBMISSION_CHECK] = Content(check.encode(), _READABLE)
     else:
@@ -239,7 +240,7 @@ def obstacles(layout: Layout, slurm: SlurmSettings) -> list[str]:
         return found
     made = contents(layout, slurm)
     conf = buffer_conf(layout.conf, layout.plugin)
-    read = (layout.conf / "slurm.conf", conf, layout.config, *layout.forebay, layout.run)
+    read = (layout.conf / "slurm.conf", layout.conf / SITE_SCRIPT, conf, layout.config, *layout.forebay, layout.run)
     found += trust_faults((*made, *read), slurm.uid)
     found += claim_faults(layout.run)
     found += [f"{path}: is not there; name an existing directory" for path in (layout.units,) if not path.is_dir()]
@@ -253,6 +254,11 @@ def obstacles(layout: Layout, slurm: SlurmSettings) -> list[str]:
             continue
         if str(path) in ours:
             found.append(f"{path}: was changed since Forebay wrote it; move your changes away, and remove it")
+        elif path.name == SCRIPT:
+            remedy = (
+                f'to use both, rename it to {SITE_SCRIPT} (see "A second script" in docs/slurm.md), or move it away'
+            )
+            found.append(f"{path}: is there and not Forebay's; {remedy}")
         else:
             found.append(f"{path}: is there and not Forebay's; move it away")
     found += plugin_faults(slurm, layout.plugin)
@@ -276,6 +282,8 @@ def remaining(layout: Layout, slurm: SlurmSettings, setup_wait_s: int) -> list[s
         setup_wait_s,
         polls=is_polling(slurm, layout.plugin),
     )
+    if layout.plugin == "lua":
+        found += site_script_faults(layout.conf / SITE_SCRIPT, directive_of(buffer_conf(layout.conf, layout.plugin)))
     wanted = f"burst_buffer/{layout.plugin}"
     path = layout.conf / "slurm.conf"
     if not slurm.buffers:

@@ -48,6 +48,10 @@ class Metrics:
             "forebay_slurm_guests", "Guests at the last comparison, by phase.", ["phase"], registry=self._registry
         )
         self._unknown = self._gauge("forebay_slurm_unknown_to_slurm", "Guests that the last look did not find there.")
+        self.stuck = self._gauge(
+            "forebay_slurm_jobs_stuck",
+            "Pending jobs that slurmctld will never start: it has lost their stage-in, and scancel ends them.",
+        )
         self._missing = self._gauge("forebay_slurm_unknown_to_forebay", "Buffers of Slurm that are no guests.")
 
     def _gauge(self, name: str, help_text: str) -> Gauge:

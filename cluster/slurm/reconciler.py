@@ -4,13 +4,15 @@ Nothing is done in one look, and nothing while slurmctld does not answer. A gues
 or whose job was over in two and its buffer not torn down, is torn down with the reason, which parks it where it has
 results that are not exported. One whose run had ended for Slurm in two looks, and not here, has its results exported.
 A buffer that Slurm believes to be staged in two looks, and that is no guest, is said to the leader once, and counted.
+A pending job whose stage-in Slurm has lost in two looks never starts: that is logged once, counted, and shown by the
+service manager. Slurm offers no way to begin its stage-in anew.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
 from cluster.client import ApiError, Client
@@ -18,7 +20,7 @@ from cluster.schemas import guests as g
 from cluster.schemas import new_command_id, operations
 from cluster.slurm.metrics import Metrics
 from cluster.slurm.slurmctld import Looked
-from cluster.system import Clock, about
+from cluster.system import Clock, about, tell_manager
 
 LOGGER = logging.getLogger(__name__)
 
@@ -37,6 +39,15 @@ BELIEVED: Final = frozenset({"staged-in", "pre-run", "running", "post-run", "sta
 NOT_EXPORTED: Final = frozenset({"running", "post-run"})
 """Phases of guests that ran, and whose results nobody has asked for."""
 
+STAGE_IN_ENDED: Final = frozenset({"stage-in-failed", "lingering", "parked", "teardown", "teardown-failed"})
+"""Phases of external jobs whose stage-in is not under way and has not succeeded."""
+
+TORN_DOWN: Final = frozenset({"lingering", "parked"})
+"""Phases after a teardown was answered."""
+
+STUCK_SHOWN_MAX: Final = 10
+"""Job IDs in the status of the service, count: one line."""
+
 FORGOTTEN: Final = "slurmctld does not know the job, in two looks a minute apart"
 
 LEFT: Final = "slurmctld has not torn down the buffer of a job that is over, in two looks a minute apart"
@@ -47,21 +58,39 @@ class Reconciler:
     """The two books of one Slurm, compared."""
 
     def __init__(
-        self, leader: Client, cluster: str, clock: Clock, metrics: Metrics, ask: Callable[[], Awaitable[Looked | str]]
+        self,
+        leader: Client,
+        cluster: str,
+        clock: Clock,
+        metrics: Metrics,
+        ask: Callable[[], Awaitable[Looked | str]],
+        pools: Callable[[], Collection[str] | None] = lambda: None,
     ) -> None:
-        """`ask` asks slurmctld; see `cluster.slurm.slurmctld.look`."""
+        """`ask` asks slurmctld; see `cluster.slurm.slurmctld.look`. `pools` returns the names of Forebay's pools, None
+        while the leader has not sent them: buffers in other pools belong to a script of the site's own.
+        """
         self._leader = leader
         self._cluster = cluster
         self._clock = clock
         self._metrics = metrics
         self._ask = ask
+        self._pools = pools
         self._unknown: dict[tuple[str, int], str] = {}
         self._unasked: frozenset[tuple[str, int]] = frozenset()
         self._exported: frozenset[str] = frozenset()
         """Jobs whose results were exported though Slurm had not asked, while it still counts their buffers."""
         self._missed: frozenset[str] = frozenset()
         self._reported: frozenset[str] = frozenset()
+        self._lost: dict[str, str] = {}
+        """Pending jobs whose stage-in slurmctld had lost in the last look -> what it has lost."""
+        self._stuck: dict[str, str] = {}
+        """Those that had lost it in two looks."""
         self._said = ""
+
+    @property
+    def stuck(self) -> frozenset[str]:
+        """Pending jobs that slurmctld will never start, as of the last look."""
+        return frozenset(self._stuck)
 
     async def run(self) -> None:
         """Look again and again."""
@@ -98,11 +127,16 @@ class Reconciler:
             (one.job, one.epoch) for one in listed.guests if one.phase in NOT_EXPORTED and one.job in looked.staging_out
         )
         unasked_again, self._unasked = unasked & self._unasked, unasked
-        known = {one.job for one in listed.guests}
+        phases = {one.job: one.phase for one in listed.guests}
+        self._note_stuck(_lost(looked, phases))
+        pools = self._pools()
         missed = frozenset(
             job
             for job, state in looked.buffers.items()
-            if state in BELIEVED and job not in known and not listed.truncated
+            if state in BELIEVED
+            and job not in phases
+            and not listed.truncated
+            and (pools is None or looked.pools.get(job) in pools)
         )
         self._metrics.differ(len(unknown), len(missed))
         again = {guest: reason for guest, reason in unknown.items() if guest in self._unknown}
@@ -117,6 +151,20 @@ class Reconciler:
             await self._export(job, epoch)
         for job in sorted(missed_again - self._reported):
             await self._miss(job, looked.buffers[job])
+
+    def _note_stuck(self, lost: dict[str, str]) -> None:
+        """Report the jobs that are stuck in two looks: a log line each, a metric, and the status of the service."""
+        before = self._stuck
+        self._stuck = {job: cause for job, cause in lost.items() if job in self._lost}
+        self._lost = lost
+        for job in sorted(self._stuck.keys() - before.keys()):
+            LOGGER.error(
+                "job %s never starts: %s; cancel it and submit it again: scancel %s", job, self._stuck[job], job,
+                extra=about(job=f"slurm:{job}"),
+            )  # fmt: skip
+        self._metrics.stuck.set(len(self._stuck))
+        if self._stuck.keys() != before.keys():
+            tell_manager(status=stuck_status(self._stuck))
 
     async def _forget(self, job: str, epoch: int, reason: str) -> None:
         request = g.TearDownGuestRequest(
@@ -146,3 +194,30 @@ class Reconciler:
         )
         self._reported |= {job}
         self._metrics.missed.inc()
+
+
+def _lost(looked: Looked, phases: Mapping[str, str]) -> dict[str, str]:
+    """Return the pending jobs whose stage-in slurmctld has lost, and what it has lost. `phases`: of external jobs.
+
+    A slurmctld that was killed, or whose place another took, forgets buffers that it had not written down yet, and
+    calls that were running (seen with 22.05 to 26.05, with scripts that only copy, too).
+    """
+    found: dict[str, str] = {}
+    for job in looked.pending:
+        phase = phases.get(job)
+        if job in looked.staging_in and job not in looked.buffers:
+            found[job] = "it is in BurstBufferStageIn, and slurmctld has no record of its buffer"
+        elif job in looked.staging_in and phase in STAGE_IN_ENDED:
+            found[job] = f"it is in BurstBufferStageIn, and its buffer is {phase}"
+        elif looked.buffers.get(job) == "teardown" and phase in TORN_DOWN:
+            found[job] = "slurmctld shows its buffer in teardown, and the teardown has ended"
+    return found
+
+
+def stuck_status(stuck: Collection[str]) -> str:
+    """Return what `systemctl status` shows of the bridge."""
+    if not stuck:
+        return "no job is stuck in stage-in"
+    shown = sorted(stuck, key=int)[:STUCK_SHOWN_MAX]
+    more = f" and {len(stuck) - len(shown)} more" if len(stuck) > len(shown) else ""
+    return f"{len(stuck)} jobs never start, since slurmctld lost their stage-in; run: scancel {' '.join(shown)}{more}"

@@ -23,14 +23,28 @@ CONFIG_S: Final = 20.0
 ENDED: Final = frozenset({"BF", "CA", "CD", "DL", "F", "NF", "OOM", "PR", "RV", "TO"})
 """States of jobs that are over, as squeue abbreviates them; one whose results are staged out is SO."""
 
+PENDING: Final = "PD"
+"""The state of a job that has not started."""
+
+STAGE_IN_REASON: Final = "BurstBufferStageIn"
+"""The reason of a pending job whose stage-in is under way, as slurmctld believes."""
+
 STAGING_OUT: Final = "SO"
 """The state of a job whose run has ended, until its results are out. The states of buffers do not tell: a slurmctld
 that was started again shows them as allocated."""
 
-_JOBS: Final = ("squeue", "--noheader", "--array", "--all", "--states=all", "--format=%A %t")
+_JOBS: Final = ("squeue", "--noheader", "--array", "--all", "--states=all", "--format=%A %t %r")
 _BUFFERS: Final = ("scontrol", "show", "burst")
 _TYPE = re.compile(r"^BurstBufferType +=[ ]*(\S+)", re.MULTILINE)
-_BUFFER = re.compile(r"^ *JobID=(?:[0-9]+[_+][0-9]+\()?([0-9]+)\)? .*?State=([a-z-]+)", re.MULTILINE)
+_BUFFER = re.compile(r"^ *JobID=(?:[0-9]+[_+][0-9]+\()?([0-9]+)\)? (.*?)State=([a-z-]+)", re.MULTILINE)
+_POOL = re.compile(r"\bPool=(\S+)")
+
+
+class Shown(NamedTuple):
+    """One row of squeue: the abbreviated state, and the reason."""
+
+    state: str
+    reason: str
 
 
 class Looked(NamedTuple):
@@ -44,6 +58,12 @@ class Looked(NamedTuple):
     """Numbers of jobs that are over and still have a buffer there: it is to be torn down."""
     staging_out: frozenset[str] = frozenset()
     """Numbers of jobs whose runs have ended, and whose results are to be staged out."""
+    staging_in: frozenset[str] = frozenset()
+    """Numbers of pending jobs whose reason is BurstBufferStageIn."""
+    pending: frozenset[str] = frozenset()
+    """Numbers of all pending jobs."""
+    pools: Mapping[str, str] = {}
+    """Numbers of jobs with a buffer -> its pool, where slurmctld names one."""
 
 
 async def look() -> Looked | str:
@@ -55,13 +75,17 @@ async def look() -> Looked | str:
     jobs = await _said(_JOBS)
     if isinstance(jobs, str):
         return jobs
-    held = parsed_buffers(buffers.decode("utf-8", "replace"))
+    listing = buffers.decode("utf-8", "replace")
+    held = parsed_buffers(listing)
     going_on = parsed_jobs(jobs.decode("utf-8", "replace"))
     return Looked(
         jobs=frozenset(going_on.keys() | held.keys()),
         buffers=held,
         over=frozenset(held.keys() - going_on.keys()),
-        staging_out=frozenset(job for job, state in going_on.items() if state == STAGING_OUT),
+        staging_out=frozenset(job for job, shown in going_on.items() if shown.state == STAGING_OUT),
+        staging_in=frozenset(job for job, shown in going_on.items() if shown == (PENDING, STAGE_IN_REASON)),
+        pending=frozenset(job for job, shown in going_on.items() if shown.state == PENDING),
+        pools=parsed_pools(listing),
     )
 
 
@@ -101,15 +125,25 @@ def parsed_type(text: str) -> str:
     return found[1] if found and found[1] != "(null)" else ""
 
 
-def parsed_jobs(text: str) -> dict[str, str]:
-    """Return the jobs that are not over, with their states as squeue abbreviates them."""
-    rows = (line.split() for line in text.splitlines())
-    return {row[0]: row[1] for row in rows if len(row) == 2 and row[0].isdigit() and row[1] not in ENDED}
+def parsed_jobs(text: str) -> dict[str, Shown]:
+    """Return the jobs that have not finished, with their states and reasons as squeue prints them."""
+    rows = (line.split(maxsplit=2) for line in text.splitlines())
+    return {
+        row[0]: Shown(row[1], row[2].strip() if len(row) > 2 else "")
+        for row in rows
+        if len(row) >= 2 and row[0].isdigit() and row[1].isupper() and row[1] not in ENDED
+    }
 
 
 def parsed_buffers(text: str) -> dict[str, str]:
-    """Return the jobs that have buffers, with the buffers' states; of a task of an array its own number."""
-    return {match[1]: match[2] for match in _BUFFER.finditer(text)}
+    """Return the jobs that have buffers, with the buffers' states; a task of an array by its own ID."""
+    return {match[1]: match[3] for match in _BUFFER.finditer(text)}
+
+
+def parsed_pools(text: str) -> dict[str, str]:
+    """Return the jobs whose buffers are in a pool, with the pool's name."""
+    found = {match[1]: _POOL.search(match[2]) for match in _BUFFER.finditer(text)}
+    return {job: pool[1] for job, pool in found.items() if pool is not None and pool[1] != "(null)"}
 
 
 async def _said(command: tuple[str, ...]) -> bytes | str:

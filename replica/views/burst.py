@@ -87,6 +87,7 @@ class Burst(msgspec.Struct, frozen=True):
     """Of a pool that comes without one: shown where no pool is the default."""
     pools: tuple[BurstPool, ...]
     flags: str
+    poll_interval_s: int
     stage_in_timeout_s: int
     stage_out_timeout_s: int
     validate_timeout_s: int
@@ -119,6 +120,7 @@ def burst_of(state: State, *, only_user: str | None = None, buffers: Sequence[Bu
         granularity=site.granularity,
         pools=tuple(_pool(state, state.pools[name]) for name in sorted(state.pools)),
         flags=flags_text(site),
+        poll_interval_s=site.poll_interval_s,
         stage_in_timeout_s=site.stage_in_timeout_s,
         stage_out_timeout_s=site.stage_out_timeout_s,
         validate_timeout_s=site.validate_timeout_s,

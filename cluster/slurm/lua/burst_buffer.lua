@@ -7,8 +7,9 @@
 -- nothing else. No process, no socket, nothing that could wait. The other functions run in slurmscriptd: one exchange
 -- with the bridge through two FIFOs. No process is started, and nobody waits but Slurm's own.
 
--- This line is written by `forebay slurm install`.
+-- These lines are written by `forebay slurm install`.
 local RUN = "/run/forebay-slurm"
+local SITE = "/etc/slurm/burst_buffer.site.lua" -- a script of the site's own, if it is there
 
 local PATHS_BYTES_MAX = 1024 * 1024 -- of the variables of one job
 local AWAY_WAIT_S = 3 -- between two questions while no bridge answers
@@ -78,3 +79,119 @@ function slurm_bb_test_data_out(...) return called("test_data_out", ...) end
 function slurm_bb_job_teardown(...) return called("job_teardown", ...) end
 
 function slurm_bb_get_status(...) return called("get_status", ...) end
+
+-- ---- a second script, of the site's own
+
+-- Jobs that have its directive are the second script's, all others are Forebay's. Its first line names the directive:
+-- `-- directive: BB_LUA`. It is compiled only for its own jobs, so a fault in it does no harm to Forebay's.
+local function site_directive()
+  local file = io.open(SITE, "r")
+  if not file then return nil end
+  local first = file:read("*l") or ""
+  file:close()
+  return first:match("^%-%- directive: ([%w_]+)%s*$")
+end
+
+-- Call a function of the second script. It has global variables of its own, since both define the same functions.
+local function of_site(name, ...)
+  local own = setmetatable({}, { __index = _G })
+  local chunk, fault = loadfile(SITE, "t", own)
+  if chunk and setfenv then setfenv(chunk, own) end -- Lua 5.1
+  local loaded = false
+  if chunk then loaded, fault = pcall(chunk) end
+  if not loaded then return slurm.ERROR, tostring(fault) end
+  local called_one = rawget(own, "slurm_bb_" .. name)
+  if not called_one then return slurm.SUCCESS end -- written for an earlier release of Slurm
+  return called_one(...)
+end
+
+-- Open a job's script. From 24.11 on Slurm makes no files of a task that it splits from a job array: the script is in
+-- those of the array, which the last argument names.
+local function open_script(path, info)
+  local file = io.open(path, "rb")
+  local array = not file and type(info) == "table" and tonumber(info.array_job_id)
+  local state = array and path:match("^(/.*)/hash%.%d/job%.%d+/script$")
+  if not state then return file end
+  return io.open(string.format("%s/hash.%d/job.%d/script", state, array % 10, array), "rb")
+end
+
+-- Return whether a script has a directive, nil if it cannot be read. As Slurm does, stop at the first line that is
+-- neither a comment nor empty.
+local function has(directive, path, info)
+  local file = open_script(path, info)
+  if not file then return nil end
+  local found = false
+  for line in file:lines() do
+    if line:find("^[^#]") then break end
+    found = found or line:match("^#([%w_]+)") == directive
+  end
+  file:close()
+  return found
+end
+
+local SCRIPT_AT = { -- which argument is the path of the job's script
+  job_process = 1, setup = 6, data_in = 2, test_data_in = 2, paths = 2, pre_run = 2, post_run = 2, data_out = 2,
+  test_data_out = 2, job_teardown = 2,
+}
+
+local function share(theirs)
+  local ours = {}
+  for name, at in pairs(SCRIPT_AT) do
+    ours[name] = _G["slurm_bb_" .. name]
+    _G["slurm_bb_" .. name] = function(...)
+      if has(theirs, (select(at, ...)), (select(select("#", ...), ...))) then return of_site(name, ...) end
+      return ours[name](...)
+    end
+  end
+  local process, teardown, pools, status = slurm_bb_job_process, slurm_bb_job_teardown, slurm_bb_pools, slurm_bb_get_status
+
+  function slurm_bb_job_process(path, ...)
+    local slurmctld = part("slurmctld")
+    local own = slurmctld and slurmctld.directive and slurmctld.directive()
+    if own and own ~= theirs and has(theirs, path) and has(own, path) then
+      return slurm.ERROR, "the job has directives of two burst buffers, #" .. own .. " and #" .. theirs .. "; use one of them"
+    end
+    return process(path, ...)
+  end
+
+  -- Whose job it was is unknown where its script is gone. Both scripts are called: each ignores jobs of the other.
+  function slurm_bb_job_teardown(job, path, ...)
+    if has(theirs, path) ~= nil then return teardown(job, path, ...) end
+    local code, text = ours.job_teardown(job, path, ...)
+    if code ~= slurm.SUCCESS then return code, text end
+    return of_site("job_teardown", job, path, ...)
+  end
+
+  -- Slurm passes no script. Forebay's jobs have a file of variables by then.
+  function slurm_bb_real_size(job, ...)
+    local file = io.open(RUN .. "/paths/" .. tostring(job), "rb")
+    if not file then return of_site("real_size", job, ...) end
+    file:close()
+    return slurm.SUCCESS
+  end
+
+  function slurm_bb_pools()
+    local code, text = pools()
+    local fine, their_code, their_text = pcall(of_site, "pools")
+    local rows = fine and their_code == slurm.SUCCESS and type(their_text) == "string"
+      and their_text:match('"pools"%s*:%s*%[(.*%S)%s*%]')
+    if code ~= slurm.SUCCESS or not rows then return code, text end
+    if not text or text == '{"pools":[]}' then return code, '{"pools":[' .. rows .. "]}" end
+    return code, text:gsub("%]}$", function() return "," .. rows .. "]}" end) .. ""
+  end
+
+  -- `scontrol show bbstat lua site …` is for the second script. From 23.02 on the user's uid and gid stand first.
+  function slurm_bb_get_status(...)
+    local words = { ... }
+    for at = 1, math.min(#words, 3) do
+      if words[at] == "site" then
+        table.remove(words, at)
+        return of_site("get_status", (table.unpack or unpack)(words))
+      end
+    end
+    return status(...)
+  end
+end
+
+local theirs = site_directive()
+if theirs then share(theirs) end

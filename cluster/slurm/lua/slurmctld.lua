@@ -209,4 +209,10 @@ local function pools()
   return slurm.SUCCESS, '{"pools":[' .. table.concat(rows, ",") .. "]}"
 end
 
-return { job_process = job_process, pools = pools, read_json = read_json, make_check = make_check }
+-- Return the word of Forebay's directives, nil while no bridge has told it.
+local function directive()
+  local site = news("site.json")
+  return site and site.directive
+end
+
+return { job_process = job_process, directive = directive, pools = pools, read_json = read_json, make_check = make_check }

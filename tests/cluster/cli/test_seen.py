@@ -16,7 +16,7 @@ from tests.cluster.cli.views import JOBS
 
 KIB = 1024
 BURST = BurstAnswer(
-    revision=9, name="lua", default_pool=None, granularity=1, flags="DisablePersistent",
+    revision=9, name="lua", default_pool=None, granularity=1, flags="DisablePersistent", poll_interval_s=15,
     stage_in_timeout_s=86_400, stage_out_timeout_s=86_400, validate_timeout_s=5, other_timeout_s=300,
     pools=(BurstPoolView(name="pool1", unit="bytes", granularity=KIB, total=100 * KIB, free=99 * KIB, used=KIB),),
     buffers=(
@@ -32,6 +32,7 @@ TEXT = """\
 Name=lua DefaultPool=(null) Granularity=1 TotalSpace=0 FreeSpace=0 UsedSpace=0
   PoolName[0]=pool1 Granularity=1KiB TotalSpace=100KiB FreeSpace=99KiB UsedSpace=1KiB
   Flags=DisablePersistent
+  PollInterval=15
   StageInTimeout=86400 StageOutTimeout=86400 ValidateTimeout=5 OtherTimeout=300
   GetSysState=(null)
   GetSysStatus=(null)

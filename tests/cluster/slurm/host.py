@@ -48,7 +48,7 @@ class Host:
         self.script = directory / "script"
         self.script.write_text(SCRIPT)
         self.lua = directory / "burst_buffer.lua"
-        self.lua.write_text(script_text(self.run))
+        self.lua.write_text(script_text(self.run, directory))
 
     async def owner(self, job: str) -> int | str:
         """Whose job slurmctld says it is."""

@@ -22,6 +22,7 @@ from cluster.slurm import fifos
 from cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, keep_token, report_served
 from cluster.slurm.fifos import SLOTS
 from cluster.slurm.files import VARIABLES, DirectoryRefused, Files, uptime_s
+from cluster.slurm.slurmctld import Looked
 from cluster.system import SystemClock
 from tests.cluster.harness import story, until
 from tests.cluster.slurm.host import SCRIPT, UID, Host
@@ -466,6 +467,18 @@ async def test_bbstat_tells_how_far_a_transfer_is_and_neither_paths_nor_users(ho
         host.leader.sentence = "staging in failed: /in/a is gone"
         text = (await host.call("get_status", "1000", "1000", "42"))[1]
         assert "/in" not in text and "alice" not in text
+
+
+@story
+async def test_bbstat_tells_that_slurm_never_starts_a_job(host: Host) -> None:
+    lost = Looked(frozenset({"42"}), {}, staging_in=frozenset({"42"}), pending=frozenset({"42"}))
+    async with host.bridge() as bridge:
+        host.slurm = lost
+        for _ in range(2):
+            assert "never starts" not in (await host.call("get_status", "42"))[1]
+            await bridge._reconciler.look()
+        assert (await host.call("get_status", "42"))[1].endswith("never starts it; run: scancel 42\n")
+        assert "never starts" not in (await host.call("get_status", "43"))[1]
 
 
 def test_what_is_staged_while_all_guests_are_asked_for_keeps_its_variables(tmp_path: Path) -> None:

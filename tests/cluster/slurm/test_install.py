@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from cluster.config.new_site import Founding, found
-from cluster.slurm import checks
+from cluster.slurm import SITE_SCRIPT, checks
 from cluster.slurm import install as installing
 from cluster.slurm.checks import NoSlurm, SlurmSettings, read_slurm_conf
 from cluster.slurm.install import FRAGMENT, MANIFEST, SCRIPT, UNIT, InstallRefused, Layout, Removed, install, obstacles
@@ -102,6 +102,38 @@ def test_what_was_written_and_nothing_else_is_removed(host: SlurmHost) -> None:
     assert set(host.remove().gone) == set(written)
     assert host.tree() == before
     assert host.remove() == Removed((), ())
+
+
+def test_a_script_of_the_sites_own_is_kept_and_handed_its_jobs(tmp_path: Path) -> None:
+    host = SlurmHost(tmp_path, "lua")
+    script = host.conf / installing.SCRIPT
+    script.write_text("-- the site's own\n")
+    assert [one for one in host.findings() if f"rename it to {SITE_SCRIPT}" in one]
+    beside = host.conf / SITE_SCRIPT
+    script.rename(beside)
+    beside.chmod(0o644)
+    host.install()
+    host.use()
+    assert f'"{beside}"' in script.read_text()
+    conf = host.conf / "burst_buffer.conf"
+    for first, directive, said in (
+        ("-- the site's own", "BB_LUA", [f"{beside}: is never called: its first line names no directive"]),
+        ("-- directive: BB_SITE", "BB_LUA", [f"{beside}: Slurm ignores #BB_SITE, since Directive=BB_LUA"]),
+        ("-- directive: OTHER", "BB_LUA", ["choose words that begin alike"]),
+        ("-- directive: BB_SITE", "BB_", []),
+        ("-- directive: BB_LUA_SITE", "BB_LUA", []),
+    ):
+        beside.write_text(f"{first}\n")
+        conf.write_text(f"Directive={directive}\nFlags=TeardownFailure\n")
+        found = [one for one in host.findings() if str(beside) in one]
+        assert len(found) == len(said) and all(word in found[0] for word in said), (first, found)
+    beside.chmod(0o666)
+    assert [one for one in host.findings() if "others could change what slurmctld runs" in one]
+    beside.chmod(0o644)
+    host.lines.pop()
+    host.write()
+    host.remove()
+    assert beside.exists() and not script.exists()
 
 
 def test_what_slurmctld_runs_with_is_read_as_scontrol_prints_it() -> None:

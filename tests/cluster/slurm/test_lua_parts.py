@@ -34,7 +34,7 @@ class SlurmctldHost:
         self._interpreter = interpreter
         self._script = directory / "job"
         self._lua = directory / "burst_buffer.lua"
-        self._lua.write_text(script_text(self.run))
+        self._lua.write_text(script_text(self.run, directory))
 
     def bridge(self, users: dict[str, list[int]] | None = None) -> None:
         """Write what a bridge that starts writes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 from pathlib import Path
 from typing import cast
 
@@ -11,8 +12,8 @@ import pytest
 from cluster.client import Client
 from cluster.slurm import slurmctld
 from cluster.slurm.metrics import Metrics
-from cluster.slurm.reconciler import FORGOTTEN, LEFT, Reconciler
-from cluster.slurm.slurmctld import STAGING_OUT, Looked, parsed_buffers, parsed_jobs
+from cluster.slurm.reconciler import FORGOTTEN, LEFT, Reconciler, stuck_status
+from cluster.slurm.slurmctld import STAGING_OUT, Looked, Shown, parsed_buffers, parsed_jobs, parsed_pools
 from cluster.system import SystemClock
 from replica.operations import GuestPhase
 from tests.cluster.harness import story
@@ -28,7 +29,10 @@ class Books:
         self.leader = LeaderDouble()
         self.slurm: Looked | str = NOBODY
         self.metrics = Metrics()
-        self.reconciler = Reconciler(cast(Client, self.leader), "token", SystemClock(), self.metrics, self.ask)
+        self.pools: frozenset[str] | None = None
+        self.reconciler = Reconciler(
+            cast(Client, self.leader), "token", SystemClock(), self.metrics, self.ask, lambda: self.pools
+        )
 
     async def ask(self) -> Looked | str:
         return self.slurm
@@ -83,7 +87,7 @@ async def test_results_that_slurm_has_not_asked_for_in_two_looks_after_the_run_a
 ) -> None:
     books = Books()
     jobs = parsed_jobs(f"42 {state}\n")
-    staging_out = frozenset(job for job, code in jobs.items() if code == STAGING_OUT)
+    staging_out = frozenset(job for job, shown in jobs.items() if shown.state == STAGING_OUT)
     # As a slurmctld shows its buffer that was started again.
     ended = Looked(frozenset(jobs), {"42": "allocated"}, staging_out=staging_out)
     books.guest(phase.value)
@@ -148,6 +152,87 @@ async def test_a_buffer_that_is_no_guest_is_said_once() -> None:
 
 
 @story
+async def test_a_buffer_in_a_pool_of_the_sites_own_script_is_nobodys_loss() -> None:
+    books = Books()
+    books.pools = frozenset({"fast"})
+    await books.looks(*[WITH_BUFFER._replace(pools={"42": "scratch"})] * 3, *[WITH_BUFFER] * 3)
+    assert books.leader.missed == []
+    await books.looks(*[WITH_BUFFER._replace(pools={"42": "fast"})] * 2)
+    assert books.leader.missed == [("42", "staged-in")]
+
+
+STAGING = Looked(frozenset({"42"}), {}, staging_in=frozenset({"42"}), pending=frozenset({"42"}))
+"""As after SIGKILL: slurmctld has the state of the job, and no record of its buffer."""
+
+RECORDED = STAGING._replace(buffers={"42": "staging-in"})
+TEARING_DOWN = Looked(frozenset({"42"}), {"42": "teardown"}, pending=frozenset({"42"}))
+"""As after a takeover: the teardown has ended, and the new slurmctld does not know."""
+
+
+def stuck_in(books: Books, tmp_path: Path) -> bool:
+    """Whether the metric counts job 42 as stuck; the status that bbstat asks for must agree."""
+    books.metrics.write(tmp_path / "forebay.prom")
+    counted = "forebay_slurm_jobs_stuck 1.0" in (tmp_path / "forebay.prom").read_text()
+    assert counted == (books.reconciler.stuck == {"42"})
+    return counted
+
+
+@story
+@pytest.mark.parametrize("phase", list(GuestPhase))
+async def test_a_pending_job_whose_stage_in_slurm_lost_in_two_looks_is_reported_once(
+    phase: GuestPhase, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    books = Books()
+    books.guest(phase.value)
+    await books.looks(STAGING, RECORDED._replace(staging_in=frozenset()), STAGING)
+    assert not stuck_in(books, tmp_path) and "never starts" not in caplog.text
+    await books.looks(STAGING, STAGING, STAGING)
+    assert stuck_in(books, tmp_path)
+    assert caplog.text.count("job 42 never starts: ") == 1 and "scancel 42" in caplog.text
+    # Slurm believes in no such buffer, so nothing is done to it here.
+    assert (books.leader.forgotten, books.leader.missed) == ([], [])
+    await books.looks(NOBODY)
+    assert not stuck_in(books, tmp_path)
+
+
+@story
+@pytest.mark.parametrize("phase", [*GuestPhase, None])
+async def test_a_stage_in_that_slurm_has_in_its_records_is_lost_only_where_it_has_ended_here(
+    phase: GuestPhase | None, tmp_path: Path
+) -> None:
+    books = Books()
+    if phase is not None:
+        books.guest(phase.value)
+    await books.looks(RECORDED, RECORDED)
+    ended = phase is not None and phase.value in (
+        "stage-in-failed", "lingering", "parked", "teardown", "teardown-failed",
+    )  # fmt: skip
+    assert stuck_in(books, tmp_path) is ended
+
+
+@story
+@pytest.mark.parametrize("phase", list(GuestPhase))
+async def test_a_pending_job_whose_teardown_slurm_lost_is_stuck_too(phase: GuestPhase, tmp_path: Path) -> None:
+    books = Books()
+    books.guest(phase.value)
+    await books.looks(TEARING_DOWN, TEARING_DOWN)
+    assert stuck_in(books, tmp_path) is (phase.value in ("lingering", "parked"))
+
+
+@story
+async def test_the_service_manager_shows_which_jobs_are_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "manager"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "manager"))
+        books = Books()
+        await books.looks(STAGING, STAGING)
+        assert manager.recv(4096).decode().endswith("scancel 42")
+        await books.looks(NOBODY)
+        assert manager.recv(4096).decode() == "STATUS=no job is stuck in stage-in"
+    assert stuck_status([str(job) for job in range(1, 13)]).endswith("scancel 1 2 3 4 5 6 7 8 9 10 and 2 more")
+
+
+@story
 async def test_the_counters_are_in_a_file_that_the_node_exporter_reads(tmp_path: Path) -> None:
     books = Books()
     books.guest("staged-in")
@@ -167,8 +252,12 @@ async def test_the_counters_are_in_a_file_that_the_node_exporter_reads(tmp_path:
 
 
 def test_jobs_that_are_over_are_not_known_and_those_that_stage_out_are() -> None:
-    text = "7 PD\n8 R\n9 SO\n10 CG\n11 CD\n12 F\n13 CA\n14 TO\n15 S\n\nsqueue: error\n"
-    assert parsed_jobs(text).keys() == {"7", "8", "9", "10", "15"}
+    text = "7 PD BurstBufferStageIn\n8 R\n9 SO burst_buffer/lua: Stage-out in progress\n10 CG\n11 CD\n12 F\n13 CA\n"
+    text += "14 TO\n15 S\n\nsqueue: error\n"
+    found = parsed_jobs(text)
+    assert found.keys() == {"7", "8", "9", "10", "15"}
+    assert found["7"] == Shown("PD", "BurstBufferStageIn")
+    assert found["9"] == Shown("SO", "burst_buffer/lua: Stage-out in progress") and found["8"].reason == ""
 
 
 def test_buffers_are_read_as_scontrol_prints_them() -> None:
@@ -177,12 +266,13 @@ def test_buffers_are_read_as_scontrol_prints_them() -> None:
         "  Flags=DisablePersistent\n"
         "  Allocated Buffers:\n"
         "    JobID=1_3(4) CreateTime=2026-11-20T22:33:48 Pool=pool1 Size=1KiB State=allocated UserID=bbu1(20001)\n"
-        "    JobID=12 CreateTime=2026-11-20T22:33:48 Pool=pool1 Size=1KiB State=staged-in UserID=bbu1(20001)\n"
+        "    JobID=12 CreateTime=2026-11-20T22:33:48 Pool=(null) Size=0 State=staged-in UserID=bbu1(20001)\n"
         "    Name=alpha CreateTime=2026-11-20T22:33:48 Pool=pool1 Size=1KiB State=allocated UserID=bbu1(20001)\n"
         "  Per User Buffer Use:\n"
         "    UserID=bbu1(20001) Used=2KiB\n"
     )
     assert parsed_buffers(text) == {"4": "allocated", "12": "staged-in"}
+    assert parsed_pools(text) == {"4": "pool1"}
 
 
 @story
@@ -214,13 +304,15 @@ async def test_a_look_tells_jobs_that_go_on_from_those_that_are_over_and_those_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffers = "JobID=9 Pool=p Size=1 State=allocated\nJobID=11 Pool=p Size=1 State=allocated\n"
-    for name, said in (("scontrol", buffers), ("squeue", "8 R\n9 SO\n11 CD\n12 F\n")):
+    jobs = "8 R\n9 SO x y\n11 CD\n12 F\n20 PD BurstBufferStageIn\n21 PD BurstBufferStageIn now\n22 PD Resources\n"
+    for name, said in (("scontrol", buffers), ("squeue", jobs)):
         (tmp_path / name).write_text(f"#!/bin/sh\ncat <<'END'\n{said}END\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     found = await slurmctld.look()
     assert isinstance(found, Looked)
-    assert (found.jobs, found.over, found.staging_out) == ({"8", "9", "11"}, {"11"}, {"9"})
+    assert (found.jobs, found.over, found.staging_out) == ({"8", "9", "11", "20", "21", "22"}, {"11"}, {"9"})
+    assert (found.staging_in, found.pending, found.pools) == ({"20"}, {"20", "21", "22"}, {"9": "p", "11": "p"})
     assert found.buffers == {"9": "allocated", "11": "allocated"}
 
 

@@ -2,6 +2,8 @@
 text, and of squeue what can be counted.
 """
 
+import msgspec
+
 from cluster.api.burst import burst_view
 from cluster.schemas.burst import burst_text as text_of
 from replica.model.job_states import ENDED, JobState
@@ -14,11 +16,14 @@ _COUNTED = frozenset({"%r", "%t", "%t %r", "%r %t"})
 """Formats of squeue that are counted: what they show needs no number of a job."""
 
 
-def burst_text(state: State, *, oneliner: bool = False) -> str:
-    """Return the text of `forebay burst` at `state`, to an operator."""
+def burst_text(state: State, *, oneliner: bool = False, polls: bool = True) -> str:
+    """Return the text of `forebay burst` at `state`, to an operator; `polls`: as releases from 25.05 on print it."""
     found = burst_of(state, only_user=None)
     users = {row.user for row in found.buffers} | {row.user for row in found.uses}
-    return text_of(burst_view(found, int(state.revision), dict.fromkeys(users, 0)), one_line=oneliner)
+    view = burst_view(found, int(state.revision), dict.fromkeys(users, 0))
+    if not polls:
+        view = msgspec.structs.replace(view, poll_interval_s=None)
+    return text_of(view, one_line=oneliner)
 
 
 def squeue_text(state: State, parsed: Parsed) -> str | None:

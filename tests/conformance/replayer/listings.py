@@ -92,7 +92,9 @@ def _variants(run: Run, window: Window, numbers: dict[str, str]) -> Iterable[tup
         texts = []
         for line, filters in parsed:
             if line.words[:1] == ("show",) and "".join(line.words[1:2]).startswith("burst"):
-                texts.append((burst_text(moment.state, oneliner=line.option("o") is not None), filters))
+                texts.append(
+                    (burst_text(moment.state, oneliner=line.option("o") is not None, polls=run.setting.polls), filters)
+                )
             elif line.program == "squeue" and (listing := squeue_text(moment.state, line)) is not None:
                 texts.append((listing, filters))
         if "".join(text for text, _ in texts) in known:

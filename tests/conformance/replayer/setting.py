@@ -32,7 +32,7 @@ USERS: Final = ("bbu1", "bbu2")
 _DEFAULT: Final = re.compile(r"Name=(\w+) DefaultPool=(\S+) Granularity=(\S+) TotalSpace=(\S+) .*")
 _POOL: Final = re.compile(r" {2}PoolName\[\d+\]=(\S+) Granularity=(\S+) TotalSpace=(\S+) .*")
 _KEY: Final = re.compile(
-    r"(Flags|StageInTimeout|StageOutTimeout|ValidateTimeout|OtherTimeout|GetSysState|GetSysStatus)=(\S+)"
+    r"(Flags|PollInterval|StageInTimeout|StageOutTimeout|ValidateTimeout|OtherTimeout|GetSysState|GetSysStatus)=(\S+)"
 )
 _OPERATION: Final = re.compile(r"(\d\d):(\d\d):(\d\d\.\d+) +(start|end) +(.*)")
 _SLEEP_NOTED_S: Final = 0.5
@@ -65,6 +65,8 @@ class Setting(msgspec.Struct, frozen=True):
     """Operations that the recorder made slow from outside of the scripts: (name, seconds)."""
     speed: float = 1.0
     transient_s: float = TRANSIENT_S
+    polls: bool = False
+    """Whether the release prints PollInterval (25.05 and newer)."""
 
     def path(self, run: Path) -> str:
         """Return the search path on which `sleep` is faster by `speed`, and `scontrol show burst` is Forebay's."""
@@ -112,6 +114,7 @@ def setting_of(transcript: Transcript, *, speed: float = 1.0, transient_s: float
         slow=_slow(transcript),
         speed=speed,
         transient_s=transient_s,
+        polls=any("PollInterval=" in line for act in transcript.acts for line in act.output),
     )
 
 
